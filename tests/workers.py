@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import sys
 import zlib
 from collections import Counter
 from importlib.util import find_spec
@@ -73,7 +72,6 @@ def built_library(folder: Path) -> Path:
     Its name tells the sources of the losses, whose curves are in it under checksums of their files.
     """
     from topk_registry.cli.kernels import curves
-    from topk_registry.cli.progress import Progress
     from topk_registry.ops.cpu.library import opened
     from topk_registry.ops.rows.building import X86, build, levels_here
 
@@ -81,14 +79,8 @@ def built_library(folder: Path) -> Path:
     if level in X86 and torch.backends.cpu.get_cpu_capability() == "AVX512":
         level = X86[0]
     sources = b"".join(file.read_bytes() for file in sorted(LOSSES.glob("*.py")))
-    path, progress = folder / f"{level}-{zlib.crc32(sources):08x}.so", Progress(0, sys.stdout)
+    path = folder / f"{level}-{zlib.crc32(sources):08x}.so"
     if path.is_file() and not opened(path).why:
         return path
 
-    def say(done: int, count: int) -> None:
-        progress.at(done, "kernels for the tests", count)
-
-    try:
-        return build(path, curves(), (level,), folder=folder / "parts", say=say)
-    finally:
-        progress.clear()
+    return build(path, curves(), (level,), folder=folder / "parts", say=lambda done, count: None)

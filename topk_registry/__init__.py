@@ -19,7 +19,7 @@ Models
     LinearSmoothTopK, PerturbedTopK, SphericalLinear: layers for many classes; ChunkedUpdate, SphericalSGD: their steps
     CosineClassifier, normalize_classifier: classifiers over unit-norm features
 Targets and distributions
-    LabelMixture, KSubset, GumbelTopK
+    LabelMixture, KSubset
 Settings
     use_backend: which kernels compute; PluginError: base of the registry's errors
 
@@ -47,9 +47,10 @@ from warnings import warn
 # Editors and type checkers read these imports. At run time each name is imported on first use, and there is no
 # __all__: with one, help() would print every class of the package in full.
 if TYPE_CHECKING:
-    from topk_registry.distributions import GumbelTopK as GumbelTopK
     from topk_registry.distributions import KSubset as KSubset
     from topk_registry.losses.base import ClassificationLoss as ClassificationLoss
+    from topk_registry.losses.base import CommonOptions as CommonOptions
+    from topk_registry.losses.base import SoftmaxLoss as SoftmaxLoss
     from topk_registry.losses.base import TopKLoss as TopKLoss
     from topk_registry.losses.batch import BatchLoss as BatchLoss
     from topk_registry.losses.ranks import mean_over_ranks as mean_over_ranks
@@ -107,8 +108,9 @@ else:
         "BatchLoss": "losses.batch",
         "ChunkedUpdate": "nn.chunked_update",
         "ClassificationLoss": "losses.base",
+        "CommonOptions": "losses.base",
+        "SoftmaxLoss": "losses.base",
         "CosineClassifier": "nn.classifier",
-        "GumbelTopK": "distributions",
         "KSubset": "distributions",
         "LabelMixture": "ops.targets.label_mixture",
         "LinearSmoothTopK": "nn.linear",
@@ -200,7 +202,7 @@ else:
         return getattr(import_module(f"topk_registry.{home}"), name) if home else __getattr__(name)
 
     def _version() -> str:
-        from topk_registry.registry.environment import installed_version
+        from topk_registry.registry.discovery import installed_version
 
         project = Path(__file__).parents[1] / "pyproject.toml"  # of a checkout that is not installed
         if installed := installed_version("topk-registry"):

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from topk_registry.nn.linear import linear_smooth_topk
-from topk_registry.nn.soft_topk import linear_soft_topk
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import smooth_topk_hinge as _smooth_topk_hinge
 from topk_registry.ops.ksubset import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
@@ -17,7 +16,6 @@ from topk_registry.ops.targets.label_mixture import LabelMixture
 
 __all__ = [
     "linear_smooth_topk",
-    "linear_soft_topk",
     "perturbed_topk",
     "smooth_topk_loss",
     "soft_hinge",

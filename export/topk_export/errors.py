@@ -1,23 +1,28 @@
 """Errors of export, of exported files and of prediction."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class ExportError(RuntimeError):
-    """The model cannot be exported, or the exported file failed its verification."""
+    """The model cannot be exported."""
+
+
+class VerificationError(ExportError):
+    """The exported file failed its verification."""
 
 
 class ModelFileError(ValueError):
-    """The file is no ONNX model, or not one that this version can read."""
+    """The file is not an ONNX model, or not one that this version can read."""
 
 
 class ImageError(ValueError):
-    """The image cannot be read: missing, truncated, too large, or of no known format."""
+    """The image cannot be read: it is missing, truncated, too large, or of no known format."""
 
 
 class ImageTooLargeError(ImageError):
-    """The image has more pixels than are decoded."""
+    """The image has more pixels than the limit."""
 
 
 class PredictionError(RuntimeError):
@@ -25,23 +30,21 @@ class PredictionError(RuntimeError):
 
 
 class DeviceError(RuntimeError):
-    """The wanted device is not the one that the model runs on."""
-
-
-class SourceError(ValueError):
-    """A source of images cannot be read: missing, empty, broken, or of no known kind."""
-
-
-class OutputError(ValueError):
-    """The folder of scores holds others than those asked for."""
+    """The model does not run on the requested device."""
 
 
 @contextmanager
 def naming(file: object) -> Iterator[None]:
-    """Name the file in an error of the system that names none, as on a full disk."""
+    """Add the file's name to an OSError that has none, such as that of a full disk."""
     try:
         yield
     except OSError as error:
         if error.errno is None or isinstance(error.filename, str | bytes):
             raise
         raise OSError(error.errno, error.strerror, str(file)) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, without terminal codes."""
+    lines = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error)).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

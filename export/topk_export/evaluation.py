@@ -1,4 +1,4 @@
-"""Exported files for the commands that look at models over images (entry point ``topk_registry.model_files``)."""
+"""Exported files for the commands that evaluate models (entry point group ``topk_registry.model_files``)."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -8,11 +8,9 @@ from typing import Any
 import numpy as np
 
 from topk_export.errors import ModelFileError
-from topk_export.runtime.predictor import Predictor
-from topk_export.runtime.stream import read_ahead
+from topk_export.runtime.metadata import LOGITS
+from topk_export.runtime.predictor import Predictor, read_ahead
 from topk_export.runtime.weights import digest_of, files_of
-
-LOGITS = "logits"
 
 
 class ExportedFile:
@@ -28,19 +26,16 @@ class ExportedFile:
 
     @property
     def fingerprint(self) -> str:
-        """The SHA-256 of the file and of weights beside it; preprocessing and classes are in the file."""
+        """The SHA-256 of the file and its external weights; preprocessing and classes are in the file."""
         return hashlib.sha256(f"onnx {digest_of(*files_of(self.path))}".encode()).hexdigest()
 
     def open(self, images: Any) -> "_Opened":
         """Open the file; images are read when they are asked for."""
         workers = self.running.workers
-        workers = None if workers is None else max(1, workers)  # of which one reads none ahead
+        workers = None if workers is None else max(1, workers)  # 1 reads none ahead
         predictor = Predictor(self.path, device=self.running.device, workers=workers)
-        if predictor.metadata.several:
-            raise ModelFileError(
-                f"expected a file with one label an image, {self.path} gives several: topk-registry calibrate measures "
-                "it on images with several labels"
-            )
+        if predictor.metadata.multilabel:
+            raise ModelFileError(f"expected a file with one label per image, {self.path} is a multilabel file")
         return _Opened(predictor, self.running)
 
 

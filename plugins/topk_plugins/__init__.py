@@ -12,38 +12,34 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from topk_plugins.berrada import SmoothTopKSVM, TopKNLL
     from topk_plugins.conformal import ConformalTraining, LowVarianceConformalTraining
+    from topk_plugins.differentiable_topk import DifferentiableTopK
     from topk_plugins.encouraging import Encouraging, Mirror
-    from topk_plugins.epsilon import EpsilonSoftmax
     from topk_plugins.garcin import NoisedTopK, NoisedTopKImbalanced
-    from topk_plugins.gupta import SoftTopK
-    from topk_plugins.hinge import TopKHinge, TopKHingeCalibrated, TopKHingeConvex, TopKSVM
-    from topk_plugins.imbalance import LDAM, Focal
+    from topk_plugins.imbalance import LDAM, BalancedSoftmax, Focal, LogitAdjustment
     from topk_plugins.ksubset import KSubsetNLL
-    from topk_plugins.lapsum import LapSum
-    from topk_plugins.ldr import ALDRKL, LDRKL
-    from topk_plugins.petersen import DifferentiableTopK
-    from topk_plugins.priors import BalancedSoftmax, LogitAdjustment
-    from topk_plugins.robust import GeneralisedCrossEntropy
-    from topk_plugins.sander import SparseTopK
+    from topk_plugins.noise_robust import ALDRKL, LDRKL, EpsilonSoftmax, GeneralisedCrossEntropy
     from topk_plugins.sigmoid import SigmoidMAE, SigmoidMSE
+    from topk_plugins.soft_topk import LapSum, SoftTopK
+    from topk_plugins.sparse_topk import SparseTopK
     from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound
+    from topk_plugins.topk_hinge import TopKHinge, TopKHingeCalibrated, TopKHingeConvex, TopKSVM
 
 _HOMES = {
-    "ALDRKL": "ldr",
-    "BalancedSoftmax": "priors",
+    "ALDRKL": "noise_robust",
+    "BalancedSoftmax": "imbalance",
     "ConformalTraining": "conformal",
-    "DifferentiableTopK": "petersen",
+    "DifferentiableTopK": "differentiable_topk",
     "Encouraging": "encouraging",
-    "EpsilonSoftmax": "epsilon",
+    "EpsilonSoftmax": "noise_robust",
     "Focal": "imbalance",
-    "GeneralisedCrossEntropy": "robust",
+    "GeneralisedCrossEntropy": "noise_robust",
     "KSubsetNLL": "ksubset",
     "LDAM": "imbalance",
-    "LDRKL": "ldr",
-    "LapSum": "lapsum",
+    "LDRKL": "noise_robust",
+    "LapSum": "soft_topk",
     "LogSphericalSoftmax": "spherical",
     "LogTaylorSoftmax": "spherical",
-    "LogitAdjustment": "priors",
+    "LogitAdjustment": "imbalance",
     "LowVarianceConformalTraining": "conformal",
     "Mirror": "encouraging",
     "NoisedTopK": "garcin",
@@ -51,14 +47,14 @@ _HOMES = {
     "SigmoidMAE": "sigmoid",
     "SigmoidMSE": "sigmoid",
     "SmoothTopKSVM": "berrada",
-    "SoftTopK": "gupta",
-    "SparseTopK": "sander",
+    "SoftTopK": "soft_topk",
+    "SparseTopK": "sparse_topk",
     "SphericalBound": "spherical",
-    "TopKHinge": "hinge",
-    "TopKHingeCalibrated": "hinge",
-    "TopKHingeConvex": "hinge",
+    "TopKHinge": "topk_hinge",
+    "TopKHingeCalibrated": "topk_hinge",
+    "TopKHingeConvex": "topk_hinge",
     "TopKNLL": "berrada",
-    "TopKSVM": "hinge",
+    "TopKSVM": "topk_hinge",
 }
 
 __all__ = [

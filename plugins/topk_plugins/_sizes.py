@@ -32,7 +32,7 @@ class SeveralSizes(TopKLoss):
         vars(self).update(k=max(self.sizes), k_weights=k_weights)
 
     def set_option(self, name: str, value: Any) -> None:
-        if name in self._given:
+        if name in vars(self).get("_given", ()):
             self.take_sizes(**{**self._given, name: value})
         else:
             super().set_option(name, value)

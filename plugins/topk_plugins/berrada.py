@@ -22,7 +22,6 @@ from topk_plugins._sizes import SeveralSizes, mixture_nll
 from topk_registry import LabelMixture
 from topk_registry.functional import linear_smooth_topk, smooth_topk_loss, soft_hinge, topk_margins
 from topk_registry.options import choice, number
-from topk_registry.rows import RowLoss, smooth_topk_rows
 
 
 class SmoothTopKSVM(SeveralSizes):
@@ -132,10 +131,15 @@ class SmoothTopKSVM(SeveralSizes):
         """Whether the loss is a sum of hinges, so that the operator reduces it over targets and rows."""
         return len(self.sizes) == 1 or self.combine == "mean"
 
-    def row_loss(self, logits: Tensor) -> RowLoss | None:
-        if len(self.sizes) > 1 or 2 * self.k > logits.shape[1]:
+    def fused(self, logits: Tensor, masses: Any) -> Tensor | None:
+        """Return the rows' losses by the operator."""
+        if not self._is_linear or not len(logits):
             return None
-        return smooth_topk_rows(self.k, tau=self.tau, alpha=self._checked_alpha(logits))
+        target = masses.dense
+        if target is None:
+            even = None if masses.even is None else masses.even * logits.shape[1]
+            target = LabelMixture(masses.labels, masses.shares, even)
+        return self._reduced(masses.usable(logits), target, None, "none")
 
     def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
         def hinge(k: int, tau: float, alpha: Tensor) -> Tensor:
@@ -148,11 +152,6 @@ class SmoothTopKSVM(SeveralSizes):
             return soft_hinge(alpha - topk_margins(logits, k, temperature=k * tau) / k, tau)
 
         return self._over_sizes(logits, table)
-
-    def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
-        if not self._is_linear:
-            return super().per_target(logits, target)
-        return self._reduced(logits, target, self.weight, "none")
 
     def _over_sizes(self, logits: Tensor, loss: Callable[[int, float, Tensor], Tensor]) -> Tensor:
         """Combine the losses ``loss(k, tau, alpha)`` of all k into one."""
@@ -172,15 +171,6 @@ class SmoothTopKSVM(SeveralSizes):
             return smooth_topk_loss(logits, target, k, tau=tau, alpha=alpha, weight=weight, reduction=reduction)
 
         return self._over_sizes(logits, hinge)
-
-    def _of_masses(self, logits: Tensor, masses: Any) -> Tensor:
-        if not self._is_linear or not len(logits):
-            return super()._of_masses(logits, masses)
-        # the reduction is the operator's: its gradient is written with the factor of the mean
-        if masses.ignored is None and (masses.counts is None or masses.labels is not None):
-            return self._reduced(logits, masses.target, self.weight, self.reduction)
-        target, factor = masses.folded(self.reduction)
-        return factor * self._reduced(logits, target, self.weight, "none" if self.reduction == "none" else "sum")
 
     def _checked_alpha(self, logits: Tensor) -> Tensor:
         alpha = self.alpha

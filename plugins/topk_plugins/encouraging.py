@@ -7,15 +7,15 @@ truncation, the sum is minus the log-odds, whose gradient never fades) and the r
 """
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from topk_registry import ClassificationLoss
+from topk_plugins._rows import at_labels, one_minus_p
+from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss
 from topk_registry.options import choice, integer, number
-from topk_registry.rows import Curve, RowLoss, sigmoid_rows, softmax_rows
 
 FLOOR = math.log(1e-5)  # the published clamp: log(1 - p) is read as log(max(1 - p, 1e-5))
 SCHEDULES = ("constant", "linear", "cosine", "exponential")
@@ -24,42 +24,7 @@ BASES = {"mse": 2, "mae": 1}
 LINKS = ("sigmoid", "softmax")
 
 
-def _floored(log_p, log_not, p, not_p, own, numbers):
-    bonus = max(log_not, -11.512925464970229)  # FLOOR
-    slope = -p if log_not >= -11.512925464970229 else 0.0 * p
-    rewarded = log_not < numbers[3]
-    bonus = bonus - numbers[4] if rewarded else 0.0 * p
-    return numbers[0] * bonus - log_p, (numbers[0] * slope if rewarded else 0.0 * p) - not_p
-
-
-def _bent(log_p, log_not, p, not_p, own, numbers):
-    tangent = not_p < numbers[1]
-    bonus = numbers[2] - 1.0 + not_p / numbers[1] if tangent else log_not
-    slope = -p * not_p / numbers[1] if tangent else -p
-    rewarded = log_not < numbers[3]
-    bonus = bonus - numbers[4] if rewarded else 0.0 * p
-    return numbers[0] * bonus - log_p, (numbers[0] * slope if rewarded else 0.0 * p) - not_p
-
-
-def _mirrored_squares(log_p, log_not, p, not_p, own, numbers):
-    n, rho, squared = numbers[0], numbers[1], numbers[3] > 1.5
-    slope = p * not_p * n
-    off, off_slope = (p * p * n, 2.0 * slope * p) if squared else (p * n, slope)
-    on, on_slope = (not_p * not_p * n, -2.0 * slope * not_p) if squared else (not_p * n, -slope)
-    on, on_slope = on - rho * p * p * n, on_slope - 2.0 * rho * slope * p
-    return on, on_slope, off - rho * not_p * not_p * n, off_slope + 2.0 * rho * slope * not_p
-
-
-def _mirrored(log_p, log_not, p, not_p, own, numbers):
-    n, rho, gamma, squared = numbers[0], numbers[1], numbers[2], numbers[3] > 1.5
-    slope = p * not_p * n
-    off, off_slope = (p * p * n, 2.0 * slope * p) if squared else (p * n, slope)
-    on, on_slope = (not_p * not_p * n, -2.0 * slope * not_p) if squared else (not_p * n, -slope)
-    right, wrong = math.exp(gamma * log_p) * n * rho, math.exp(gamma * log_not) * n * rho
-    return on - right, on_slope - gamma * right * not_p, off - wrong, off_slope + gamma * wrong * p
-
-
-class Encouraging(ClassificationLoss):
+class Encouraging(SoftmaxLoss):
     """Cross-entropy with a bonus for likely labels.
 
         L(s, y) = -log p_y + rho * (b(max(p_y, bonus_start)) - b(bonus_start)),    p = softmax(s),
@@ -86,7 +51,7 @@ class Encouraging(ClassificationLoss):
         rate: of the exponential schedule.
         start_epoch: the first epoch with a bonus (deferred encouraging).
         total_epochs: the length of the training; only a schedule needs it.
-        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     A schedule and ``start_epoch`` need ``set_epoch`` in every epoch, as the trainer calls it; before, it is epoch 0.
 
@@ -122,12 +87,9 @@ class Encouraging(ClassificationLoss):
         rate: float = 5.0,
         start_epoch: int = 0,
         total_epochs: int | None = None,
-        weight: Tensor | Sequence[float] | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        ignore_index: int = -100,
+        **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        super().__init__(**common)
         self.log_end = number(log_end, "log_end", at_least=0, at_most=1)
         self.bonus_start = number(bonus_start, "bonus_start", at_least=0, at_most=1 - 1e-5)
         self.rho, self.rate = number(rho, "rho", at_least=0), number(rate, "rate")
@@ -167,46 +129,23 @@ class Encouraging(ClassificationLoss):
         assert self.schedule == "exponential"
         return (self.rate * (t - 1)).exp() if self.rate > 0 else -(self.rate * t).expm1()
 
-    takes_half = True
-
-    def row_loss(self, logits: Tensor) -> RowLoss:
-        scheduled = self.schedule != "constant" or self.start_epoch > 0
-        # plain numbers would make torch compile again for every epoch, and a look at the epoch would stall a GPU
-        if torch.compiler.is_compiling() or (scheduled and not self.epoch.is_cpu):
-            return softmax_rows(Curve(self._loss))
-        curve = _floored if self._is_floored else _bent
-        bonus, log_end = (float(share) for share in self._shares()) if scheduled else (1.0, 1.0)
-        not_end = max(1 - self.log_end * log_end, 1e-5)
-        start = math.log1p(-self.bonus_start) if self.bonus_start else math.inf
-        before = 0.0
+    def curve(self, nll: Tensor) -> Tensor:
+        bonus_share, log_end_share = (share.to(nll) for share in self._shares())
+        not_p, not_end = one_minus_p(nll), 1 - self.log_end * log_end_share
+        bonus = self._bonus(not_p, not_end)
         if self.bonus_start:
-            tangent = math.log(not_end) - 1 + math.exp(start) / not_end
-            before = max(start, FLOOR) if self._is_floored else tangent if math.exp(start) < not_end else start
-        numbers = (self.rho * bonus, not_end, math.log(not_end), start, before)
-        return softmax_rows(Curve(self._loss, curve, numbers))
+            start = not_p.new_tensor(1 - self.bonus_start)
+            bonus = torch.where(not_p < start, bonus - self._bonus(start, not_end), 0.0)
+        return nll + self.rho * bonus_share * bonus
 
-    @property
-    def _is_floored(self) -> bool:
-        return self.log_end == 1 and self.scheduled == "bonus"
-
-    def _loss(self, log_p: Tensor, log_not: Tensor, own: None) -> Tensor:
-        bonus_share, log_end_share = (share.to(log_p) for share in self._shares())
-        not_end = 1 - self.log_end * log_end_share
-        bonus = self._bonus(log_not, not_end)
-        if self.bonus_start:
-            start = log_not.new_tensor(-self.bonus_start).log1p()
-            bonus = torch.where(log_not < start, bonus - self._bonus(start, not_end), 0.0)
-        return -log_p + self.rho * bonus_share * bonus
-
-    def _bonus(self, log_not: Tensor, not_end: Tensor) -> Tensor:
-        if self._is_floored:
-            return log_not.clamp(min=FLOOR)
-        # as a schedule brings LE to 1 the tangent would become steeper than the floored logarithm
+    def _bonus(self, not_p: Tensor, not_end: Tensor) -> Tensor:
+        """Return the bonus from 1 - p and 1 - LE."""
+        if self.log_end == 1 and self.scheduled == "bonus":
+            return not_p.log().clamp(min=FLOOR)
+        # a schedule that brings LE to 1 would make the tangent steeper than the floored logarithm
         not_end = not_end.clamp(min=1e-5)
-        # (p - LE) / (1 - LE) in terms of 1 - p: autograd would take the slope of p from a p rounded to 1
-        not_p = log_not.exp()
         tangent = not_end.log() - 1 + not_p / not_end
-        return torch.where(not_p < not_end, tangent, log_not)
+        return torch.where(not_p < not_end, tangent, not_p.log())
 
     def extra_repr(self) -> str:
         options = f"log_end={self.log_end:g}, bonus_start={self.bonus_start:g}, rho={self.rho:g}"
@@ -232,7 +171,7 @@ class Mirror(ClassificationLoss):
         gamma: g, the power of the bonus; the authors' experiments take 2.
         rho: the weight of the bonus; theirs is 1. 0 leaves the plain error.
         link: p from the scores, ``"sigmoid"`` of each or their ``"softmax"``.
-        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> Mirror()(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))  # p = 1/2: error and bonus cancel
@@ -253,36 +192,43 @@ class Mirror(ClassificationLoss):
         gamma: float = 2.0,
         rho: float = 1.0,
         link: str = "sigmoid",
-        weight: Tensor | Sequence[float] | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        ignore_index: int = -100,
+        **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+        super().__init__(**common)
         self.base, self.link = choice(base, "base", tuple(BASES)), choice(link, "link", LINKS)
         self.gamma, self.rho = number(gamma, "gamma", above=0), number(rho, "rho", at_least=0)
-
-    takes_half = True
 
     @property
     def power(self) -> int:
         """The power a of the error."""
         return BASES[self.base]
 
-    def row_loss(self, logits: Tensor) -> RowLoss:
-        plain = self.gamma == 2 or self.rho == 0
-        numbers = (1 / logits.shape[1], self.rho, self.gamma, float(self.power))
-        mirrored = _mirrored_squares if plain else _mirrored
-        curve = Curve(self._both, mirrored, numbers, others=True, logarithms=not plain)
-        return softmax_rows(curve) if self.link == "softmax" else sigmoid_rows(curve)
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        p, not_p = self._probabilities(logits)
+        others = self._terms(not_p, p)
+        change = self._terms(at_labels(p, labels), at_labels(not_p, labels)) - at_labels(others, labels)
+        return (others.sum(1) + change) / logits.shape[1]
 
-    def _both(self, log_p: Tensor, log_not: Tensor, own: None) -> tuple[Tensor, Tensor]:
-        n = log_p.shape[-1]
-        return self._terms(log_p, log_not) / n, self._terms(log_not, log_p) / n
+    def per_class(self, logits: Tensor) -> Tensor:
+        p, not_p = self._probabilities(logits)
+        others = self._terms(not_p, p)
+        return (others.sum(1, keepdim=True) + (self._terms(p, not_p) - others)) / logits.shape[1]
 
-    def _terms(self, log_right: Tensor, log_wrong: Tensor) -> Tensor:
-        """wrong^a - rho right^g; of a class at y_c = 1 right is p and wrong 1 - p, at y_c = 0 the other way round."""
-        return (self.power * log_wrong).exp() - self.rho * (self.gamma * log_right).exp()
+    def _probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return p and 1 - p [B, n], both without cancellation."""
+        if self.link == "sigmoid":
+            return logits.sigmoid(), (-logits).sigmoid()
+        log_p = logits.log_softmax(1)
+        return log_p.exp(), one_minus_p(-log_p)
+
+    def _terms(self, right: Tensor, wrong: Tensor) -> Tensor:
+        """Return wrong^a - rho right^gamma; for a class with y_c = 1, right is p and wrong 1 - p."""
+        error = wrong.square() if self.power == 2 else wrong
+        if self.rho == 0:
+            return error
+        if self.gamma == 2:
+            return error - self.rho * right.square()
+        return error - self.rho * right.clamp(min=torch.finfo(right.dtype).tiny) ** self.gamma
 
     def extra_repr(self) -> str:
         options = f"base={self.base!r}, gamma={self.gamma:g}, rho={self.rho:g}, link={self.link!r}"

@@ -5,14 +5,16 @@ cross-entropy is the case of one label each. The gradient is (pi - 1_Y) / theta,
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from topk_registry import ClassificationLoss, KSubset, LabelMixture
+from topk_registry.losses.targets import Masses
+from topk_registry.ops.tensors import is_hidden
 from topk_registry.options import number
-from topk_registry.rows import RowLoss, softmax_rows
 
 
 class KSubsetNLL(ClassificationLoss):
@@ -65,56 +67,51 @@ class KSubsetNLL(ClassificationLoss):
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
         self.temperature = number(temperature, "temperature", above=0)
 
-    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
-        if isinstance(target, LabelMixture) and isinstance(logits, Tensor):  # a set's loss is not a sum over its labels
-            target.check(len(logits))
-            target = target.dense(logits.shape[1], torch.promote_types(logits.dtype, torch.float32))
-        if (
-            isinstance(logits, Tensor)
-            and isinstance(target, Tensor)
-            and target.shape == logits.shape
-            and logits.ndim == 2
-        ):
-            if not target.is_floating_point():
-                target = target.to(torch.promote_types(logits.dtype, torch.float32))
-            if not self._is_hidden(target):
-                _check_chances(target)
-        return super().forward(logits, target)
+    def forward(self, logits: Tensor, target: Tensor | LabelMixture, sample_weight: Tensor | None = None) -> Tensor:
+        k_hot = isinstance(target, Tensor) and isinstance(logits, Tensor) and target.shape == logits.shape
+        if k_hot and logits.ndim == 2 and not target.is_floating_point():
+            target = target.to(torch.promote_types(logits.dtype, torch.float32))
+        return super().forward(logits, target, sample_weight)
 
-    def row_loss(self, logits: Tensor) -> RowLoss:
-        """One label a row: cross-entropy."""
-        return softmax_rows(scale=1 / self.temperature)
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(logits / self.temperature, labels, reduction="none")
 
-    def _suits_row_loss(self, target: Tensor | LabelMixture) -> bool:
-        assert isinstance(target, Tensor), "forward writes mixtures out"
-        dense = target.is_floating_point()
-        # class weights count the rows of a distribution, not its classes, as the kernel would
-        if self.weight is not None and (dense or self.label_smoothing):
-            return False
-        return not dense or (target.device.type == "cpu" and _is_one_label(target))
+    def per_class(self, logits: Tensor) -> Tensor:
+        return -(logits / self.temperature).log_softmax(-1)
 
-    def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
+    def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
+        """Return the likelihood of each row's set of labels; None for class indices, whose loss is cross-entropy."""
+        target = masses.target
+        if isinstance(target, Tensor) and not target.is_floating_point():
+            return None
+        n, dtype = logits.shape[1], torch.promote_types(logits.dtype, torch.float32)
+        q = target.dense(n, torch.float64) if isinstance(target, LabelMixture) else target.double()
+        if not torch.compiler.is_compiling() and not is_hidden(q):
+            _check_chances(q)
+        if self.label_smoothing:  # a set keeps its size
+            q = torch.lerp(q, q.mean(-1, keepdim=True).expand_as(q), self.label_smoothing)
+        loss = self._of_sets(masses.usable(logits.to(dtype)), q, target)
+        if masses.sample_weight is not None:
+            loss = loss * masses.sample_weight.to(loss)
+        if masses.reduction == "mean" and len(loss):
+            loss = loss / (len(loss) if masses.sample_weight is None else masses.sample_weight.sum().to(loss))
+        return loss if masses.counts is None else torch.where(masses.counts, loss, 0.0)
+
+    def _of_sets(self, logits: Tensor, q: Tensor, target: Tensor | LabelMixture) -> Tensor:
         # in double precision: near-certain sets are a small difference of large numbers
-        x, q = logits.double() / self.temperature, target.double()
+        x = logits.double() / self.temperature
         size = q.sum(-1)
         k = size.round()
-        between = (size - k).abs() > 8 * target.shape[1] * torch.finfo(target.dtype).eps
+        given = target.dtype if isinstance(target, Tensor) else torch.float32
+        between = (size - k).abs() > 8 * q.shape[1] * torch.finfo(given).eps
         partition = _log_sigma(x, torch.where(between, size.floor(), k).long())
-        if self._is_hidden(between) or bool(between.any()):
+        if torch.compiler.is_compiling() or is_hidden(between) or bool(between.any()):
             above = _log_sigma(x, torch.where(between, size.ceil(), k).long())
             partition = torch.lerp(partition, above, torch.where(between, size - size.floor(), 0.0))
         loss = partition - torch.where(q == 0, 0.0, q * x).sum(-1)
         if self.weight is not None:
             loss = loss * (q @ self.weight.to(q)) / size.clamp(min=torch.finfo(q.dtype).tiny)
         return loss.to(logits.dtype)
-
-    def _masses(self, logits: Tensor, target: Tensor | LabelMixture, seen: tuple[int, int] | None) -> Any:
-        masses = super()._masses(logits, target, seen)
-        if isinstance(target, Tensor) and target.is_floating_point() and self.label_smoothing:  # a set keeps its size
-            q = target.to(torch.promote_types(target.dtype, torch.float32))
-            even = q.mean(-1, keepdim=True).expand_as(q)
-            return masses._replace(target=torch.lerp(q, even, self.label_smoothing))
-        return masses
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature:g}, {super().extra_repr()}"
@@ -125,12 +122,6 @@ def _log_sigma(x: Tensor, k: Tensor) -> Tensor:
     n = x.shape[1]
     log_partition = KSubset(x, k.clamp(1, n - 1), validate_args=False).log_partition()
     return torch.where(k == 0, 0.0, torch.where(k == n, x.sum(-1), log_partition))
-
-
-def _is_one_label(target: Tensor) -> bool:
-    """Whether all rows add up to 1; rounding changes no entry by more than a share of its own."""
-    size = target.sum(-1, dtype=torch.promote_types(target.dtype, torch.float32))
-    return bool(((size - 1).abs() <= 16 * torch.finfo(torch.float32).eps).all())
 
 
 def _check_chances(target: Tensor) -> None:

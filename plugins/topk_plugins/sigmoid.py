@@ -2,33 +2,26 @@
 
 from torch import Tensor
 
+from topk_plugins._rows import at_labels
 from topk_registry import ClassificationLoss
-from topk_registry.rows import Curve, RowLoss, sigmoid_rows
-
-
-def _squared(log_p, log_not, p, not_p, own, numbers):
-    slope = 2.0 * numbers[0] * p * not_p
-    return numbers[0] * not_p * not_p, -slope * not_p, numbers[0] * p * p, slope * p
-
-
-def _absolute(log_p, log_not, p, not_p, own, numbers):
-    slope = numbers[0] * p * not_p
-    return numbers[0] * not_p, -slope, numbers[0] * p, slope
 
 
 class _SigmoidLoss(ClassificationLoss):
-    """mean_j |p_j - [j = c]|^a with p = sigmoid(s); 1 - p is taken as sigmoid(-s), exact where p rounds to 1."""
+    """mean_j |p_j - [j = c]|^a with p = sigmoid(s); 1 - p is taken as sigmoid(-s), exact if p rounds to 1."""
 
     power: int
-    takes_half = True
 
-    def row_loss(self, logits: Tensor) -> RowLoss:
-        compiled = _squared if self.power == 2 else _absolute
-        return sigmoid_rows(Curve(self._errors, compiled, (1 / logits.shape[1],), others=True, logarithms=False))
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        score = at_labels(logits, labels)
+        total = self._power(logits.sigmoid()).sum(1)
+        return (total + (self._power((-score).sigmoid()) - self._power(score.sigmoid()))) / logits.shape[1]
 
-    def _errors(self, log_p: Tensor, log_not: Tensor, own: None) -> tuple[Tensor, Tensor]:
-        n = log_p.shape[-1]
-        return (self.power * log_not).exp() / n, (self.power * log_p).exp() / n
+    def per_class(self, logits: Tensor) -> Tensor:
+        p = self._power(logits.sigmoid())
+        return (p.sum(1, keepdim=True) + (self._power((-logits).sigmoid()) - p)) / logits.shape[1]
+
+    def _power(self, p: Tensor) -> Tensor:
+        return p.square() if self.power == 2 else p
 
 
 class SigmoidMSE(_SigmoidLoss):
@@ -43,7 +36,7 @@ class SigmoidMSE(_SigmoidLoss):
         You want to train a network on many classes: its slope fades where the label is unlikely. Take ``bce``.
 
     Args:
-        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> SigmoidMSE()(torch.zeros(1, 4), torch.tensor([0]))
@@ -69,7 +62,7 @@ class SigmoidMAE(_SigmoidLoss):
         start.
 
     Args:
-        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> SigmoidMAE()(torch.zeros(1, 4), torch.tensor([0]))

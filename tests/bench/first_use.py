@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from topk_registry import registry
-from topk_registry.cli.commands import DISTRIBUTION
+from topk_registry.registry.discovery import OURS as DISTRIBUTION
 
 REPORT = Path("docs/results/first_use.json")
 WAYS = {  # where kernels come from, and what the table calls it

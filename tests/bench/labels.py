@@ -35,7 +35,7 @@ DATA: dict[str, dict[str, Any]] = {
     "feature vectors": {
         "dataset": "topk/ambiguous",
         "model": "topk_mlp",
-        "dataset_opt": {"noise": 3.0, "ambiguity": 0.1},
+        "dataset_opt": {"feature_noise": 3.0, "ambiguity": 0.1},
         **SHARED,
     },
     "images": {"dataset": "topk/hierarchy", "model": "topk_convnet", "model_kwargs": {"norm": True}, **SHARED},

@@ -191,7 +191,8 @@ def features(n: int, d: int, images: int, noise: float) -> dict[str, Split]:
     """The principal components of the images, of mean square 1, by those of the training images."""
     sizes = {"train": images * n, "validation": max(n // 5, 200), "test": max(n // 2, 500)}
     drawn = {
-        name: Hierarchy(name, size=size, superclasses=n // FINE, fine=FINE, noise=noise) for name, size in sizes.items()
+        name: Hierarchy(name, size=size, superclasses=n // FINE, fine=FINE, pixel_noise=noise)
+        for name, size in sizes.items()
     }
     some = _pixels(drawn["train"])[:: max(1, sizes["train"] // 4000)]
     mean = some.mean(0)

@@ -10,7 +10,7 @@ from tests.bench import labels
 @pytest.mark.slow
 def test_lists_find_labels_that_were_made_wrong(tmp_path, monkeypatch, capsys):
     pytest.importorskip("cleanlab")
-    easy = {**labels.DATA["feature vectors"], "dataset_opt": {"noise": 1.0, "ambiguity": 0.0}}
+    easy = {**labels.DATA["feature vectors"], "dataset_opt": {"feature_noise": 1.0, "ambiguity": 0.0}}
     monkeypatch.setattr(labels, "DATA", {"feature vectors": easy})
     file = tmp_path / "labels.json"
     assert labels.main(["--size", "1000", "--folds", "2", "--epochs", "8", "--json", str(file)]) == 0

@@ -7,7 +7,15 @@ import pytest
 
 from topk_registry.data.ambiguous import Ambiguous, _log_levels
 
-SMALL = {"families": 3, "fine": 2, "side": 1, "noise": 1.5, "ambiguity": 0.3, "imbalance": 4.0, "label_noise": 0.25}
+SMALL = {
+    "families": 3,
+    "fine": 2,
+    "side": 1,
+    "feature_noise": 1.5,
+    "ambiguity": 0.3,
+    "imbalance": 4.0,
+    "label_noise": 0.25,
+}
 
 
 def gaussian(low, high, mean, deviation):
@@ -40,7 +48,9 @@ def by_definition(data, index):
     return np.array(joint) / sum(joint)
 
 
-@pytest.mark.parametrize("changes", [{}, {"ambiguity": 0.0}, {"ambiguity": 1.0}, {"label_noise": 1.0}, {"noise": 0.4}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"ambiguity": 0.0}, {"ambiguity": 1.0}, {"label_noise": 1.0}, {"feature_noise": 0.4}]
+)
 def test_the_posterior_is_its_definition(changes):
     data = Ambiguous("test", size=20, **{**SMALL, **changes})
     found = data.posterior()

@@ -14,13 +14,13 @@ COUNTS = {"size", "superclasses", "families", "fine", "side", "things", "scenes"
 INTERVALS = {
     Ambiguous: {
         "spread": "[0, 1]",
-        "noise": "(0, inf)",
+        "feature_noise": "(0, inf)",
         "ambiguity": "[0, 1]",
         "imbalance": "[1, inf)",
         "label_noise": "[0, 1]",
     },
-    Hierarchy: {"fine_amplitude": "[0, inf)", "noise": "[0, inf)"},
-    Several: {"mean_labels": "(0, 20)", "imbalance": "[1, inf)", "noise": "[0, inf)"},
+    Hierarchy: {"fine_amplitude": "[0, inf)", "pixel_noise": "[0, inf)"},
+    Several: {"mean_labels": "(0, 20)", "imbalance": "[1, inf)", "pixel_noise": "[0, inf)"},
 }
 COUNT_CASES = [(kind, name) for kind in KINDS for name in sorted(COUNTS & {*inspect.signature(kind).parameters})]
 NUMBER_CASES = [(kind, name, interval) for kind, each in INTERVALS.items() for name, interval in each.items()]

@@ -41,7 +41,10 @@ def test_a_larger_data_set_begins_with_the_smaller_one():
 
 
 def test_splits_share_their_classes_and_no_image():
-    train, validation = Hierarchy("train", size=400, noise=0.0), Hierarchy("validation", size=400, noise=0.0)
+    train, validation = (
+        Hierarchy("train", size=400, pixel_noise=0.0),
+        Hierarchy("validation", size=400, pixel_noise=0.0),
+    )
     means = [np.stack([d.images[c::100].mean(0, dtype=float) for c in range(100)]) for d in (train, validation)]
     own = np.abs(means[0] - means[1]).mean()
     other = np.abs(means[0] - np.roll(means[1], 1, axis=0)).mean()
@@ -59,7 +62,7 @@ def test_classes_take_turns_and_families_are_even():
 @pytest.mark.slow
 def test_a_family_looks_alike():
     """Fine classes of one superclass are nearer each other than classes of different ones."""
-    dataset = Hierarchy(size=2000, noise=0.5)
+    dataset = Hierarchy(size=2000, pixel_noise=0.5)
     means = np.stack([dataset.images[c::100].mean(0, dtype=float) for c in range(100)])
     distance = np.abs(means[:, None] - means[None]).mean(axis=(2, 3, 4))
     family = np.asarray(dataset.superclasses)

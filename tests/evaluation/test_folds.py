@@ -16,7 +16,7 @@ from topk_registry.train.setup.datasets import open_data
 RUNNING = Running("cpu", 32, 0)
 SMALL = {
     "dataset": "topk/hierarchy",
-    "dataset_opt": {"size": 96, "superclasses": 4, "fine": 3, "noise": 1.0},
+    "dataset_opt": {"size": 96, "superclasses": 4, "fine": 3, "pixel_noise": 1.0},
     "model": "topk_convnet",
     "model_kwargs": {"width": 4},
     "batch_size": 16,

@@ -29,7 +29,7 @@ def data(tmp_path_factory):
     root = tmp_path_factory.mktemp("data")
     names = ("one", "two", "three", "four")
     for split, size in (("train", 80), ("validation", 24)):
-        drawn = Hierarchy(split, size=size, superclasses=4, fine=1, noise=0.5)
+        drawn = Hierarchy(split, size=size, superclasses=4, fine=1, pixel_noise=0.5)
         for i in range(size):
             image, label = drawn[i]
             place = root / split / names[label]

@@ -28,23 +28,6 @@ COLOURS = {
     "grey": (128, 128, 128),
     "turquoise": (60, 210, 200),
 }
-# a tree of them, as a file has it
-TREE = """child,parent
-black,dark
-brown,dark
-grey,dark
-purple,dark
-red,warm
-orange,warm
-yellow,warm
-pink,warm
-blue,cool
-green,cool
-turquoise,cool
-white,bright
-warm,bright
-cool,bright
-"""
 K, SIZE = 5, (3, 32, 40)
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 

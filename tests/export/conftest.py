@@ -1,8 +1,8 @@
-"""Small models to export, each export once, and what serves them."""
+"""Small models to export, each export once."""
 
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,9 @@ from PIL import Image
 from torch import nn
 
 from tests.export.colours import COLOURS, MEAN, STD, colours_by
-from topk_export import Predictor, export_onnx
-from topk_export.verification import graph
+from topk_export import Predictor, export_onnx, graph
 
-NORMAL = {"mean": MEAN, "std": STD}
-DATA = {"input_size": (3, 8, 8), "crop_pct": 1.0, "interpolation": "bilinear", **NORMAL}
+DATA = {"input_size": (3, 8, 8), "crop_pct": 1.0, "interpolation": "bilinear", "mean": MEAN, "std": STD}
 
 
 def tiny(n: int) -> nn.Module:
@@ -29,15 +27,15 @@ def tiny(n: int) -> nn.Module:
 
 
 @pytest.fixture(scope="session")
-def export(made_once):
+def export(made_once: Callable[..., Path]) -> Callable[..., Path]:
     """``export(n, **options)``: the path of an exported tiny classifier, converted once for the same arguments."""
-    made = {}
+    made: dict[str, Path] = {}
 
-    def once(n, **options):
+    def once(n: int, **options: Any) -> Path:
         key = repr((n, options))
         if key not in made:
 
-            def make(folder):
+            def make(folder: Path) -> None:
                 export_onnx(tiny(n), folder, **{"data_config": DATA, **options})
 
             made[key] = made_once(f"export-{zlib.crc32(key.encode()):08x}", make) / "model.onnx"
@@ -47,10 +45,10 @@ def export(made_once):
 
 
 @pytest.fixture(scope="session")
-def head_session():
+def head_session() -> Callable[[Path], Any]:
     """A session of the head alone of an exported file."""
 
-    def session(path):
+    def session(path: Path) -> Any:
         head = graph.head_model(onnx.load(str(path)))
         return onnxruntime.InferenceSession(head.SerializeToString(), providers=["CPUExecutionProvider"])
 
@@ -64,7 +62,7 @@ def model_file(made_once: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def in_graph_file(made_once: Callable[..., Path]) -> Path:
-    return colours_by(made_once, preprocess="in-graph")
+    return colours_by(made_once, in_graph=True)
 
 
 @pytest.fixture(scope="session")
@@ -74,25 +72,21 @@ def predictor(model_file: Path) -> Predictor:
 
 @pytest.fixture
 def edited(model_file: Path, tmp_path: Path) -> Callable[..., Path]:
-    """A copy of the model with metadata, batch size, weights or outputs changed."""
+    """A copy of the model with metadata, weights or outputs changed, or changed by a function of the ModelProto."""
 
     def edit(
+        change: Callable[[Any], object] = lambda model: None,
         *,
         props: dict[str, Any] | None = None,
-        batch: int | None = None,
         outputs: tuple[str, ...] = (),
         nan: bool = False,
     ) -> Path:
         model = onnx.load(str(model_file))
+        change(model)
         if props is not None:
             known = {prop.key: prop.value for prop in model.metadata_props}
             known |= {key: json.dumps(value) for key, value in props.items()}
-            del model.metadata_props[:]
-            for key in known.keys() - {key for key, value in props.items() if value is None}:
-                model.metadata_props.add(key=key, value=known[key])
-        if batch is not None:
-            for value in (*model.graph.input, *model.graph.output):
-                value.type.tensor_type.shape.dim[0].dim_value = batch
+            graph.set_metadata(model, {key: known[key] for key in known if props.get(key, "") is not None})
         if nan:
             (bias,) = (tensor for tensor in model.graph.initializer if list(tensor.dims) == [len(COLOURS)])
             bias.CopyFrom(onnx.numpy_helper.from_array(np.full(len(COLOURS), np.nan, np.float32), bias.name))
@@ -105,15 +99,6 @@ def edited(model_file: Path, tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return edit
-
-
-@pytest.fixture(scope="session")
-def service(model_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """``topk-registry serve`` in a process of its own."""
-    from tests.export.serve.service import Service  # which needs the packages of a server
-
-    with Service(model_file, tmp_path_factory.mktemp("service") / "log", "--max-pixels", "4500000") as running:
-        yield running
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from topk_export.calibration.run import calibrate_file
 from topk_export.runtime.session import device_of, open_session
 from topk_export.samples import Samples
 from topk_export.verification.bench import measure
-from topk_registry.train.setup import convnet  # noqa: F401  registers the built-in network
+from topk_registry.nn import convnet  # noqa: F401  registers the built-in network
 
 ULPS = 64  # of single precision, relative to the largest logit: sums of a thousand products in another order
 

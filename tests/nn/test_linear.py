@@ -1,10 +1,6 @@
-"""The fused classifier and loss: the loss on the logits, without the logits."""
+"""The linear layer in chunks of classes: loss, gradients and predictions are those of the definition on all logits."""
 
-import itertools
-import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -14,260 +10,242 @@ from torch.nn import functional as F
 import topk_registry as tr
 from topk_registry import LabelMixture, LinearSmoothTopK
 from topk_registry.functional import linear_smooth_topk
-from topk_registry.nn import class_parallel
+from topk_registry.nn.linear import linear_topk
+from topk_registry.ops.ksubset.definition import log_odds_by_recursion
 from topk_studies.timing.memory import peak_bytes
 
-INF, NAN = float("inf"), float("nan")
-OPTIONS = [
-    {},
-    {"k": 1, "tau": 0.1},
-    {"tau": 1e-36},
-    {"tau": 10.0, "alpha": 0.0},
-    {"k": 40, "tau": 0.01, "reduction": "sum"},
-    {"alpha": torch.linspace(0, 2, 60)},
-]
+N, B, D = 60, 12, 8
+DOUBLE = torch.float64
 
 
-def layer(n=60, *, B=12, d=8, dtype=torch.float32):
+def layer(n=N, *, rows=B, dtype=DOUBLE, scale=1.0):
     generator = torch.Generator().manual_seed(n)
-    features, weight, bias = (torch.randn(shape, dtype=dtype, generator=generator) for shape in ((B, d), (n, d), (n,)))
-    target = torch.randint(n, (B,), generator=generator)
-    return *(t.requires_grad_() for t in (features, weight, bias)), target
+    shapes = ((rows, D), (n, D), (n,))
+    tensors = [(scale * torch.randn(shape, dtype=DOUBLE, generator=generator)).to(dtype) for shape in shapes]
+    return *(t.requires_grad_() for t in tensors), torch.randint(n, (rows,), generator=generator)
 
 
-def on_logits(features, weight, bias, target, *, class_weight=None, **options):
-    loss = tr.create_loss("smooth_topk_svm", weight=class_weight, **options)
-    return loss(F.linear(features, weight, bias), target)
+def definition(features, weight, bias, target, *, k=5, tau=0.1, alpha=1.0, class_weight=None, reduction="mean",
+               label_smoothing=0.0, ignore_index=-100):  # fmt: skip
+    """The loss from its formula in double precision, with a table of masses."""
+    logits = F.linear(features.double(), weight.double(), None if bias is None else bias.double())
+    n = logits.shape[1]
+    w = torch.ones(n, dtype=DOUBLE) if class_weight is None else class_weight.double()
+    divisor = torch.tensor(float(len(logits)), dtype=DOUBLE)
+    if isinstance(target, LabelMixture):
+        q = target.dense(n, DOUBLE)
+    elif target.is_floating_point():
+        q = target.double()
+    else:
+        counts = target != ignore_index
+        label = target.masked_fill(~counts, 0)
+        q, divisor = F.one_hot(label, n).double(), (w[label] * counts).sum()
+    q = (1 - label_smoothing) * q + label_smoothing / n * q.sum(1, keepdim=True)
+    if not isinstance(target, LabelMixture) and not target.is_floating_point():
+        q = q * counts[:, None]
+    violation = torch.as_tensor(alpha).double() / tau - log_odds_by_recursion(logits / (k * tau), k)
+    losses = (q * w * tau * F.softplus(violation, threshold=700)).sum(1)
+    return losses if reduction == "none" else losses.sum() / (divisor if reduction == "mean" else 1)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("ignored", [False, True])
-def test_loss_and_gradients_are_those_of_the_loss_on_logits(options, reduction, weighted, ignored):
-    *tensors, target = layer()
-    class_weight = torch.linspace(0, 3, 60) if weighted else None
-    target = target.masked_fill(torch.arange(12) % 3 == 0, -100) if ignored else target
-    options = {"class_weight": class_weight, **options, "reduction": reduction}
+def targets(label):
+    q = torch.randn(len(label), N, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)).softmax(1)
+    ignored = label.masked_fill(torch.arange(len(label)) % 3 == 0, -100)
+    return {
+        "labels": (label, {}),
+        "ignored": (ignored, {}),
+        "smoothed": (label, {"label_smoothing": 0.1}),
+        "ignored and smoothed": (ignored, {"label_smoothing": 0.1}),
+        "distribution": (q, {}),
+        "distribution smoothed": (q, {"label_smoothing": 0.2}),
+        "mixup": (LabelMixture.mixed(label, label.flip(0), 0.7), {}),
+        "mixup smoothed": (LabelMixture.mixed(label, label.flip(0), 0.7, smoothing=0.1), {}),
+    }
+
+
+OPTIONS = {
+    "default": {},
+    "k = 1": {"k": 1, "tau": 0.3},
+    "wide": {"tau": 10.0, "alpha": 0.0},
+    "k = 20": {"k": 20, "tau": 0.05, "reduction": "sum"},
+    "alpha per class": {"k": 3, "tau": 0.5, "alpha": torch.linspace(0, 2, N), "reduction": "none"},
+    "weights": {"k": 3, "tau": 0.5, "class_weight": torch.linspace(0.1, 3, N)},
+}
+
+
+@pytest.mark.parametrize("kind", targets(torch.zeros(B, dtype=torch.int64)))
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("dtype", [DOUBLE, torch.float32])
+def test_loss_and_gradients_are_those_of_the_definition(kind, name, dtype):
+    *tensors, label = layer(dtype=dtype)
+    target, more = targets(label)[kind]
+    options = {**OPTIONS[name], **more}
     found = linear_smooth_topk(*tensors, target, chunk=17, **options)
-    expected = on_logits(*tensors, target, **options)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    gradients = (torch.autograd.grad(loss.sum(), tensors) for loss in (found, expected))
+    expected = definition(*tensors, target, **options)
+    assert found.dtype == dtype
+    tolerance = 1e-11 if dtype == DOUBLE else 2e-5  # scores of about ten, rounded once, in units of tau
+    torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
+    cotangent = torch.linspace(0.5, 2, found.numel(), dtype=DOUBLE).view_as(expected)
+    gradients = (torch.autograd.grad(loss, tensors, cotangent.to(loss)) for loss in (found, expected))
     for a, b in zip(*gradients, strict=True):
-        assert (a - b).abs().max() <= 3e-6 * b.abs().max()
+        assert (a - b).abs().max() <= tolerance * b.abs().max()
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("k", [1, 5, 40])
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.slow
-def test_distributions(reduction, k, weighted, dtype):
-    *tensors, target = layer(dtype=dtype)
-    q = torch.randn(12, 60, dtype=dtype, generator=torch.Generator().manual_seed(1)).softmax(1)
-    ignored = target.masked_fill(torch.arange(12) % 3 == 0, -100)
-    mixture = LabelMixture.mixed(target, target.flip(0), 0.7, smoothing=0.1)
-    class_weight = torch.linspace(0, 3, 60) if weighted else None
-    for goal, options in (
-        (q, {}),
-        (q, {"label_smoothing": 0.2}),
-        (target, {"label_smoothing": 0.1}),
-        (ignored, {"label_smoothing": 0.1}),
-        (mixture, {}),
-    ):
-        options = {**options, "k": k, "tau": 0.25, "class_weight": class_weight, "reduction": reduction}
-        dense = goal.dense(60, dtype) if isinstance(goal, LabelMixture) else goal
-        found = linear_smooth_topk(*tensors, goal, chunk=17, **options)
-        expected = on_logits(*tensors, dense, **options)
-        tolerance = 1e-5 if dtype == torch.float32 else 1e-11
-        torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-        gradients = (torch.autograd.grad(loss.sum(), tensors) for loss in (found, expected))
-        for a, b in zip(*gradients, strict=True):
-            assert (a - b).abs().max() <= tolerance * b.abs().max()
+@pytest.mark.parametrize("chunk", [1, 7, 59, 60, None])
+@pytest.mark.parametrize("k", [1, 5, 28, 40])
+def test_any_chunk_and_any_k(chunk, k):
+    """Of more than half of the classes, or in one chunk, the loss of the logits serves."""
+    *tensors, label = layer()
+    for target, more in (targets(label)[kind] for kind in ("labels", "mixup smoothed")):
+        found = linear_smooth_topk(*tensors, target, k=k, tau=0.25, chunk=chunk, **more)
+        torch.testing.assert_close(found, definition(*tensors, target, k=k, tau=0.25, **more), rtol=1e-10, atol=1e-11)
 
 
-@pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.2}, {"sample": 0.9}, {"class_weight": torch.ones(60)}])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("bad", [NAN, INF, -INF])
-def test_features_of_ignored_rows_may_hold_anything(options, reduction, bad):
-    features, *parameters, target = layer()
-    ignored = torch.arange(12) % 3 == 0
-    target = target.masked_fill(ignored, -100)
+@pytest.mark.parametrize("scale", [1e-3, 30.0])
+@pytest.mark.parametrize("tau", [1e-36, 1e-3, 1e3])
+def test_scales_far_apart(scale, tau):
+    *tensors, label = layer(scale=scale)
+    for target, more in (targets(label)[kind] for kind in ("labels", "smoothed")):
+        loss = linear_smooth_topk(*tensors, target, tau=tau, chunk=17, **more)
+        dense = tr.create_loss("smooth_topk_svm", tau=tau, **more)(F.linear(*tensors), target)
+        torch.testing.assert_close(loss, dense, rtol=1e-9, atol=1e-9)
+        for a, b in zip(*(torch.autograd.grad(one, tensors) for one in (loss, dense)), strict=True):
+            assert (a - b).abs().max() <= 1e-8 * b.abs().max() + 1e-12
 
-    def loss_and_gradients(x):
+
+def test_special_cases():
+    *tensors, label = layer()
+    cross_entropy = linear_smooth_topk(*tensors, label, k=1, tau=1.0, alpha=0.0, chunk=9)
+    torch.testing.assert_close(cross_entropy, F.cross_entropy(F.linear(*tensors), label))
+    likelihood = linear_smooth_topk(*tensors, label, k=3, tau=0.5, alpha=0.0, chunk=9)
+    marginals = tr.TopKHead(3, temperature=1.5)(F.linear(*tensors)).marginals
+    torch.testing.assert_close(likelihood, -0.5 * marginals.gather(1, label[:, None]).log().mean())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("kind", ["ignored", "ignored and smoothed"])
+@pytest.mark.parametrize("chunk", [17, None])
+def test_features_of_ignored_rows_may_hold_anything(bad, kind, chunk):
+    features, *parameters, label = layer()
+    target, options = targets(label)[kind]
+
+    def gradients(x):
         x = x.detach().requires_grad_()
-        drawn = {"generator": torch.Generator().manual_seed(0)} if "sample" in options else {}
-        loss = linear_smooth_topk(x, *parameters, target, chunk=17, reduction=reduction, **options, **drawn)
-        return loss.detach(), *torch.autograd.grad(loss.sum(), (x, *parameters))
+        loss = linear_smooth_topk(x, *parameters, target, chunk=chunk, **options)
+        return loss.detach(), *torch.autograd.grad(loss, (x, *parameters))
 
-    wanted = loss_and_gradients(features)
-    assert wanted[1][ignored].eq(0).all()
-    assert all(one.isfinite().all() for one in wanted)
-    found = loss_and_gradients(features.masked_fill(ignored[:, None], bad))
-    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    expected, ignored = gradients(features), target == -100
+    assert not expected[1][ignored].any()
+    torch.testing.assert_close(gradients(features.masked_fill(ignored[:, None], bad)), expected, rtol=0, atol=0)
 
 
-def test_polynomials_of_sampled_classes_are_unbiased(monkeypatch):
-    """The mean over all draws: sigma_1 / e_y = exp(-l_y) for k = 1, and sigma_2 / sigma_1 / e_y for k = 2."""
-    features, weight, bias, _ = layer(7, B=1, dtype=torch.float64)
-    label, rate, theta = torch.tensor([2]), 0.3, 2.0
-
-    def log_odds(k, **options):
-        # the loss -tau log sigmoid(l) without a required gap
-        loss = linear_smooth_topk(features, weight, bias, label, k=k, tau=theta / k, alpha=0.0, **options)
-        return -loss.item() * k / theta - math.log(-math.expm1(-loss.item() * k / theta))
-
-    def polynomials(**options):
-        first = math.exp(-log_odds(1, **options))
-        return torch.tensor([first, first * math.exp(-log_odds(2, **options))])
-
-    mean = torch.zeros(2)
-    for mask in itertools.product((False, True), repeat=6):
-        if sum(mask) < 1:
-            continue  # no other class, all polynomials are zero
-        taken = torch.tensor([*mask[:2], False, *mask[2:]])
-        monkeypatch.setattr(class_parallel, "drawn", lambda *_, taken=taken: taken)
-        chance = rate ** sum(mask) * (1 - rate) ** (6 - sum(mask))
-        if sum(mask) == 1:
-            mean[0] += chance * math.exp(-log_odds(1, sample=rate))
-        else:
-            mean += chance * polynomials(sample=rate)
-    torch.testing.assert_close(mean, polynomials(), rtol=1e-6, atol=0)
-
-
-def test_sampling_needs_labels_and_a_rate():
-    features, weight, bias, target = layer()
-    for options, message in (
-        ({"sample": 0.0}, "sample must be above 0 and at most 1, got 0.0"),
-        ({"sample": 0.5, "label_smoothing": 0.1}, "sample needs targets that are labels"),
-        ({"sample": 0.5, "k": 40}, "sampling needs at least 2 k = 80 classes, there are 60"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            linear_smooth_topk(features, weight, bias, target, **options)
-
-
-@pytest.mark.slow
-def test_gradcheck_of_a_distribution():
-    *tensors, _ = layer(23, B=4, dtype=torch.float64)
-    q = torch.randn(4, 23, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).softmax(1)
-    assert torch.autograd.gradcheck(lambda *t: linear_smooth_topk(*t, q, k=3, tau=0.5, chunk=8), tensors)
-
-
-def test_the_likelihood_is_the_loss_without_a_margin():
-    *tensors, target = layer()
-    expected = tr.create_loss("topk_nll", k=3, tau=0.5)(F.linear(*tensors), target)
-    torch.testing.assert_close(linear_smooth_topk(*tensors, target, k=3, tau=0.5, alpha=0.0, chunk=9), expected)
-
-
-def test_cross_entropy_to_rounding():
-    *tensors, target = layer()
-    found = linear_smooth_topk(*tensors, target, k=1, tau=1.0, alpha=0.0, chunk=9)
-    torch.testing.assert_close(found, F.cross_entropy(F.linear(*tensors), target), rtol=1e-6, atol=1e-6)
-
-
-def test_gradcheck():
-    *tensors, target = layer(23, B=4, dtype=torch.float64)
-    target[1] = -100
-    assert torch.autograd.gradcheck(lambda *t: linear_smooth_topk(*t, target, k=3, tau=0.5, chunk=8), tensors)
+@pytest.mark.parametrize("kind", ["labels", "smoothed"])
+def test_nan_stays_in_its_row(kind):
+    features, weight, bias, label = layer()
+    target, options = targets(label)[kind]
+    options = {**options, "reduction": "none", "chunk": 17}
+    clean = linear_smooth_topk(features, weight, bias, target, **options)
+    with torch.no_grad():
+        features[3, 0] = math.nan
+    losses = linear_smooth_topk(features, weight, bias, target, **options)
+    others = torch.arange(B) != 3
+    assert losses[3].isnan()
+    assert torch.equal(losses[others], clean[others])
+    assert torch.autograd.grad(losses.sum(), features)[0][others].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype):
-    *tensors, target = layer()
+@pytest.mark.parametrize("kind", ["labels", "smoothed"])
+def test_half_precision(dtype, kind):
+    *tensors, label = layer(dtype=torch.float32)
+    target, options = targets(label)[kind]
+    dense = tr.create_loss("smooth_topk_svm", **options)
     with torch.autocast("cpu", dtype=dtype):
-        found, expected = linear_smooth_topk(*tensors, target, chunk=17), on_logits(*tensors, target)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+        found = linear_smooth_topk(*tensors, target, chunk=17, **options)
+        torch.testing.assert_close(found, dense(F.linear(*tensors), target), rtol=1e-5, atol=1e-5)
     tensors = [t.detach().to(dtype).requires_grad_() for t in tensors]
-    found = linear_smooth_topk(*tensors, target, chunk=17)
-    torch.testing.assert_close(found, on_logits(*tensors, target), rtol=1e-6, atol=1e-6)
+    found = linear_smooth_topk(*tensors, target, chunk=17, **options)
+    torch.testing.assert_close(found, dense(F.linear(*tensors), target), rtol=1e-5, atol=1e-5)
     found.backward()
+    assert found.dtype == torch.float32
     assert all(t.grad.dtype == dtype and t.grad.isfinite().all() for t in tensors)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("B", [0, 3])
-def test_without_targets_it_is_what_cross_entropy_is(reduction, B):
+@pytest.mark.parametrize("rows", [0, 3])
+@pytest.mark.parametrize("chunk", [17, None])
+def test_without_targets_it_is_what_the_loss_of_logits_is(reduction, rows, chunk):
     features, weight, bias, _ = layer()
-    target = torch.full((B,), -100)
-    found = linear_smooth_topk(features[:B], weight, bias, target, reduction=reduction)
-    expected = F.cross_entropy(F.linear(features[:B], weight, bias), target, reduction=reduction)
-    torch.testing.assert_close(found, expected, equal_nan=True)
-    found.sum().backward()
-    assert not weight.grad.any()
-    assert not features.grad.any()
+    target = torch.full((rows,), -100)
+    found = linear_smooth_topk(features[:rows], weight, bias, target, reduction=reduction, chunk=chunk)
+    loss = tr.create_loss("smooth_topk_svm", reduction=reduction)
+    torch.testing.assert_close(found, loss(F.linear(features[:rows], weight, bias), target), equal_nan=True)
+    found.nansum().backward()
+    assert not weight.grad.nan_to_num().any()
 
 
-def test_a_nan_row_is_nan_alone():
-    features, weight, bias, target = layer()
-    clean = linear_smooth_topk(features, weight, bias, target, reduction="none", chunk=17)
+def test_classes_that_are_ruled_out_by_their_bias():
+    features, weight, bias, label = layer()
+    out = torch.arange(N) % 4 == 1
+    label = label.masked_fill(out[label], 0)
+    rest, position = (~out).nonzero()[:, 0], (~out).cumsum(0) - 1
     with torch.no_grad():
-        features[3, 0] = NAN
-    loss = linear_smooth_topk(features, weight, bias, target, reduction="none", chunk=17)
-    others = torch.arange(12) != 3
-    assert loss[3].isnan()
-    assert torch.equal(loss[others], clean[others])
-    (gradient,) = torch.autograd.grad(loss.sum(), features)
-    assert gradient[others].isfinite().all()
+        bias[out] = -math.inf
+    for chunk in (17, 2):
+        found = linear_smooth_topk(features, weight, bias, label, chunk=chunk)
+        torch.testing.assert_close(found, definition(features, weight[rest], bias[rest], position[label]))
+        assert torch.autograd.grad(found, weight)[0].isfinite().all()
 
 
-def test_second_derivatives_are_those_of_the_loss_on_the_logits():
-    *tensors, target = layer()
-    tensors = [tensor.detach().double().requires_grad_() for tensor in tensors]
-
-    def second(loss):
-        gradients = torch.autograd.grad(loss, tensors, create_graph=True)
-        return torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), tensors)
-
-    ours = second(linear_smooth_topk(*tensors, target))
-    dense = second(tr.create_loss("smooth_topk_svm")(F.linear(*tensors), target))
-    for one, other in zip(ours, dense, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11 * float(other.abs().max()))
-
-
-def test_the_functional_gradient_is_the_same():
-    features, weight, bias, target = layer()
-    (expected,) = torch.autograd.grad(linear_smooth_topk(features, weight, bias, target), features)
-    rest = weight.detach(), bias.detach(), target
-    found = torch.func.grad(lambda x: linear_smooth_topk(x, *rest))(features.detach())
-    # transforms compute in double precision: what is left is the rounding of the kernels' single precision
-    torch.testing.assert_close(found, expected, rtol=0, atol=8 * 2**-24 * float(expected.abs().max()))
+@pytest.mark.parametrize("needed", [(0,), (1,), (2,), (0, 2)])
+@pytest.mark.parametrize("kind", ["labels", "smoothed"])
+def test_only_the_gradients_that_are_needed(needed, kind):
+    *tensors, label = layer()
+    target, options = targets(label)[kind]
+    expected = torch.autograd.grad(linear_smooth_topk(*tensors, target, chunk=17, **options), tensors)
+    for i, t in enumerate(tensors):
+        t.requires_grad_(i in needed)
+    linear_smooth_topk(*tensors, target, chunk=17, **options).backward()
+    for i, t in enumerate(tensors):
+        assert (t.grad is None) == (i not in needed)
+        assert t.grad is None or torch.equal(t.grad, expected[i])
+    assert not linear_smooth_topk(*(t.detach() for t in tensors), target, chunk=17, **options).requires_grad
 
 
-@pytest.mark.slow
-def test_compiles_into_one_graph():
-    *tensors, target = layer()
-    target[0] = -100
-    eager = LinearSmoothTopK(8, 60, tau=0.1, chunk=17, class_weight=torch.linspace(0.5, 1, 60))
-    compiled = torch.compile(eager, fullgraph=True, backend="aot_eager")
-    features = tensors[0]
-    results = [
-        (loss, *torch.autograd.grad(loss, [features, *eager.parameters()]))
-        for loss in (compiled(features, target), eager(features, target))
-    ]
-    for found, expected in zip(*results, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+@pytest.mark.parametrize("k", [1, 5, 27, 29])
+@pytest.mark.parametrize("chunk", [4, 17, None])
+@pytest.mark.parametrize("temperature", [0.02, 1.0, 50.0])
+def test_the_best_classes_with_their_marginals(k, chunk, temperature):
+    features, weight, bias, _ = layer()
+    found = linear_topk(features, weight, bias, k, temperature=temperature, chunk=chunk)
+    logits = F.linear(features, weight, bias)
+    top, indices = logits.topk(k)
+    expected = torch.sigmoid(log_odds_by_recursion(logits / temperature, k)).gather(1, indices)
+    assert torch.equal(found.indices, indices)
+    torch.testing.assert_close(found.logits, top)
+    torch.testing.assert_close(found.marginals, expected, rtol=1e-10, atol=1e-12)
+    assert not found.marginals.requires_grad
+    assert linear_topk(features[:0], weight, bias, k, chunk=chunk).indices.shape == (0, k)
 
 
 def test_the_module_is_a_linear_layer_and_its_loss():
     torch.manual_seed(0)
-    linear = nn.Linear(8, 60)
+    linear = nn.Linear(D, N)
     torch.manual_seed(0)
-    head = LinearSmoothTopK(8, 60, k=3, tau=0.1, chunk=17, ignore_index=59)
+    head = LinearSmoothTopK(D, N, k=3, tau=0.1, chunk=17, ignore_index=59)
     assert torch.equal(head.weight, linear.weight)
-    assert torch.equal(head.bias, linear.bias)
     head.load_state_dict(linear.state_dict())
-    features, _, _, target = layer()
+    *_, target = layer()
+    features = torch.randn(B, D)
     loss = tr.create_loss("smooth_topk_svm", k=3, tau=0.1, ignore_index=59)
-    torch.testing.assert_close(head(features, target), loss(linear(features), target), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(head(features, target), loss(linear(features), target), rtol=1e-5, atol=1e-5)
     for temperature in (None, 2.0):
         found = head.topk(features, temperature=temperature)
         expected = tr.TopKHead(3, temperature=temperature or 3 * 0.1)(linear(features))
         assert torch.equal(found.indices, expected.indices)
         torch.testing.assert_close(found.marginals, expected.marginals.gather(1, expected.indices), rtol=0, atol=1e-6)
     assert "k=3, tau=0.1" in repr(head)
-    assert LinearSmoothTopK(8, 60, bias=False).bias is None
+    assert LinearSmoothTopK(D, N, bias=False).bias is None
 
 
 def test_a_model_trains_with_it():
@@ -285,45 +263,38 @@ def test_a_model_trains_with_it():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "word"),
     [
-        ({"k": 60}, r"k must be an integer from 1 to n - 1 = 59, got 60"),
-        ({"tau": 0.0}, r"tau must be a finite number above 0, got 0.0"),
-        ({"alpha": -1.0}, r"alpha must be a finite number of at least 0, got -1.0"),
-        ({"alpha": torch.ones(3)}, r"alpha must be one number, or one a class \[60\], got \[3\]"),
-        ({"class_weight": torch.ones(3)}, r"class_weight must be one factor a class \[60\], got \[3\]"),
-        ({"reduction": "median"}, r"reduction must be one of 'none', 'mean', 'sum', got 'median'"),
-        ({"target": torch.full((12,), 60)}, r"target must be in \[0, 59\] \(or ignore_index = -100\), got 60"),
-        ({"target": torch.zeros(12, 61)}, r"target must be class indices \(integer, \[12\]\) or a distribution"),
-        ({"label_smoothing": 1.5}, r"label_smoothing must be a finite number from 0 to 1, got 1.5"),
-        ({"num_classes": 61}, r"weight has 60 rows, num_classes is 61"),
-        ({"num_classes": 61, "label_smoothing": 0.1}, r"weight has 60 rows, num_classes is 61"),
-        ({"weight": torch.zeros(60, 7)}, r"expected features \[B, d\], weight \[n, d\]"),
+        ({"k": 60}, "k must be"),
+        ({"tau": 0.0}, "tau"),
+        ({"reduction": "median"}, "median"),
+        ({"chunk": 0}, "chunk"),
+        ({"target": torch.full((B,), N)}, "60"),
+        ({"target": torch.zeros(B, N + 1)}, "target"),
+        ({"label_smoothing": 1.5}, "label_smoothing"),
+        ({"num_classes": N + 1}, "num_classes"),
+        ({"weight": torch.zeros(N, D - 1)}, "weight"),
+        ({"weight": torch.zeros(N, D).half()}, "dtype"),
     ],
 )
-def test_bad_input_is_told_what_is_wrong(options, message):
+def test_bad_input(options, word):
     features, weight, bias, target = layer()
     arguments = {"features": features, "weight": weight, "bias": bias, "target": target, **options}
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=word):
         linear_smooth_topk(**arguments)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"k": 60}, r"k must be an integer from 1 to num_classes - 1 = 59, got 60"),
-        ({"alpha": [-1.0] * 60}, r"alpha must be a finite number of at least 0"),
-        ({"class_weight": [-1.0] * 60}, r"weight must be a list of finite numbers of at least 0"),
-    ],
+    ("options", "word"), [({"k": N}, "k must"), ({"alpha": [-1.0] * N}, "alpha"), ({"class_weight": [1.0]}, "weight")]
 )
-def test_bad_options_are_told_of_when_the_module_is_built(options, message):
-    with pytest.raises(ValueError, match=message):
-        LinearSmoothTopK(8, 60, **options)
+def test_bad_options_of_the_module(options, word):
+    with pytest.raises(ValueError, match=word):
+        LinearSmoothTopK(D, N, **options)
 
 
 @pytest.mark.parametrize("n", [20_000, 40_000])
 def test_a_step_takes_the_gradients_and_a_few_chunks(n):
-    *tensors, target = layer(n, B=256)
+    *tensors, target = layer(n, rows=256, dtype=torch.float32)
 
     def step():
         linear_smooth_topk(*tensors, target, chunk=1000).backward()
@@ -332,16 +303,4 @@ def test_a_step_takes_the_gradients_and_a_few_chunks(n):
     for t in tensors:
         t.grad = None
     gradients = sum(t.nbytes for t in tensors)
-    assert peak_bytes(step) <= gradients + 4 * 256 * 1000 * 4
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_the_process_stays_far_below_the_logits():
-    """By the system's own count, of everything that is allocated anywhere."""
-    command = [sys.executable, "-m", "tests.linear_peak", "100000"]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert result.returncode == 0, result.stderr
-    figures = json.loads(result.stdout)
-    # the parameters, their gradients, and what else there is
-    assert figures["peak"] - figures["before"] <= 2 * figures["parameters"] + 0.5 * figures["logits"]
+    assert peak_bytes(step) <= gradients + 10 * 256 * 1000 * 4

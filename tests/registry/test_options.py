@@ -1,12 +1,13 @@
 """Rule 6: a factory is given the context that its signature names, and nothing else."""
 
 from functools import partial
-from typing import ClassVar
+from typing import TypedDict
 
 import pytest
+from typing_extensions import Unpack
 
 from topk_registry import accepted_context
-from topk_registry.registry.options import CONTEXT, check_options, defaults_since_changed, tuning_grid
+from topk_registry.registry.options import CONTEXT, check_options, parameters, tuning_grid
 
 EVERYTHING = dict.fromkeys(CONTEXT, 1)
 
@@ -69,18 +70,11 @@ class Declared:
     tuning_grid = {"tau": (0.1, 1.0)}  # noqa: RUF012
 
 
-class Computed:
-    @classmethod
-    def tuning_grid(cls):
-        return {"k": range(2)}
-
-
 @pytest.mark.parametrize(
     ("factory", "grid"),
     [
         (Declared, {"tau": [0.1, 1.0]}),
         (partial(partial(Declared, k=3), k=4), {"tau": [0.1, 1.0]}),
-        (Computed, {"k": [0, 1]}),
         (function, {}),
     ],
 )
@@ -88,24 +82,55 @@ def test_a_factory_declares_the_values_to_tune(factory, grid):
     assert tuning_grid(factory) == grid
 
 
-class Changed:
-    """A loss whose default of tau was another."""
+class Common(TypedDict, total=False):
+    """Options of every loss."""
 
-    former_defaults: ClassVar = {"tau": 1.0}
+    weight: list[float]
+    reduction: str
 
-    def __init__(self, k: int = 5, tau: float = 0.1) -> None: ...
+
+class Base:
+    def __init__(self, *, weight=None, reduction="mean"): ...
+
+
+class Middle(Base):
+    def __init__(self, gamma=2.0, **common):
+        super().__init__(**common)
+
+
+class Bottom(Middle):
+    def __init__(self, tau=1.0, **common: Unpack[Common]):
+        super().__init__(**common)
+
+
+class AnyOptions:
+    def __init__(self, split, **options): ...
+
+
+def typed(k=5, **common: Unpack[Common]): ...
+
+
+def typed_in_text(k=5, **common: "Unpack[Common]"): ...
 
 
 @pytest.mark.parametrize(
-    ("record", "kept"),
+    ("factory", "names"),
     [
-        ({}, {"tau": 1.0}),
-        ({"defaults": {"tau": 0.5, "gone": 1, "k": 5}}, {"tau": 0.5}),
-        (None, {}),
-        ({"defaults": None}, {}),  # of a file of settings that was edited
-        ("text", {}),
+        (Middle, ["gamma", "weight", "reduction"]),
+        (Bottom, ["tau", "gamma", "weight", "reduction"]),
+        (partial(Bottom, tau=3.0), ["tau", "gamma", "weight", "reduction"]),
+        (typed, ["k", "weight", "reduction"]),
+        (typed_in_text, ["k", "weight", "reduction"]),
     ],
-    ids=str,
 )
-def test_defaults_that_have_changed_are_those_of_the_record(record, kept):
-    assert defaults_since_changed(Changed, record) == kept
+def test_common_options_are_those_of_the_bases_or_of_the_dictionary(factory, names):
+    found, takes_any = parameters(factory)
+    assert not takes_any
+    assert sorted(found) == sorted(names)
+    check_options("it", factory, names)
+    with pytest.raises(TypeError, match=r"no option 'reducton'; did you mean 'reduction'\?"):
+        check_options("it", factory, ["reducton"])
+
+
+def test_options_that_nothing_names_stay_open():
+    check_options("it", AnyOptions, ["split", "whatever"])

@@ -58,13 +58,13 @@ RECORD = Record(
     "train", 1, CONFIGURATION, {"history": [{"top5": 50.0}]}, 2.5, "2026-01-01T00:00:00+00:00", {"torch": "2"}
 )
 TINY_FLAGS = (
-    *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "noise=1.0"),
+    *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "pixel_noise=1.0"),
     *("--flags", "model_kwargs={'width': 4}", "batch_size=16", "epochs=1", "warmup_epochs=0"),
     *("--device", "cpu", "--seeds", "0"),
 )
 TINY = {
     "dataset": "topk/hierarchy",
-    "dataset_opt": {"size": 96, "superclasses": 4, "fine": 3, "noise": 1.0},
+    "dataset_opt": {"size": 96, "superclasses": 4, "fine": 3, "pixel_noise": 1.0},
     "model_kwargs": {"width": 4},
     "batch_size": 16,
     "epochs": 2,

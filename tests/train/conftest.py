@@ -15,7 +15,7 @@ from topk_registry.train.engine.signals import StopRequest
 from topk_registry.train.report import console
 
 TINY = (
-    *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "noise=1.0"),
+    *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "pixel_noise=1.0"),
     *("--model", "topk_convnet", "--model-kwargs", "width=4", "-b", "16", "-j", "0", "--no-aug", "--device", "cpu"),
     *("--epochs", "2", "--opt", "adamw", "--lr", "0.01", "--warmup-epochs", "0", "--smoothing", "0"),
 )

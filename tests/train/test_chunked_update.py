@@ -8,7 +8,7 @@ from topk_registry.train import TrainConfig, Trainer, TrainError
 from topk_registry.train.errors import ConfigError
 
 CONFIG = TrainConfig(
-    dataset="topk/hierarchy", dataset_opt={"size": 48, "superclasses": 4, "fine": 3, "noise": 1.0},
+    dataset="topk/hierarchy", dataset_opt={"size": 48, "superclasses": 4, "fine": 3, "pixel_noise": 1.0},
     model="topk_convnet", model_kwargs={"width": 2}, dist_bn="", no_aug=True, device="cpu", workers=0,
     epochs=2, opt="adamw", lr=0.01, warmup_epochs=0, smoothing=0.0, batch_size=12, validation_batch_size=7,
     loss="topk_nll", loss_opt={"k": 1}, class_parallel=True,

@@ -125,7 +125,7 @@ class Stream(torch.utils.data.IterableDataset):
     transform = None
 
     def __init__(self, split):
-        self.data = Hierarchy(split, size=96, superclasses=4, fine=3, noise=1.0)
+        self.data = Hierarchy(split, size=96, superclasses=4, fine=3, pixel_noise=1.0)
         self.classes = self.data.classes
         self.epoch = 0
 
@@ -146,7 +146,7 @@ def test_a_stream_goes_on_where_it_stopped(train, register):
     registry.datasets.register("stream")(Stream)
     try:
         flags = [*TINY[4:], "--dataset", "topk/stream", "--loss", "eventful"]
-        flags = [flag for flag in flags if flag not in ("superclasses=4", "fine=3", "noise=1.0")]
+        flags = [flag for flag in flags if flag not in ("superclasses=4", "fine=3", "pixel_noise=1.0")]
         Eventful.at, Eventful.calls = -1, 0
         whole = train(name="whole", tiny=flags)
         assert whole.status == 0, whole.err

@@ -24,7 +24,7 @@ from .conftest import stops_at
 from .ranked import assert_same
 
 TINY = (
-    *("--task", "multilabel", "--dataset", "topk/several", "--dataset-opt", "size=96", "things=6", "noise=1.0"),
+    *("--task", "multilabel", "--dataset", "topk/several", "--dataset-opt", "size=96", "things=6", "pixel_noise=1.0"),
     *("--model", "topk_convnet", "--model-kwargs", "width=4", "-b", "16", "-j", "0", "--no-aug", "--device", "cpu"),
     *("--epochs", "2", "--opt", "adamw", "--lr", "0.01", "--warmup-epochs", "0"),
 )
@@ -228,7 +228,7 @@ def test_a_loss_of_ones_own_says_that_it_takes_them(several, register):
     ids=["one label", "several", "metric"],
 )
 def test_data_and_metrics_of_the_other_task_are_refused(train, flags, message):
-    tiny = [flag for flag in TINY if flag not in ("things=6", "noise=1.0")]
+    tiny = [flag for flag in TINY if flag not in ("things=6", "pixel_noise=1.0")]
     run = train(*flags, tiny=tiny)
     assert run.status == 2
     assert message in run.err

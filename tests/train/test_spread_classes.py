@@ -17,7 +17,7 @@ if not dist.is_available():
 
 CHECKS = {}
 CONFIG = TrainConfig(
-    dataset="topk/hierarchy", dataset_opt={"size": 48, "superclasses": 4, "fine": 3, "noise": 1.0},
+    dataset="topk/hierarchy", dataset_opt={"size": 48, "superclasses": 4, "fine": 3, "pixel_noise": 1.0},
     model="topk_convnet", model_kwargs={"width": 2}, dist_bn="", no_aug=True, device="cpu", workers=0,
     epochs=2, opt="adamw", lr=0.01, warmup_epochs=0, smoothing=0.0, batch_size=12, validation_batch_size=7,
     loss="smooth_topk_svm", loss_opt={"k": 3, "tau": 0.5},

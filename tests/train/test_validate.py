@@ -310,7 +310,7 @@ def test_a_checkpoint_of_another_model_is_refused(train, validate):
 def test_prediction_sets(train, validate, score):
     options = () if score == "raps" else ("--sets-opt", "k=3")
     run = train("--epochs", "1")
-    data = ("--dataset-opt", "superclasses=4", "fine=3", "noise=1.0", "eval_size=400")
+    data = ("--dataset-opt", "superclasses=4", "fine=3", "pixel_noise=1.0", "eval_size=400")
     checkpoint = ("--checkpoint", run.folder / "last.pth.tar", *data)
     status, results, err = validate(*checkpoint, "--sets", score, "--alpha", "0.2", *options)
     assert status == 0, err

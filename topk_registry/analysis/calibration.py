@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topk_registry.analysis.measures import Floats, Integers
-from topk_registry.conformal.scores import as_numpy
+from topk_registry.oldsets.scores import as_numpy
 
 BINS = 15
 CELLS = 1 << 12  # of [0, 1], in which residuals are smoothed: finer than any bandwidth that images can tell

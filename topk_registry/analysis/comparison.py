@@ -33,7 +33,7 @@ from topk_registry.analysis.paired import (
     resamples,
 )
 from topk_registry.analysis.set_sizes import set_size_of
-from topk_registry.conformal import fit_softmax_temperature
+from topk_registry.oldsets import fit_softmax_temperature
 
 LEAST = 4  # times tests over alpha, resamples: at half of them the least p-value there is would be alpha, corrected
 Verdict = Literal["better", "worse", "equivalent", "not decided"]

@@ -82,7 +82,7 @@ def label_issues(logits: Any, labels: Any, *, k: int = 1, temperature: float = 1
     for rows in blocks(count):
         mine, label = log_softmax(scores[rows] / temperature), given[rows]
         # plain torch: to compile the kernels would take longer than to look at a million labels
-        log_odds[rows] = topk_label_margins(torch.from_numpy(mine), torch.from_numpy(label), k, impl="torch").numpy()
+        log_odds[rows] = topk_label_margins(torch.from_numpy(mine), torch.from_numpy(label), k).numpy()
         rank[rows] = 1 + (mine > mine[np.arange(len(label)), label][:, None]).sum(axis=1)
         confident[rows] = _confident(np.exp(mine), thresholds)
         mine[np.arange(len(label)), label] = -np.inf

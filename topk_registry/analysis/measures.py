@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from topk_registry.conformal.scores import as_numpy
+from topk_registry.oldsets.scores import as_numpy
 
 ROWS = 4096  # of a block: 32 MB of doubles at 1000 classes
 Floats = NDArray[np.float64]

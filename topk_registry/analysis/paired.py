@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 
 from topk_registry.analysis.measures import Floats, Integers
-from topk_registry.conformal.coverage import beta_cdf
+from topk_registry.oldsets.coverage import beta_cdf
 
 DRAWN = 1 << 22  # images drawn at a time, over all resamples of a block: 32 MB
 POWER = 0.8  # the probability of a decision that a number of images is asked for

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from topk_registry.analysis.measures import Floats
-from topk_registry.conformal.scores import as_numpy
+from topk_registry.oldsets.scores import as_numpy
 
 
 class RiskCurve(NamedTuple):

@@ -1,7 +1,7 @@
 """Mean size of prediction sets at one coverage, with the threshold found anew in each resample of the images.
 
 The set of an image has the classes whose probability is at least a threshold (score ``lac`` of
-:mod:`topk_registry.conformal`): of all sets of a coverage these are the smallest on average. The threshold is the order
+:mod:`topk_registry.oldsets`): of all sets of a coverage these are the smallest on average. The threshold is the order
 statistic of the labels' probabilities that split conformal prediction takes, so that models are compared at the same
 number of covered images.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from topk_registry.analysis.measures import Floats, Integers, blocks, log_softmax
 from topk_registry.analysis.paired import Statistic
-from topk_registry.conformal.thresholds import as_fraction, order_of
+from topk_registry.oldsets.thresholds import as_fraction, order_of
 
 GRID = 65  # thresholds at which sizes are counted; resamples lie between them
 REACH = 6.0  # standard deviations of a resampled order statistic that the thresholds span

@@ -7,51 +7,48 @@ A command is an entry point that an installed distribution declares in its own `
 
 ``main(argv: Sequence[str]) -> int`` takes the arguments after the command's name and returns the exit status. The first
 line of its docstring, read from the source file, is its line in ``topk-registry --help``; its module is imported when
-the command runs. Owners, clashes of names and ``TOPK_REGISTRY_DISABLE`` follow the rules of losses.
+the command runs. The rules about owners and disabled plug-ins are those of losses.
 """
 
-from topk_registry.registry.discovery import Plugin
-from topk_registry.registry.environment import installed_version
+from topk_registry.registry.discovery import OURS, Plugin, installed_version
 from topk_registry.registry.registry import Registry
 
-DISTRIBUTION = "topk-registry"
-
-# The core's own commands serve wherever the package is importable: no plug-in can take their names, and an allow list
-# of plug-ins does not disable them. The order is that of --help.
+# Commands of the core work without an installation: no plug-in can take their names, and no allow list disables them.
 CORE = {
     "train": "topk_registry.train.command:main",
     "validate": "topk_registry.train.validate:main",
-    "labels": "topk_registry.evaluation.labels:main",
     "compare": "topk_registry.evaluation.compare:main",
-    "report": "topk_registry.evaluation.report:main",
-    "torchvision-train": "topk_registry.train.scripts.torchvision:main",
+    "run": "topk_registry.train.scripts.torchvision:main",
     "losses": "topk_registry.cli.losses:main",
-    "datasets": "topk_registry.cli.losses:datasets",
-    "loggers": "topk_registry.cli.losses:loggers",
     "check": "topk_registry.cli.check:main",
-    "check-dataset": "topk_registry.cli.check_dataset:main",
     "new-plugin": "topk_registry.cli.new_plugin:main",
     "doctor": "topk_registry.cli.doctor:main",
-    "kernels": "topk_registry.cli.kernels:main",
 }
-
-
-def _core() -> dict[str, Plugin]:
-    version = installed_version(DISTRIBUTION) or ""
-    return {name: Plugin(name, value, DISTRIBUTION, version) for name, value in CORE.items()}
-
-
-commands: Registry = Registry("topk_registry.commands", "command", reserved=_core())
+GROUPS = {
+    "Train and evaluate": ("train", "validate", "compare", "run"),
+    "Losses and plug-ins": ("losses", "check", "new-plugin", "doctor"),
+    "Export and predict": ("export", "verify", "calibrate", "predict", "serve"),
+}
+_VERSION = installed_version(OURS) or ""
+commands: Registry = Registry(
+    "topk_registry.commands",
+    "command",
+    reserved={name: Plugin(name, value, OURS, _VERSION) for name, value in CORE.items()},
+)
 
 
 def summaries() -> str:
-    """Every command with its summary or with what is wrong with it, under the distribution that brings it."""
-    infos = sorted(commands.infos(), key=lambda info: list(CORE).index(info.name) if info.name in CORE else len(CORE))
-    width = max(len(info.name) for info in infos)
-    groups: dict[str, list[str]] = {"commands:": []}
-    for info in infos:
-        owner = f"{info.distribution} {info.version}".rstrip()
-        title = "commands:" if info.distribution == DISTRIBUTION else f"commands of {owner}:"
-        wrong = f"{info.status}: {info.error}" if info.error else ""
-        groups.setdefault(title, []).append(f"  {info.name:<{width}}  {wrong or info.summary}".rstrip())
-    return "\n\n".join("\n".join([title, *lines]) for title, lines in groups.items())
+    """Return every command with its summary, or with what is wrong with it, in groups."""
+    infos = {info.name: info for info in commands.infos()}
+    width = max(map(len, infos))
+    grouped = {name for names in GROUPS.values() for name in names}
+    groups = {title: [name for name in names if name in infos] for title, names in GROUPS.items()}
+    for name in (name for name in infos if name not in grouped):
+        groups.setdefault(f"Commands of {infos[name].distribution or 'this process'}", []).append(name)
+    lines = []
+    for title, names in groups.items():
+        lines += ["", f"{title}:"] if names else []
+        for info in map(infos.__getitem__, names):
+            about = f"{info.status}: {info.error}" if info.error else info.summary
+            lines.append(f"  {info.name:<{width}}  {about}".rstrip())
+    return "\n".join(lines).strip()

@@ -10,9 +10,8 @@ from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli import INTERRUPTED, ArgumentParser
-from topk_registry.cli.commands import DISTRIBUTION
-from topk_registry.cli.progress import Progress
-from topk_registry.registry import environment
+from topk_registry.registry.discovery import OURS as DISTRIBUTION
+from topk_registry.registry.discovery import installed_version
 
 
 def main(argv: Sequence[str]) -> int:
@@ -53,7 +52,7 @@ def _show() -> int:
         print(f"library: none ({library.why})")
     else:
         print(f"library: {library.path}, for {library.level}")
-    version = environment.installed_version("numba")
+    version = installed_version("numba")
     print(f"numba: {version or 'not installed'}")
     if library.why and not version:
         print("torch operations serve; pip install numba for compiled kernels")
@@ -66,10 +65,9 @@ def _build(path: Path, levels: tuple[str, ...], folder: Path) -> int:
     except ImportError as error:
         print(f"topk-registry kernels build: needs numba ({error}): pip install numba", file=sys.stderr)
         return 1
-    progress = Progress(0, sys.stderr)
 
     def say(done: int, count: int) -> None:
-        progress.at(done, "kernels", count)
+        print(f"[{done}/{count}] kernels", file=sys.stderr)
 
     try:
         building.build(path, curves(), levels, folder=folder, say=say)
@@ -79,8 +77,6 @@ def _build(path: Path, levels: tuple[str, ...], folder: Path) -> int:
     except KeyboardInterrupt:
         print(f"interrupted; what is compiled stays in {folder}, and the next build goes on from it", file=sys.stderr)
         return INTERRUPTED
-    finally:
-        progress.clear()
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
     return 0
 

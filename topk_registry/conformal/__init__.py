@@ -1,77 +1,40 @@
-"""Prediction sets with guaranteed coverage (split conformal prediction), for torch tensors and numpy arrays alike.
+"""Prediction sets with guaranteed coverage (split conformal prediction), for NumPy arrays.
 
-Sets of several labels miss at most a wanted share of them on average (conformal risk control).
+A prediction set contains the true class with a probability of at least 1 - alpha. Calibrate on held-out logits with
+labels, then call the result on new logits:
 
-The scores and thresholds are written once, against the Python array API, so that a set computed in the trainer, in a
-notebook and from an exported file is the same set. Nothing here imports torch unless it is given tensors.
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> logits = 3 * rng.standard_normal((2000, 10))
+    >>> labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+    >>> sets = calibrate(logits[:1000], labels[:1000], alpha=0.1)
+    >>> inside = sets(logits[1000:])  # bool [N, n]
+    >>> bool(SetCounts.of(inside, labels[1000:]).summary()["coverage"] > 0.85)
+    True
 """
 
-from topk_registry.conformal.coverage import binomial_interval, coverage_interval, coverage_law
-from topk_registry.conformal.label_summary import LabelCounts, false_negative_rates
-from topk_registry.conformal.label_thresholds import ClassThresholds, best_f1
-from topk_registry.conformal.martingale import ExchangeabilityTest
-from topk_registry.conformal.risk import LabelSets, false_negative_control, risk_control
-from topk_registry.conformal.rules import RULES
-from topk_registry.conformal.scores import (
-    SCORES,
-    Score,
-    create_score,
-    inputs_of,
-    log_odds,
-    probabilities,
-    register_score,
-    score_names,
-)
-from topk_registry.conformal.sets import PredictionSets, calibrate
+from topk_registry.conformal.coverage import beta_cdf, beta_quantile, binomial_interval, coverage_law
+from topk_registry.conformal.scores import SCORES, Score, probabilities
+from topk_registry.conformal.sets import PredictionSets, calibrate, guarantee
 from topk_registry.conformal.summary import SetCounts
-from topk_registry.conformal.thresholds import (
-    Thresholds,
-    average_size,
-    clustered,
-    interpolated,
-    marginal,
-    per_class,
-    per_group,
-    per_node,
-    rc3p,
-)
-from topk_registry.conformal.tree import Tree
-from topk_registry.conformal.tuning import fit_softmax_temperature, tune
+from topk_registry.conformal.thresholds import LEVELS, RULES, fewest, order_of, threshold, threshold_table
 
 __all__ = [
+    "LEVELS",
     "RULES",
     "SCORES",
-    "ClassThresholds",
-    "ExchangeabilityTest",
-    "LabelCounts",
-    "LabelSets",
     "PredictionSets",
     "Score",
     "SetCounts",
-    "Thresholds",
-    "Tree",
-    "average_size",
-    "best_f1",
+    "beta_cdf",
+    "beta_quantile",
     "binomial_interval",
     "calibrate",
-    "clustered",
-    "coverage_interval",
     "coverage_law",
-    "create_score",
-    "false_negative_control",
-    "false_negative_rates",
-    "fit_softmax_temperature",
-    "inputs_of",
-    "interpolated",
-    "log_odds",
-    "marginal",
-    "per_class",
-    "per_group",
-    "per_node",
+    "fewest",
+    "guarantee",
+    "order_of",
     "probabilities",
-    "rc3p",
-    "register_score",
-    "risk_control",
-    "score_names",
-    "tune",
+    "threshold",
+    "threshold_table",
 ]

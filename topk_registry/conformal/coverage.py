@@ -1,7 +1,7 @@
 """The distribution of coverage, and exact intervals, by sums of binomial probabilities.
 
-Given N calibration scores that are never equal, the coverage of the threshold at order j = ceil((N + 1)(1 - alpha)) is
-distributed as Beta(j, N + 1 - j). For whole a and b, P(Beta(a, b) <= x) = P(Binomial(a + b - 1, x) >= a).
+With N calibration scores that are never equal, the coverage of the threshold at order j = ceil((N + 1)(1 - alpha)) has
+the distribution Beta(j, N + 1 - j). For integers a and b, P(Beta(a, b) <= x) = P(Binomial(a + b - 1, x) >= a).
 """
 
 import math
@@ -12,21 +12,15 @@ from topk_registry.conformal.thresholds import order_of
 
 
 def coverage_law(count: int, alpha: float) -> tuple[int, int]:
-    """The parameters (j, N + 1 - j) of the Beta law of coverage, given ``count`` calibration scores."""
+    """Return the parameters (j, N + 1 - j) of the Beta distribution of coverage with ``count`` calibration scores."""
     order = order_of(count, alpha)
     if order > count:
-        raise ValueError(f"{count} calibration scores are too few for alpha = {alpha:g}: the threshold is infinite")
+        raise ValueError(f"{count} calibration scores are too few for alpha {alpha:g}: the threshold is infinite")
     return order, count + 1 - order
 
 
-def coverage_interval(count: int, alpha: float, *, level: float = 0.95) -> tuple[float, float]:
-    """The central interval that the coverage of a calibrated set falls into with probability ``level``."""
-    a, b = coverage_law(count, alpha)
-    return beta_quantile((1 - level) / 2, a, b), beta_quantile((1 + level) / 2, a, b)
-
-
 def binomial_interval(hits: int, total: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Return the exact (Clopper-Pearson) interval of a share, from ``hits`` among ``total`` samples."""
+    """Return the exact (Clopper-Pearson) interval of a proportion, from ``hits`` among ``total`` samples."""
     if not 0 <= hits <= total or total < 1:
         raise ValueError(f"expected 0 <= hits <= total and total >= 1, got {hits} of {total}")
     tail = (1 - level) / 2
@@ -36,14 +30,14 @@ def binomial_interval(hits: int, total: int, *, level: float = 0.95) -> tuple[fl
 
 
 def beta_cdf(x: float, a: int, b: int) -> float:
-    """P(Beta(a, b) <= x) for whole a, b >= 1."""
+    """Return P(Beta(a, b) <= x) for integers a, b >= 1."""
     if not 0 < x < 1:
         return float(x >= 1)
     return _upper_tail(x, a, _log_choose(a + b - 1))
 
 
 def beta_quantile(p: float, a: int, b: int) -> float:
-    """The x with P(Beta(a, b) <= x) = p, by bisection to the last digits."""
+    """Return the x with P(Beta(a, b) <= x) = p, by bisection."""
     choose = _log_choose(a + b - 1)
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -53,13 +47,13 @@ def beta_quantile(p: float, a: int, b: int) -> float:
 
 
 def _log_choose(m: int) -> np.ndarray:
-    """log of the binomial coefficients of m [m + 1]."""
+    """Return the logarithms of the binomial coefficients of m [m + 1]."""
     i = np.arange(1, m + 1)
     return np.concatenate(([0.0], np.cumsum(np.log((m + 1 - i) / i))))
 
 
 def _upper_tail(x: float, a: int, log_choose: np.ndarray) -> float:
-    """P(Binomial(m, x) >= a), adding up the smaller of the two tails."""
+    """Return P(Binomial(m, x) >= a), summing the smaller of the two tails."""
     m = len(log_choose) - 1
     i = np.arange(m + 1)
     terms = np.exp(log_choose + i * math.log(x) + (m - i) * math.log1p(-x))

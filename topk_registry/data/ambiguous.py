@@ -4,7 +4,7 @@ Classes come in families, and overlap by construction. Each family has a random 
 classes a copy with some signs flipped. A sample of class c is drawn around the code of c, or, with probability
 ``ambiguity``, around that of its family, where its classes cannot be told apart:
 
-    p(x | c) = (1 - a) q(x | code_c) + a q(x | code_family),        q(x | u) = Gaussian(u, noise^2 I), in 8 bits
+    p(x | c) = (1 - a) q(x | code_c) + a q(x | code_family),        q(x | u) = Gaussian(u, feature_noise^2 I), in 8 bits
 
 The features are rounded to 8 bits and stored as the pixels of a small image, so that they pass through any image
 pipeline unchanged; the rounding is part of q, and the posterior stays exact. As q is a product over coordinates that
@@ -39,7 +39,7 @@ class Ambiguous(DrawnImages):
         families, fine: how many families, and classes in each.
         side: the features are the d = 3 side^2 values of an image of this height and width.
         spread: probability that a sign of a class's code differs from its family's.
-        noise: standard deviation of the Gaussian; the codes are 2 apart in every coordinate in which they differ.
+        feature_noise: standard deviation of the Gaussian; codes are 2 apart in the coordinates in which they differ.
         ambiguity: share of samples that are drawn around their family's code.
         imbalance: how many times the first class is as frequent as the last; frequencies fall exponentially.
         label_noise: share of labels, in every split, that are drawn anew from their family.
@@ -62,7 +62,7 @@ class Ambiguous(DrawnImages):
         fine: int = 5,
         side: int = 8,
         spread: float = 0.1,
-        noise: float = 5.0,
+        feature_noise: float = 5.0,
         ambiguity: float = 0.2,
         imbalance: float = 1.0,
         label_noise: float = 0.0,
@@ -71,7 +71,7 @@ class Ambiguous(DrawnImages):
         check_counts(families=families, fine=fine, side=side)
         check_numbers(
             spread=(spread, "[0, 1]"),
-            noise=(noise, "(0, inf)"),
+            feature_noise=(feature_noise, "(0, inf)"),
             ambiguity=(ambiguity, "[0, 1]"),
             imbalance=(imbalance, "[1, inf)"),
             label_noise=(label_noise, "[0, 1]"),
@@ -79,7 +79,8 @@ class Ambiguous(DrawnImages):
         if families * fine < 2:
             raise ValueError(f"need at least 2 classes, got {families=}, {fine=}")
         n = families * fine
-        self.side, self.fine, self.noise, self.ambiguity, self.label_noise = side, fine, noise, ambiguity, label_noise
+        self.side, self.fine, self.noise = side, fine, feature_noise
+        self.ambiguity, self.label_noise = ambiguity, label_noise
         self.superclasses = [c % families for c in range(n)]
         self.classes = [f"code {c % families:02d}-{c // families}" for c in range(n)]
         self._family = np.arange(n) % families
@@ -89,7 +90,7 @@ class Ambiguous(DrawnImages):
         self._codes = self._family_codes[self._family] * flips
         falling = imbalance ** -(np.arange(n) / (n - 1))
         self._prior = falling / falling.sum()
-        self._scale = 127.5 / (1.0 + REACH * noise)
+        self._scale = 127.5 / (1.0 + REACH * feature_noise)
         self._kept: Matrix | None = None
         self.images, labels = self._draw(size, [seed, SPLITS[split]])
         self.targets = labels.tolist()

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from topk_registry.data.labels import SEVERAL, class_names_of, is_indexed
+from topk_registry.data.labels import MULTILABEL, class_names_of, is_indexed
 
 
 def first_problem(dataset: Any, *, several: bool = False) -> str:
@@ -67,7 +67,7 @@ def problem_of_sample(sample: Any, num_classes: int | None, *, several: bool = F
     if several:
         return problem_of_target(label, num_classes)
     if has_k_hot_targets(sample):
-        return f"a label is a whole number, got {_told(label)}; {SEVERAL}"
+        return f"a label is a whole number, got {_told(label)}; {MULTILABEL}"
     return problem_of_label(label, num_classes)
 
 

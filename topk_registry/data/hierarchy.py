@@ -33,7 +33,7 @@ class Hierarchy(DrawnImages):
         seed: of the class fields and of every image.
         superclasses, fine: how many superclasses, and fine classes in each.
         fine_amplitude: what tells the fine classes of a superclass apart, in units of what tells superclasses apart.
-        noise: standard deviation of the pixel noise, in the same units.
+        pixel_noise: standard deviation of the noise, in the same units.
 
     Example:
         >>> image, label = Hierarchy("train", size=1000)[0]
@@ -49,11 +49,11 @@ class Hierarchy(DrawnImages):
         superclasses: int = 20,
         fine: int = 5,
         fine_amplitude: float = 0.35,
-        noise: float = 8.0,
+        pixel_noise: float = 8.0,
     ) -> None:
         split, size = split_and_size(split, size, eval_size)
         check_counts(superclasses=superclasses, fine=fine)
-        check_numbers(fine_amplitude=(fine_amplitude, "[0, inf)"), noise=(noise, "[0, inf)"))
+        check_numbers(fine_amplitude=(fine_amplitude, "[0, inf)"), pixel_noise=(pixel_noise, "[0, inf)"))
         if superclasses * fine < 2:
             raise ValueError(f"need at least 2 classes, got {superclasses=}, {fine=}")
         n = superclasses * fine
@@ -61,7 +61,7 @@ class Hierarchy(DrawnImages):
         self.classes = [f"field {c % superclasses:02d}-{c // superclasses}" for c in range(n)]
         self.targets = [i % n for i in range(size)]
         fields = _fields(np.random.default_rng([seed, 0]), superclasses, n, fine_amplitude)
-        self.images = _render(fields, np.asarray(self.targets), noise, [seed, SPLITS[split]])  # [size, 32, 32, 3]
+        self.images = _render(fields, np.asarray(self.targets), pixel_noise, [seed, SPLITS[split]])  # [size, 32, 32, 3]
 
 
 def _fields(rng: np.random.Generator, superclasses: int, n: int, amplitude: float) -> NDArray[np.float64]:

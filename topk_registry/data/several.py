@@ -38,7 +38,7 @@ class Several(DrawnImages):
         scenes: number of scenes; class c is at home in scene c mod ``scenes``.
         mean_labels: how many labels an image has on average.
         imbalance: how many times the first class is as frequent as the last; frequencies fall exponentially.
-        noise: standard deviation of the pixel noise, in units of what a thing is made of.
+        pixel_noise: standard deviation of the noise, in units of what a thing is made of.
 
     Attributes:
         targets: the targets of all samples [N, things], float32.
@@ -60,17 +60,19 @@ class Several(DrawnImages):
         scenes: int = 4,
         mean_labels: float = 2.5,
         imbalance: float = 10.0,
-        noise: float = 2.0,
+        pixel_noise: float = 2.0,
     ) -> None:
         split, size = split_and_size(split, size, eval_size)
         check_counts(things=things, scenes=scenes)
         if things < 2:
             raise ValueError(f"need at least 2 classes, got {things=}")
         check_numbers(
-            mean_labels=(mean_labels, f"(0, {things})"), imbalance=(imbalance, "[1, inf)"), noise=(noise, "[0, inf)")
+            mean_labels=(mean_labels, f"(0, {things})"),
+            imbalance=(imbalance, "[1, inf)"),
+            pixel_noise=(pixel_noise, "[0, inf)"),
         )
         self.classes = [f"thing {c:02d}" for c in range(things)]
-        self._noise = noise
+        self._noise = pixel_noise
         self._things = _patches(np.random.default_rng([seed, 0]), things)
         self._chances = _chances(things, scenes, mean_labels, imbalance)
         blocks = [self._draw(np.random.default_rng([seed, SPLITS[split], b])) for b in range(-(-size // BLOCK))]

@@ -1,6 +1,5 @@
 """Distributions over sets of k classes."""
 
-from topk_registry.distributions.gumbel import GumbelTopK
 from topk_registry.distributions.ksubset import KSubset
 
-__all__ = ["GumbelTopK", "KSubset"]
+__all__ = ["KSubset"]

@@ -1,23 +1,23 @@
-"""The distribution over sets of k classes behind the top-k losses and the prediction head."""
+"""The distribution over sets of k classes that the top-k losses and the prediction head use."""
 
 import math
 from itertools import combinations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution, constraints, kl
 
-from topk_registry.distributions import relative, tree
-from topk_registry.distributions.scores import check_numbers, check_scores, scaled
-from topk_registry.ops.targets.table import wide
+from topk_registry.ops.ksubset import graph
 from topk_registry.ops.tensors import is_hidden
+from topk_registry.ops.values import number
 
-SUPPORT_LIMIT = 1_000_000  # subsets that enumerate_support makes at most
+MAX_SUBSETS = 1_000_000  # that enumerate_support returns
 
 
 class _KHot(constraints.Constraint):
-    """Vectors of n zeros and ones with k ones; k is one number, or one a row."""
+    """Vectors of n zeros and ones with k ones; k is one number, or one per row."""
 
     is_discrete = True
     event_dim = 1
@@ -37,17 +37,17 @@ class KSubset(Distribution):
 
         log P(S) = sum_{i in S} x_i - log sigma_k(exp x).
 
-    Its marginals are those of :func:`topk_marginals`. Values are k-hot vectors [..., n] in the dtype of the logits;
-    :meth:`log_prob` takes sets of class indices [..., k] too. Sampling, ``log_prob`` and ``entropy`` build a tree of
-    O(n k) numbers a row in double precision; marginals cost what :func:`topk_marginals` costs. Results are in single
-    precision for logits in half precision.
+    Its marginals are those of :func:`topk_registry.topk_marginals`. Values are k-hot vectors [..., n] in the dtype of
+    the logits; :meth:`log_prob` takes sets of class indices [..., k] too. All methods compute in double precision.
+    Sampling, ``log_prob`` and ``entropy`` use O(n k) memory per row. Results are in single precision for logits in half
+    precision.
 
     Args:
-        logits: scores [..., n]; a class with -inf is in no set. Where a row has only k other classes, their set is
-            certain: its entropy is 0, and no gradient reaches the row.
-        k: size of the sets, 1 <= k < n: one number, or integers [...], one a row.
+        logits: scores [..., n]; a class with -inf is in no set. If only k classes of a row are above -inf, the row has
+            one set: its entropy is 0, and the row gets no gradient.
+        k: size of the sets, 1 <= k < n: one number, or integers [...], one per row.
         temperature: divides the logits.
-        validate_args: check arguments and values; torch's default where None.
+        validate_args: check arguments and values; None takes torch's default.
 
     Example:
         >>> distribution = KSubset(torch.zeros(4), 2)
@@ -71,7 +71,9 @@ class KSubset(Distribution):
     def __init__(
         self, logits: Tensor, k: int | Tensor, temperature: float = 1.0, validate_args: bool | None = None
     ) -> None:
-        check_scores(logits, temperature)
+        if not isinstance(logits, Tensor) or not logits.is_floating_point() or logits.ndim < 1:
+            got = f"{logits.dtype} {list(logits.shape)}" if isinstance(logits, Tensor) else repr(logits)
+            raise ValueError(f"logits must be floating point [..., n], got {got}")
         n, shape = logits.shape[-1], logits.shape[:-1]
         size = torch.as_tensor(k, device=logits.device)
         if size.is_floating_point() or size.dtype == torch.bool:
@@ -80,13 +82,15 @@ class KSubset(Distribution):
         try:
             self.k = size.long().expand(shape)
         except RuntimeError:
-            raise ValueError(f"k must be one number, or one a row {list(shape)}, got {list(size.shape)}") from None
+            raise ValueError(f"k must be one number, or one per row {list(shape)}, got {list(size.shape)}") from None
         if self.k.numel() and not is_hidden(self.k) and not (int(self.k.min()) >= 1 and int(self.k.max()) < n):
             raise ValueError(f"k must be from 1 to n - 1 = {n - 1}, got {k!r}")
-        self.logits, self.temperature = logits, float(temperature)
+        self.logits, self.temperature = logits, number(temperature, "temperature", above=0)
         super().__init__(shape, torch.Size((n,)), validate_args)
         if self._validate_args and logits.numel():
-            check_numbers(logits, self.k)
+            few = (logits > -math.inf).sum(-1) < self.k
+            if bool(few.any()) or bool((logits == math.inf).any()) or bool(logits.isnan().any()):
+                raise ValueError("every row needs k logits above -inf, and none that is inf or NaN")
 
     @property
     def arg_constraints(self) -> dict[str, constraints.Constraint]:
@@ -97,14 +101,10 @@ class KSubset(Distribution):
         return _KHot(self.k)
 
     @property
-    def x(self) -> Tensor:
-        """logits / temperature [..., n], in at least single precision."""
-        return wide(self.logits) / self.temperature
-
-    @property
     def marginals(self) -> Tensor:
         """Probability of each class to be in the set [..., n]; each row sums to its k. Differentiable."""
-        return relative.marginals(self.logits, self.k, self._one_k, self.temperature)
+        x = self._relative()[0]
+        return self._out(_by_size(graph.marginals, x, self.k, self._one_k))
 
     @property
     def mean(self) -> Tensor:
@@ -118,65 +118,58 @@ class KSubset(Distribution):
     @property
     def mode(self) -> Tensor:
         """The most probable set: the k largest logits, ties by the lower index."""
-        return relative.most_probable(self.logits, self.k)[0].to(self.logits.dtype)
+        return _most_probable(self.logits, self.k)[0].to(self.logits.dtype)
 
     def log_partition(self) -> Tensor:
         """log sigma_k(exp x) [...], whose gradient to x are the marginals."""
-        x, in_mode = self._centred()
+        x, in_mode = self._relative()
         of_mode = torch.where(in_mode, self.logits.double() / self.temperature, 0.0).sum(-1)
-        return self._out(of_mode + relative.excess(x, self.k, in_mode, self._one_k))
+        return self._out(of_mode + _excess(x, self.k, in_mode, self._one_k))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log P(S) of k-hot vectors [..., n], or of class indices [..., k] where all rows have one k."""
-        x, in_mode = self._centred()
-        if _is_indices(value, self._one_k, self.event_shape[0]):
-            ahead = self._of_indices(x, value) - torch.where(in_mode, x, 0.0).sum(-1)
+        """log P(S) of k-hot vectors [..., n], or of class indices [..., k] if all rows have one k."""
+        x, in_mode = self._relative()
+        n, k = self.event_shape[0], self._one_k
+        if not value.is_floating_point() and value.dtype != torch.bool and value.shape[-1] == k != n:
+            ahead = self._sum_at(x, value) - torch.where(in_mode, x, 0.0).sum(-1)
         else:
             if self._validate_args:
                 self._validate_sample(value)
-            ahead = relative.inner(value.double() - in_mode.double(), x)
-        return self._out(ahead - relative.excess(x, self.k, in_mode, self._one_k))
+            ahead = _inner(value.double() - in_mode.double(), x)
+        return self._out(ahead - _excess(x, self.k, in_mode, self._one_k))
 
     def entropy(self) -> Tensor:
         """log sigma_k - sum_i pi_i x_i [...]."""
-        return self._out(self._surprise_of(self))
-
-    def covariance_vector_product(self, v: Tensor) -> Tensor:
-        """Covariance of the k-hot vector times v [..., n]: the Jacobian of the marginals to x, which is symmetric."""
-        with torch.enable_grad():
-            x = self.x.detach().requires_grad_()
-            pi = relative.marginals(x, self.k, self._one_k, 1.0)
-            (product,) = torch.autograd.grad(pi, x, v.to(pi.dtype).expand(pi.shape))
-        return product
+        return self._out(self._cross_entropy(self))
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Exact draws as k-hot vectors [sample_shape, ..., n]."""
+        """Return exact draws as k-hot vectors [sample_shape, ..., n]."""
         sample_shape = torch.Size(sample_shape)
-        rows = self._centred()[0].reshape(-1, self.event_shape[0])
-        drawn = tree.sample(rows, self.k.reshape(-1), sample_shape.numel())
+        rows = self._relative()[0].reshape(-1, self.event_shape[0])
+        drawn = _sample(rows, self.k.reshape(-1), sample_shape.numel())
         return drawn.view(self._extended_shape(sample_shape)).to(self.logits.dtype)
 
     def sample_indices(self, sample_shape: Any = ()) -> Tensor:
-        """Exact draws as class indices [sample_shape, ..., k] in ascending order, where all rows have one k."""
+        """Return exact draws as class indices [sample_shape, ..., k] in ascending order, if all rows have one k."""
         if self._one_k is None:
             raise ValueError("index sets need one k for all rows: give k as a number, or use sample()")
         drawn = self.sample(sample_shape)
         return drawn.nonzero()[:, -1].view(*drawn.shape[:-1], self._one_k)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Exact draws whose gradient is that of the marginals (straight-through): biased, of low variance."""
+        """Return exact draws whose gradient is that of the marginals (straight-through): biased, of low variance."""
         pi = self.marginals
         return self.sample(sample_shape) + (pi - pi.detach())
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """All sets as k-hot vectors [C(n, k), ..., n], where all rows have one k and C(n, k) is small."""
-        n = self.event_shape[0]
-        if self._one_k is None:
+        """Return all sets as k-hot vectors [C(n, k), ..., n], if all rows have one k and C(n, k) is small."""
+        n, k = self.event_shape[0], self._one_k
+        if k is None:
             raise ValueError("the supports of rows with different k differ: give k as a number")
-        if math.comb(n, self._one_k) > SUPPORT_LIMIT:
-            raise ValueError(f"there are {math.comb(n, self._one_k)} sets, more than {SUPPORT_LIMIT}")
-        sets = torch.tensor(list(combinations(range(n), self._one_k)), device=self.logits.device)
+        if math.comb(n, k) > MAX_SUBSETS:
+            raise ValueError(f"there are {math.comb(n, k)} sets, more than {MAX_SUBSETS}")
+        sets = torch.tensor(list(combinations(range(n), k)), device=self.logits.device)
         hot = torch.zeros(len(sets), n, dtype=self.logits.dtype, device=self.logits.device).scatter_(1, sets, 1.0)
         hot = hot.view(len(sets), *(1 for _ in self.batch_shape), n)
         return hot.expand(len(sets), *self.batch_shape, n) if expand else hot
@@ -190,23 +183,25 @@ class KSubset(Distribution):
         new._validate_args = self._validate_args
         return new
 
-    def _centred(self) -> tuple[Tensor, Tensor]:
-        """logits / temperature [..., n] in double precision from the k-th largest, and the k largest as booleans."""
-        in_mode, least = relative.most_probable(self.logits, self.k)
-        return scaled(self.logits, self.temperature, least), in_mode
+    def _relative(self) -> tuple[Tensor, Tensor]:
+        """Return logits / temperature [..., n] relative to the k-th largest, and whether each class is in the mode."""
+        in_mode, kth = _most_probable(self.logits, self.k)
+        return (self.logits.double() - kth.double()) / self.temperature, in_mode
 
-    def _surprise_of(self, drawn: "KSubset") -> Tensor:
-        """-E log P(S) [...] of this distribution for sets that another one draws: the cross-entropy of the two."""
-        x, in_mode = self._centred()
-        own = x if drawn is self else drawn._centred()[0]
-        pi = relative.beyond(relative.log_odds(own, drawn.k, drawn._one_k), in_mode)
-        return relative.excess(x, self.k, in_mode, self._one_k) - relative.inner(pi, x)
+    def _cross_entropy(self, drawn: "KSubset") -> Tensor:
+        """Return -E log P(S) [...] of this distribution, for sets that another one draws."""
+        x, in_mode = self._relative()
+        own = x if drawn is self else drawn._relative()[0]
+        log_odds = _by_size(graph.log_odds, own, drawn.k, drawn._one_k)
+        # pi - 1 for the classes of the mode and pi for all others: neither cancels
+        beyond = torch.where(in_mode, -torch.sigmoid(-log_odds), torch.sigmoid(log_odds))
+        return _excess(x, self.k, in_mode, self._one_k) - _inner(beyond, x)
 
-    def _out(self, nats: Tensor) -> Tensor:
-        return nats.to(wide(self.logits).dtype)
+    def _out(self, result: Tensor) -> Tensor:
+        return result.to(torch.promote_types(self.logits.dtype, torch.float32))
 
-    def _of_indices(self, x: Tensor, value: Tensor) -> Tensor:
-        """Sum [...] of x [..., n] over classes [..., k]."""
+    def _sum_at(self, x: Tensor, value: Tensor) -> Tensor:
+        """Return the sum [...] of x [..., n] over classes [..., k]."""
         n = self.event_shape[0]
         if self._validate_args and value.numel():
             low, high = int(value.min()), int(value.max())
@@ -214,19 +209,91 @@ class KSubset(Distribution):
                 raise ValueError(f"class indices must be in [0, {n - 1}], got {low if low < 0 else high}")
             in_order = value.sort(-1).values
             if bool((in_order[..., 1:] == in_order[..., :-1]).any()):
-                raise ValueError("a set of class indices names a class twice")
+                raise ValueError("a set of class indices contains a class twice")
         shape = torch.broadcast_shapes(value.shape[:-1], self.batch_shape)
         return x.expand(*shape, n).gather(-1, value.expand(*shape, -1)).sum(-1)
 
 
-def _is_indices(value: Tensor, k: int | None, n: int) -> bool:
-    return not value.is_floating_point() and value.dtype != torch.bool and value.shape[-1] == k and k != n
-
-
 @kl.register_kl(KSubset, KSubset)
 def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
-    """sum_i pi_i (x_i - y_i) - log sigma_k(exp x) + log sigma_k(exp y), for sets of one size."""
+    """sum_i pi_i (x_i - y_i) - log sigma_k(exp x) + log sigma_k(exp y), for sets of the same size."""
     if p.event_shape != q.event_shape or bool((p.k != q.k).any()):
         raise ValueError(f"both need the same n and k, got {p.event_shape[0]}, {p.k} and {q.event_shape[0]}, {q.k}")
-    divergence = q._surprise_of(p) - p._surprise_of(p)
-    return divergence.to(torch.promote_types(wide(p.logits).dtype, wide(q.logits).dtype))
+    divergence = q._cross_entropy(p) - p._cross_entropy(p)
+    return divergence.to(torch.promote_types(p._out(divergence).dtype, q._out(divergence).dtype))
+
+
+def _most_probable(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return whether each class is in the mode [..., n], ties by the lower index, and the least logit of the mode."""
+    ordered, order = logits.detach().sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(order.shape[-1], device=order.device).expand_as(order)
+    in_mode = torch.zeros_like(order).scatter(-1, order, rank) < k[..., None]
+    least = ordered.gather(-1, k[..., None] - 1)
+    return in_mode, torch.where(least.isinf(), 0.0, least)
+
+
+def _by_size(function: Any, x: Tensor, k: Tensor, one_k: int | None) -> Tensor:
+    """Return ``function(rows, k)`` of x [..., n], called once per size of set."""
+    rows = x.reshape(-1, x.shape[-1])
+    if one_k is not None or k.is_meta:
+        return function(rows, one_k or 1).view(x.shape)
+    sizes, out = k.reshape(-1), torch.zeros_like(rows)
+    for size in sizes.unique().tolist():
+        chosen = (sizes == size).nonzero()[:, 0]
+        out = out.index_copy(0, chosen, function(rows[chosen], size))
+    return out.view(x.shape)
+
+
+def _inner(weight: Tensor, x: Tensor) -> Tensor:
+    """Return sum_i weight_i x_i [...]; a class with -inf and no weight adds nothing, neither to the gradient."""
+    return (weight * x.masked_fill((weight == 0) & (x == -torch.inf), 0.0)).sum(-1)
+
+
+def _excess(x: Tensor, k: Tensor, in_mode: Tensor, one_k: int | None) -> Tensor:
+    """Return log sigma_k(exp x) - sum of x over the mode [...], which is at least 0.
+
+    Probabilities and entropies are computed relative to the mode, so that no large numbers are subtracted.
+    """
+    n = x.shape[-1]
+    largest = one_k or (n - 1 if is_hidden(k) else int(k.max()) if k.numel() else 1)
+    rows, sizes = x.reshape(-1, n), k.reshape(-1)
+    levels, u = _tree(rows, sizes, largest)
+    drawn = levels[-1][..., 0].gather(0, sizes[None])[0]  # the probability that k classes are drawn
+    # a class of the mode adds log(1 + e^u) - u
+    rest = F.softplus(torch.where(in_mode.reshape(-1, n), -u, u), threshold=40.0).sum(-1)
+    certain = (rows > -torch.inf).sum(-1) <= sizes
+    return torch.where(certain, 0.0, drawn.log() + rest).view(x.shape[:-1])
+
+
+def _tree(x: Tensor, k: Tensor, largest: int) -> tuple[list[Tensor], Tensor]:
+    """Return the distribution of the number of drawn classes below each node of a tree, and the log-odds u [B, n].
+
+    Each class is drawn independently with probability sigmoid(u_i), u = x - t. Given that k are drawn in all, they are
+    a sample of the k-subset distribution, for any tilt t.
+    """
+    t = graph.tilt_to_mean(x.detach(), torch.zeros_like(x[:, :1]), k[:, None])
+    u = x - t
+    return graph.product_tree(torch.stack((torch.sigmoid(-u), torch.sigmoid(u))), largest), u
+
+
+def _sample(x: Tensor, k: Tensor, count: int) -> Tensor:
+    """Return exact draws [count, B, n] as booleans: each node's count is divided among its children."""
+    levels, _ = _tree(x, k, int(k.max()) if k.numel() else 1)
+    drawn = k.expand(count, -1)[..., None]  # [count, B, nodes]
+    for level in reversed(levels[:-1]):
+        half = -(-level.shape[-1] // 2)
+        left, right = level[..., :half], level[..., half:]  # [degrees, B, nodes]
+        if right.shape[-1] < half:  # an odd number of nodes: the polynomial 1
+            one = torch.zeros_like(left[..., :1])
+            one[0] = 1.0
+            right = torch.cat((right, one), -1)
+        degrees = torch.arange(len(left), device=x.device)[:, None, None, None]
+        others = drawn - degrees  # [degrees, count, B, nodes]: what is left for the right child
+        possible = (others >= 0) & (others < len(right))
+        chances = right[:, None].expand(-1, count, -1, -1).gather(0, others.clamp(0, len(right) - 1))
+        chances = torch.where(possible, chances * left[:, None], 0.0).cumsum(0)
+        uniform = torch.rand(drawn.shape, dtype=x.dtype, device=x.device)
+        # the first degree whose cumulative probability exceeds u times the total: never one of probability 0
+        ours = (chances <= uniform * chances[-1]).sum(0).clamp(max=len(left) - 1)
+        drawn = torch.cat((ours, drawn - ours), -1)[..., : level.shape[-1]]
+    return drawn.bool()

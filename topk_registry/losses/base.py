@@ -1,54 +1,64 @@
 """Base classes of classification losses: targets, options, precision and reduction.
 
-A loss is a table L(s, c): the loss of the scores s if the label were c. One rule covers every kind of target: a
-distribution q over labels costs its expectation,
-
-    L(s, q) = sum_c q_c w_c L(s, c),
-
-so an index is the one-hot q, and mixup, cutmix and label smoothing are others. A LabelMixture holds a distribution with
-mass on a few labels and the same on all other classes; it is never written out. ``weight``, ``reduction``,
-``label_smoothing`` and ``ignore_index`` mean what they mean in ``torch.nn.CrossEntropyLoss``. A subclass writes the
-table and nothing else, or names a fused operator that computes it.
+A loss is a table L(s, c): the loss of the scores s if the label were c. :mod:`topk_registry.losses.targets` turns
+every kind of target into masses on classes; a loss writes the table, or the part of it at labels, in plain PyTorch.
 """
 
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from topk_registry.losses.options import Adjustable, index
+from topk_registry.losses.targets import (
+    REDUCTIONS,
+    LabelMixture,
+    Masses,
+    Target,
+    check_logits,
+    check_reduction,
+    check_target,
+    check_tensor,
+    check_weight,
+)
 from topk_registry.ops.constant import constant_result
-from topk_registry.ops.rows.api import RowLoss
-from topk_registry.ops.targets.checks import check_logits, check_target, check_tensor, checked_weight
-from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.ops.targets.masses import REDUCTIONS, Masses, Reduction
-from topk_registry.ops.targets.table import expected
-from topk_registry.ops.tensors import PLAIN, is_hidden, readable
+from topk_registry.ops.tensors import PLAIN
 from topk_registry.ops.values import integer, number
 
-__all__ = ["ClassificationLoss", "TopKLoss"]
+__all__ = ["ClassificationLoss", "CommonOptions", "SoftmaxLoss", "TopKLoss"]
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+class CommonOptions(TypedDict, total=False):
+    """Options of every loss, as in ``torch.nn.CrossEntropyLoss``: ``**common: Unpack[CommonOptions]``."""
+
+    weight: Tensor | Sequence[float] | None
+    reduction: str
+    label_smoothing: float
+    ignore_index: int
 
 
 class ClassificationLoss(Adjustable):
-    """Base of losses over ``(logits [B, n], target [B] or [B, n])``; a subclass defines :meth:`per_class`, or
-    :meth:`row_loss` for one of the fused operators.
+    """Base of losses over ``(logits [B, n], target [B] or [B, n])``.
 
-    Logits may have further dimensions, [B, n, d1, ...], with targets [B, d1, ...] or [B, n, d1, ...], or none, [n] with
-    a target [] or [n], as in cross-entropy. The target of logits [B, n] may be a :class:`LabelMixture` too; its rows
-    without mass are ignored, and a mean counts them.
+    A subclass defines :meth:`per_class`, and :meth:`per_label` where a label's loss is cheaper than the table. Logits
+    may have further dimensions, [B, n, d1, ...], with targets [B, d1, ...] or [B, n, d1, ...], or none, [n] with a
+    target [] or [n]. The target of logits [B, n] may be a :class:`LabelMixture`; a row of it without mass is ignored,
+    and a mean counts it.
 
-    Options can be set afterwards (``loss.tau = 0.3``): they are checked as the constructor's are, and those that are
-    read by the constructor alone are refused. Numbers and class weights are kept in double precision, whatever the
-    precision of the logits.
+    Options can be set after construction (``loss.tau = 0.3``); the value is checked. Numbers and class weights are
+    kept in double precision.
 
     Args:
-        weight: one non-negative factor a class [n].
+        weight: one non-negative factor per class [n].
         reduction: ``"mean"`` (weighted, as cross-entropy's), ``"sum"`` or ``"none"``.
-        label_smoothing: the share of the label spread evenly over all classes, for index targets.
-        ignore_index: rows with this index target cost nothing.
+        label_smoothing: share of the label's mass that is spread evenly over all classes.
+        ignore_index: rows with this index target have loss 0.
 
     Example:
         >>> class ZeroOne(ClassificationLoss):
@@ -59,12 +69,11 @@ class ClassificationLoss(Adjustable):
     """
 
     option_ranges: ClassVar[Mapping[str, Any]] = {"reduction": REDUCTIONS, "label_smoothing": "[0, 1]"}
-    takes_half: bool = False  # whether the methods below take logits in half precision, or get float32 made of them
-    _told = False  # of an epoch, by set_epoch
     weight: Tensor | None
     reduction: str
     label_smoothing: float
     ignore_index: int
+    _epoch_was_set = False
 
     def __init__(
         self,
@@ -75,191 +84,160 @@ class ClassificationLoss(Adjustable):
         ignore_index: int = -100,
     ) -> None:
         super().__init__()
-        Reduction.of(reduction)
-        self.reduction = reduction
+        self.reduction = check_reduction(reduction)
         self.label_smoothing = number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
         self.ignore_index = index(ignore_index)
-        self.register_buffer("weight", None if weight is None else checked_weight(weight))
+        self.register_buffer("weight", None if weight is None else check_weight(weight))
 
-    @property
-    def first_change(self) -> int | None:
-        """The first epoch whose loss is not that of epoch 0; None, as here, of a loss without a schedule."""
+    # What a subclass may define
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        """Return the table L(s, c) [B, n] of scores [B, n]: the loss of each row if its label were each class."""
+        rows = self.row_loss(logits)
+        if rows is not None:
+            return rows.definition(logits, None)
+        raise TypeError(f"{type(self).__name__} must define per_class(logits [B, n]) -> [B, n]")
+
+    def row_loss(self, logits: Tensor) -> Any:
+        """Return the loss as one of the definitions of ops; None if it has none."""
         return None
 
-    def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, counted from 0, before it begins. A loss with a schedule overrides this and calls it, too."""
-        self._told = True
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return L(s, y) [B] at labels [B]."""
+        rows = self.row_loss(logits)
+        if rows is not None:
+            return rows.definition(logits, labels)
+        return self._checked(self.per_class(logits), "per_class", logits.shape).gather(1, labels[:, None])[:, 0]
 
-    def checked_option(self, name: str, value: Any) -> Any:
-        """See :meth:`Adjustable.checked_option`."""
-        if name == "ignore_index":
-            return index(value)
-        value = super().checked_option(name, value)
-        return checked_weight(value) if name == "weight" and value is not None else value
+    def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
+        """Return the rows' losses [B] by an operator with its own gradient, or None if none serves."""
+        return None
+
+    def check_classes(self, n: int) -> None:
+        """Raise if the options do not suit n classes."""
 
     @property
     def class_weight(self) -> Tensor | None:
-        """The factors of the classes [n] that are in force; a subclass may make them depend on the epoch."""
+        """The factors of the classes [n] in force; a subclass may let them depend on the epoch."""
         return self.weight
 
-    def check_classes(self, n: int) -> None:
-        """Raise where the loss's options do not suit n classes."""
-
-    def row_loss(self, logits: Tensor) -> RowLoss | None:
-        """The loss as one of the fused operators, see :func:`topk_registry.rows.row_losses`; None where it is none."""
+    @property
+    def first_change(self) -> int | None:
+        """The first epoch whose loss differs from epoch 0; None for a loss without a schedule."""
         return None
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        """The table L(s, c) [B, n] of scores [B, n]: what each row would cost, were its label c."""
-        rows = self.row_loss(logits)
-        if rows is None:
-            raise TypeError(f"{type(self).__name__} must define per_class(logits [B, n]) -> [B, n]")
-        return rows.definition(logits, None)
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch, counted from 0, before it begins. A loss with a schedule overrides this and calls it."""
+        self._epoch_was_set = True
 
-    def per_label(self, logits: Tensor, label: Tensor) -> Tensor:
-        """L(s, y) [B] at labels [B]; a subclass overrides it where that is cheaper than the table."""
-        rows = self.row_loss(logits)
-        return (
-            self.per_class(logits).gather(1, label[:, None])[:, 0] if rows is None else rows.definition(logits, label)
-        )
+    # The call path
 
-    def per_target(self, logits: Tensor, target: Tensor) -> Tensor:
-        """sum_c q_c w_c L(s, c) [B] for distributions q [B, n]; overridden where that is cheaper than the table."""
-        weight = self.class_weight
-        q = target if weight is None else target * weight.to(target)
-        if (rows := self.row_loss(logits)) is not None:
-            return rows.definition(logits, q)
-        return expected(q, self.per_class(logits))
+    def forward(self, logits: Tensor, target: Target, sample_weight: Tensor | None = None) -> Tensor:
+        """Return the loss.
 
-    def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
-        if not (isinstance(logits, Tensor) and isinstance(target, (Tensor, LabelMixture))):
-            check_tensor(logits, "logits")
-            check_tensor(target, "target")
-        if logits.ndim and (n := logits.shape[min(1, logits.ndim - 1)]) > 1:
-            self.check_classes(n)
-        logits = _unnamed(logits)
-        target = _unnamed(target) if isinstance(target, Tensor) else target
-        # a compiled loss does not look: what it has been told would be a guard, and the next epoch another graph
-        if self.first_change is not None and not torch.compiler.is_compiling() and not self._told:
-            self._say_untold(logits)
-        if isinstance(target, LabelMixture):
-            check_logits(logits)
-            target.check(len(logits))
-        elif logits.ndim != 2 and logits.ndim > 0:
-            return self._at_places(logits, target)
-        return self._rows(logits, target)
-
-    if TYPE_CHECKING:  # torch declares that a call gives anything
-
-        def __call__(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
-
-    def _say_untold(self, logits: Tensor) -> None:
-        """Warn once where a loss with a schedule trains and has not been told the epoch."""
-        if not (logits.requires_grad and torch.is_grad_enabled()):
-            return
-        self._told = True
-        warnings.warn(
-            f"{type(self).__name__} changes in epoch {self.first_change}, counted from 0, and was not told the epoch: "
-            "call its set_epoch(epoch) before each epoch, or it stays as in epoch 0",
-            stacklevel=2,
-        )
-
-    def _at_places(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Logits [B, n, d1, ...] or [n]: every place is a row."""
-        classes = min(1, logits.ndim - 1)
-        places = (*logits.shape[:classes], *logits.shape[classes + 1 :])
-        dense = target.is_floating_point()
-        if target.shape != (logits.shape if dense else places):
-            raise ValueError(
-                f"target must be class indices (integer, {list(places)}) or a distribution (floating point, "
-                f"{list(logits.shape)}), got {target.dtype} {list(target.shape)}"
-            )
-        n, count = logits.shape[classes], math.prod(places)  # -1 would be ambiguous where there are no rows
-        rows = logits.movedim(classes, -1).reshape(count, n)
-        target = target.movedim(classes, -1).reshape(count, n) if dense else target.reshape(count)
-        loss = self._rows(rows, target)
-        return loss.reshape(places) if self.reduction == "none" else loss
-
-    def _rows(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
-        weight = self.class_weight
-        if readable(logits, target, weight) and (loss := self._fused(logits, target, weight)) is not None:
-            return loss
+        Args:
+            logits: scores [B, n], or [B, n, d1, ...], or [n].
+            target: class indices [B], a distribution [B, n], or a :class:`LabelMixture`.
+            sample_weight: one factor per row [B]; a mean divides by the sum of the weights of the rows that count.
+        """
+        if "_parameters" not in vars(self):
+            raise RuntimeError(f"{type(self).__name__}.__init__ must call super().__init__()")
+        logits, target = _plain(logits, "logits"), _plain(target, "target")
+        shape = None
+        if not isinstance(target, LabelMixture) and logits.ndim != 2 and logits.ndim > 0:
+            logits, target, shape = _as_rows(logits, target)
         check_logits(logits)
+        self.check_classes(logits.shape[1])
+        ignores = check_target(logits, target, self.ignore_index)
+        weight = self.class_weight
         if weight is not None and weight.numel() != logits.shape[1]:
             raise ValueError(f"weight has {weight.numel()} entries, logits have {logits.shape[1]} classes")
-        seen = check_target(logits, target, ignore_index=self.ignore_index)
-        kind = logits.device.type
-        if has_autocast(kind) and torch.is_autocast_enabled(kind):
-            with torch.autocast(kind, enabled=False):
-                return self._definition(logits, target, seen)
-        return self._definition(logits, target, seen)
-
-    def _fused(self, logits: Tensor, target: Tensor | LabelMixture, weight: Tensor | None) -> Tensor | None:
-        """Return the reduced loss of one fused kernel, or None if no kernel supports the call."""
-        if not self._suits_row_loss(target) or (rows := self.row_loss(logits)) is None:
-            return None
-        return rows.reduced(
-            lambda scores: self._definition(scores, target, None),
-            logits,
+        if sample_weight is not None:
+            sample_weight = _sample_weights(sample_weight, logits, shape)
+        if self.first_change is not None and not torch.compiler.is_compiling() and not self._epoch_was_set:
+            self._warn_missing_set_epoch(logits)
+        masses = Masses.of(
             target,
+            logits.shape[1],
             weight=weight,
             label_smoothing=self.label_smoothing,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
+            sample_weight=sample_weight,
+            ignores=ignores,
         )
-
-    @staticmethod
-    def _is_hidden(t: Tensor) -> bool:
-        """Whether ``torch.func.vmap`` hides the numbers of a tensor, so that no choice can depend on them."""
-        return is_hidden(t)
-
-    def _suits_row_loss(self, target: Tensor | LabelMixture) -> bool:
-        """Whether :meth:`row_loss` is the loss of this target. Must not read values: that would synchronise a GPU."""
-        return True
-
-    def _definition(self, logits: Tensor, target: Tensor | LabelMixture, seen: tuple[int, int] | None) -> Tensor:
-        """The loss in torch operations, in at least single precision; ``seen`` is the range of indices, if known."""
-        if logits.dtype in (torch.float16, torch.bfloat16) and not self.takes_half:
-            logits = logits.float()
-        masses = self._masses(logits, target, seen)
-        return self._of_masses(masses.counted(logits), masses)
-
-    def _masses(self, logits: Tensor, target: Tensor | LabelMixture, seen: tuple[int, int] | None) -> Masses:
-        """The target with label smoothing and ignored rows."""
-        options = {"weight": self.class_weight, "smoothing": self.label_smoothing, "ignore_index": self.ignore_index}
-        return Masses.of(target, logits.shape[1], **options, seen=seen, dtype=logits.dtype)
-
-    def _of_masses(self, logits: Tensor, masses: Masses) -> Tensor:
-        """The reduced loss by :meth:`per_label` and :meth:`per_target`."""
-        if masses.labels is None:
-            precision = torch.promote_types(logits.dtype, torch.float32)
-            loss = self.per_target(logits, masses.dense(logits.shape[1], precision))
+        kind = logits.device.type
+        if has_autocast(kind) and torch.is_autocast_enabled(kind):
+            with torch.autocast(kind, enabled=False):
+                losses = self._row_losses(logits, masses)
         else:
-            loss = self.per_label(logits, masses.labels)
-            loss = loss if self.class_weight is None else masses.weighted(loss)
-        return masses.reduced(loss, self.reduction)
+            losses = self._row_losses(logits, masses)
+        if self.reduction != "none":
+            # the mean of no rows is NaN, as in cross-entropy
+            return losses.sum() if len(losses) or self.reduction == "sum" else losses.sum() * torch.nan
+        return losses if shape is None else losses.reshape(shape)
+
+    if TYPE_CHECKING:  # torch declares that a call returns anything
+
+        def __call__(self, logits: Tensor, target: Target, sample_weight: Tensor | None = None) -> Tensor: ...
+
+    def _row_losses(self, logits: Tensor, masses: Masses) -> Tensor:
+        """Return the rows' losses [B] with their masses, in at least single precision."""
+        losses = self.fused(logits, masses)
+        if losses is not None:
+            return losses
+        scores = masses.usable(logits.float() if logits.dtype in HALF else logits)
+        if masses.labels is not None and masses.even is None and masses.labels.shape[1] == 1:
+            assert masses.shares is not None
+            losses = self._checked(self.per_label(scores, masses.labels[:, 0]), "per_label", scores.shape[:1])
+            return _product(masses.shares[:, 0].to(losses.dtype), losses)
+        table = self._checked(self.per_class(scores), "per_class", scores.shape)
+        return _product(masses.table(scores.shape[1], table.dtype), table).sum(1)
+
+    def _checked(self, losses: Tensor, method: str, shape: torch.Size) -> Tensor:
+        if losses.shape != shape:
+            raise ValueError(f"{type(self).__name__}.{method} must return {list(shape)}, got {list(losses.shape)}")
+        return losses
+
+    def _warn_missing_set_epoch(self, logits: Tensor) -> None:
+        """Warn once if a loss with a schedule trains and nobody calls set_epoch."""
+        if not (logits.requires_grad and torch.is_grad_enabled()):
+            return
+        self._epoch_was_set = True
+        warnings.warn(
+            f"{type(self).__name__} changes in epoch {self.first_change}, counted from 0: call set_epoch(epoch) before "
+            "each epoch, or it stays as in epoch 0",
+            stacklevel=3,
+        )
 
     def extra_repr(self) -> str:
         weighted = "" if self.weight is None else f"weight of {len(self.weight)} classes, "
         return f"{weighted}reduction={self.reduction!r}, label_smoothing={self.label_smoothing:g}"
 
 
-def _unnamed(t: Tensor) -> Tensor:
-    """Return a tensor without a class that only names it, as libraries name their images and labels.
+class SoftmaxLoss(ClassificationLoss):
+    """A loss that is a function of nll = -log softmax(s)_y; a subclass defines :meth:`curve`.
 
-    Such classes may refuse to be mixed, and kernels read plain tensors alone. A class that computes in a way of its own
-    (``__torch_dispatch__``) is kept.
+    Example:
+        >>> class Squared(SoftmaxLoss):
+        ...     def curve(self, nll):
+        ...         return nll.square()
+        >>> Squared()(torch.zeros(1, 2), torch.tensor([0]))
+        tensor(0.4805)
     """
-    if type(t) in PLAIN or torch.compiler.is_compiling():
-        return t
-    own = [kind for kind in type(t).__mro__ if kind is not Tensor and "__torch_dispatch__" in vars(kind)]
-    return t if own else t.as_subclass(Tensor)
 
+    def curve(self, nll: Tensor) -> Tensor:
+        """Return the loss from -log p, of shape [B] at labels or [B, n] for the table."""
+        raise TypeError(f"{type(self).__name__} must define curve(nll)")
 
-@constant_result  # some versions cannot trace is_autocast_available
-def has_autocast(kind: str) -> bool:
-    """Whether devices of this kind know autocast; meta tensors do not."""
-    return torch.amp.is_autocast_available(kind)
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.curve(F.cross_entropy(logits, labels, reduction="none"))
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        nll = -logits.log_softmax(1)
+        excluded = nll == torch.inf  # a score of -inf; products of zero and infinity in the curve's slope would be NaN
+        limit = self.curve(torch.full((), torch.inf, dtype=nll.dtype, device=nll.device)).detach()
+        return torch.where(excluded, limit, self.curve(nll.masked_fill(excluded, 1.0)))
 
 
 class TopKLoss(ClassificationLoss):
@@ -281,14 +259,60 @@ class TopKLoss(ClassificationLoss):
         super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
         self.k = integer(k, "k", at_least=1)
 
-    def checked_option(self, name: str, value: Any) -> Any:
-        """See :meth:`Adjustable.checked_option`."""
-        value = super().checked_option(name, value)
-        return integer(value, "k", at_least=1) if name == "k" else value
-
     def check_classes(self, n: int) -> None:
         if self.k >= n:
             raise ValueError(f"k must be below the number of classes: k = {self.k}, logits have {n}")
 
     def extra_repr(self) -> str:
         return f"k={self.k}, {super().extra_repr()}"
+
+
+def _product(mass: Tensor, losses: Tensor) -> Tensor:
+    """Return mass times loss; a class without mass adds nothing, whatever its loss is."""
+    # 0 * inf is NaN; the gradient to the mass is the loss, so finite losses stay in the product
+    return mass * losses.masked_fill((mass == 0) & ~losses.isfinite(), 0.0)
+
+
+def _as_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
+    """Return logits [B, n, d1, ...] or [n] and their target as rows, and the shape of the losses."""
+    classes = min(1, logits.ndim - 1)
+    shape = (*logits.shape[:classes], *logits.shape[classes + 1 :])
+    dense = target.is_floating_point()
+    if target.shape != (logits.shape if dense else shape):
+        raise ValueError(
+            f"target must be class indices (integer, {list(shape)}) or a distribution (floating point, "
+            f"{list(logits.shape)}), got {target.dtype} {list(target.shape)}"
+        )
+    n, count = logits.shape[classes], math.prod(shape)  # -1 would be ambiguous if there are no rows
+    rows = logits.movedim(classes, -1).reshape(count, n)
+    return rows, target.movedim(classes, -1).reshape(count, n) if dense else target.reshape(count), shape
+
+
+def _sample_weights(weight: Any, logits: Tensor, shape: tuple[int, ...] | None) -> Tensor:
+    """Return weights per sample as [B] in double precision."""
+    check_tensor(weight, "sample_weight")
+    expected = (len(logits),) if shape is None else shape
+    if tuple(weight.shape) != tuple(expected) or weight.device != logits.device:
+        raise ValueError(
+            f"sample_weight must be {list(expected)} on {logits.device}, got {list(weight.shape)} on {weight.device}"
+        )
+    return weight.detach().to(torch.float32 if weight.device.type == "mps" else torch.float64).reshape(len(logits))
+
+
+def _plain(t: Any, name: str) -> Any:
+    """Return a tensor without a class that only names it, as libraries name their images and labels.
+
+    Such classes may refuse to be mixed with others. A class that computes in a way of its own
+    (``__torch_dispatch__``) is kept.
+    """
+    if type(t) in PLAIN or isinstance(t, LabelMixture) or torch.compiler.is_compiling():
+        return t
+    check_tensor(t, name)
+    computes = any(kind is not Tensor and "__torch_dispatch__" in vars(kind) for kind in type(t).__mro__)
+    return t if computes else t.as_subclass(Tensor)
+
+
+@constant_result  # some versions cannot trace is_autocast_available
+def has_autocast(kind: str) -> bool:
+    """Return whether devices of this kind know autocast; meta tensors do not."""
+    return torch.amp.is_autocast_available(kind)

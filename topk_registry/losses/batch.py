@@ -12,10 +12,8 @@ from torch import Tensor
 from topk_registry.losses.base import has_autocast
 from topk_registry.losses.options import Adjustable, index
 from topk_registry.losses.ranks import number_of_ranks
-from topk_registry.ops.process_group import GatherRows, Group, all_gather, gather_rows, outside_graphs
-from topk_registry.ops.targets.checks import check_logits, check_target, check_tensor
-from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.ops.targets.table import wide
+from topk_registry.losses.targets import LabelMixture, check_logits, check_target, check_tensor
+from topk_registry.ops.distributed import Group, all_gather, gather_rows, outside_graphs
 
 __all__ = ["BatchLoss"]
 
@@ -71,12 +69,14 @@ class BatchLoss(Adjustable):
                 "distributions over labels have no such label"
             )
         check_logits(logits)
-        check_target(logits, target, ignore_index=self.ignore_index)
+        check_target(logits, target, self.ignore_index)
         if len(logits) < self.least_rows:
             raise ValueError(f"{name} needs at least {self.least_rows} rows in a batch, got {len(logits)}")
         label, counted = target.long(), target != self.ignore_index
         self._spread = self._over_ranks and logits.requires_grad and number_of_ranks(self._group) > 1
-        scores = wide(logits).masked_fill(~counted[:, None], 0.0)  # NaN there would reach the gradients of others
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(
+            ~counted[:, None], 0.0
+        )  # NaN there would reach the gradients of others
         kind, given = logits.device.type, (scores, label.masked_fill(~counted, 0), counted)
         if has_autocast(kind) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
@@ -109,9 +109,5 @@ class BatchLoss(Adjustable):
 
 @outside_graphs
 def _gathered(x: Tensor, group: Group) -> Tensor:
-    sizes = all_gather(torch.tensor([len(x)], device=x.device), group, "counting rows").flatten().tolist()
-    if not x.is_floating_point():
-        return gather_rows(x, sizes, group)
-    rows = GatherRows.apply(x, sizes, group, 1.0)
-    assert isinstance(rows, Tensor)
-    return rows
+    sizes = all_gather(torch.tensor([len(x)], device=x.device), group).flatten().tolist()
+    return gather_rows(x, sizes, group)

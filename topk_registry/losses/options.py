@@ -1,4 +1,4 @@
-"""Options of a loss as attributes: kept in double precision, and set afterwards as the constructor takes them."""
+"""Options of a loss as attributes: kept in double precision, checked whenever they are set."""
 
 import functools
 import inspect
@@ -9,7 +9,6 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from topk_registry.ops.constant import fixed_number
 from topk_registry.ops.values import integer, number, numbers
 from topk_registry.registry.ranges import Interval, Range, option_ranges
 
@@ -20,6 +19,11 @@ class KeepsNumbers(nn.Module):
     ``.half()``, ``.float()`` and ``.to(dtype)`` convert all other buffers, and the parameters. A checkpoint may hold
     these buffers in any precision.
     """
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        with torch.inference_mode(False):  # a tensor of that mode cannot be used for training
+            kept = tensor.clone() if tensor is not None and tensor.is_inference() else tensor
+            super().register_buffer(name, kept, persistent)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "KeepsNumbers":
         kept = {id(b) for b in self._buffers.values() if b is not None and b.dtype == torch.float64}
@@ -39,7 +43,7 @@ class KeepsNumbers(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name, buffer in self._buffers.items():
             saved = state_dict.get(prefix + name)
-            # older checkpoints hold options in single precision: the same numbers, rounded
+            # a checkpoint in single precision holds the same numbers, rounded
             if buffer is None or buffer.dtype != torch.float64 or not isinstance(saved, Tensor):
                 continue
             known = not (buffer.is_meta or saved.is_meta) and saved.dtype != buffer.dtype
@@ -49,42 +53,33 @@ class KeepsNumbers(nn.Module):
 
 
 class Adjustable(KeepsNumbers):
-    """A module whose options can be set after it is built: each is checked as then, or refused.
+    """A module whose options can be set after it is built; each value is checked.
 
-    An option is what the constructor's signature names. Where the module has an attribute of that name, it can be set.
+    An option is a parameter of the constructor. ``option_ranges`` names the range of each.
     """
 
     option_ranges: ClassVar[Mapping[str, Any]] = {}
-    fixed_options: ClassVar[tuple[str, ...]] = ()  # those that an attribute shows, and that cannot be set
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "__init__" not in vars(cls):
-            return
-        for name, parameter in inspect.signature(cls.__init__).parameters.items():
-            if parameter.annotation in (float, "float"):
-                setattr(cls, name, _number(name))
-        type.__setattr__(cls, "__init__", _building(cls.__init__))  # an assignment would declare an untyped one
+    fixed_options: ClassVar[tuple[str, ...]] = ()  # options that only the constructor reads
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not vars(self).get("_building", True) and name in _options(type(self)):
-            with torch.inference_mode(False):  # as in the constructor
-                self.set_option(name, value)
+        if "_parameters" in vars(self) and name in options_of(type(self)):
+            self.set_option(name, value)
         else:
             super().__setattr__(name, value)
 
     def set_option(self, name: str, value: Any) -> None:
-        """Set an option of the built module; a subclass brings what depends on it up to date."""
-        if name in self.fixed_options or not hasattr(self, name):
+        """Set an option; a subclass brings what depends on it up to date."""
+        if name in self.fixed_options and name in vars(self):
             raise AttributeError(
                 f"{name} of {type(self).__name__} cannot be set after it is built: build another one with "
                 f"{name}={value!r}"
             )
-        super().__setattr__(name, self.checked_option(name, value))
+        with torch.inference_mode(False):
+            super().__setattr__(name, self.checked_option(name, value))
 
     def checked_option(self, name: str, value: Any) -> Any:
         """Return the value of an option as the module keeps it; raise if it is outside of ``option_ranges``."""
-        option = _options(type(self))[name]
+        option = options_of(type(self))[name]
         if isinstance(value, Tensor) and value.ndim == 0 and name not in self._buffers:
             value = value.item()
         if name in self._buffers and value is not None:
@@ -96,24 +91,24 @@ class Adjustable(KeepsNumbers):
 
 
 class Option(NamedTuple):
-    """What a constructor's signature and ``option_ranges`` say of an option."""
+    """Type and range of an option."""
 
     annotation: Any
     allowed: Range | None
 
     def bounds(self) -> dict[str, float]:
-        """The ends of its range, as :func:`number` takes them."""
+        """Return the ends of its range, as :func:`number` takes them."""
         return self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
 
     def least(self) -> int | None:
-        """The least integer in its range; None where there is none."""
+        """Return the least integer in its range, or None."""
         bounds = self.bounds()
         if "above" in bounds:
             return math.floor(bounds["above"]) + 1
         return math.ceil(bounds["at_least"]) if "at_least" in bounds else None
 
     def checked(self, name: str, value: Any) -> Any:
-        """Return a value; raise unless it is of the option's type, and it, or every number of it, is in its range."""
+        """Return a value; raise unless it, or every number of it, has the option's type and is in its range."""
         kinds = set(get_args(self.annotation)) or {self.annotation}
         if value is None and type(None) in kinds:
             return value
@@ -132,40 +127,21 @@ class Option(NamedTuple):
 
 
 def index(ignore_index: Any) -> int:
-    """Return an ``ignore_index``, which is any integer of 64 bits."""
+    """Return an ``ignore_index``: any integer of 64 bits."""
     return integer(ignore_index, "ignore_index", at_most=2**63 - 1)
 
 
-def _number(name: str) -> property:
-    """An attribute that holds a float, and is a constant of compiled graphs: see :func:`fixed_number`."""
-    place = f"_{name}"
-
-    def get(self: Adjustable) -> float:
-        number = getattr(self, place)
-        return fixed_number(number) if torch.compiler.is_compiling() else number
-
-    def put(self: Adjustable, value: float) -> None:
-        vars(self)[place] = value
-
-    return property(get, put)
-
-
-def _building(init: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of a class; while that of the module runs, options are set without checks."""
-
-    @functools.wraps(init)
-    def build(self: Adjustable, *args: Any, **kwargs: Any) -> None:
-        outermost = "_building" not in vars(self)  # else a base class's constructor, called by the module's own
-        vars(self)["_building"] = True
-        with torch.inference_mode(False):  # its buffers are used for training
-            init(self, *args, **kwargs)
-        vars(self)["_building"] = not outermost
-
-    return build
-
-
 @functools.lru_cache(maxsize=256)
-def _options(cls: type) -> Mapping[str, Option]:
-    """The options that a class's constructor names."""
-    ranges = option_ranges(cls)
-    return {name: Option(p.annotation, ranges.get(name)) for name, p in inspect.signature(cls).parameters.items()}
+def options_of(cls: type) -> Mapping[str, Option]:
+    """Return the options that the constructors of a class and, through ``**common``, of its bases take."""
+    ranges, found = option_ranges(cls), dict[str, Option]()
+    for kind in cls.__mro__:
+        if "__init__" not in vars(kind) or kind is nn.Module:
+            continue
+        parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
+        for p in parameters:
+            if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
+                found.setdefault(p.name, Option(p.annotation, ranges.get(p.name)))
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break
+    return found

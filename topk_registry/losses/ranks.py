@@ -7,14 +7,12 @@ on how rows were dealt out. Where process r returns R S_r / sum_q W_q, the avera
 
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 from torch import distributed as dist
 
 from topk_registry.losses.base import ClassificationLoss
-from topk_registry.ops.process_group import Group, all_reduce, outside_graphs
-from topk_registry.ops.targets.label_mixture import LabelMixture, Target
-from topk_registry.ops.targets.masses import Masses
+from topk_registry.losses.targets import LabelMixture, Target
+from topk_registry.ops.distributed import Group, all_reduce, outside_graphs
 
 L = TypeVar("L", bound=ClassificationLoss)
 
@@ -50,20 +48,22 @@ def mean_over_ranks(loss: L, group: Group = None) -> L:
     return loss
 
 
-def weight_of_rows(loss: ClassificationLoss, target: Target) -> Tensor:
-    """The number [], in double precision, that the mean of a loss divides by at a target, on this process."""
+def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tensor | None = None) -> Tensor:
+    """Return the number [] in double precision by which the mean of a loss divides, on this process."""
     if isinstance(target, LabelMixture):
-        return torch.tensor(len(target.labels), dtype=torch.float64, device=target.labels.device)
-    if target.is_floating_point():
-        classes = target.shape[min(1, target.ndim - 1)]
-        return torch.tensor(target.numel() / classes, dtype=torch.float64, device=target.device)
-    masses = Masses.of(target, 0, weight=loss.class_weight, ignore_index=loss.ignore_index)  # n is for smoothing
-    assert masses.counts is not None, "indices that nobody looked at may be ignored"
-    return masses.counts.sum()
+        rows = target.labels[:, 0].double().fill_(1.0)
+    elif target.is_floating_point():
+        rows = target.select(min(1, target.ndim - 1), 0).double().mul(0.0).nan_to_num(0.0) + 1.0
+    else:
+        counts = target != loss.ignore_index
+        rows = counts.double()
+        if (weight := loss.class_weight) is not None:
+            rows = rows * weight.to(rows)[target.long().masked_fill(~counts, 0)]
+    return (rows if sample_weight is None else rows * sample_weight.to(rows)).sum()
 
 
 def weighs_rows(loss: object) -> bool:
-    """Whether a loss is a mean of rows that may count differently."""
+    """Return whether a loss is a mean of rows that may count differently."""
     return isinstance(loss, ClassificationLoss) and loss.reduction == "mean" and loss.class_weight is not None
 
 
@@ -77,7 +77,7 @@ def sum_over_ranks(weight: Tensor, group: Group = None) -> Tensor:
     if number_of_ranks(group) == 1:
         return weight
     weight = weight.detach().clone()
-    return all_reduce(weight, group, "adding the weights of rows")
+    return all_reduce(weight, group)
 
 
 class _Mean:
@@ -88,7 +88,8 @@ class _Mean:
 
     def __call__(self, loss: ClassificationLoss, args: tuple, kwargs: dict, total: Tensor) -> Tensor:
         target = args[1] if len(args) > 1 else kwargs["target"]
-        weight = weight_of_rows(loss, target).to(total)
+        sample_weight = args[2] if len(args) > 2 else kwargs.get("sample_weight")
+        weight = weight_of_rows(loss, target, sample_weight).to(total)
         if total.requires_grad:
             weight = sum_over_ranks(weight, self.group) / number_of_ranks(self.group)
         return total / weight

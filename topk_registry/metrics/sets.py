@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from topk_registry.conformal import SetCounts
 from topk_registry.metrics.accuracy import class_groups
 from topk_registry.metrics.streaming import StreamingMetric, check_labels
+from topk_registry.oldsets import SetCounts
 
 
 class SetCoverage(StreamingMetric):

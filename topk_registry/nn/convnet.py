@@ -1,4 +1,4 @@
-"""A small network for 32 x 32 images, registered with timm under a name of ours: the built-in job's default."""
+"""Small networks for the built-in data sets, registered with timm as ``topk_convnet`` and ``topk_mlp``."""
 
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -6,14 +6,13 @@ from typing import Any, TypeVar
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 
-__all__ = ["TopKConvNet", "topk_convnet"]
+__all__ = ["TopKConvNet", "TopKMLP", "topk_convnet", "topk_mlp"]
 
-OF_WEIGHTS = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # what timm hands to every network
+WEIGHT_OPTIONS = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # timm passes them to every network
 Network = TypeVar("Network", bound="TopKConvNet")
 
 
-def prepared(channels: int, side: int = 32) -> dict[str, Any]:
-    """How images are prepared for a network, under timm's names."""
+def _preprocessing(channels: int, side: int) -> dict[str, Any]:
     return {
         "input_size": (channels, side, side),
         "mean": (0.5,) * channels,
@@ -23,20 +22,21 @@ def prepared(channels: int, side: int = 32) -> dict[str, Any]:
     }
 
 
-default_cfgs = generate_default_cfgs({"topk_convnet": prepared(3)})  # timm reads it by this name
+# timm looks for this name in a model's module
+default_cfgs = generate_default_cfgs({"topk_convnet": _preprocessing(3, 32), "topk_mlp": _preprocessing(3, 8)})
 
 
 class TopKConvNet(nn.Module):
-    """Three 3 x 3 convolutions of stride 2, a 4 x 4 map, and a linear classifier, with timm's model interface.
+    """Convolutional network for 32 x 32 images, with timm's model interface.
 
-    Larger depths put further convolutions, of stride 1, behind each of the three.
+    Three 3 x 3 convolutions of stride 2, average pooling to 4 x 4, and a linear classifier.
 
     Args:
-        num_classes: number of scores; 0 leaves the features.
+        num_classes: number of scores; 0 returns the features.
         in_chans: channels of the images.
-        width: channels of the first convolution; the next have twice and four times as many.
-        depth: convolutions of each resolution.
-        norm: whether batch norm follows each convolution.
+        width: channels of the first convolution; the next two have twice and four times as many.
+        depth: convolutions per resolution; those after the first have stride 1.
+        norm: add batch norm after each convolution.
         drop_rate: dropout before the classifier.
     """
 
@@ -59,7 +59,7 @@ class TopKConvNet(nn.Module):
                 self._add(f"{i}_{j}", nn.Conv2d(b, b, 3, 1, 1, bias=not norm), norm)
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Dropout(drop_rate))
         self.num_features = self.head_hidden_size = 16 * channels[-1]
-        self.pretrained_cfg = self.default_cfg = {**prepared(in_chans), "num_classes": num_classes}
+        self.pretrained_cfg = self.default_cfg = {**_preprocessing(in_chans, 32), "num_classes": num_classes}
         self.reset_classifier(num_classes)
 
     def _add(self, name: str, convolution: nn.Conv2d, norm: bool) -> None:
@@ -86,13 +86,49 @@ class TopKConvNet(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-def build(network: type[Network], name: str, pretrained: bool, options: dict[str, Any]) -> Network:
-    """Make a network from the options that timm hands on, less those of weights, of which there are none."""
+class TopKMLP(TopKConvNet):
+    """Perceptron over all pixels, for features that are stored as small images (``topk/ambiguous``).
+
+    Args:
+        num_classes: number of scores; 0 returns the features.
+        in_chans: channels of the images.
+        side: height and width of the images.
+        width: units per hidden layer.
+        depth: number of hidden layers.
+        drop_rate: dropout before the classifier.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 100,
+        in_chans: int = 3,
+        *,
+        side: int = 8,
+        width: int = 256,
+        depth: int = 2,
+        drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__(num_classes, in_chans)
+        sizes = [in_chans * side * side] + depth * [width]
+        layers = [layer for a, b in pairwise(sizes) for layer in (nn.Linear(a, b), nn.ReLU())]
+        self.features = nn.Sequential(nn.Flatten(), *layers)
+        self.pool = nn.Sequential(nn.Dropout(drop_rate))
+        self.num_features = self.head_hidden_size = width
+        self.default_cfg["input_size"] = (in_chans, side, side)
+        self.reset_classifier(num_classes)
+
+
+def _build(network: type[Network], name: str, pretrained: bool, options: dict[str, Any]) -> Network:
     if pretrained:
-        raise ValueError(f"{name} has no published weights")
-    return network(**{key: value for key, value in options.items() if key not in OF_WEIGHTS})
+        raise ValueError(f"{name} has no pretrained weights")
+    return network(**{key: value for key, value in options.items() if key not in WEIGHT_OPTIONS})
 
 
 @register_model
 def topk_convnet(pretrained: bool = False, **kwargs: Any) -> TopKConvNet:
-    return build(TopKConvNet, "topk_convnet", pretrained, kwargs)
+    return _build(TopKConvNet, "topk_convnet", pretrained, kwargs)
+
+
+@register_model
+def topk_mlp(pretrained: bool = False, **kwargs: Any) -> TopKMLP:
+    return _build(TopKMLP, "topk_mlp", pretrained, kwargs)

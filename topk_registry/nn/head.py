@@ -8,20 +8,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topk_registry.nn.classifier import num_classes_of
-from topk_registry.ops.ksubset import topk_label_margins, topk_marginals
-from topk_registry.ops.ksubset.fixed_graph import static_marginals
+from topk_registry.ops.ksubset import graph
+from topk_registry.ops.ksubset.api import topk_label_margins, topk_marginals
 from topk_registry.ops.values import integer, number
-
-# torch 2.6 cannot tell exporting from compiling: there, compiled models take the exported form too
-_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
 
 class TopKOutput(NamedTuple):
     """Scores, the probability of each class to be in the top-k set, and the k most probable classes."""
 
-    logits: Tensor  # [..., n]
+    logits: Tensor  # [..., n]; -inf for classes that are not allowed
     marginals: Tensor  # [..., n], sums to k
-    indices: Tensor  # [..., k], most probable first
+    indices: Tensor  # [..., k], most probable first; -1 beyond the allowed classes
 
 
 class TopKHead(nn.Module):
@@ -31,17 +28,23 @@ class TopKHead(nn.Module):
     the product of exp(logit / temperature) over its members. They sum to k, and for k = 1 they are softmax. They are
     differentiable, and float32 or float64 also for logits in half precision.
 
+    ``head(logits, allowed=mask)`` restricts the set to a list of classes: the marginals are those among the allowed
+    classes, and 0 for all others. If at most k classes are allowed, or have a logit above -inf, each of them has the
+    marginal 1.
+
     Args:
         k: size of the set, 1 <= k <= n - 1.
         temperature: positive. For a model trained with ``topk_nll`` or ``smooth_topk_svm`` it is k * tau, see
             :meth:`of_loss`; :func:`fit_temperature` fits it to held-out data.
 
-    Shape: logits [..., n] -> :class:`TopKOutput`.
+    Shape: logits [..., n], allowed bool [n] or [..., n] -> :class:`TopKOutput`.
 
     Example:
         >>> head = TopKHead(2)
         >>> head(torch.tensor([2.0, 1.0, 0.0, -1.0])).indices
         tensor([0, 1])
+        >>> head(torch.tensor([2.0, 1.0, 0.0, -1.0]), allowed=torch.tensor([False, True, True, True])).indices
+        tensor([1, 2])
 
     Reference: Berrada, Zisserman, Kumar 2018, section 5.2 and appendix C.
     """
@@ -56,10 +59,10 @@ class TopKHead(nn.Module):
 
     @classmethod
     def of_loss(cls, loss: nn.Module) -> "TopKHead":
-        """The head of the marginals that a loss trains, by its ``k`` and ``temperature``.
+        """Return the head of the marginals that a loss trains, by its ``k`` and ``temperature``.
 
-        ``topk_nll`` is tau times the negative log-likelihood under this head, and under one of no other temperature. Of
-        a loss with several k it is the head of the largest.
+        ``topk_nll`` is tau times the negative log-likelihood under this head. For a loss with several k, it is the head
+        of the largest.
 
         Example:
             >>> TopKHead.of_loss(create_loss("topk_nll", k=5, tau=0.2))
@@ -73,14 +76,19 @@ class TopKHead(nn.Module):
             )
         return cls(k, temperature=temperature)
 
-    def forward(self, logits: Tensor) -> TopKOutput:
-        marginals = _marginals(logits, self.k, self.temperature)
+    def forward(self, logits: Tensor, allowed: Tensor | None = None) -> TopKOutput:
+        if allowed is not None:
+            _check_allowed(allowed, logits)
+            logits = logits.masked_fill(~allowed, -torch.inf)
         # ranked by logits: marginals have the same order, but saturate at 1 and would tie there
-        return TopKOutput(logits, marginals, logits.topk(self.k).indices)
+        top, indices = logits.topk(self.k)
+        if allowed is not None:
+            indices = torch.where(top == -torch.inf, -1, indices)
+        return TopKOutput(logits, _marginals(logits, self.k, self.temperature), indices)
 
-    if TYPE_CHECKING:  # torch declares that a call gives anything
+    if TYPE_CHECKING:  # torch declares that a call returns anything
 
-        def __call__(self, logits: Tensor) -> TopKOutput: ...
+        def __call__(self, logits: Tensor, allowed: Tensor | None = None) -> TopKOutput: ...
 
     def extra_repr(self) -> str:
         return f"k={self.k}, temperature={self.temperature:g}"
@@ -95,8 +103,8 @@ class TopKClassifier(nn.Module):
         model: any classifier that maps [B, C, H, W] to logits [B, n].
         k, temperature: as in :class:`TopKHead`.
 
-    Shape: images [B, C, H, W], or crops [B, crops, C, H, W] -> :class:`TopKOutput`. With crops, ``logits`` is their
-    mean and ``indices`` orders the averaged marginals.
+    Shape: images [B, C, H, W], or crops [B, crops, C, H, W]; allowed bool [n] or [B, n] -> :class:`TopKOutput`. With
+    crops, ``logits`` is their mean and ``indices`` orders the averaged marginals.
 
     Example:
         >>> model = TopKClassifier(timm.create_model("resnet18", num_classes=100), k=5)
@@ -115,26 +123,38 @@ class TopKClassifier(nn.Module):
         self.model = model
         self.head = TopKHead(k, temperature=temperature)
 
-    def forward(self, images: Tensor) -> TopKOutput:
+    def forward(self, images: Tensor, allowed: Tensor | None = None) -> TopKOutput:
         if images.ndim not in (4, 5):
             raise ValueError(f"expected images [B, C, H, W] or crops [B, crops, C, H, W], got {list(images.shape)}")
         if images.ndim == 4:
-            return self.head(_main_output(self.model(images)))
+            return self.head(_main_output(self.model(images)), allowed)
         logits = _main_output(self.model(images.flatten(0, 1))).unflatten(0, images.shape[:2])  # [B, crops, n]
-        marginals = self.head(logits).marginals.mean(1)
-        return TopKOutput(logits.mean(1), marginals, marginals.topk(self.head.k).indices)
+        per_crop = self.head(logits, allowed[:, None] if allowed is not None and allowed.ndim == 2 else allowed)
+        marginals = per_crop.marginals.mean(1)
+        indices = marginals.topk(self.head.k).indices
+        if allowed is not None:
+            indices = torch.where(allowed.expand_as(marginals).gather(1, indices), indices, -1)
+        return TopKOutput(per_crop.logits.mean(1), marginals, indices)
 
-    if TYPE_CHECKING:  # torch declares that a call gives anything
+    if TYPE_CHECKING:  # torch declares that a call returns anything
 
-        def __call__(self, images: Tensor) -> TopKOutput: ...
+        def __call__(self, images: Tensor, allowed: Tensor | None = None) -> TopKOutput: ...
 
 
 def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
-    """Compute the marginals; during an export, in a form of fixed shapes and standard operations."""
-    if not _is_exporting():
+    """Compute the marginals; in an export, in a form of fixed shapes and standard operations."""
+    if not torch.compiler.is_exporting():
         return topk_marginals(logits, k, temperature=temperature)
-    rows = logits if logits.ndim == 2 else logits.reshape(-1, logits.shape[-1])
-    return static_marginals(rows, k, temperature).view(logits.shape)
+    rows = logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
+    return graph.marginals(rows, k, temperature).view(logits.shape)
+
+
+def _check_allowed(allowed: Tensor, logits: Tensor) -> None:
+    if allowed.dtype != torch.bool or allowed.shape[-1:] != logits.shape[-1:] or allowed.ndim > logits.ndim:
+        raise ValueError(
+            f"allowed must be bool [n] or of the shape of the logits {list(logits.shape)}, got {allowed.dtype} "
+            f"{list(allowed.shape)}"
+        )
 
 
 def _main_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:
@@ -143,10 +163,9 @@ def _main_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 def fit_temperature(logits: Tensor, target: Tensor, k: int, *, tolerance: float = 1e-3) -> float:
-    """Find the temperature at which held-out labels are most likely to be in the top-k set.
+    """Return the temperature at which held-out labels are most likely to be in the top-k set.
 
-    It minimises mean_i -log pi_{y_i}(logits_i / T) over log T: first on a grid from a thousandth to a thousand times
-    the standard deviation of the logits, then by golden section around the best point.
+    Minimize mean_i -log pi_{y_i}(logits_i / T) over log T, by grids that close in on the minimum.
 
     Args:
         logits: held-out scores [N, n], from data that the model was not trained on.
@@ -158,7 +177,7 @@ def fit_temperature(logits: Tensor, target: Tensor, k: int, *, tolerance: float 
         >>> T = fit_temperature(val_logits, val_labels, k=5)
         >>> head = TopKHead(5, temperature=T)
     """
-    logits = logits.detach().float() if logits.dtype != torch.float64 else logits.detach()
+    logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
     if logits.ndim != 2 or not len(logits):
         raise ValueError(f"expected held-out logits [N, n] with N >= 1, got {list(logits.shape)}")
     spread = float(logits.std(-1).mean())
@@ -169,23 +188,9 @@ def fit_temperature(logits: Tensor, target: Tensor, k: int, *, tolerance: float 
         t = math.exp(log_t)
         return float(F.softplus(-topk_label_margins(logits, target, k, temperature=t) / t).mean())
 
-    step = math.log(10.0) / 2
-    grid = [math.log(spread) + step * i for i in range(-6, 7)]
-    best = min(grid, key=nll)
-    return math.exp(_golden_section(nll, best - step, best + step, tolerance))
-
-
-def _golden_section(f, low: float, high: float, tolerance: float) -> float:
-    ratio = (math.sqrt(5) - 1) / 2
-    a, b = high - ratio * (high - low), low + ratio * (high - low)
-    f_a, f_b = f(a), f(b)
-    while high - low > tolerance:
-        if f_a < f_b:
-            high, b, f_b = b, a, f_a
-            a = high - ratio * (high - low)
-            f_a = f(a)
-        else:
-            low, a, f_a = a, b, f_b
-            b = low + ratio * (high - low)
-            f_b = f(b)
-    return (low + high) / 2
+    best, step = math.log(spread), math.log(1000.0) / 6  # from a thousandth to a thousand times the spread
+    best = min((best + step * i for i in range(-6, 7)), key=nll)
+    while step > tolerance:
+        step /= 3
+        best = min((best + step * i for i in range(-2, 3)), key=nll)
+    return math.exp(best)

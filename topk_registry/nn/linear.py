@@ -1,31 +1,25 @@
-"""Linear classifier and smooth top-k SVM in one, for more classes than there is memory for their logits."""
+"""A linear classifier and the smooth top-k SVM in one, for more classes than there is memory for their logits."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topk_registry.losses.options import KeepsNumbers
-from topk_registry.nn.chunked_update.update import update_of
-from topk_registry.nn.class_parallel import (
-    check_classes,
-    check_options,
-    loss_of_dtensors,
-    own_classes,
-    placed,
-    spread_loss,
-    spread_topk,
-)
-from topk_registry.ops.constant import fixed_number
-from topk_registry.ops.distributed import is_distributed
+from topk_registry.losses.targets import LabelMixture, Masses, check_target
+from topk_registry.ops.distributed import Group, OwnRows, agreed, gather_rows, outside_graphs
 from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset.chunked.api import TopClasses, linear_label_margins, linear_topk, logits_like
-from topk_registry.ops.targets.checks import check_target, checked_weight
-from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.ops.targets.masses import Masses
-from topk_registry.ops.values import numbers
+from topk_registry.ops.ksubset import linear as chunked
+from topk_registry.ops.ksubset.api import smooth_topk, topk_marginals
+from topk_registry.ops.ksubset.linear import Problem, TopClasses
+from topk_registry.ops.ksubset.ranks import classes_per_rank, first_class
+from topk_registry.ops.values import choice, integer, number
+
+REDUCTIONS = ("none", "mean", "sum")
 
 
 def linear_smooth_topk(
@@ -44,60 +38,44 @@ def linear_smooth_topk(
     chunk: int | None = None,
     process_group: Any = None,
     num_classes: int | None = None,
-    replicated: bool = False,
     averaged: bool = True,
-    sample: float | None = None,
-    generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Compute the smooth top-k SVM of ``F.linear(features, weight, bias)``, a chunk of the classes at a time.
+    """Compute the smooth top-k SVM of ``F.linear(features, weight, bias)``, one chunk of classes at a time.
 
-    L = tau softplus(alpha / tau - l_y), where l_y is the log-odds of the label being in the top-k set of the logits.
-    With alpha = 0 it is the top-k likelihood. Loss and gradients are the same as from all logits at once. The backward
-    pass multiplies features and weight a second time instead of keeping logits.
+    L = tau softplus(alpha / tau - l_y), where l_y is the log-odds that the label is in the top-k set of the logits.
+    With alpha = 0 it is the top-k likelihood. Loss and gradients equal those of all logits at once. The backward pass
+    multiplies features and weight again instead of keeping logits. If all classes fit into one chunk, this is
+    the loss of the logits.
 
-    With ``process_group`` the classes are spread over its ranks. Each rank passes its own rows of the batch, and the
-    weight of its own classes: ceil(n / ranks) of them, fewer on the last ranks. Every rank returns the loss of all
-    rows. Every rank must call ``backward``, on the loss or on the same function of it. The gradient of the weight stays
-    on the rank that holds the weight.
+    With ``process_group`` the classes are divided among its ranks. Each rank passes its own rows of the batch, and the
+    weight of its own classes: ceil(n / ranks) of them, fewer on the last ranks. Targets are then class indices. Every
+    rank returns the loss of all rows, and must call ``backward``.
 
     Args:
         features: [B, d].
-        weight: the classifier's [n, d]. It may be a DTensor whose classes are sharded over one dimension of a mesh; the
-            ranks along it are the process group. Parts that are replicated over other dimensions get the mean of their
-            gradients, as under ``DistributedDataParallel``. Features may then be a DTensor on the same mesh: loss and
-            gradients are those of the whole batch, as for any DTensor, and the loss is a DTensor.
-        bias: the classifier's [n], or None.
-        target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`. Distributions, and with them label
-            smoothing, take one more pass over all chunks. Targets get no gradient.
-        k: size of the set that should hold the label, 1 <= k <= n - 1.
-        tau: temperature, positive.
-        alpha: required gap, not negative: the loss fades once the label is k times as far ahead. One number, or one for
-            each class [n] of all ranks.
+        weight: [n, d], or this rank's rows of it.
+        bias: [n], or None.
+        target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`. Distributions, mixtures and label
+            smoothing need one more pass over all chunks. Together with ``class_weight``, label smoothing needs a table
+            [B, n].
+        k: size of the set that should contain the label, 1 <= k <= n - 1.
+        tau: smoothing temperature, positive.
+        alpha: required gap, not negative: one number, or one for each class [n] of all ranks.
         class_weight: one non-negative factor for each class [n] of all ranks.
-        reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. Over ranks ``"mean"`` and ``"sum"`` are
-            over the rows of all, and ``"none"`` gives this rank's own.
+        reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. Over ranks, ``"mean"`` and ``"sum"`` are
+            over the rows of all ranks, and ``"none"`` returns this rank's own.
         chunk: number of classes at a time; None chooses for speed.
         process_group: the ranks that hold the classes, such as ``mesh.get_group("classes")``.
-        num_classes: n, checked against what the ranks hold; None for their sum.
-        replicated: all ranks pass the same rows, which are then counted once.
+        num_classes: n, checked against what the ranks hold; None takes their sum.
         averaged: whether the backbone's gradients are averaged over ranks afterwards, as ``DistributedDataParallel``
-            and FSDP do. If so, the gradient of features is multiplied by the size of the group, and the average over
-            all data-parallel ranks is the gradient of the loss. False gives the gradient of the loss itself. Has no
-            effect on ``replicated`` features, whose gradients are equal on all ranks.
-        sample: the probability of each class to take part in a step, as in Partial FC. Labels of the batch always take
-            part. A step then costs that share of the time, and of the memory for scores. The other
-            classes are drawn independently, and scores of those drawn are raised by k tau log(1 / sample). This
-            estimates every elementary symmetric polynomial of the other classes' odds without bias. The loss is a
-            logarithm of ratios of such polynomials, so loss and gradient are biased, less so the more classes are
-            drawn. Targets must be labels.
-        generator: draws the classes; each rank draws others.
+            does. If so, the gradient of features is multiplied by the size of the group, so that the average is the
+            gradient of the loss.
 
     Returns:
-        The loss, a number or [B], in float32 or float64. Over ranks or with distributions it is differentiable once.
+        The loss, a number or [B], in float32 or float64. In chunks it is differentiable once.
 
     Raises:
         ValueError: on every rank, if one has bad input or two disagree on an option.
-        RuntimeError: if a rank ended, or did not answer within the timeout of the process group.
 
     Example:
         >>> features = torch.randn(8, 64, requires_grad=True)
@@ -106,43 +84,171 @@ def linear_smooth_topk(
 
     Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
     """
-    if is_distributed(weight):
-        if process_group is not None:
-            raise ValueError("process_group must be None for a DTensor weight, whose mesh names the ranks")
-        return loss_of_dtensors(
-            features, weight, bias, target, k=k, tau=tau, alpha=alpha, class_weight=class_weight, reduction=reduction,
-            label_smoothing=label_smoothing, ignore_index=ignore_index, chunk=chunk, num_classes=num_classes,
-            replicated=replicated, averaged=averaged, sample=sample, generator=generator,
+    alpha = torch.as_tensor(alpha, device=features.device).detach()
+
+    def masses_of(target: Tensor | LabelMixture, n: int, x: Tensor) -> Masses:
+        ignores = check_target(x.new_zeros(()).expand(len(x), n), target, ignore_index)
+        options = {"weight": class_weight, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
+        return Masses.of(target, n, **options, reduction=reduction, ignores=ignores)
+
+    def check() -> Mapping[str, float]:
+        _check_layer(features, weight, bias, k, chunk)
+        number(tau, "tau", above=0)
+        choice(reduction, "reduction", REDUCTIONS)
+        number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
+        facts = {"number of rows": len(features), "features": features.shape[1], "classes": len(weight)}
+        return facts | {"k": k, "tau": tau, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
+
+    if process_group is not None:
+        if isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
+            raise ValueError("with a process_group, targets must be class indices, without label smoothing")
+        return _over_ranks(
+            features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, process_group,
+            num_classes, averaged,
         )  # fmt: skip
-    update = update_of(weight, bias)
-    one_process = process_group is None and sample is None and update is None
-    if not one_process or isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
-        return spread_loss(
-            features, weight, bias, target, k=k, tau=tau, alpha=alpha, class_weight=class_weight, reduction=reduction,
-            label_smoothing=label_smoothing, ignore_index=ignore_index, chunk=chunk, group=process_group,
-            num_classes=num_classes, replicated=replicated, averaged=averaged, sample=sample, generator=generator,
-            update=update,
-        )  # fmt: skip
-    tau, label_smoothing = fixed_number(tau), fixed_number(label_smoothing)
-    check_options(tau, alpha, reduction, label_smoothing)
-    B, n = len(features), logits_like(features, weight, bias).shape[1]
-    check_classes(n, alpha, class_weight)
-    if num_classes is not None and num_classes != n:
+    check()
+    n = len(weight)
+    if num_classes not in (None, n):
         raise ValueError(f"weight has {n} rows, num_classes is {num_classes}")
-    seen = check_target(features.new_zeros(()).expand(B, n), target, ignore_index=ignore_index)
-    masses = Masses.of(target, n, weight=class_weight, ignore_index=ignore_index, seen=seen)
-    label = masses.labels
-    assert label is not None, "other targets are spread_loss's"
-    x = masses.counted(features)
-    margin = linear_label_margins(x, weight, bias, label, k, temperature=k * tau, chunk=chunk)
-    wanted = alpha.to(margin)[label] if isinstance(alpha, Tensor) and alpha.ndim else alpha
-    loss = soft_hinge(wanted - margin / k, tau)
-    loss = loss if class_weight is None else masses.weighted(loss)
-    return masses.reduced(loss if features.dtype == torch.float64 else loss.float(), reduction)
+    masses = masses_of(target, n, features)
+    x, size = masses.usable(features), chunked.chunk_size(features, chunk)
+    if n <= size or n < chunked.min_classes(k):
+        losses = smooth_topk(F.linear(x, weight, bias), masses, k=k, tau=tau, alpha=alpha)
+    else:
+        losses = _losses(x, weight, bias, masses, alpha, tau, _problem(x, k, k * tau, size))
+    return losses if reduction == "none" else _total(losses, reduction)
 
 
-class LinearSmoothTopK(KeepsNumbers):
-    """``nn.Linear`` and smooth top-k SVM in one module, for a million classes and more.
+@outside_graphs
+def linear_topk(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    k: int,
+    *,
+    temperature: float = 1.0,
+    chunk: int | None = None,
+    process_group: Any = None,
+    num_classes: int | None = None,
+) -> TopClasses:
+    """Return the k largest of ``F.linear(features, weight, bias)`` with their marginals, in the memory of a chunk.
+
+    Not differentiable. With ``process_group`` it takes and returns this rank's rows. Arguments as
+    :func:`linear_smooth_topk`.
+
+    Example:
+        >>> linear_topk(torch.eye(3), torch.eye(3), None, 1).marginals.T
+        tensor([[0.5761, 0.5761, 0.5761]])
+    """
+
+    def check() -> Mapping[str, float]:
+        _check_layer(features, weight, bias, k, chunk)
+        number(temperature, "temperature", above=0)
+        facts = {"number of rows": len(features), "features": features.shape[1], "classes": len(weight)}
+        return facts | {"k": k, "temperature": temperature}
+
+    features, size = features.detach(), chunked.chunk_size(features, chunk)
+    if process_group is not None:
+        sizes, first, _ = _agree(check, k, process_group, num_classes, features.device)
+        x = gather_rows(features, sizes, process_group)
+        best = chunked.linear_topk_classes(x, weight, bias, _problem(x, k, temperature, size, first, process_group))
+        return TopClasses(*(part.split(sizes)[dist.get_rank(process_group)] for part in best))
+    check()
+    if len(weight) > size and len(weight) >= chunked.min_classes(k):
+        return chunked.linear_topk_classes(features, weight, bias, _problem(features, k, temperature, size))
+    with torch.no_grad():
+        logits = F.linear(features, weight, bias)
+        marginals = topk_marginals(logits, k, temperature=temperature)
+        top, indices = logits.topk(k)
+        return TopClasses(indices, top, marginals.gather(1, indices))
+
+
+@outside_graphs
+def _losses(
+    x: Tensor, weight: Tensor, bias: Tensor | None, masses: Masses, alpha: Tensor, tau: float, p: Problem
+) -> Tensor:
+    """Return the loss of every row [B], in chunks."""
+    labels, shares = masses.labels, masses.shares
+    if labels is None or shares is None or labels.shape[1] != 1 or masses.even is not None:
+        mass = partial(_mass, masses)
+        return chunked.linear_expected_hinge(x, weight, bias, mass, alpha, tau, p).to(p.wide)
+    label, share = labels[:, 0], shares[:, 0].double()
+    margin = chunked.linear_label_margins(x, weight, bias, label, p)
+    gap = (alpha[label] if alpha.ndim else alpha).double()
+    losses = soft_hinge(gap - margin / p.k, tau)
+    return torch.where(share == 0, 0.0, share * losses).to(p.wide)
+
+
+def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
+    """Return the masses of the classes of a chunk, for scores s [B, m] that begin with the class ``first``."""
+    m = s.shape[1]
+    if masses.dense is not None:
+        return masses.dense[:, first : first + m].to(s)
+    q = torch.zeros_like(s) if masses.even is None else masses.even[:, None].to(s).expand_as(s)
+    if masses.labels is None or masses.shares is None:
+        return q
+    local = masses.labels - first
+    place = torch.where((local >= 0) & (local < m), local, m)  # a spare column takes labels of other chunks
+    return F.pad(q, (0, 1)).scatter_add(1, place, masses.shares.to(s))[:, :m]
+
+
+@outside_graphs
+def _over_ranks(
+    features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, group, num_classes, averaged
+) -> Tensor:
+    """Compute the loss of the rows of all ranks over the classes of all ranks."""
+    sizes, first, n = _agree(check, k, group, num_classes, features.device)
+    x = gather_rows(features, sizes, group)
+    if averaged and x.requires_grad:
+        x.register_hook(lambda g: g * len(sizes))
+    masses = masses_of(gather_rows(target.long(), sizes, group), n, x)
+    p = _problem(x, k, k * tau, chunked.chunk_size(x, chunk), first, group)
+    losses = _losses(masses.usable(x), weight, bias, masses, alpha, tau, p)
+    if reduction == "none":
+        own = OwnRows.apply(losses, sizes, group)
+        assert isinstance(own, Tensor)
+        return own
+    return _total(losses, reduction)
+
+
+def _total(losses: Tensor, reduction: str) -> Tensor:
+    """Return the sum of losses whose masses hold the mean's divisor; a mean of no rows is NaN."""
+    return losses.mean() if reduction == "mean" and not len(losses) else losses.sum()
+
+
+def _agree(check, k: int, group: Group, num_classes: int | None, device: torch.device) -> tuple[list[int], int, int]:
+    """Return the number of rows of each rank, this rank's first class and the number of all classes."""
+    of_ranks = agreed(check, group, device, may_differ=("number of rows", "classes"))
+    first, n = first_class(of_ranks["classes"], num_classes, group)
+    if n <= 2 * k:
+        raise ValueError(f"over ranks, k must be below half of the number of classes: k = {k}, n = {n}")
+    return [int(rows) for rows in of_ranks["number of rows"]], first, n
+
+
+def _problem(x: Tensor, k: int, theta: float, chunk: int, first: int = 0, group: Group = None) -> Problem:
+    if k > chunked.MAX_K:
+        raise ValueError(f"with classes in chunks, k must be at most {chunked.MAX_K}, got {k}")
+    dtype = chunked.product_dtype(x)
+    smallest = 4 * torch.finfo(torch.promote_types(dtype, torch.float32)).tiny
+    return Problem(k, max(theta, smallest), chunk, dtype, first, group)
+
+
+def _check_layer(features: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int | None) -> None:
+    shapes = [None if t is None else list(t.shape) for t in (features, weight, bias)]
+    if features.ndim != 2 or weight.ndim != 2 or features.shape[1] != weight.shape[1]:
+        raise ValueError(f"expected features [B, d], weight [n, d] and bias [n] or None, got {shapes}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"expected features [B, d], weight [n, d] and bias [n] or None, got {shapes}")
+    dtypes = {chunked.product_dtype(t) for t in (features, weight, bias) if t is not None}
+    if len(dtypes) > 1 or not features.is_floating_point():
+        raise ValueError(f"features, weight and bias must have one floating-point dtype outside autocast, got {dtypes}")
+    integer(k, "k", at_least=1)
+    if chunk is not None:
+        integer(chunk, "chunk", at_least=1)
+
+
+class LinearSmoothTopK(nn.Module):
+    """``nn.Linear`` and the smooth top-k SVM in one module, for a million classes and more.
 
     ``head(features, target)`` returns the loss to train with. ``head.topk(features)`` predicts the k best classes, each
     with its probability of being in the top-k set. Neither holds the logits of all classes at once.
@@ -151,12 +257,12 @@ class LinearSmoothTopK(KeepsNumbers):
         in_features: length d of a feature vector.
         num_classes: n.
         bias: learn a bias.
-        k, tau, alpha, class_weight, reduction, label_smoothing, ignore_index, chunk: as in :func:`linear_smooth_topk`.
-        process_group: ranks that the classes are spread over; each holds its own rows of weight and bias.
-        replicated, averaged, sample: as in :func:`linear_smooth_topk`; evaluation mode takes all classes.
+        k, tau, alpha, class_weight, reduction, label_smoothing, ignore_index, chunk, averaged: as in
+            :func:`linear_smooth_topk`.
+        process_group: ranks that the classes are divided among; each holds its own rows of weight and bias.
 
     Shape: features [B, in_features], target [B] int64 or a distribution -> the loss. ``weight`` [n, d] and ``bias`` [n]
-    are those of ``nn.Linear``, and start as they do.
+    have the names and the initial values of ``nn.Linear``.
 
     Example:
         >>> backbone = timm.create_model("resnet50", num_classes=0)  # images to features
@@ -165,26 +271,14 @@ class LinearSmoothTopK(KeepsNumbers):
         >>> head(backbone(images), target).backward()
         >>> head.topk(backbone(images)).marginals  # [B, 5]
 
-    A model that keeps its classifier gives the same features by
+    A model that keeps its classifier computes the same features by
     ``model.forward_head(model.forward_features(images), pre_logits=True)``.
     """
 
-    in_features: int
-    num_classes: int
-    k: int
-    tau: float
-    reduction: str
-    label_smoothing: float
-    ignore_index: int
-    chunk: int | None
     weight: nn.Parameter
     bias: nn.Parameter | None
     alpha: Tensor
     class_weight: Tensor | None
-    process_group: Any
-    replicated: bool
-    averaged: bool
-    sample: float | None
 
     def __init__(
         self,
@@ -201,29 +295,31 @@ class LinearSmoothTopK(KeepsNumbers):
         ignore_index: int = -100,
         chunk: int | None = None,
         process_group: Any = None,
-        replicated: bool = False,
         averaged: bool = True,
-        sample: float | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if not 1 <= k < num_classes:
+        if not 1 <= integer(k, "k") < num_classes:
             raise ValueError(f"k must be an integer from 1 to num_classes - 1 = {num_classes - 1}, got {k!r}")
-        self.in_features, self.num_classes = in_features, num_classes
-        self.k, self.tau, self.reduction, self.ignore_index, self.chunk = k, tau, reduction, ignore_index, chunk
-        self.label_smoothing, self.process_group = float(label_smoothing), process_group
-        self.replicated, self.averaged, self.sample = replicated, averaged, sample
-        own = num_classes if process_group is None else own_classes(num_classes, process_group)
+        self.in_features, self.num_classes, self.k = in_features, num_classes, k
+        self.tau = number(tau, "tau", above=0)
+        self.reduction = choice(reduction, "reduction", REDUCTIONS)
+        self.label_smoothing = number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
+        self.ignore_index, self.chunk, self.process_group, self.averaged = ignore_index, chunk, process_group, averaged
+        own = num_classes
+        if process_group is not None:
+            own = classes_per_rank(num_classes, dist.get_world_size(process_group))[dist.get_rank(process_group)]
         self.weight = nn.Parameter(torch.empty(own, in_features, device=device, dtype=dtype))
         self.register_parameter("bias", nn.Parameter(self.weight.new_empty(own)) if bias else None)
-        gap = numbers(alpha, "alpha", at_least=0, or_one=True)
-        factor = None if class_weight is None else checked_weight(class_weight)
-        check_options(tau, gap, reduction, label_smoothing)
-        check_classes(num_classes, gap, factor)
-        # not in the state_dict, so that a checkpoint is that of nn.Linear
-        self.register_buffer("alpha", gap.to(device), persistent=False)
-        self.register_buffer("class_weight", None if factor is None else factor.to(device), persistent=False)
+        for name, values in (("alpha", alpha), ("class_weight", class_weight)):
+            tensor = None if values is None else torch.as_tensor(values, device=device).detach().clone()
+            if tensor is not None:
+                shapes = [(num_classes,)] + [()] * (name == "alpha")
+                if tensor.shape not in shapes or not bool((tensor >= 0).all()):
+                    raise ValueError(f"{name} must be non-negative, one per class [{num_classes}], got {values!r}")
+            # not in the state_dict, so that a checkpoint is one of nn.Linear
+            self.register_buffer(name, tensor, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -247,12 +343,10 @@ class LinearSmoothTopK(KeepsNumbers):
             chunk=self.chunk,
             process_group=self.process_group,
             num_classes=self.num_classes,
-            replicated=self.replicated,
             averaged=self.averaged,
-            sample=self.sample if self.training else None,
         )
 
-    if TYPE_CHECKING:  # torch declares that a call gives anything
+    if TYPE_CHECKING:  # torch declares that a call returns anything
 
         def __call__(self, features: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
 
@@ -262,22 +356,15 @@ class LinearSmoothTopK(KeepsNumbers):
         Args:
             temperature: divides the logits for the marginals; by default k tau, as in the loss.
         """
-        temperature = self.k * self.tau if temperature is None else temperature
-        group, weight, bias = self.process_group, self.weight, self.bias
-        if is_distributed(weight):
-            group, weight, bias = placed(weight, bias)
-        if group is None:
-            return linear_topk(features, weight, bias, self.k, temperature=temperature, chunk=self.chunk)
-        return spread_topk(
+        return linear_topk(
             features,
-            weight,
-            bias,
+            self.weight,
+            self.bias,
             self.k,
-            temperature=temperature,
+            temperature=self.k * self.tau if temperature is None else temperature,
             chunk=self.chunk,
-            group=group,
+            process_group=self.process_group,
             num_classes=self.num_classes,
-            replicated=self.replicated,
         )
 
     def extra_repr(self) -> str:

@@ -140,6 +140,38 @@ def _tried(one: Backend[Any], trial: Callable[[], bool]) -> str:
     return f"its kernels cannot be used here ({wrong})" if wrong else ""
 
 
+def choose(device: torch.device, backend: str | None, self_test: Callable[[torch.device], bool]) -> str:
+    """Return the backend for a call: the given one if it is wanted and works, else "torch".
+
+    Args:
+        device: of the scores.
+        backend: the backend with a kernel for the call, "numba" or "triton"; None if no backend has one.
+        self_test: tells whether the kernel is right on a few numbers; called once per device.
+    """
+    if backend is None or preferred() not in ("auto", backend):
+        return "torch"
+    key = backend, device, self_test
+    if (why := _problems.get(key)) is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return backend  # a self-test would break the capture of a graph
+        why = _problems[key] = _self_problem(backend, device, self_test)
+        if why:
+            warnings.warn(f"{why}: the top-k losses are slower", stacklevel=2)
+    return "torch" if why else backend
+
+
+def _self_problem(backend: str, device: torch.device, self_test: Callable[[torch.device], bool]) -> str:
+    """Return why a backend cannot be used, "" if it can."""
+    if device.type == "cuda" and (old := too_old(device)):
+        return old
+    if find_spec(backend) is None:
+        return f"{backend} is not installed (pip install {backend})"
+    try:
+        return "" if in_clean_thread(lambda: self_test(device)) else f"{backend} is installed but its results are wrong"
+    except Exception as error:
+        return f"{backend} is installed but cannot be used here ({error!r})"
+
+
 def in_clean_thread(function: Callable[[], Any]) -> Any:
     """Call a function in a thread of its own, where fake tensors, transforms and autocast of the caller are off."""
     with ThreadPoolExecutor(1) as thread:

@@ -1,17 +1,105 @@
-"""Operators on the rows of a DTensor: each rank works on the rows it holds, by the kernels of its device.
+"""Collectives with gradients, errors that every rank raises, and DTensors whose rows are sharded.
 
-A row's result depends on nothing but that row. So a batch may stay sharded. Sharded classes are gathered, unless the
-operator takes them as they lie.
+Every rank of a group calls the same functions in the same order. A step waits for the numbers that ranks compare, so
+``outside_graphs`` ends a compiled graph before it.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Generator, Tensor
+from torch._compile import _disable_dynamo
+from torch.autograd.function import once_differentiable
 
-from topk_registry.ops.process_group import outside_graphs
+Group = Any  # torch.distributed.ProcessGroup, which does not exist where torch is built without it
+outside_graphs = _disable_dynamo  # torch.compiler.disable, which would import the compiler at once
+
+
+def _functional() -> Any:
+    from torch.distributed import _functional_collectives
+
+    return _functional_collectives
+
+
+def _named(group: Group) -> Any:
+    return dist.group.WORLD if group is None else group
+
+
+def all_gather(x: Tensor, group: Group) -> Tensor:
+    """Stack a tensor of every rank, which has the same shape on all ranks: [...] -> [ranks, ...]."""
+    ranks = dist.get_world_size(group)
+    if not x.numel():
+        return x.new_empty(ranks, *x.shape)
+    flat = x.detach().reshape(1, -1).contiguous()
+    return _functional().all_gather_tensor(flat, 0, _named(group)).view(ranks, *x.shape)
+
+
+def all_reduce(x: Tensor, group: Group) -> Tensor:
+    """Return the sum of a tensor over the ranks."""
+    return _functional().all_reduce(x.detach(), "sum", _named(group)) if x.numel() else x
+
+
+def gather_rows(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
+    """Gather the rows of every rank in the order of ranks: [B_r, ...] -> [sum of sizes, ...].
+
+    The gradient of a row is summed over the ranks, and goes to the rank that the row came from.
+    """
+    most = max(sizes)
+    if not most or 0 in x.shape[1:]:
+        return x.new_empty(sum(sizes), *x.shape[1:])
+    padded = F.pad(x.flatten(1) if x.ndim > 1 else x[:, None], (0, 0, 0, most - len(x))).contiguous()
+    gather = _functional().all_gather_tensor_autograd if x.requires_grad else _functional().all_gather_tensor
+    parts = gather(padded, 0, _named(group)).view(len(sizes), most, *x.shape[1:])
+    return parts.flatten(0, 1) if min(sizes) == most else torch.cat([p[:n] for p, n in zip(parts, sizes, strict=True)])
+
+
+class OwnRows(torch.autograd.Function):
+    """The rows of this rank, of rows that every rank has; the gradients of all ranks are gathered."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.sizes, ctx.group = sizes, group
+        return x.split(list(sizes))[dist.get_rank(group)].clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gather_rows(g, ctx.sizes, ctx.group), None, None
+
+
+def agreed(
+    check: Callable[[], Mapping[str, float]], group: Group, device: torch.device, *, may_differ: Sequence[str] = ()
+) -> dict[str, list[float]]:
+    """Exchange what each rank was given; raise on all ranks if one has an error or two disagree.
+
+    Args:
+        check: checks this rank's arguments, and returns numbers by name; it may raise a ValueError.
+        may_differ: names of numbers that may differ between ranks.
+
+    Returns:
+        The numbers of all ranks by name.
+    """
+    error, own = None, {}
+    try:
+        own = check()
+    except (TypeError, ValueError) as raised:
+        error = raised
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, (own, None if error is None else str(error)), group=group)
+    if error is not None:
+        raise error
+    for rank, (_, message) in enumerate(everyone):
+        if message is not None:
+            raise ValueError(f"rank {rank} of the process group: {message}")
+    of_ranks = {name: [numbers[name] for numbers, _ in everyone] for name in own}
+    for name, values in of_ranks.items():
+        if name not in may_differ and len(set(values)) > 1:
+            raise ValueError(f"ranks of the process group disagree on {name}: {values}")
+    return of_ranks
 
 
 def is_distributed(t: Any) -> bool:
@@ -26,14 +114,14 @@ def whole(t: Any) -> Tensor:
 
 
 def everywhere(t: Any, mesh: Any) -> Any:
-    """A tensor that each rank of a mesh holds whole, as a DTensor of it; a DTensor as it is."""
+    """Return a tensor that each rank of a mesh has whole as a DTensor; return a DTensor as it is."""
     from torch.distributed.tensor import DTensor, Replicate
 
     return t if isinstance(t, DTensor) else DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
 
 
 def beside(t: Tensor, scores: Any) -> Any:
-    """Make a tensor that every rank holds whole usable beside ``scores``, a DTensor or a plain tensor."""
+    """Make a tensor that every rank has whole usable with ``scores``, a DTensor or a plain tensor."""
     return everywhere(t, scores.device_mesh) if is_distributed(scores) else t
 
 
@@ -43,14 +131,37 @@ def by_shards(function: Callable[..., Tensor], logits: Any, *rows: Tensor | None
     Args:
         function: maps scores [..., n] to a tensor [..., n] or [...], row by row.
         logits: a DTensor.
-        rows: more arguments that have the rows of the logits, from ``axis`` on; a plain tensor holds all of them.
+        rows: more arguments that have the rows of the logits, from ``axis`` on; a plain tensor has all rows.
     """
-    mesh, placements = logits.device_mesh, _of_rows(logits)
+    from torch.distributed.tensor import DTensor, Shard
 
-    scores = logits.redistribute(mesh, placements).to_local(grad_placements=placements)
-    moved = _moved(placements, axis)
-    part = function(scores, *(_local(t, mesh, moved) for t in rows))
-    return _spread(part, mesh, placements, logits.shape[: part.ndim])
+    mesh, placements = logits.device_mesh, _of_rows(logits)
+    moved = [Shard(p.dim + axis) if p.is_shard() else p for p in placements]
+    local = [None if t is None else everywhere(t, mesh).redistribute(mesh, moved).to_local() for t in rows]
+    part = function(logits.redistribute(mesh, placements).to_local(grad_placements=placements), *local)
+    size = torch.empty(logits.shape[: part.ndim], device="meta")
+    return DTensor.from_local(part, mesh, placements, run_check=False, shape=size.shape, stride=size.stride())
+
+
+def generator_of_shard(logits: Any, generator: Generator | None) -> Generator:
+    """Return a generator for the rows of this rank: the same on ranks with the same rows, another on every other."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = logits.device_mesh
+    drawn = torch.randint(2**62, (1,), generator=generator, device=logits.device)
+    # run_check: every rank takes the number of the first
+    seed = int(DTensor.from_local(drawn, mesh, [Replicate()] * mesh.ndim, run_check=True).to_local())
+    for size, place, placement in zip(mesh.shape, mesh.get_coordinate(), _of_rows(logits), strict=True):
+        seed = seed * size + (place if placement.is_shard() else 0)
+    return torch.Generator(logits.device).manual_seed(seed % 2**63)
+
+
+def _of_rows(logits: Any) -> list[Any]:
+    """Return the placements of the logits, with the classes of every row together."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    given = logits.placements
+    return [p if type(p) is Shard and p.dim % logits.ndim != logits.ndim - 1 else Replicate() for p in given]
 
 
 def class_dimension(logits: Any) -> int | None:
@@ -111,30 +222,3 @@ def _spread(part: Tensor, mesh: Any, placements: list[Any], shape: torch.Size) -
 
     size = torch.empty(shape, device="meta")
     return DTensor.from_local(part, mesh, placements, run_check=False, shape=size.shape, stride=size.stride())
-
-
-def generator_of_shard(logits: Any, generator: Generator | None) -> Generator:
-    """A generator for the rows of this rank: the same on ranks with the same rows, another on every other."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = logits.device_mesh
-    drawn = torch.randint(2**62, (1,), generator=generator, device=logits.device)
-    # run_check: every rank takes the number of the first
-    seed = int(DTensor.from_local(drawn, mesh, [Replicate()] * mesh.ndim, run_check=True).to_local())
-    for size, place, placement in zip(mesh.shape, mesh.get_coordinate(), _of_rows(logits), strict=True):
-        seed = seed * size + (place if placement.is_shard() else 0)
-    return torch.Generator(logits.device).manual_seed(seed % 2**63)
-
-
-def _of_rows(logits: Any) -> list[Any]:
-    """The placements of the logits, with the classes of every row together."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    given = logits.placements
-    return [p if type(p) is Shard and p.dim % logits.ndim != logits.ndim - 1 else Replicate() for p in given]
-
-
-def _moved(placements: list[Any], axis: int) -> list[Any]:
-    from torch.distributed.tensor import Shard
-
-    return [Shard(p.dim + axis) if p.is_shard() else p for p in placements]

@@ -1,4 +1,4 @@
-"""Losses, data sets, loggers, scores of prediction sets and columns of scored images by name.
+"""Losses, data sets and model files by name.
 
 A plug-in is an entry point that an installed distribution declares in its own ``pyproject.toml``:
 
@@ -6,12 +6,12 @@ A plug-in is an entry point that an installed distribution declares in its own `
     their_loss = "their_package.their_module:TheirLoss"
 
 The factory is a class or a function that takes keyword options and returns a callable ``(logits, target) -> Tensor``.
-Listing reads metadata and source files and imports nothing; asking for a loss imports its module, which runs that
-plug-in's code. Findings are remembered for the life of the process; :func:`refresh_plugins` looks again.
+Listing reads metadata and source files and imports nothing. Asking for a loss imports its module, which runs its code.
+Findings are cached in the process; :func:`refresh_plugins` looks again.
 
-One name, several owners: this process's own ``register_loss`` goes first, then the project's own losses. Two other
-distributions that declare the same name are an error when that name is asked for, and ``distribution:name`` picks one.
-timm's own names stay timm's.
+If several owners declare a name, a ``register_loss`` of this process wins, then the project's own losses. Two other
+distributions with the same name are an error when that name is asked for, and ``distribution:name`` picks one. timm's
+own names are reserved.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,32 +24,29 @@ from topk_registry.registry.registry import B, Builder, LossInfo, Registry
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from topk_registry.ops.targets.label_mixture import LabelMixture
+    from topk_registry.losses.targets import LabelMixture
 
     class Loss(nn.Module):
-        """What editors know of a created loss; a factory that returns a plain function keeps the first line alone."""
+        """A created loss, for editors; of a factory that returns a plain function, only ``__call__`` is there."""
 
         def __call__(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
 
-        def __getattr__(self, name: str) -> Any: ...  # its options and methods are its own
+        def __getattr__(self, name: str) -> Any: ...  # options and methods of the loss
 
 
 losses: Registry = Registry("topk_registry.losses", "loss", reserved=timm_losses.reserved())
 datasets: Registry = Registry("topk_registry.datasets", "dataset")
-loggers: Registry = Registry("topk_registry.loggers", "logger")
 model_files: Registry = Registry("topk_registry.model_files", "model file")
-scores: Registry = Registry("topk_registry.scores", "score")
-score_nodes: Registry = Registry("topk_registry.score_nodes", "nodes of score")
-columns: Registry = Registry("topk_registry.columns", "column")
+loggers, scores, score_nodes, columns = (Registry(f"topk_registry.{n}", n) for n in ("loggers", "scores", "x", "y"))
 
 
 def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
     """Return the sorted names of the registered losses, without importing a plug-in.
 
     Args:
-        filter: a wildcard or several, as in ``timm.list_models``: ``"topk"`` is that name alone, ``"*topk*"`` every
-            name that contains it; ``"distribution:*"`` are the losses of one distribution.
-        exclude: a wildcard or several to leave out.
+        filter: one or more wildcards, as in ``timm.list_models``: ``"topk"`` matches that name alone, ``"*topk*"``
+            every name that contains it, ``"distribution:*"`` the losses of one distribution.
+        exclude: one or more wildcards of names to leave out.
 
     Example:
         >>> list_losses("topk_hinge*", exclude="*_convex")
@@ -64,22 +61,21 @@ def is_loss(name: str) -> bool:
 
 
 def loss_info(name: str) -> LossInfo:
-    """Return a loss's owner, version, status, reason if broken, and one-line summary, without importing it."""
+    """Return a loss's owner, version, status, error and one-line summary, without importing it."""
     return losses.info(name)
 
 
 def takes_k_hot(name: str) -> bool:
-    """Return whether a loss takes k-hot targets [B, n], several labels an image, without importing it.
-
-    timm's own are known. Another says so by an attribute of its class or function, ``takes_k_hot = True``.
+    """Return whether a loss takes k-hot targets [B, n], without importing it: ``takes_k_hot = True`` in its class.
 
     Example:
         >>> takes_k_hot("ksubset_nll"), takes_k_hot("focal")
         (True, False)
     """
-    if losses.info(name).status == "timm":
+    status = losses.info(name).status
+    if status == "timm":
         return name.rpartition(":")[2] in timm_losses.TAKE_K_HOT
-    return losses.info(name).status not in ("broken", "ambiguous", "disabled") and losses.declares(name, "takes_k_hot")
+    return status not in ("broken", "ambiguous", "disabled") and losses.declares(name, "takes_k_hot")
 
 
 def get_loss_builder(name: str) -> Builder:
@@ -88,11 +84,14 @@ def get_loss_builder(name: str) -> Builder:
 
 
 def create_loss(name: str, **options: Any) -> "Loss":
-    """Build the loss of this name with these options: a callable ``(logits, target) -> Tensor``.
+    """Create a loss: a callable ``(logits, target) -> Tensor``.
 
     Args:
         name: a name of :func:`list_losses`, or ``distribution:name``.
-        options: the factory's keyword options; one that it does not take is a TypeError that lists its options.
+        options: the factory's keyword options.
+
+    Raises:
+        TypeError: an option is unknown; the message lists the options.
 
     Example:
         >>> loss = create_loss("topk_hinge", k=3)
@@ -101,20 +100,22 @@ def create_loss(name: str, **options: Any) -> "Loss":
 
 
 def build_loss(name: str, factory: Builder, /, **options: Any) -> "Loss":
-    """Build a loss with the factory that :func:`get_loss_builder` returned for its name."""
+    """Create a loss with the factory that :func:`get_loss_builder` returned for its name."""
     loss = losses.build(name, factory, options)
     if not callable(loss):
-        raise BrokenPluginError(
-            f"{losses.describe(name)} built {loss!r}, which is no callable (logits, target) -> Tensor"
-        )
-    return loss  # pyright: ignore[reportReturnType]  # a plain function has the call, if not the rest
+        raise BrokenPluginError(f"{losses.describe(name)} returned {loss!r}, expected a callable (logits, target)")
+    is_module = any(base.__module__ == "torch.nn.modules.module" for base in type(loss).__mro__)
+    if is_module and "_parameters" not in vars(loss):
+        raise BrokenPluginError(f"{losses.describe(name)} does not call super().__init__() in its __init__")
+    return loss  # pyright: ignore[reportReturnType]  # a plain function
 
 
 def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
-    """Register a loss factory in this process, for a notebook or a script outside any distribution.
+    """Return a decorator that registers a loss factory in this process, for a notebook or a script.
 
-    A name that is taken is an error unless ``override=True``, which hides the other one from this process; it stays
-    available as ``distribution:name``. timm's own names cannot be overridden.
+    Args:
+        name: of the loss. A name that is taken is an error, unless ``override``; timm's names cannot be taken.
+        override: hide the loss of this name in this process; ``distribution:name`` still reaches it.
 
     Example:
         >>> @register_loss("my_loss")
@@ -126,5 +127,5 @@ def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
 
 def refresh_plugins() -> None:
     """Look for plug-ins again, after an installation or a repair while the process runs."""
-    for names in (losses, datasets, loggers, model_files, scores, score_nodes, columns):
+    for names in (losses, datasets, model_files):
         names.refresh()

@@ -8,17 +8,17 @@ from typing import Any
 
 from topk_registry.registry.options import accepts, unbound
 
-CLASSES = "n"  # an end of an interval that is the number of classes
+CLASSES = "n"  # an upper end that is the number of classes
 _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers between two ends; each end may belong to them.
+    """Numbers between two ends.
 
     Args:
-        low, high: the ends; ``high`` is ``"n"`` where it is the number of classes.
-        closed: which ends belong to it.
+        low, high: the ends; ``high`` is ``"n"`` if it is the number of classes.
+        closed: which ends belong to the interval.
 
     Example:
         >>> tau = Interval.parse("(0, inf)")
@@ -32,23 +32,23 @@ class Interval:
 
     @classmethod
     def parse(cls, text: str) -> "Interval":
-        """The interval of ``"(0, 1]"``, ``"[0, inf)"`` or ``"[1, n)"``; a ValueError shows what is understood."""
+        """Return the interval of ``"(0, 1]"``, ``"[0, inf)"`` or ``"[1, n)"``."""
         try:
             match = _INTERVAL.fullmatch(text.strip())
             opening, low, high, closing = match.groups() if match else ("", "", "", "")
             interval = cls(float(low), high if high == CLASSES else float(high), (opening == "[", closing == "]"))
         except ValueError:
-            raise ValueError(f"an interval is written as '(0, 1]', '[0, inf)' or '[1, n)', got {text!r}") from None
+            raise ValueError(f"expected an interval such as '(0, 1]', '[0, inf)' or '[1, n)', got {text!r}") from None
         if not interval.low < interval.end(math.inf):
             raise ValueError(f"an interval begins below its end, got {text!r}")
         return interval
 
     def end(self, num_classes: float) -> float:
-        """The upper end as a number."""
+        """Return the upper end as a number."""
         return num_classes if isinstance(self.high, str) else self.high
 
     def bounds(self) -> dict[str, float]:
-        """Its finite ends, as :func:`topk_registry.options.number` takes them.
+        """Return the finite ends as keyword arguments of :func:`topk_registry.options.number`.
 
         Example:
             >>> Interval.parse("(0, 1]").bounds()
@@ -58,12 +58,7 @@ class Interval:
         return {name: end for name, end in ((low, self.low), (high, self.end(math.inf))) if math.isfinite(end)}
 
     def in_words(self) -> str:
-        """What a number in it is, for errors.
-
-        Example:
-            >>> [Interval.parse(text).in_words() for text in ("[0, 1]", "(0, inf)", "[1, 9)", "(-inf, inf)")]
-            ['from 0 to 1', 'above 0', 'at least 1 and below 9', 'finite']
-        """
+        """Describe a number of the interval: "from 0 to 1", "above 0", "finite"."""
         ends = self.bounds()
         if {*ends} == {"at_least", "at_most"}:
             return f"from {ends['at_least']:g} to {ends['at_most']:g}"
@@ -75,12 +70,12 @@ class Interval:
         return above and (value <= high if self.closed[1] else value < high)
 
     def inside(self, num_classes: int) -> list[float]:
-        """The ends that belong to it."""
+        """Return the ends that belong to the interval."""
         ends = zip((self.low, self.end(num_classes)), self.closed, strict=True)
         return [_whole(end) for end, closed in ends if closed]
 
     def outside(self, num_classes: int) -> list[float]:
-        """A value beyond each finite end: the end itself where it does not belong."""
+        """Return a value beyond each finite end; the end itself if it does not belong."""
         ends = ((self.low, self.closed[0], -1.0), (self.end(num_classes), self.closed[1], 1.0))
         return [_whole(end + step if closed else end) for end, closed, step in ends if math.isfinite(end)]
 
@@ -93,10 +88,9 @@ Range = Interval | tuple[Any, ...]
 
 
 def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
-    """The values that options may have, as a factory and the classes it derives from declare them.
+    """Return the values that options may have: ``option_ranges`` of the factory and of the bases whose option it takes.
 
-    A factory declares ``option_ranges``, from names of options to an interval in a string, or to a tuple of choices.
-    A base class's declaration holds where the factory takes that option.
+    A factory declares an interval in a string, or a tuple of choices.
 
     Example:
         >>> class TheirLoss:
@@ -116,5 +110,5 @@ def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
 
 
 def _whole(value: float) -> float:
-    """Whole numbers as integers, which options such as k insist on."""
+    """Whole numbers as integers, which options such as k require."""
     return int(value) if value == int(value) else value

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from topk_registry.conformal import Score, calibrate, create_score
+from topk_registry.oldsets import Score, calibrate, create_score
 from topk_registry.testing.expect import expect
 from topk_registry.testing.result import ChecksFailedError, result_of
 
@@ -126,7 +126,7 @@ def check_score(score: str | type[Score] | Score, *, options: Mapping[str, Any] 
     """Run every check on a score of prediction sets and raise one :class:`ChecksFailedError` that lists all failures.
 
     Args:
-        score: a subclass of :class:`topk_registry.conformal.Score`, an object of one, or a registered name.
+        score: a subclass of :class:`topk_registry.oldsets.Score`, an object of one, or a registered name.
         options: keyword options to build it with.
 
     Example:

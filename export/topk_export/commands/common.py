@@ -1,4 +1,4 @@
-"""Shared by the commands: flags of the runtime, and errors as one line instead of a traceback."""
+"""Shared by the commands: errors as one line, what a terminal can be shown, and flags of the runtime."""
 
 import argparse
 import functools
@@ -7,7 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError, PredictionError
+from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError, PredictionError, VerificationError
 from topk_export.runtime.session import DEVICES
 from topk_registry.cli import INTERRUPTED, positive, words_of
 
@@ -24,7 +24,10 @@ EXPECTED = (
 
 
 def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
-    """Turn expected errors into ``error: ...`` on stderr and exit status 1, and warnings into one line each."""
+    """Print expected errors as ``error: ...`` on stderr and warnings as one line each.
+
+    The exit status is 2 for bad usage or input, and 1 for a failed check.
+    """
 
     @functools.wraps(main)
     def wrapped(argv: Sequence[str]) -> int:
@@ -37,7 +40,7 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], i
                 return 1
             except EXPECTED as error:
                 say(f"error: {words_of(error)}")
-                return 1
+                return 1 if isinstance(error, VerificationError) else 2
             except KeyboardInterrupt:
                 say("interrupted")
                 return INTERRUPTED
@@ -46,15 +49,18 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], i
 
 
 def say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
+    """Print a line to stderr."""
+    print(printable(message), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Return text with control characters escaped: a file name may contain codes that change the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def add_runtime_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device",
-        choices=DEVICES,
-        default="auto",
-        help="where to run (default: CUDA where there is a GPU, else the CPU)",
-    )
-    parser.add_argument("--require-gpu", action="store_true", help="fail rather than run on the CPU")
-    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads of one run")
+    """Add ``--device``, ``--require-gpu`` and ``--threads``."""
+    add = parser.add_argument
+    add("--device", choices=DEVICES, default="auto", help="where to run (default: a GPU if there is one)")
+    add("--require-gpu", action="store_true", help="exit with an error if the model does not run on a GPU")
+    add("--threads", type=positive, metavar="N", help="CPU threads of a run")

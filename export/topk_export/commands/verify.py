@@ -1,24 +1,26 @@
 """``topk-registry verify``: repeat the checks of an export, on any machine."""
 
-import json
 from collections.abc import Sequence
+from pathlib import Path
 
-from topk_export.commands.common import add_runtime_flags, command
-from topk_export.verification.verify import report_lines, verify
+from topk_export.commands.common import command
+from topk_export.runtime.session import DEVICES
+from topk_export.verify import report_lines, verify_file, write_json
 from topk_registry.cli import ArgumentParser
 
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Repeat the checks of an exported file."""
+    """Check an exported file against torch's logits and against float64 definitions."""
     parser = ArgumentParser(prog="topk-registry verify", description=main.__doc__)
-    parser.add_argument("model", metavar="model.onnx", help="a file of topk-registry export")
+    parser.add_argument("model", metavar="FILE.onnx", help="a file of topk-registry export")
     parser.add_argument("--sample", metavar="FILE", help="NAME.sample.npz of the export (default: beside NAME.onnx)")
-    parser.add_argument("--json", action="store_true", help="print the whole report as JSON")
-    add_runtime_flags(parser)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="where to run the model (default: cpu)")
+    parser.add_argument("--require-gpu", action="store_true", help="fail if the model does not run on a GPU")
     args = parser.parse_args(argv)
-    report = verify(
-        args.model, device=args.device, require_gpu=args.require_gpu, threads=args.threads, sample=args.sample
-    )
-    print(json.dumps(report, indent=2) if args.json else "\n".join(report_lines(report)))
+    report = verify_file(args.model, device=args.device, require_gpu=args.require_gpu, sample=args.sample)
+    if args.json is not None:
+        write_json(report, args.json)
+    print("\n".join(report_lines(report)))
     return 0 if report["passed"] else 1

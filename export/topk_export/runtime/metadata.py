@@ -1,7 +1,6 @@
 """The metadata of an exported file: JSON values under plain keys in the ONNX model's ``metadata_props``.
 
-The file alone is enough to predict with: class names, k and temperature, and how an image becomes its input. Readers
-accept their own schema version and older ones; a newer one is an error, because its keys may mean something else.
+The file alone is enough for prediction: class names, k, temperature, and how an image becomes its input.
 """
 
 import json
@@ -12,113 +11,92 @@ from typing import Any
 from topk_export.errors import ModelFileError
 from topk_export.runtime.preprocess import Preprocess
 
-SCHEMA = "topk_registry.classifier"
-VERSION = 1
+SCHEMA = "topk_registry.classifier/1"
+CLASSIFICATION, MULTILABEL = "classification", "multilabel"
 
-SEMANTICS = {
-    "logits": "scores [batch, num_classes], float32, as the backbone gives them (not divided by the temperature)",
-    "marginals": "the chance that each class is in the top-k set [batch, num_classes], float32; they sum to k, and are "
-    "not a softmax",
-    "indices": "the k classes of the largest scores [batch, k], int64, best first",
+# optional inputs: an initializer holds the default
+ALLOWED = "allowed"  # bool [1 or batch, n]; default: all true
+ALPHA = "alpha"  # float32 [1]; only in calibrated files; default: the alpha of the calibration
+
+LOGITS = "logits"
+OUTPUTS = {
+    LOGITS: "scores [batch, num_classes], float32, from the backbone: not divided by the temperature, not restricted "
+    "by a class list",
+    "marginals": "probability that each class is in the top-k set [batch, num_classes], float32; a row sums to k, it "
+    "is not a softmax; excluded classes are 0, and with at most k allowed classes each of them is 1",
+    "probabilities": "softmax of the logits over the allowed classes [batch, num_classes], float32",
+    "indices": "the k allowed classes with the largest scores [batch, k], int64, best first; -1 if fewer are allowed",
 }
-GROUP = "group"  # the input with the number of each image's group, in a file with thresholds by group
-NO_GROUP = -1  # the number of a group that is not told: the largest threshold of all serves
-MULTILABEL = "multilabel"  # the task of a file that gives several labels an image
-PROBABILITY_SEMANTICS = {
-    "logits": SEMANTICS["logits"],
-    "probabilities": "the chance that each class is among the labels of the image [batch, num_classes], float32: the "
-    "sigmoid of logits / temperature, class by class; they have no common sum",
+MULTILABEL_OUTPUTS = {
+    LOGITS: OUTPUTS[LOGITS],
+    "probabilities": "probability that each class is a label of the image [batch, num_classes], float32: the sigmoid "
+    "of logits / temperature per class, 0 for excluded classes",
 }
-SET_SEMANTICS = {
-    "set": "which classes are in the prediction set [batch, num_classes], bool; see sets for what it promises",
-    "set_size": "how many they are [batch], int64",
+SET_OUTPUTS = {
+    "set": "whether each class is in the prediction set [batch, num_classes], bool; see 'sets'",
+    "set_size": "number of classes in the prediction set [batch], int64",
 }
-NODE_SEMANTICS = {
-    "set_nodes": "the nodes of the tree that the prediction set is made of [batch, nodes], int64, as numbers into "
-    "sets.tree.names; -1 where there are fewer",
-}
-LABEL_SEMANTICS = {
-    "labels": "which classes are chosen [batch, num_classes], bool: those whose probability reaches the threshold of "
-    "the class; see labels for how it was found",
-    "set": "which classes are in the set of labels [batch, num_classes], bool: those whose probability reaches one "
-    "threshold for all; see sets for what it promises",
-    "set_size": SET_SEMANTICS["set_size"],
-}
+
+
+def outputs_of(task: str) -> dict[str, str]:
+    """Return the outputs of a file for a task, and the meaning of each."""
+    return dict(MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS)
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """Everything a reader of the file needs; ``preprocess`` is stored flat, key by key."""
+    """The schema of an exported file, one field per key; each field of ``preprocess`` is stored as a key."""
 
-    k: int
-    temperature: float
+    k: int  # size of the top-k set; for multilabel files the number of classes that a prediction lists
+    temperature: float  # divides the logits before marginals, or before the sigmoid
     num_classes: int
     class_names: tuple[str, ...]
     preprocess: Preprocess
-    in_graph: bool = False  # the graph takes uint8 [batch, height, width, channels] and normalises it
-    outputs: Mapping[str, str] = field(default_factory=lambda: dict(SEMANTICS))
-    task: str = "image-classification"
+    in_graph: bool = False  # the graph takes uint8 [batch, height, width, channels] and normalizes it
+    outputs: Mapping[str, str] = field(default_factory=lambda: dict(OUTPUTS))
+    task: str = CLASSIFICATION  # or MULTILABEL
     backbone: str = ""
-    opset: int = 18
-    dtype: str = "fp32"
-    torch: str = ""
-    timm: str = ""
-    checkpoint_sha256: str | None = None
-    licence: str | None = None
+    weights: str = ""  # "ema" or "model": which weights of the checkpoint the file holds
     loss: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    weights_sha256: str | None = None  # of the file beside the model that holds its weights
-    sets: Mapping[str, Any] | None = None  # what `topk-registry calibrate` wrote of its prediction sets
-    labels: Mapping[str, Any] | None = None  # and of the thresholds of classes, in a file of several labels
+    opset: int = 18
+    dtype: str = "fp32"  # of the backbone: "fp32" or "fp16"
+    checkpoint_sha256: str | None = None
+    license: str | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)  # of the packages that wrote the file
+    weights_sha256: str | None = None  # of the file with external weights
+    sets: Mapping[str, Any] | None = None  # written by `topk-registry calibrate`: score, rule, alpha, alphas, options
 
     @property
-    def several(self) -> bool:
-        """True for a file that gives several labels an image; k is then how many classes a prediction shows."""
+    def multilabel(self) -> bool:
+        """Whether an image may have several labels."""
         return self.task == MULTILABEL
 
     @property
-    def needed(self) -> tuple[str, str]:
-        """The outputs that predictions are ranked by."""
-        return "logits", "probabilities" if self.several else "marginals"
-
-    @property
-    def group_names(self) -> tuple[str, ...]:
-        """The groups that have thresholds of their own."""
-        return tuple(group["name"] for group in (self.sets or {}).get("groups", ()))
-
-    def group_number(self, group: str) -> int:
-        """The number of a group; raise :class:`ModelFileError` where the file has no threshold for it."""
-        names = self.group_names
-        if not names:
-            raise ModelFileError(f"the file has no thresholds by group, got group {group!r}")
-        if group not in names:
-            raise ModelFileError(
-                f"calibration has seen no group {group!r}; there are {', '.join(names)}. Without a group the largest "
-                "of their thresholds serves"
-            )
-        return names.index(group)
+    def alphas(self) -> tuple[float, ...]:
+        """The miscoverage levels that the file has thresholds for, ascending; empty without calibration."""
+        return tuple((self.sets or {}).get("alphas", ()))
 
     def to_props(self) -> dict[str, str]:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "preprocess"}
-        if self.labels is None:  # a file of one label says nothing of it
-            del values["labels"]
-        values |= asdict(self.preprocess) | {"schema": f"{SCHEMA}/{VERSION}"}
+        values |= asdict(self.preprocess) | {"schema": SCHEMA}
         return {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
 
     @classmethod
     def from_props(cls, props: Mapping[str, str], source: str = "the model") -> "Metadata":
-        """Parse the metadata of a model; raise :class:`ModelFileError` where it is absent, broken or newer."""
+        """Parse the metadata of a model; raise :class:`ModelFileError` if it is missing or broken."""
         if "schema" not in props:
             raise ModelFileError(
-                f"{source} carries no topk_registry metadata (expected the key 'schema', found "
+                f"{source} has no topk_registry metadata (expected the key 'schema', found "
                 f"{', '.join(map(repr, props)) or 'none'}): export it with `topk-registry export`"
             )
         try:
-            values = {key: json.loads(props[key]) for key in _known() if key in props}
-            _check_schema(json.loads(props["schema"]), source)
-            sizes = {f.name: values.pop(f.name) for f in fields(Preprocess) if f.name in values}
+            schema = json.loads(props["schema"])
+            if schema != SCHEMA:
+                raise ModelFileError(f"{source} has schema {schema!r}, this version reads {SCHEMA!r}")
+            values = {key: json.loads(props[key]) for key in _keys() if key in props}
+            recipe = {f.name: values.pop(f.name) for f in fields(Preprocess) if f.name in values}
             values["class_names"] = tuple(map(str, values["class_names"]))
-            made = cls(preprocess=Preprocess(**sizes), **values)
+            made = cls(preprocess=Preprocess(**recipe), **values)
         except ModelFileError:
             raise
         except (ValueError, TypeError, KeyError) as error:
@@ -130,15 +108,5 @@ class Metadata:
         return made
 
 
-def _known() -> list[str]:
+def _keys() -> list[str]:
     return [f.name for kind in (Metadata, Preprocess) for f in fields(kind) if f.name != "preprocess"]
-
-
-def _check_schema(schema: Any, source: str) -> None:
-    name, _, version = str(schema).partition("/")
-    if name != SCHEMA or not version.isdigit():
-        raise ModelFileError(f"{source} has schema {schema!r}, expected {SCHEMA}/{VERSION} or older")
-    if int(version) > VERSION:
-        raise ModelFileError(
-            f"{source} has schema {schema!r}, newer than this version reads ({SCHEMA}/{VERSION}): upgrade topk-registry"
-        )

@@ -6,21 +6,26 @@ for prediction in predictor(["a.jpg", "b.jpg"]):
 """
 
 import os
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, overload
+from typing import Any, Literal, TypeVar, overload
 
 import numpy as np
 
-from topk_export.errors import ImageError, PredictionError
-from topk_export.runtime.metadata import GROUP, NO_GROUP, Metadata
+from topk_export.errors import ImageError, ModelFileError, PredictionError
+from topk_export.runtime.metadata import ALLOWED, ALPHA, Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
-from topk_export.runtime.ranking import AnyPrediction, check_outputs, check_wanted, rank_rows
-from topk_export.runtime.session import TYPES, BoundRunner, device_of, open_session
-from topk_export.runtime.stream import read_ahead
+from topk_export.runtime.ranking import Prediction, check_outputs, rank_rows
+from topk_export.runtime.session import TYPES, device_of, open_session
+from topk_export.runtime.weights import check_digest
 
 ON_ERROR = ("raise", "skip", "yield")
+Source = TypeVar("Source")
+Read = TypeVar("Read")
 
 
 class Predictor:
@@ -29,20 +34,18 @@ class Predictor:
     Args:
         path: ``model.onnx`` as written by :func:`topk_export.export_onnx`.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"tensorrt"``.
-        require_gpu: raise :class:`~topk_export.DeviceError` rather than run on the CPU.
+        require_gpu: raise :class:`~topk_export.DeviceError` if the model does not run on a GPU.
         threads: CPU threads of one run.
-        bound_batch: run everything in batches of this one size, padded, through buffers that stay on the device
-            (onnxruntime's IOBinding); such a predictor serves one thread at a time.
-        cuda_graph: on a GPU, capture the model as a CUDA graph; needs ``bound_batch``.
-        max_pixels: images with more pixels are refused before they are decoded.
+        allowed: names of the classes to choose from; default: all. See :meth:`mask_of`.
+        max_pixels: larger images raise an error before they are decoded.
         exif: turn images as their EXIF orientation says. timm's evaluation does not, so the default is off.
-        group: the group of all images, in a file with thresholds by group; None: not told, and the largest threshold
-            serves, which covers every group.
-        workers: threads that read images, a batch ahead of the model; 1 reads none ahead. Default: the number of CPUs,
-            at most 8.
+        workers: threads that read images, one batch ahead of the model; 1 reads none ahead. Default: one per CPU, at
+            most 8.
 
-    A predictor pickles: a copy opens the file again. Where the file gives several labels an image
-    (``metadata.several``), a prediction is a :class:`~topk_export.LabelPrediction`.
+    A predictor can be pickled: the copy opens the file again.
+
+    Raises:
+        ModelFileError: the file is not an exported model, or its external weights are missing or of another model.
     """
 
     def __init__(
@@ -52,48 +55,47 @@ class Predictor:
         device: str = "auto",
         require_gpu: bool = False,
         threads: int | None = None,
-        bound_batch: int | None = None,
-        cuda_graph: bool = False,
+        allowed: Sequence[str] | None = None,
         max_pixels: int = MAX_PIXELS,
         exif: bool = False,
         workers: int | None = None,
-        group: str | None = None,
     ) -> None:
-        self._arguments = {
-            "path": os.path.abspath(path),
+        self.path: str = os.path.abspath(path)
+        self._options = {
             "device": device,
             "require_gpu": require_gpu,
             "threads": threads,
-            "bound_batch": bound_batch,
-            "cuda_graph": cuda_graph,
+            "allowed": None if allowed is None else tuple(allowed),
             "max_pixels": max_pixels,
             "exif": exif,
             "workers": workers,
-            "group": group,
         }
         if workers is not None and workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers!r}")
-        if cuda_graph and bound_batch is None:
-            raise ValueError("cuda_graph needs bound_batch: a CUDA graph has one batch size")
-        self.session: Any = open_session(
-            path, device=device, require_gpu=require_gpu, threads=threads, cuda_graph=cuda_graph
-        )
+        self.session: Any = open_session(self.path, device=device, require_gpu=require_gpu, threads=threads)
         self.metadata: Metadata = Metadata.from_props(self.session.get_modelmeta().custom_metadata_map, str(path))
+        check_digest(self.path, self.metadata.weights_sha256)
         self.device: str = device_of(self.session)
-        if cuda_graph and self.device == "cpu":
-            warnings.warn("cuda_graph has no effect on the CPU", RuntimeWarning, stacklevel=2)
         self.max_pixels: int = max_pixels
         self.exif: bool = exif
         self.workers: int = workers or min(8, os.cpu_count() or 1)
         self._input = self.session.get_inputs()[0]
+        self._optional = {value.name for value in self.session.get_overridable_initializers()}
         self._outputs = {output.name: output for output in self.session.get_outputs()}
-        self._group = NO_GROUP if group is None else self.metadata.group_number(group)
-        self.batch_size: int | None = self._fixed(bound_batch)
-        self._bound = None if bound_batch is None else self._bind(bound_batch)
+        self.allowed: np.ndarray | None = None if allowed is None else self.mask_of(allowed)
+
+    @property
+    def name(self) -> str:
+        """The file's name without its suffix."""
+        return Path(self.path).stem
+
+    @property
+    def input_name(self) -> str:
+        return self._input.name
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input: [channels, height, width], or [height, width, channels] where the graph normalises."""
+        """Shape of one input: [channels, height, width], or [height, width, channels] if the graph normalizes."""
         c, h, w = self.metadata.preprocess.input_size
         return (h, w, c) if self.metadata.in_graph else (c, h, w)
 
@@ -102,25 +104,32 @@ class Predictor:
         return np.dtype(np.uint8 if self.metadata.in_graph else np.float32)
 
     @property
-    def path(self) -> str:
-        """The model file."""
-        return self._arguments["path"]
-
-    @property
-    def name(self) -> str:
-        """The file's name without its ending."""
-        return Path(self.path).stem
-
-    @property
-    def input_name(self) -> str:
-        return self._input.name
-
-    @property
     def output_names(self) -> tuple[str, ...]:
         return tuple(self._outputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _open, (self._arguments,)
+        return _open, (self.path, self._options)
+
+    def mask_of(self, names: Iterable[str]) -> np.ndarray:
+        """Return a class list as bool [num_classes].
+
+        Raises:
+            ValueError: the list is empty, or a name is of no class; the message has the closest names.
+        """
+        if isinstance(names, str):
+            raise TypeError(f"a class list must be a sequence of names, got the text {names!r}")
+        known = self.metadata.class_names
+        wanted = dict.fromkeys(names)
+        if not wanted:
+            raise ValueError("the class list is empty: it must name at least one class")
+        if unknown := [name for name in wanted if name not in set(known)]:
+            hints = dict.fromkeys(close for name in unknown for close in get_close_matches(str(name), known, n=3))
+            raise ValueError(
+                f"the class list has names that the model does not know: {', '.join(map(repr, unknown[:5]))}"
+                + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+                + (f"; close names: {', '.join(map(repr, list(hints)[:5]))}" if hints else "")
+            )
+        return np.asarray([name in wanted for name in known])
 
     def preprocess(self, images: Iterable[Any]) -> np.ndarray:
         """Return images (paths, bytes, uint8 arrays, Pillow images) as one input batch."""
@@ -128,133 +137,81 @@ class Predictor:
         return np.stack(inputs) if inputs else np.zeros((0, *self.input_shape), self.input_type)
 
     def input_of(self, image: Any) -> np.ndarray:
-        """Return one image (path, bytes, uint8 array, Pillow image) as an input, without the batch's dimension."""
+        """Return one image (path, bytes, uint8 array, Pillow image) as an input without the batch axis."""
         recipe = self.metadata.preprocess
         pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=self.exif))
-        return pixels if self.metadata.in_graph else recipe.normalise(pixels[None])[0]
+        return pixels if self.metadata.in_graph else recipe.normalize(pixels[None])[0]
 
-    def _read(self, image: Any) -> np.ndarray | ImageError:
-        try:
-            return self.input_of(image)
-        except ImageError as error:
-            return error
-
-    def group_number(self, group: str | None) -> int | None:
-        """Return the number that :meth:`run` takes for a group; None in a file without thresholds by group.
-
-        Args:
-            group: its name; None: the predictor's own ``group``.
-
-        Raises:
-            ModelFileError: the file has no threshold for it.
-        """
-        if group is not None:
-            return self.metadata.group_number(group)
-        return self._group if self.metadata.group_names else None
-
-    def run(self, batch: np.ndarray, groups: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """Run the model on an input batch as :meth:`preprocess` makes it, and return its outputs by name.
+    def run(
+        self, batch: np.ndarray, *, allowed: np.ndarray | None = None, alpha: float | None = None
+    ) -> dict[str, np.ndarray]:
+        """Run the model on an input batch, as :meth:`preprocess` makes it, and return the outputs by name.
 
         Args:
             batch: the input.
-            groups: the number of each image's group [batch], in a file with thresholds by group; see
-                :meth:`group_number`. -1 is a group that is not told. None: the predictor's ``group`` for all.
+            allowed: class list, bool [num_classes] or [batch, num_classes]; default: the predictor's ``allowed``.
+            alpha: probability that a prediction set misses the label; default: that of the calibration. The next
+                smaller level of ``metadata.alphas`` serves.
+
+        Raises:
+            ValueError: the batch or the class list has the wrong shape or type, or alpha is outside of the levels.
         """
-        if groups is None and (own := self.group_number(None)) is not None:
-            groups = np.full(len(batch), own, np.int64)
-        elif groups is not None:
-            self._check_groups(groups, len(batch))
         if batch.shape[1:] != self.input_shape or batch.dtype != self.input_type:
             raise ValueError(
                 f"the model takes {self.input_type} [batch, {', '.join(map(str, self.input_shape))}], "
                 f"got {batch.dtype} {list(batch.shape)}"
             )
-        size = self.batch_size or max(1, len(batch))
-        parts = [
-            self._run(batch[start : start + size], None if groups is None else groups[start : start + size])
-            for start in range(0, len(batch), size)
-        ]
-        columns = zip(*parts, strict=True) if parts else ([_empty(output)] for output in self._outputs.values())
-        return {name: np.concatenate(list(column)) for name, column in zip(self._outputs, columns, strict=True)}
+        feed = {self._input.name: batch}
+        allowed = self.allowed if allowed is None else allowed
+        if allowed is not None:
+            feed[ALLOWED] = self._check_mask(allowed, len(batch))
+        if alpha is not None:
+            feed[ALPHA] = np.asarray([self._check_alpha(alpha)], np.float32)
+        if not len(batch):
+            return {name: np.zeros((0, *o.shape[1:]), TYPES[o.type]) for name, o in self._outputs.items()}
+        return dict(zip(self._outputs, self.session.run(list(self._outputs), feed), strict=True))
 
     @overload
     def predict(
-        self,
-        images: Iterable[Any],
-        *,
-        batch_size: int = ...,
-        softmax_mass: float | None = ...,
-        max_set: int | None = ...,
-        on_error: Literal["raise", "skip"] = ...,
-    ) -> list[AnyPrediction]: ...
+        self, images: Iterable[Any], *, on_error: Literal["raise", "skip"] = ..., **options: Any
+    ) -> list[Prediction]: ...
 
     @overload
     def predict(
-        self,
-        images: Iterable[Any],
-        *,
-        batch_size: int = ...,
-        softmax_mass: float | None = ...,
-        max_set: int | None = ...,
-        on_error: Literal["yield"],
-    ) -> list[AnyPrediction | ImageError | PredictionError]: ...
+        self, images: Iterable[Any], *, on_error: Literal["yield"], **options: Any
+    ) -> list[Prediction | ImageError | PredictionError]: ...
 
     def predict(self, images: Iterable[Any], **options: Any) -> Any:
-        """Return a prediction for each image (paths, bytes, uint8 arrays, Pillow images).
-
-        It is a :class:`~topk_export.Prediction`, or a :class:`~topk_export.LabelPrediction` of several labels.
+        """Return a :class:`~topk_export.Prediction` per image (paths, bytes, uint8 arrays, Pillow images).
 
         Args:
-            images: what to look at.
-            options: as of :meth:`stream`.
+            images: the images.
+            options: those of :meth:`stream`.
         """
         return list(self.stream(images, **options))
 
     __call__ = predict
-
-    @overload
-    def stream(
-        self,
-        images: Iterable[Any],
-        *,
-        batch_size: int = ...,
-        softmax_mass: float | None = ...,
-        max_set: int | None = ...,
-        on_error: Literal["raise", "skip"] = ...,
-    ) -> Iterator[AnyPrediction]: ...
-
-    @overload
-    def stream(
-        self,
-        images: Iterable[Any],
-        *,
-        batch_size: int = ...,
-        softmax_mass: float | None = ...,
-        max_set: int | None = ...,
-        on_error: Literal["yield"],
-    ) -> Iterator[AnyPrediction | ImageError | PredictionError]: ...
 
     def stream(
         self,
         images: Iterable[Any],
         *,
         batch_size: int = 32,
-        softmax_mass: float | None = None,
+        allowed: Sequence[str] | np.ndarray | None = None,
+        alpha: float | None = None,
         max_set: int | None = None,
         on_error: str = "raise",
     ) -> Iterator[Any]:
-        """Yield a prediction for each image, in order, while threads read the next batch.
-
-        It is a :class:`~topk_export.Prediction`, or a :class:`~topk_export.LabelPrediction` of several labels.
+        """Yield a :class:`~topk_export.Prediction` per image, in order, while threads read the next batch.
 
         Args:
             images: paths, bytes, uint8 arrays or Pillow images; may be endless.
-            batch_size: images a run.
-            softmax_mass: also give the fewest classes whose softmax shares sum to this much. It promises nothing: the
-                sets of a calibrated file do.
-            max_set: the most classes of a set that are given; ``set_size`` counts them all.
-            on_error: for an image that cannot be read, or whose outputs are not numbers. ``"raise"`` the error, after
-                the predictions of all images before it; ``"skip"`` the image; or ``"yield"`` the error in its place.
+            batch_size: images per run.
+            allowed: class list, as names or as bool [num_classes]; default: the predictor's ``allowed``.
+            alpha: as in :meth:`run`.
+            max_set: the largest number of classes to list of a prediction set; ``set_size`` counts all.
+            on_error: for an image that cannot be read, or whose outputs are not finite: ``"raise"`` the error after the
+                predictions of all images before it, ``"skip"`` the image, or ``"yield"`` the error in its place.
         """
         if isinstance(images, str | Path | bytes):
             raise TypeError(f"images must be a sequence of images, got one {type(images).__name__}: put it in a list")
@@ -262,20 +219,38 @@ class Predictor:
             raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error must be one of {', '.join(ON_ERROR)}, got {on_error!r}")
-        check_wanted(softmax_mass, max_set, self.metadata)
+        if alpha is not None:
+            self._check_alpha(alpha)
+        mask = self.mask_of(allowed) if allowed is not None and not isinstance(allowed, np.ndarray) else allowed
         check_outputs(self._outputs, self.metadata)
         self.metadata.preprocess.check_known()
-        return self._stream(images, batch_size, softmax_mass, max_set, on_error)
+        return self._stream(images, batch_size, self.allowed if mask is None else mask, alpha, max_set, on_error)
+
+    def rank(
+        self, outputs: Mapping[str, np.ndarray], *, allowed: np.ndarray | None = None, max_set: int | None = None
+    ) -> list[Prediction]:
+        """Return the predictions of a run's outputs; raise :class:`PredictionError` if a row is not finite."""
+        rows: list[Prediction] = []
+        mask = self.allowed if allowed is None else allowed
+        for row in rank_rows(outputs, self.metadata, allowed=mask, max_set=max_set):
+            if isinstance(row, Exception):
+                raise row
+            rows.append(row)
+        return rows
 
     def _stream(
-        self, images: Iterable[Any], batch_size: int, softmax_mass: float | None, max_set: int | None, on_error: str
+        self,
+        images: Iterable[Any],
+        batch_size: int,
+        mask: np.ndarray | None,
+        alpha: float | None,
+        max_set: int | None,
+        on_error: str,
     ) -> Iterator[Any]:
         for batch in read_ahead(self._read, images, batch=batch_size, workers=self.workers):
             good = [x for x in batch if not isinstance(x, ImageError)]
-            outputs = self.run(np.stack(good)) if good else None
-            ranked = (
-                rank_rows(outputs, self.metadata, softmax_mass=softmax_mass, max_set=max_set) if outputs else iter(())
-            )
+            outputs = self.run(np.stack(good), allowed=mask, alpha=alpha) if good else None
+            ranked = rank_rows(outputs, self.metadata, allowed=mask, max_set=max_set) if outputs else iter(())
             for x in batch:
                 result = x if isinstance(x, ImageError) else next(ranked)
                 if not isinstance(result, Exception) or on_error == "yield":
@@ -283,53 +258,70 @@ class Predictor:
                 elif on_error == "raise":
                     raise result
 
-    def rank(
-        self, outputs: Mapping[str, np.ndarray], *, softmax_mass: float | None = None, max_set: int | None = None
-    ) -> list[AnyPrediction]:
-        """Return the predictions of a run's outputs; raise :class:`PredictionError` where a row is not finite."""
-        rows: list[AnyPrediction] = []
-        for row in rank_rows(outputs, self.metadata, softmax_mass=softmax_mass, max_set=max_set):
-            if isinstance(row, Exception):
-                raise row
-            rows.append(row)
-        return rows
+    def _read(self, image: Any) -> np.ndarray | ImageError:
+        try:
+            return self.input_of(image)
+        except ImageError as error:
+            return error
 
-    def _fixed(self, bound_batch: int | None) -> int | None:
-        """The one size of all runs: the model's own, or the bound one; None where any will do."""
-        own = self._input.shape[0]
-        if not isinstance(own, int):
-            return bound_batch
-        if bound_batch not in (None, own):
-            raise ValueError(f"the model has a fixed batch size of {own}, bound_batch is {bound_batch}")
-        return own
+    def _check_mask(self, allowed: np.ndarray, batch: int) -> np.ndarray:
+        if ALLOWED not in self._optional:
+            raise ModelFileError(f"{self.path} has no input {ALLOWED!r} for class lists")
+        mask, n = np.asarray(allowed), self.metadata.num_classes
+        if mask.dtype != bool or mask.shape not in ((n,), (1, n), (batch, n)):
+            raise ValueError(f"allowed must be bool [{n}] or [{batch}, {n}], got {mask.dtype} {list(mask.shape)}")
+        if not mask.any(-1).all():
+            raise ValueError("a class list is empty: it must have at least one class")
+        return mask.reshape(-1, n)
 
-    def _check_groups(self, groups: np.ndarray, count: int) -> None:
-        names = self.metadata.group_names
-        if not names:
-            raise ValueError("groups are of files with thresholds by group, and this file has none")
-        if groups.shape != (count,) or (groups < NO_GROUP).any() or (groups >= len(names)).any():
-            raise ValueError(f"expected a group from 0 to {len(names) - 1}, or {NO_GROUP}, for each of {count} images")
-
-    def _run(self, part: np.ndarray, groups: np.ndarray | None = None) -> list[np.ndarray]:
-        """One run, the batch padded to its size where that is fixed."""
-        n = len(part)
-        if self.batch_size is not None and n < self.batch_size:
-            part = np.concatenate((part, np.zeros((self.batch_size - n, *part.shape[1:]), part.dtype)))
-        told = {}
-        if groups is not None:
-            told[GROUP] = np.append(groups, np.full(len(part) - n, NO_GROUP)).astype(np.int64)
-        if self._bound is not None:
-            return [value[:n].copy() for value in self._bound(part, **told)]
-        return [value[:n] for value in self.session.run(list(self._outputs), {self._input.name: part, **told})]
-
-    def _bind(self, size: int) -> BoundRunner:
-        groups = {GROUP: np.full(size, NO_GROUP, np.int64)} if self.metadata.group_names else {}
-        return BoundRunner(self.session, (size, *self.input_shape), groups)
+    def _check_alpha(self, alpha: float) -> float:
+        levels = self.metadata.alphas
+        if not levels or ALPHA not in self._optional:
+            raise ValueError("alpha needs a calibrated file: run `topk-registry calibrate`")
+        if not np.float32(levels[0]) <= np.float32(alpha) <= np.float32(levels[-1]):  # NaN compares as false
+            raise ValueError(f"alpha must be from {levels[0]:g} to {levels[-1]:g}, got {alpha!r}")
+        return alpha
 
 
-def _open(arguments: dict[str, Any]) -> Predictor:
-    return Predictor(**arguments)
+def read_ahead(
+    read: Callable[[Source], Read], sources: Iterable[Source], *, batch: int, workers: int
+) -> Iterator[list[Read]]:
+    """Yield lists of ``batch`` results in order, while threads work on the next list; one worker reads none ahead.
+
+    An error of ``sources`` itself is raised after the results of all items before it.
+    """
+    failure: list[Exception] = []
+    source = _until_failure(iter(sources), failure)
+    if workers == 1:
+        while results := [read(item) for item in islice(source, batch)]:
+            yield results
+    else:
+        yield from _in_threads(read, source, batch, workers)
+    if failure:
+        raise failure[0]
 
 
-def _empty(output: Any) -> np.ndarray:
-    return np.zeros((0, *output.shape[1:]), TYPES[output.type])
+def _in_threads(
+    read: Callable[[Source], Read], source: Iterator[Source], batch: int, workers: int
+) -> Iterator[list[Read]]:
+    waiting: deque[Future[Read]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
+    try:
+        while True:
+            waiting.extend(pool.submit(read, item) for item in islice(source, 2 * batch - len(waiting)))
+            if not waiting:
+                break
+            yield [waiting.popleft().result() for _ in range(min(batch, len(waiting)))]
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _until_failure(source: Iterator[Source], failure: list[Exception]) -> Iterator[Source]:
+    try:
+        yield from source
+    except Exception as error:
+        failure.append(error)
+
+
+def _open(path: str, options: dict[str, Any]) -> Predictor:
+    return Predictor(path, **options)

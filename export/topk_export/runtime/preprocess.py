@@ -1,8 +1,7 @@
-"""From an image to a model's input, as timm's evaluation transform does it, with numpy and Pillow alone.
+"""From an image to a model's input, equal to timm's evaluation transform, with numpy and Pillow.
 
-Decode and convert to RGB (or L); resize by one of three crop modes; crop; scale to [0, 1]; normalise. Two habits of
-timm are kept on purpose, because a model was trained with them: the EXIF orientation is ignored, and JPEGs are decoded
-in full (never by Pillow's ``draft``, which changes the resampled pixels).
+Decode, convert to RGB (or L), resize by one of three crop modes, crop, scale to [0, 1], normalize. As in timm, the EXIF
+orientation is ignored, and JPEGs are decoded in full (Pillow's ``draft`` would change the resampled pixels).
 """
 
 import io
@@ -26,13 +25,13 @@ ENDINGS = {
     "BMP": (".bmp",),
     "TIFF": (".tif", ".tiff"),
     "PPM": (".ppm",),
-    "AVIF": (".avif",),  # where Pillow was built with libavif
-    "HEIF": (".heic", ".heif"),  # where the package pillow-heif is installed
+    "AVIF": (".avif",),  # if Pillow was built with libavif
+    "HEIF": (".heic", ".heif"),  # if pillow-heif is installed
 }
 
 
 def readable_formats() -> tuple[str, ...]:
-    """Return the formats that this Pillow decodes, among those of photographs."""
+    """Return the photograph formats that this Pillow decodes."""
     with suppress(ImportError):
         import pillow_heif  # type: ignore
 
@@ -63,14 +62,13 @@ class Preprocess:
 
     Args:
         input_size: channels, height and width of the model's input.
-        mean, std: per channel, of values in ``range``; empty where the color is unknown.
+        mean, std: per channel, of values in [0, 1]; empty if the color is unknown.
         interpolation: a key of :data:`RESAMPLE`.
-        crop_pct: the crop's share of the resized image.
+        crop_pct: the crop's fraction of the resized image.
         crop_mode: ``"center"``, ``"border"`` or ``"squash"``.
-        resize_size: height and width aimed at before the crop; None: the floor of ``input_size / crop_pct``.
-        color: ``"RGB"`` or ``"L"``; empty where the channels are neither, and ``"unknown"`` where nothing says how
-            images were normalised: then only arrays can be fed.
-        range: what pixel values 0 and 255 become before normalisation.
+        resize_size: target height and width before the crop; None: the floor of ``input_size / crop_pct``.
+        color: ``"RGB"`` or ``"L"``; empty for other numbers of channels; ``"unknown"`` if the normalization of the
+            images is not known. In the last two cases the model takes arrays only.
     """
 
     input_size: Sequence[int]
@@ -81,7 +79,6 @@ class Preprocess:
     crop_mode: str = "center"
     resize_size: Sequence[int] | None = None
     color: str = "RGB"
-    range: Sequence[float] = (0.0, 1.0)
 
     def __post_init__(self) -> None:
         if len(self.input_size) != 3 or min(self.input_size) < 1:
@@ -91,34 +88,34 @@ class Preprocess:
         if self.crop_mode not in CROP_MODES:
             raise ValueError(f"crop_mode must be one of {', '.join(CROP_MODES)}, got {self.crop_mode!r}")
         if not len(self.mean) == len(self.std) == (0 if self.color == UNKNOWN else self.input_size[0]):
-            raise ValueError(f"mean and std must have one value a channel: {self.mean!r}, {self.std!r}")
+            raise ValueError(f"mean and std need one value per channel: {self.mean!r}, {self.std!r}")
 
     @property
     def scale_size(self) -> tuple[int, int]:
-        """Height and width aimed at before the crop."""
+        """Target height and width before the crop."""
         if self.resize_size is not None:
             return int(self.resize_size[0]), int(self.resize_size[1])
         return math.floor(self.input_size[1] / self.crop_pct), math.floor(self.input_size[2] / self.crop_pct)
 
     def check_known(self) -> None:
-        """Raise :class:`ModelFileError` where the file does not say how images become its input."""
+        """Raise :class:`ModelFileError` if the file does not say how images become its input."""
         if self.color == UNKNOWN:
             raise ModelFileError(
-                "the file does not say how images become its input: the mean and the standard deviation are unknown. "
-                "Export it again with both (data_config, --mean and --std), or feed arrays to Predictor.run"
+                "the file does not say how images become its input: mean and standard deviation are unknown. Export it "
+                "again with both (data_config, --mean and --std), or pass arrays to Predictor.run"
             )
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """An image as uint8 [height, width, channels] of the input size."""
+        """Return an 8-bit image as uint8 [height, width, channels] of the input size."""
         self.check_known()
         if self.color not in COLORS.values():
-            raise ImageError(f"the model takes {self.input_size[0]} channels: feed arrays, not images")
+            raise ImageError(f"the model takes {self.input_size[0]} channels: pass arrays to Predictor.run")
         resized = self._resize(_convert(image, self.color))
         fill = tuple(round(255 * v) for v in self.mean) if self.crop_mode == "border" else (0,) * len(self.mean)
         array = np.asarray(_center(resized, self.input_size[1], self.input_size[2], fill), dtype=np.uint8)
         return array if array.ndim == 3 else array[..., None]
 
-    def normalise(self, pixels: np.ndarray) -> np.ndarray:
+    def normalize(self, pixels: np.ndarray) -> np.ndarray:
         """Return uint8 [batch, height, width, channels] as the model's float32 [batch, channels, height, width]."""
         self.check_known()
         out = np.empty((len(pixels), *(pixels.shape[i] for i in (3, 1, 2))), np.float32)
@@ -128,29 +125,36 @@ class Preprocess:
 
     @cached_property
     def _values(self) -> np.ndarray:
-        """The normalised value of each of the 256 levels, by channel: looking up is quicker than computing."""
-        low, high = self.range
+        """The normalized value of each of the 256 levels [channels, 256]: a table is faster than arithmetic."""
         x = np.arange(256, dtype=np.float32) / np.float32(255)
-        if (low, high) != (0.0, 1.0):
-            x = x * np.float32(high - low) + np.float32(low)
         return (x - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
 
-    def _resize(self, image: Image.Image) -> Image.Image:
-        h, w = image.height, image.width
+    def resized(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width to which an image of the given size is resized before the crop."""
         scale_h, scale_w = self.scale_size
         if self.crop_mode == "squash":
             size = scale_h, scale_w
         elif self.crop_mode == "border" or scale_h != scale_w:
             # the longest edge fits (border), or the shortest does (center, not square)
             pick = max if self.crop_mode == "border" else min
-            ratio = pick(h / scale_h, w / scale_w)
-            size = round(h / ratio), round(w / ratio)
+            ratio = pick(height / scale_h, width / scale_w)
+            size = round(height / ratio), round(width / ratio)
+        elif height <= width:
+            size = scale_h, int(scale_h * width / height)
         else:
-            short = min(h, w)
-            size = (scale_h, int(scale_h * w / short)) if h == short else (int(scale_h * h / short), scale_h)
-        size = max(1, size[0]), max(1, size[1])
-        if size[0] * size[1] > MAX_PIXELS:  # a strip of 1 x 60000 pixels is a small file and a large resize
-            raise ImageTooLargeError(f"{w} x {h} pixels would be resized to {size[1]} x {size[0]}: too long a strip")
+            size = int(scale_h * height / width), scale_h
+        return max(1, size[0]), max(1, size[1])
+
+    def resized_pixels(self, height: int, width: int) -> int:
+        """Return the number of pixels of the resized image: a strip of 1 x 60000 is a small file and a large resize."""
+        h, w = self.resized(height, width)
+        return h * w
+
+    def _resize(self, image: Image.Image) -> Image.Image:
+        h, w = image.height, image.width
+        size = self.resized(h, w)
+        if size[0] * size[1] > MAX_PIXELS:
+            raise ImageTooLargeError(f"an image of {w} x {h} pixels would be resized to {size[1]} x {size[0]}")
         return image if size == (h, w) else image.resize((size[1], size[0]), RESAMPLE[self.interpolation])
 
 
@@ -159,18 +163,10 @@ def _convert(image: Image.Image, color: str) -> Image.Image:
         image = image.convert("RGBA")  # the same pixels, without Pillow's warning
     if image.mode == "LAB" and color != "RGB":  # Pillow converts it to RGB alone
         image = image.convert("RGB")
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        extrema: Any = image.getextrema()
-        low, high = extrema
-        if low < 0 or high > 255:  # Pillow would cut them: the image would be white, or nearly
-            raise ImageError(
-                f"the image's values reach from {low:g} to {high:g} (mode {image.mode}), expected 0 to 255: convert it "
-                "to 8 bits first"
-            )
     try:
         return image if image.mode == color else image.convert(color)
     except (ValueError, OSError) as error:
-        raise ImageError(f"an image of mode {image.mode} cannot be converted to {color}: {error}") from error
+        raise ImageError(f"the image's mode {image.mode} cannot be converted to {color}: {error}") from error
 
 
 def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
@@ -183,57 +179,78 @@ def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) 
     return image.crop((left, top, left + width, top + height))
 
 
+def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
+    """Return an image of 16-bit, 32-bit or float values as mode L; floats of at most 1 are fractions of white.
+
+    Pillow's own conversion would cut values outside of 0 to 255, so that the image would be white or black.
+    """
+    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
+        return image
+    values = np.asarray(image)
+    low, high = float(values.min()), float(values.max())
+    fractions = image.mode == "F" and low >= 0 and high <= 1
+    if not (fractions or (low >= 0 and high <= 255)):  # NaN compares as false
+        raise ImageError(
+            f"{name} has values from {low:g} to {high:g} (mode {image.mode}), expected 0 to 255, or 0 to 1 as floats: "
+            "convert it to 8 bits first"
+        )
+    return Image.fromarray(np.rint(values * 255.0 if fractions else values).astype(np.uint8))
+
+
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False) -> Image.Image:
-    """Decode a path, bytes, uint8 array or Pillow image; raise :class:`ImageError` with the reason where it cannot.
+    """Decode an image; errors name the file.
 
     The number of pixels is read from the header and checked before anything is decoded.
 
     Args:
-        source: path, encoded bytes, uint8 [height, width(, 3)] array, or an image.
-        max_pixels: the most pixels that are decoded.
+        source: path, encoded bytes, uint8 [height, width(, 1 or 3)] array, or a Pillow image.
+        max_pixels: larger images raise :class:`ImageTooLargeError`.
         exif: turn the image as its EXIF orientation says; timm does not.
+
+    Raises:
+        ImageError: the image is missing, truncated, too large, or of no known format.
     """
     if isinstance(source, np.ndarray):
         return _from_array(source)
-    with _opened(source, max_pixels) as image:
+    with _opened(source, max_pixels) as (image, name):
         image.load()
+        image = _to_8_bit(image, name)
         return ImageOps.exif_transpose(image) if exif else image
 
 
-def count_pixels(source: Any, *, max_pixels: int = MAX_PIXELS) -> int:
-    """Count the pixels of an encoded image from its header, under the limit and with the errors of `read_image`."""
-    with _opened(source, max_pixels) as image:
-        return image.width * image.height
+def size_of_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+    """Return height and width of an encoded image from its header, with the errors of :func:`read_image`."""
+    with _opened(source, max_pixels) as (image, _):
+        return image.height, image.width
 
 
 @contextmanager
-def _opened(source: Any, max_pixels: int) -> Iterator[Image.Image]:
-    """Open an image without decoding it; whatever goes wrong until it is closed is an :class:`ImageError`."""
-    name = "image" if isinstance(source, bytes | Image.Image) else str(source)
+def _opened(source: Any, max_pixels: int) -> Iterator[tuple[Image.Image, str]]:
+    """Open an image without decoding it, and yield it with its name; all failures are :class:`ImageError`."""
+    name = "the image" if isinstance(source, bytes | Image.Image) else str(source)
     try:
         if isinstance(source, Image.Image):
-            yield _within(source, name, max_pixels)
+            yield _within(source, name, max_pixels), name
             return
         with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
-            yield _within(Image.open(file, formats=FORMATS), name, max_pixels)
+            yield _within(Image.open(file, formats=FORMATS), name, max_pixels), name
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ImageTooLargeError(f"{name} has too many pixels: {error}") from error
+        # Pillow's own limit is larger than ours
+        raise ImageTooLargeError(f"{name} has more pixels than the limit of {max_pixels}") from error
     except FileNotFoundError as error:
-        problem = "is a URL, and only files are read here" if "://" in name else "does not exist"
+        problem = "is a URL; download it first" if "://" in name else "does not exist"
         raise ImageError(f"{name} {problem}") from error
     except Image.UnidentifiedImageError as error:
         raise ImageError(f"{name} is not an image of a known format ({', '.join(FORMATS)})") from error
-    except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, zlib.error and more on broken files
+    except Exception as error:  # decoders raise OSError, SyntaxError, struct.error, zlib.error and more
         raise ImageError(f"{name} cannot be decoded: {error}") from error
 
 
 def _within(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
     if image.width * image.height > max_pixels:
-        raise ImageTooLargeError(
-            f"{name} has {image.width} x {image.height} pixels, and more than {max_pixels} are not decoded"
-        )
+        raise ImageTooLargeError(f"{name} has {image.width} x {image.height} pixels, the limit is {max_pixels}")
     return image
 
 

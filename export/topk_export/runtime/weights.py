@@ -1,7 +1,7 @@
-"""Weights that lie beside a model: which files it names, whether they are whole, and how it is copied with them.
+"""External weights of a model: which files it names, whether they are complete, and how to copy a model with them.
 
 One ONNX file holds at most 2 GiB. A larger model keeps its weights in other files of its folder (ONNX's external data).
-Their names are read from the file by the format of protocol buffers alone, so that prediction needs no onnx package.
+Their names are parsed from the protocol buffer here, so that prediction does not need the onnx package.
 """
 
 import hashlib
@@ -22,37 +22,37 @@ _FIXED = {1: 8, 5: 4}  # bytes of the other kinds of value
 
 
 def weights_beside(model: str | Path) -> Path:
-    """Return the path of the weights that an export writes beside its model."""
+    """Return the path of the external weights that an export writes."""
     return Path(f"{model}{SUFFIX}")
 
 
 def files_of(model: str | Path) -> list[Path]:
-    """Return a model's file and the files of its weights, all of them there.
+    """Return a model's file and the files of its external weights.
 
     Raises:
         ModelFileError: a file is missing, shorter than the model says, or outside of the model's folder.
     """
     model = Path(model)
     if not model.is_file():
-        raise ModelFileError(f"{model} does not exist or is no file")
+        raise ModelFileError(f"{model} does not exist or is not a file")
     files = [model]
     for name, size in sorted(external_sizes(model).items()):
         if name != PureWindowsPath(name).name:  # on any system
-            raise ModelFileError(f"{model} keeps weights outside of its folder, in {name!r}: they are not read")
+            raise ModelFileError(f"{model} keeps weights outside of its folder, in {name!r}, which is not allowed")
         file = model.parent / name
         if not file.is_file():
             raise ModelFileError(
-                f"{model} keeps its weights in {file}, which does not exist: move both together, and leave the "
-                "weights' name as it is"
+                f"{model} keeps its weights in {file}, which does not exist: move both together, and do not rename "
+                "the weights"
             )
-        if (held := file.stat().st_size) < size:
-            raise ModelFileError(f"{file} holds {held} bytes, {model} needs {size} of it: copy it again")
+        if (found := file.stat().st_size) < size:
+            raise ModelFileError(f"{file} has {found} bytes, {model} needs {size}: copy it again")
         files.append(file)
     return files
 
 
 def external_sizes(model: str | Path) -> dict[str, int]:
-    """Return the names of the files that a model keeps weights in, and how many bytes each has at least."""
+    """Return the names of a model's external weight files, and the smallest size in bytes that each must have."""
     sizes: dict[str, int] = {}
     if not os.path.getsize(model):
         return sizes
@@ -62,12 +62,12 @@ def external_sizes(model: str | Path) -> dict[str, int]:
                 end = int(entry.get("offset", 0)) + int(entry.get("length", 0))
                 sizes[entry["location"]] = max(end, sizes.get(entry["location"], 0))
         except (IndexError, KeyError, ValueError):
-            return {}  # no model: who loads it says so better
+            return {}  # not a model: loading it gives the better error
     return sizes
 
 
 def copy_model(model: str | Path, target: str | Path) -> list[Path]:
-    """Copy a model to a path, and its weights into that folder under their own names; return the new files."""
+    """Copy a model to a path, and its external weights into the same folder; return the new files."""
     target = Path(target)
     first, *weights = files_of(model)
     copies = [target.with_name(file.name) for file in weights]
@@ -77,10 +77,10 @@ def copy_model(model: str | Path, target: str | Path) -> list[Path]:
 
 
 def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> None:
-    """Move a finished model, its weights and its other files to where ``path`` is.
+    """Move a finished model, its external weights and its other files into the folder of ``path``.
 
-    The model comes last, and one whose weights are replaced goes first: whenever this is interrupted, a model that is
-    there lies beside its own weights.
+    The model is moved last, and an old model whose weights are replaced is removed first: if this is interrupted, no
+    model lies beside weights of another model.
     """
     _, *weights = files_of(staged)
     before = external_sizes(path) if path.is_file() else {}
@@ -103,8 +103,15 @@ def digest_of(*files: str | Path) -> str:
     return sha.hexdigest()
 
 
+def check_digest(model: str | Path, sha256: str | None) -> None:
+    """Raise :class:`ModelFileError` if the external weights of a model are not those that it was written with."""
+    _, *weights = files_of(model)
+    if weights and sha256 is not None and digest_of(*weights) != sha256:
+        raise ModelFileError(f"{weights[0]} does not belong to {model}: its SHA-256 differs, copy both files again")
+
+
 def _external_tensors(data: mmap.mmap) -> Iterator[dict[str, str]]:
-    """Yield location, offset and length of each weight that is kept elsewhere."""
+    """Yield location, offset and length of each external tensor."""
     for graph in _messages(data, (0, len(data)), _GRAPH):
         for tensor in _messages(data, graph, _INITIALIZER):
             entry = {}
@@ -120,7 +127,7 @@ def _texts(data: mmap.mmap, span: tuple[int, int], field: int) -> list[str]:
 
 
 def _messages(data: mmap.mmap, span: tuple[int, int], wanted: int) -> Iterator[tuple[int, int]]:
-    """Yield where the values of a field lie that have a length, within a message."""
+    """Yield start and end of each length-delimited value of a field of a message."""
     at, end = span
     while at < end:
         tag, at = _varint(data, at)
@@ -130,18 +137,18 @@ def _messages(data: mmap.mmap, span: tuple[int, int], wanted: int) -> Iterator[t
         elif kind == _LENGTH:
             size, at = _varint(data, at)
             if at + size > end:
-                raise ValueError("a value that ends outside of its message")
+                raise ValueError("a value ends outside of its message")
             if field == wanted:
                 yield at, at + size
             at += size
         elif kind in _FIXED:
             at += _FIXED[kind]
         else:
-            raise ValueError(f"no kind of value is {kind}")
+            raise ValueError(f"unknown wire type {kind}")
 
 
 def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    """Return a number of seven bits a byte, and where it ends."""
+    """Return a base-128 varint, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]
@@ -149,4 +156,4 @@ def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
         value |= (byte & 127) << shift
         if byte < 128:
             return value, at
-    raise ValueError("a number of more than 64 bits")
+    raise ValueError("a varint of more than 64 bits")

@@ -1,1 +1,1 @@
-"""An exported file over HTTP, and as a Triton Inference Server repository."""
+"""An exported file over HTTP."""

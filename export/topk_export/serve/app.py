@@ -1,216 +1,280 @@
-"""The HTTP application of an exported model: predictions, health, metrics, KServe's protocol, and a page to try it on.
+"""The HTTP application of an exported model: predictions, health, metrics, metadata, and a page.
 
-Limits come before work: the body is counted while it is read, an image's pixels are read from its header, all queues
-are bounded. A client's fault is a 4xx that says what; 503 means try again.
+Limits come before work: the body is counted while it is read, pixels are read from headers, the queue is bounded. An
+error of the client is a 4xx with the reason under ``detail``; 503 means that the client may try again.
 """
 
+import asyncio
 import contextlib
+import ipaddress
+import json
+import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Any
+from urllib.parse import urlsplit
 
-from fastapi import FastAPI, Query, Request, Response
+import numpy as np
+from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from topk_export.errors import ImageError, ImageTooLargeError, ModelFileError, PredictionError
 from topk_export.runtime.predictor import Predictor
-from topk_export.runtime.ranking import check_outputs, check_wanted
-from topk_export.runtime.session import import_onnxruntime
-from topk_export.serve import kserve
-from topk_export.serve.answers import PROBLEMS, Answer, Answers, LabelsAnswer, Problem, as_json, problem
-from topk_export.serve.guard import TOLD, Guard, facts_of
-from topk_export.serve.interface import describe
-from topk_export.serve.limits import Access, Limits
-from topk_export.serve.model import ServedModel
-from topk_export.serve.releases import Release, release_of
-from topk_export.serve.service import Service
-from topk_export.serve.upload import ONE, SEVERAL, one_image, several_images
+from topk_export.runtime.ranking import Prediction, check_outputs
+from topk_export.serve.batching import Batcher
+from topk_export.serve.limits import RETRY, Budget, Limits, Wanted, check_pixels, check_query, read_request
 
-SET = 100  # classes of a set in an answer, where a request does not say
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src blob: data:; "
+    "connect-src 'self'; frame-ancestors 'none'; form-action 'none'; base-uri 'none'"
+)
+HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", POLICY.encode()),
+)
+LOCAL = ("localhost", "127.0.0.1", "::1")
+ROUTES = frozenset(("/", "/predict", "/healthz", "/metrics", "/model"))
+logger = logging.getLogger("uvicorn.error")
 
 
-def create_app(
-    predictor: Predictor,
-    limits: Limits | None = None,
-    access: Access | None = None,
-    log: str | None = None,
-    *,
-    warm: bool = False,
-    release: Release | None = None,
-) -> FastAPI:
-    """Build the application of a loaded model.
+class Metrics:
+    """Counters in the text format of Prometheus."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[tuple[str, int]] = Counter()  # by route and status
+        self.images = self.batches = self.in_progress = self.predictions = 0
+        self.seconds = 0.0
+
+    def count_batch(self, size: int) -> None:
+        self.batches += 1
+        self.images += size
+
+    def text(self) -> str:
+        values = {
+            "topk_images_total": ("counter", "Images that the model has run on", self.images),
+            "topk_batches_total": ("counter", "Runs of the model", self.batches),
+            "topk_predictions_total": ("counter", "Answered requests for predictions", self.predictions),
+            "topk_predict_seconds_total": ("counter", "Sum of the time of these requests", self.seconds),
+            "topk_images_in_progress": ("gauge", "Images accepted and not answered", self.in_progress),
+        }
+        lines = ["# HELP topk_requests_total Requests", "# TYPE topk_requests_total counter"]
+        for (route, status), count in sorted(self.requests.items()):
+            lines.append(f'topk_requests_total{{route="{route}",status="{status}"}} {count}')
+        for name, (kind, text, value) in values.items():
+            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name} {value}"]
+        return "\n".join(lines) + "\n"
+
+
+class Service:
+    """The model, its queue and its threads."""
+
+    def __init__(self, predictor: Predictor, limits: Limits) -> None:
+        self.predictor, self.limits, self.metrics = predictor, limits, Metrics()
+        self.budget = Budget(limits.total_bytes)
+        self.draining = False
+        self._decoders = ThreadPoolExecutor(limits.decoders, thread_name_prefix="decode")
+        self._batcher: Batcher | None = None
+
+    async def start(self) -> None:
+        """Start the threads, and run the model once: the first run allocates memory."""
+        limits = self.limits
+        self._batcher = Batcher(
+            self.predictor, max_batch=limits.batch, max_set=limits.max_set, on_batch=self.metrics.count_batch
+        )
+        self._batcher.start()
+        predictor = self.predictor
+        await asyncio.to_thread(predictor.run, np.zeros((1, *predictor.input_shape), predictor.input_type))
+
+    async def stop(self) -> None:
+        if self._batcher is not None:
+            await self._batcher.stop()
+        await asyncio.to_thread(self._decoders.shutdown)
+
+    async def answer(self, request: Request) -> dict[str, Any]:
+        """Return the answer of ``POST /predict``."""
+        start = time.perf_counter()
+        with self._places(1):
+            async with self.budget.body(request, self.limits) as body:
+                wanted = await read_request(request, body, self.limits)
+                with self._places(len(wanted.images) - 1):
+                    try:
+                        work = self._predict(wanted)
+                        predictions = await asyncio.wait_for(work, self.limits.request_seconds)
+                    except (TimeoutError, asyncio.TimeoutError) as error:
+                        late = f"no answer within {self.limits.request_seconds:g} s"
+                        raise HTTPException(503, late, RETRY) from error
+        seconds = time.perf_counter() - start
+        self.metrics.predictions += 1
+        self.metrics.seconds += seconds
+        return {
+            "k": self.predictor.metadata.k,
+            "predictions": [_as_json(prediction, wanted.max_set) for prediction in predictions],
+            "milliseconds": round(1e3 * seconds, 3),
+        }
+
+    async def _predict(self, wanted: Wanted) -> list[Prediction]:
+        assert self._batcher is not None
+        loop, batcher = asyncio.get_running_loop(), self._batcher
+        mask = None if wanted.allow is None else self.predictor.mask_of(wanted.allow)
+        self._check_alpha(wanted.alpha)
+        await loop.run_in_executor(self._decoders, check_pixels, wanted.images, self.predictor, self.limits)
+
+        async def one(image: bytes) -> Prediction:
+            x = await loop.run_in_executor(self._decoders, self.predictor.input_of, image)
+            return await batcher(x, mask, wanted.alpha)
+
+        tasks = [asyncio.ensure_future(one(image)) for image in wanted.images]
+        try:
+            return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _check_alpha(self, alpha: float | None) -> None:
+        if alpha is None:
+            return
+        levels = self.predictor.metadata.alphas
+        if not levels:
+            raise ValueError("alpha needs a calibrated file: run `topk-registry calibrate`")
+        if not levels[0] <= alpha <= levels[-1]:
+            raise ValueError(f"alpha must be from {levels[0]:g} to {levels[-1]:g}, got {alpha:g}")
+
+    @contextlib.contextmanager
+    def _places(self, count: int) -> Any:
+        if self.metrics.in_progress + count > self.limits.queue:
+            raise HTTPException(
+                503, f"{self.metrics.in_progress} images are in progress, the limit is {self.limits.queue}", RETRY
+            )
+        self.metrics.in_progress += count
+        try:
+            yield
+        finally:
+            self.metrics.in_progress -= count
+
+
+def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequence[str] = LOCAL) -> FastAPI:
+    """Build the application of a loaded model; ``state.service`` is its :class:`Service`.
 
     Args:
-        predictor: the model, which must give logits and marginals.
-        limits: bounds of the clients.
-        access: who the clients are.
-        log: file that takes a line a prediction, see :mod:`.log`.
-        warm: take no connection before the model has run. Otherwise ``/healthz`` answers while it warms up.
-        release: what the model was read from; default: its file, as it is now.
-
-    The application's ``state.service`` is the :class:`Service` behind it.
+        predictor: the model.
+        limits: of requests.
+        hosts: names that the Host header of a request may have.
     """
-    limits, access = limits or Limits(), access or Access()
     check_outputs(predictor.output_names, predictor.metadata)
     predictor.metadata.preprocess.check_known()
-    service = Service(predictor, release or release_of(predictor), limits, log)
+    service = Service(predictor, limits or Limits())
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await service.start(warm=warm)
+        await service.start()
         yield
         await service.stop()
 
-    app = FastAPI(title="topk-registry", description=_describe(predictor), lifespan=lifespan, docs_url=None)
+    app = FastAPI(title="topk-registry", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.service = service
+    app.add_middleware(Guard, service, frozenset(hosts))
+    page = (files("topk_export.serve") / "page.html").read_text(encoding="utf-8")
+    model = _model_json(predictor, service.limits)
 
-    @app.exception_handler(HTTPException)
-    async def refused(request: Request, error: HTTPException) -> Response:
-        return problem(request.scope["path"], error.detail, error.status_code, error.headers)
+    @app.exception_handler(ValueError)
+    async def wrong_input(request: Request, error: ValueError) -> JSONResponse:
+        status = 413 if isinstance(error, ImageTooLargeError) else 400
+        if not isinstance(error, ImageError) and isinstance(error, ModelFileError):
+            status = 409  # the file has no class lists
+        return JSONResponse({"detail": str(error)}, status)
 
-    app.add_middleware(
-        Guard, access, limits, lambda route, status: service.metrics.requests.labels(route, status).inc()
-    )
-    if access.origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(access.origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Encoding", "Content-Type", "X-API-Key", "X-Request-ID"],
-            expose_headers=[name.decode() for name in TOLD.values()],
-        )
-    _add_predictions(app, service)
-    _add_state(app, service)
-    app.include_router(kserve.router(service))
+    @app.exception_handler(PredictionError)
+    async def no_prediction(request: Request, error: PredictionError) -> JSONResponse:
+        return JSONResponse({"detail": str(error)}, 500)
+
+    @app.post("/predict")
+    async def predict(request: Request) -> Response:
+        content = await service.answer(request)
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return Response(text.encode(), media_type="application/json")
+
+    @app.api_route("/healthz", methods=["GET", "HEAD"])
+    async def health(request: Request) -> JSONResponse:
+        check_query(request)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/metrics")
+    async def metrics(request: Request) -> Response:
+        check_query(request)
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/model")
+    async def describe(request: Request) -> Response:
+        check_query(request)
+        return Response(model, media_type="application/json")
+
+    @app.api_route("/", methods=["GET", "HEAD"])
+    async def start(request: Request) -> HTMLResponse:
+        check_query(request)
+        return HTMLResponse(page)
+
     return app
 
 
-def _add_predictions(app: FastAPI, service: Service) -> None:
-    limits = service.limits
-    wanted = Annotated[float | None, Query(gt=0, le=1)]
-    most = Annotated[int, Query(ge=1, le=limits.max_set)]
-    few = min(SET, limits.max_set)
-    one = Annotated[str | None, Query(description="name of the image's group, of sets.groups in /model")]
-    each = Annotated[
-        list[str] | None,
-        Query(description="name of the group of all images, or of each in order; of sets.groups in /model"),
-    ]
+class Guard:
+    """ASGI middleware: check the host and the origin of a request, count it, and add headers to its answer.
 
-    @app.post("/predict", responses={**PROBLEMS, 200: {"model": Answer | LabelsAnswer}}, openapi_extra=ONE)
-    async def predict(
-        request: Request,
-        softmax_mass: wanted = None,  # type: ignore[valid-type]
-        max_set: most = few,  # type: ignore[valid-type]
-        group: one = None,  # type: ignore[valid-type]
-    ) -> Response:
-        """Return the top-k classes of one image: the body, the form's file ``image``, or base64 in JSON.
+    While the service drains, each answer closes its connection, so that no request is sent to a closed one.
+    """
 
-        With a calibrated model also its prediction set; with ``softmax_mass`` the fewest classes whose shares reach it;
-        at most ``max_set`` classes of each. A model with thresholds by group takes the ``group`` of the image; without
-        one the largest threshold serves. A model of several labels gives the chosen labels too, and takes no
-        ``softmax_mass``.
-        """
-        start = time.perf_counter()
-        async with service.turn(request) as model:
-            _check_wanted(model, softmax_mass, max_set)
-            _for_each(request.query_params.getlist("group"), 1)
-            service.group(model, group)
-            image, facts = await one_image(request, limits), facts_of(request.scope)
-            content = await service.predict(model, image, softmax_mass, max_set, facts, group)
-            return await _answered(service, model, content, start)
+    def __init__(self, app: ASGIApp, service: Service, hosts: frozenset[str]) -> None:
+        self._app, self._service, self._hosts = app, service, hosts
 
-    @app.post("/predictions", responses={**PROBLEMS, 200: {"model": Answers}}, openapi_extra=SEVERAL)
-    async def predictions(
-        request: Request,
-        softmax_mass: wanted = None,  # type: ignore[valid-type]
-        max_set: most = few,  # type: ignore[valid-type]
-        group: each = None,  # type: ignore[valid-type]
-    ) -> Response:
-        """Return the same for several images: the form's files ``image``, or base64 in JSON.
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
 
-        Of a model with thresholds by group: ``group`` once for all images, or once for each, in their order.
-        """
-        start = time.perf_counter()
-        async with service.turn(request) as model:
-            _check_wanted(model, softmax_mass, max_set)
-            for name in group or [None]:
-                service.group(model, name)
-            images, facts = await several_images(request, limits), facts_of(request.scope)
-            groups = _for_each(group or [], len(images))
-            answers = await service.predict_all(model, images, softmax_mass, max_set, facts, groups)
-            return await _answered(service, model, {"predictions": answers}, start)
+        async def watched(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = scope["path"] if scope["path"] in ROUTES else "other"
+                self._service.metrics.requests[route, message["status"]] += 1
+                unread = scope["method"] == "POST" and message["status"] >= 400  # the body may not have been read
+                closing = ((b"connection", b"close"),) if self._service.draining or unread else ()
+                message = {**message, "headers": [*message.get("headers", ()), *HEADERS, *closing]}
+            await send(message)
+
+        headers = Headers(scope=scope)
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if _name_of(host) not in self._hosts:
+            detail = f"the host {host[:100]!r} is not allowed: start the service with --allowed-host NAME"
+            await JSONResponse({"detail": detail}, 400)(scope, receive, watched)
+        elif scope["method"] == "POST" and origin is not None and urlsplit(origin).netloc != host:
+            await JSONResponse({"detail": "a page of another site may not send this"}, 403)(scope, receive, watched)
+        else:
+            await self._app(scope, receive, watched)
 
 
-def _check_wanted(model: ServedModel, softmax_mass: float | None, max_set: int) -> None:
+def _name_of(host: str) -> str:
+    """Return the lower-case name of a Host header without its port; empty if it is malformed."""
     try:
-        check_wanted(softmax_mass, max_set, model.predictor.metadata)
-    except ValueError as error:
-        raise HTTPException(400, str(error)) from error
+        name = urlsplit(f"//{host}").hostname or ""
+        return str(ipaddress.ip_address(name)) if ":" in name else name
+    except ValueError:
+        return ""
 
 
-def _for_each(groups: list[str], count: int) -> Sequence[str | None]:
-    """Return the group of each image; raise a 400 where they are neither none, nor one for all, nor one for each."""
-    if len(groups) not in (0, 1, count):
-        wanted = "one group" if count == 1 else f"one group for all {count} images, or one for each"
-        raise HTTPException(400, f"expected {wanted}, got {len(groups)}")
-    return groups if len(groups) == count else (groups or [None]) * count
+def _model_json(predictor: Predictor, limits: Limits) -> bytes:
+    shown = {**asdict(predictor.metadata), "name": predictor.name, "device": predictor.device, "exif": predictor.exif}
+    optional = {value.name for value in predictor.session.get_overridable_initializers()}
+    shown |= {"limits": asdict(limits), "class_lists": "allowed" in optional}
+    return json.dumps(shown, ensure_ascii=False).encode()
 
 
-async def _answered(service: Service, model: ServedModel, content: dict[str, Any], start: float) -> Response:
-    seconds = time.perf_counter() - start
-    service.metrics.seconds.observe(seconds)
-    full = {"k": model.predictor.metadata.k, **content, "milliseconds": 1e3 * seconds}
-    return as_json(await service.encode(full))
-
-
-def _add_state(app: FastAPI, service: Service) -> None:
-    @app.get("/healthz")
-    async def health() -> dict[str, str]:
-        """Say that the process answers."""
-        return {"status": "ok"}
-
-    @app.get("/readyz", responses={503: {"model": Problem}})
-    async def readiness() -> dict[str, str]:
-        """Say that the model has run, and that there is room for a request."""
-        service.check_ready()
-        return {"status": "ready"}
-
-    @app.get("/metrics", include_in_schema=False)
-    async def scrape() -> Response:
-        return Response(service.scrape(), media_type=CONTENT_TYPE_LATEST)
-
-    @app.get("/model")
-    async def model(request: Request) -> JSONResponse:
-        """Return the model's metadata, its content's SHA-256 and version, and where and how it runs."""
-        predictor, release = service.model.predictor, service.model.release
-        facts_of(request.scope).update(release.facts)
-        state = {"device": predictor.device, "exif": predictor.exif, "software": _software(), **release.facts}
-        return JSONResponse({**state, **asdict(predictor.metadata)})
-
-    @app.get("/docs", include_in_schema=False)
-    async def interface() -> HTMLResponse:
-        return HTMLResponse(describe(app.openapi()))
-
-    @app.get("/", include_in_schema=False)
-    async def page() -> HTMLResponse:
-        return HTMLResponse((files("topk_export.serve") / "page.html").read_text(encoding="utf-8"))
-
-
-def _software() -> dict[str, str]:
-    """Return the versions of the packages that answer; the file's own ``versions`` are those that made it."""
-    versions = {"onnxruntime": import_onnxruntime().__version__}
-    for name in ("topk-registry", "topk-predict"):
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
-    return versions
-
-
-def _describe(predictor: Predictor) -> str:
-    meta = predictor.metadata
-    of = f"{meta.backbone or 'A classifier'} of {meta.num_classes} classes"
-    return f"{of}, several an image." if meta.several else f"{of} with exact top-{meta.k} probabilities."
+def _as_json(prediction: Prediction, max_set: int) -> dict[str, Any]:
+    content = asdict(prediction)
+    if content["set"] is not None:
+        content["set"] = content["set"][:max_set]
+    return content

@@ -1,60 +1,234 @@
-"""Bounds on a client's share of the service, and who may use it."""
+"""Limits of the service, and the reading of requests within them."""
 
+import asyncio
+import base64
+import binascii
+import json
+import math
 import os
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
+
+from fastapi import HTTPException, Request
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
+
+from topk_export.errors import ImageTooLargeError
+from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.preprocess import size_of_image
+
+FORM, JSON = "multipart/form-data", "application/json"
+FIELDS = ("alpha", "allow", "max_set")
+RETRY = {"Retry-After": "1"}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of the service, for all clients together and for one of them.
+    """Limits of the service.
 
     Args:
         body_bytes: length of a body.
-        body_seconds: time in which a body must come.
-        request_seconds: time in which a request is answered; then it gets a 503.
-        images: images or rows of one request.
-        answer_bytes: length of an answer with tensors.
-        max_set: classes of one prediction set in an answer.
-        queue: requests in progress.
-        client_requests: requests in progress from one address.
-        connections: open connections; beyond it the one that has been idle longest is closed.
-        client_connections: the same for one address.
-        idle_seconds: time that a connection may stay open without a complete request header.
-        batch: inputs of one run of the model.
-        delay_seconds: time that an input waits for others to join its run.
+        total_bytes: sum of the bodies of all requests in progress.
+        body_seconds: time in which a body must arrive.
+        header_seconds: time in which the header of a request must arrive, and the longest idle time of a connection.
+        request_seconds: time in which a request is answered.
+        images: images per request.
+        pixels: pixels of an image, before or after resizing.
+        request_pixels: sum over the images of a request.
+        queue: images that are accepted and not answered.
+        batch: images per run of the model.
+        max_set: classes of a prediction set that an answer lists.
         decoders: threads that decode images.
-        require_group: refuse requests that name no group, where the model has thresholds by group.
     """
 
     body_bytes: int = 10_000_000
+    total_bytes: int = 256_000_000
     body_seconds: float = 30.0
-    request_seconds: float = 30.0
+    header_seconds: float = 15.0
+    request_seconds: float = 60.0
     images: int = 32
-    answer_bytes: int = 50_000_000
-    max_set: int = 1000
+    pixels: int = 25_000_000
+    request_pixels: int = 100_000_000
     queue: int = 128
-    client_requests: int = 64
-    connections: int = 1000
-    client_connections: int = 256
-    idle_seconds: float = 10.0
     batch: int = 16
-    delay_seconds: float = 0.005
-    decoders: int = min(8, max(2, os.cpu_count() or 1))
-    require_group: bool = False
+    max_set: int = 1000
+    decoders: int = min(4, os.cpu_count() or 1)
 
 
 @dataclass(frozen=True)
-class Access:
-    """Keys, hosts and web origins that may use the service.
+class Wanted:
+    """A request for predictions.
 
     Args:
-        keys: API keys; with none, no key is asked for.
-        hosts: names that a request's Host header may have; with none, any.
-        origins: web origins, such as ``https://example.com``, whose pages may call the service; ``*`` for all.
-        log: file that gets a line of JSON for each request; ``-`` is standard output.
+        images: encoded images.
+        allow: names of a class list.
+        alpha: miscoverage level.
+        max_set: classes of a set that the answer lists.
     """
 
-    keys: tuple[str, ...] = ()
-    hosts: tuple[str, ...] = ()
-    origins: tuple[str, ...] = ()
-    log: str | None = None
+    images: list[bytes]
+    allow: list[str] | None
+    alpha: float | None
+    max_set: int
+
+
+class Budget:
+    """Bytes of the bodies that are in memory."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+
+    @asynccontextmanager
+    async def body(self, request: Request, limits: Limits) -> AsyncIterator[bytes]:
+        """Read a body, and count its bytes until the block ends."""
+        parts: list[bytes] = []
+        try:
+            yield await asyncio.wait_for(self._read(request, limits, parts), limits.body_seconds)
+        except ClientDisconnect as error:
+            raise HTTPException(400, "the client disconnected") from error
+        except (TimeoutError, asyncio.TimeoutError) as error:
+            raise HTTPException(408, f"the body did not arrive within {limits.body_seconds:g} s") from error
+        finally:
+            self.used -= sum(map(len, parts))
+
+    async def _read(self, request: Request, limits: Limits, parts: list[bytes]) -> bytes:
+        too_long = HTTPException(413, f"the body is longer than the limit of {limits.body_bytes} bytes")
+        declared = request.headers.get("content-length", "")
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > limits.body_bytes):
+            raise too_long
+        size = 0
+        async for chunk in request.stream():
+            parts.append(chunk)
+            self.used += len(chunk)
+            size += len(chunk)
+            if size > limits.body_bytes:
+                raise too_long
+            if self.used > self.limit:
+                raise HTTPException(503, "too many bodies are in progress: try again", RETRY)
+        return b"".join(parts)
+
+
+class _InMemoryParser(MultiPartParser):
+    """Parser of forms that writes no temporary files; the length of the body is limited already."""
+
+    spool_max_size = max_file_size = 2**40
+
+
+async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
+    """Parse the images and options of a request: an image as the body, a form, or JSON with base64."""
+    check_query(request, FIELDS)
+    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+        raise HTTPException(415, f"Content-Encoding {coding!r} is not supported: send the body as it is")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    given: dict[str, Any] = {
+        name: request.query_params.getlist(name) for name in FIELDS if name in request.query_params
+    }
+    if kind == FORM:
+        images, fields = await _form(request, body, limits)
+        given |= fields
+    elif kind == JSON:
+        images, fields = _json(body, limits)
+        given |= fields
+    elif kind.startswith("image/") or kind == "application/octet-stream":
+        images = [body]
+    else:
+        raise HTTPException(415, f"expected Content-Type image/*, {FORM} or {JSON}, got {kind or 'none'!r}")
+    if not 1 <= len(images) <= limits.images or not all(images):
+        raise HTTPException(400, f"expected 1 to {limits.images} images, each with content, got {len(images)}")
+    allow = given.get("allow")
+    names = (
+        None
+        if allow is None
+        else [name for text in _texts(allow) for line in text.splitlines() if (name := line.strip())]
+    )
+    alpha = _number(given.get("alpha"), "alpha")
+    max_set = _number(given.get("max_set", limits.max_set), "max_set")
+    if max_set is None or not 1 <= max_set <= limits.max_set or max_set != int(max_set):
+        raise HTTPException(400, f"max_set must be an integer from 1 to {limits.max_set}")
+    return Wanted(images, names, alpha, int(max_set))
+
+
+def check_query(request: Request, known: Sequence[str] = ()) -> None:
+    """Raise a 400 that names the known query parameters if another one is present."""
+    if unknown := sorted(set(request.query_params) - set(known)):
+        raise HTTPException(
+            400, f"unknown query parameter {unknown[0]!r}: {request.url.path} takes {', '.join(known) or 'none'}"
+        )
+
+
+def check_pixels(images: Sequence[bytes], predictor: Predictor, limits: Limits) -> None:
+    """Raise :class:`ImageTooLargeError` if headers say that images have too many pixels, before or after resizing."""
+    total = 0
+    for image in images:
+        height, width = size_of_image(image, max_pixels=limits.pixels)
+        resized = predictor.metadata.preprocess.resized_pixels(height, width)
+        if resized > limits.pixels:
+            raise ImageTooLargeError(
+                f"an image of {width} x {height} pixels has {resized} after resizing, the limit is {limits.pixels}"
+            )
+        total += max(height * width, resized)
+    if total > limits.request_pixels:
+        raise ImageTooLargeError(f"the images have {total} pixels together, the limit is {limits.request_pixels}")
+
+
+async def _form(request: Request, body: bytes, limits: Limits) -> tuple[list[bytes], dict[str, Any]]:
+    async def stream() -> AsyncGenerator[bytes, None]:
+        yield body
+
+    try:
+        parser = _InMemoryParser(
+            request.headers, stream(), max_files=limits.images, max_fields=8, max_part_size=limits.body_bytes
+        )
+        form = await parser.parse()
+    except (MultiPartException, KeyError, ValueError) as error:
+        raise HTTPException(400, f"the form cannot be parsed: {getattr(error, 'message', error)}") from error
+    images: list[bytes] = []
+    fields: dict[str, Any] = {}
+    try:
+        for name, value in form.multi_items():
+            if name == "image" and isinstance(value, UploadFile):
+                images.append(await value.read())
+            elif name in FIELDS and isinstance(value, str):
+                fields.setdefault(name, []).append(value)
+            else:
+                expected = f"the form takes files 'image' and the fields {', '.join(FIELDS)}"
+                raise HTTPException(400, f"{expected}, got {name[:50]!r}")
+    finally:
+        await form.close()
+    return images, fields
+
+
+def _json(body: bytes, limits: Limits) -> tuple[list[bytes], dict[str, Any]]:
+    expected = f"expected a JSON object with 'images' (base64, 1 to {limits.images}) and optionally {', '.join(FIELDS)}"
+    try:
+        content = json.loads(body)
+        if not isinstance(content, dict) or set(content) - {"images", *FIELDS}:
+            raise ValueError("it is not an object with these keys")
+        texts = content.pop("images")
+        if not isinstance(texts, list) or len(texts) > limits.images:
+            raise ValueError("'images' is not such a list")
+        return [base64.b64decode(text, validate=True) for text in texts], content
+    except (ValueError, TypeError, KeyError, RecursionError, binascii.Error) as error:
+        raise HTTPException(400, f"{expected}: {error}") from error
+
+
+def _texts(value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise HTTPException(400, "allow must be a list of class names")
+    return value
+
+
+def _number(value: Any, name: str) -> float | None:
+    value = value[-1] if isinstance(value, list) and value else value
+    if value is None or value == "":
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise HTTPException(400, f"{name} must be a number, got {str(value)[:50]!r}")
+    return number

@@ -11,7 +11,7 @@ from gce_loss.logger import JsonLines
 from gce_loss.score import Gap
 from topk_export import check_column, check_score_nodes
 from topk_registry.cli.main import main as topk_registry_main
-from topk_registry.conformal import calibrate
+from topk_registry.oldsets import calibrate
 from topk_registry.testing import check_dataset, check_score
 from topk_registry.train import check_logger
 

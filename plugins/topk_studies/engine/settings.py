@@ -48,7 +48,7 @@ STANDARD: dict[str, Any] = {
 # in these epochs, noisy or not.
 FEATURES: dict[str, Any] = {
     **NETWORK,
-    "dataset_opt": {"noise": 3.0, "ambiguity": 0.1},
+    "dataset_opt": {"feature_noise": 3.0, "ambiguity": 0.1},
     "model": "topk_mlp",
     "model_kwargs": {},
     "opt_kwargs": {"fused": True},  # a third of a step of so small a network is the optimizer's

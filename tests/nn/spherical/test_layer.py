@@ -11,8 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import topk_registry as tr
-from topk_registry.nn.spherical import SphericalLinear, SphericalSGD
-from topk_registry.nn.spherical.factors import SingularStepError
+from topk_registry.nn.spherical import SingularStepError, SphericalLinear, SphericalSGD
 
 LOSSES = {
     "log_taylor_softmax": {},
@@ -88,11 +87,8 @@ def test_rows_with_several_labels(name):
     sgd = torch.optim.SGD(linear.parameters(), lr=RATES.get(name, 0.3))
     for _ in range(20):
         labels, weights = torch.randint(N, (M, 3)), torch.rand(M, 3, dtype=torch.float64)
-        labels[:, 2] = labels[:, 1]  # one class named twice counts as often
+        labels[:, 2] = labels[:, 1]  # a class that is named twice has the sum of its weights
         labels[0] = labels[1]
-        if name == "mse":
-            labels[:, 2] = (labels[:, 1] + 1) % N  # there the weights would add up before they are squared
-            labels[:, 0] = (labels[:, 1] + 2) % N
         sgd.zero_grad()
         dense, found = both(name, linear, layer, torch.randn(M, D, dtype=torch.float64), labels, weights)
         for x, y in zip(found, dense, strict=True):
@@ -337,14 +333,24 @@ def test_trains_beside_any_optimizer_for_the_backbone():
     assert losses[-1] < losses[0] - 0.5
 
 
-@pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD])
-def test_other_optimizers_are_refused_with_the_reason(make):
-    layer = copy.deepcopy(SphericalLinear(D, 50))
-    model = nn.Sequential(nn.Linear(8, D), layer)
-    optimizer = make(model.parameters(), lr=0.1)
-    layer(model[0](torch.randn(2, 8)), torch.tensor([1, 2])).backward()
-    with pytest.raises(TypeError, match=f"{make.__name__} cannot train a SphericalLinear.*layer.step"):
+def test_the_optimizer_takes_one_layer_and_nothing_else():
+    layer, backbone = SphericalLinear(D, 50), nn.Linear(8, D)
+    with pytest.raises(TypeError, match="SphericalLinear"):
+        SphericalSGD(backbone, lr=0.1)
+    with pytest.raises(TypeError, match="another optimizer"):
+        SphericalSGD(layer, lr=0.1).add_param_group({"params": list(backbone.parameters())})
+
+
+def test_backward_passes_without_a_step_are_reported(monkeypatch):
+    monkeypatch.setattr("topk_registry.nn.spherical.layer.MAX_PENDING", 3)
+    layer = SphericalLinear(D, 50)
+    optimizer = torch.optim.AdamW(layer.parameters(), lr=0.1)
+    for _ in range(2):
+        layer(torch.randn(2, D), torch.tensor([1, 2])).backward()
         optimizer.step()
+    loss = layer(torch.randn(2, D), torch.tensor([1, 2]))
+    with pytest.warns(UserWarning, match="SphericalSGD"):
+        loss.backward()
 
 
 def test_a_step_that_overflows_leaves_all_as_it_was():
@@ -358,46 +364,44 @@ def test_a_step_that_overflows_leaves_all_as_it_was():
     assert layer.gradient_norm() == 0
 
 
-def test_misuse_is_an_error_that_says_so():
+def test_misuse_raises():
     layer = SphericalLinear(D, N, loss="log_taylor_softmax")
     h, target = torch.randn(2, D, requires_grad=True), torch.tensor([1, 2])
-    for features, wrong, message in [
-        (h[:, 1:], target, r"features must be floating point \[B, 12\]"),
-        (h, torch.tensor([1, N]), r"labels must be in \[0, 299\], got 300"),
-        (h, torch.tensor([-1, 2]), r"labels must be in \[0, 299\], got -1"),
-        (h, torch.rand(2, N), "a dense distribution would cost"),
-        (h, (torch.tensor([[1], [2]]), torch.rand(2, 2)), "weights must be floating point and as indices"),
-        (h, (target, torch.rand(2)), r"labels must be integers \[2, K\]"),
+    for features, wrong, word in [
+        (h[:, 1:], target, "features"),
+        (h, torch.tensor([1, N]), "300"),
+        (h, torch.tensor([-1, 2]), "-1"),
+        (h, torch.rand(2, N), "dense"),
+        (h, (torch.tensor([[1], [2]]), torch.rand(2, 2)), "weights"),
+        (h, (target, torch.rand(2)), "labels"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=word):
             layer(features, wrong)
-    for options, message in [
-        ({"lr": -1.0}, "lr must be finite and at least 0"),
-        ({"lr": math.nan}, "lr must be finite"),
-        ({"lr": 0.1, "weight_decay": -0.1}, "weight_decay must be"),
-        ({"lr": 0.1, "max_norm": 0.0}, "max_norm must be positive"),
+    for options, word in [
+        ({"lr": -1.0}, "lr"),
+        ({"lr": math.nan}, "lr"),
+        ({"lr": 0.1, "weight_decay": -0.1}, "weight_decay"),
+        ({"lr": 0.1, "max_norm": 0.0}, "max_norm"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=word):
             layer.step(**options)
-    with pytest.raises(ValueError, match="k must be an integer from 1 to n - 1"):
+    with pytest.raises(ValueError, match="k must be"):
         layer.topk(h, N)
-    for options, message in [
-        ({"loss": "focal"}, "cannot be computed from the sum"),
-        ({"loss": "log_taylor_softmax", "loss_options": {"label_smoothing": 0.1}}, "needs the score of every class"),
-        ({"loss": "mse", "loss_options": {"epsilon": 1}}, "takes no options"),
-        ({"loss": "log_taylor_softmax", "loss_options": {"reduction": "sum"}}, "give reduction='sum' to the layer"),
-        ({"loss": tr.create_loss("spherical_bound", ignore_index=0)}, "give ignore_index=0 to the layer"),
-        ({"dtype": torch.float16}, "float32 or float64"),
-        ({"reduction": "median"}, "reduction must be one of"),
+    for options, word in [
+        ({"loss": "focal"}, "from_sums"),
+        ({"loss": "log_taylor_softmax", "loss_options": {"label_smoothing": 0.1}}, "label_smoothing"),
+        ({"loss": "mse", "loss_options": {"epsilon": 1}}, "no options"),
+        ({"loss": "log_taylor_softmax", "loss_options": {"reduction": "sum"}}, "reduction"),
+        ({"loss": tr.create_loss("spherical_bound", ignore_index=0)}, "ignore_index"),
+        ({"dtype": torch.float16}, "float32"),
+        ({"reduction": "median"}, "reduction"),
     ]:
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=word):
             SphericalLinear(D, N, **options)
-    with pytest.raises(tr.errors.UnknownPluginError):
-        SphericalLinear(D, N, loss="no_such_loss")
     loss = layer(h, target)
     layer(h, target).backward()
     layer.step(0.1)
-    with pytest.raises(RuntimeError, match="between this forward pass and its backward pass"):
+    with pytest.raises(RuntimeError, match="backward pass"):
         loss.backward()
 
 
@@ -412,15 +416,3 @@ def test_empty_batches_and_steps_without_a_backward_pass():
         layer.step(0.1, weight_decay=0.5)
     assert torch.equal(layer.factors.V, before)
     assert F.linear(torch.ones(1, D), layer.to_linear().weight).isfinite().all()
-
-
-def test_a_step_without_a_backward_pass_says_so():
-    layer = SphericalLinear(4, 6)
-    before = layer.to_linear().weight.clone()
-    with pytest.warns(UserWarning, match="follows no backward pass"):
-        layer.step(0.1)
-    layer(torch.randn(3, 4), torch.tensor([0, 1, 2])).backward()
-    layer.zero_grad()
-    with pytest.warns(UserWarning, match="zero_grad"):
-        SphericalSGD(layer, lr=0.1).step()
-    torch.testing.assert_close(layer.to_linear().weight, before)

@@ -4,10 +4,14 @@ import math
 from dataclasses import dataclass, fields
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from topk_registry.nn.spherical.links import same_label
+from topk_registry.ops.distributed import all_gather, gather_rows
+
 SINGULAR = 1e3  # growth of |R| from which the inverse in (8) is not trusted
-WORST_CONDITION = 100.0  # |U| |U^-1| / d from which rounding in V is magnified too far
+MAX_CONDITION = 100.0  # |U| |U^-1| / d from which rounding in V is magnified too far
 FOLD_ROWS = 1 << 16  # rows of V folded at a time
 
 
@@ -47,6 +51,27 @@ def joined(batches: list[Batch]) -> Batch:
         return torch.cat(parts)
 
     return Batch(**{field.name: column(field.name) for field in fields(Batch)})
+
+
+def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
+    """Return the batch of all ranks, its loss divided by their number; in one process, the batch as it is."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return own
+    d, device = factors.Q.shape[0], factors.V.device
+    shapes = all_gather(torch.tensor([-1, 0] if own is None else own.labels.shape, device=device), None)
+    K = int(shapes[:, 1].max())
+    if int(shapes[:, 0].max()) < 0:  # no rank has had a backward pass
+        return None
+    rows = torch.zeros(0, 3 * d + 3 + 2 * K, dtype=torch.float64, device=device)
+    if own is not None:
+        pad = (0, K - own.labels.shape[1])
+        labels, ga = (nn.functional.pad(value.double(), pad) for value in (own.labels, own.ga))  # exact up to 2^53
+        sums = torch.stack((own.s, own.gs, own.gq), 1)
+        rows = torch.cat((own.H, own.HQ, own.dH, sums, labels, ga), 1)
+    rows = gather_rows(rows, shapes[:, 0].clamp(min=0).tolist(), None)
+    H, HQ, dH, sums, labels, ga = rows.split([d, d, d, 3, K, K], 1)
+    s, gs, gq = sums.unbind(1)
+    return Batch(H, HQ, s, labels.long(), gs, gq, ga, dH).scaled(1 / dist.get_world_size())
 
 
 class FactoredWeight(nn.Module):
@@ -101,7 +126,8 @@ class FactoredWeight(nn.Module):
         HQ = H @ self.Q
         s = H @ self.w
         a = (self.rows(labels) * (H @ self.U.T)[:, None]).sum(-1) + (H @ self.omega)[:, None]
-        q = torch.maximum((HQ * H).sum(-1), torch.maximum(s.square() / self.n, _distinct_squares(a, labels)))
+        distinct = (a.square() / same_label(labels).sum(-1)).sum(1)  # a label that is named twice counts once
+        q = torch.maximum((HQ * H).sum(-1), torch.maximum(s.square() / self.n, distinct))
         return HQ, s, q, a
 
     def feature_gradient(self, HQ: Tensor, labels: Tensor, gs: Tensor, gq: Tensor, ga: Tensor) -> Tensor:
@@ -197,12 +223,3 @@ class FactoredWeight(nn.Module):
             block.copy_(block.double().mm(self.U).add_(self.omega))
         self.U = torch.eye(len(self.U), dtype=self.U.dtype, device=self.U.device)
         self.omega = torch.zeros_like(self.omega)
-
-
-def _distinct_squares(a: Tensor, labels: Tensor) -> Tensor:
-    """Sum [m] of a^2 over a row's distinct labels: a label that is named twice counts once."""
-    order = labels.argsort(1)
-    in_order = labels.gather(1, order)
-    again = torch.zeros_like(labels, dtype=torch.bool)
-    again[:, 1:] = in_order[:, 1:] == in_order[:, :-1]
-    return a.gather(1, order).square().masked_fill(again, 0).sum(1)

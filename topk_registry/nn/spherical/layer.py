@@ -9,39 +9,37 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from topk_registry.nn.spherical.factors import WORST_CONDITION, Batch, FactoredWeight, SingularStepError, joined
-from topk_registry.nn.spherical.links import SQUARED_ERROR, LogWeights, SumsLoss, per_sample, resolve
-from topk_registry.nn.spherical.optimizer import MARK, check_step
-from topk_registry.nn.spherical.ranks import gathered
-from topk_registry.ops.ksubset.chunked.api import TopClasses
-from topk_registry.ops.ksubset.torch.state import State, merge, summarise, top_margins
-from topk_registry.ops.targets.masses import Reduction
+from topk_registry.nn.spherical.factors import MAX_CONDITION, Batch, FactoredWeight, joined, over_ranks
+from topk_registry.nn.spherical.links import SQUARED_ERROR, LogWeights, SumsLoss, loss_per_sample, resolve
+from topk_registry.ops.ksubset import graph
+from topk_registry.ops.ksubset.linear import TopClasses
+from topk_registry.ops.values import choice, integer, number
 
 CHUNK = 1 << 20  # scores in a chunk
+MAX_PENDING = 1000  # backward passes without a step, from which on a warning is given
 Target = Tensor | tuple[Tensor, Tensor]
 
 
 class SphericalLinear(nn.Module):
     """A linear classifier trained by a spherical loss at a cost that does not depend on the number of classes.
 
-    ``layer(features, target)`` is the loss, and its backward pass gives the exact gradient to the features. Then
-    ``layer.step(lr)`` makes the update that SGD would make on the dense weight [n, d], in O(d^2) a sample. Of the rows
-    of the large factor it touches those of the batch's labels. The backbone keeps its own optimizer. README.md says
-    which update rules are exact.
+    ``layer(features, target)`` returns the loss, and its backward pass computes the exact gradient of the features.
+    Then ``layer.step(lr)``, or :class:`SphericalSGD`, makes the update that SGD would make on the dense weight [n, d],
+    in O(d^2) per sample. The backbone keeps its own optimizer. Any other optimizer skips this layer, because its
+    weight has no gradient. README.md says which update rules are exact.
 
     Such losses rank well at any n, but their probabilities are limited: over all features, the largest probabilities of
-    the classes add up to at most d + 1. With many more classes than features the likelihood stays poor, whatever the
-    backbone.
+    the classes add up to at most d + 1. With many more classes than features the likelihood stays poor.
 
     Args:
         in_features: length d of a feature vector.
         num_classes: n.
         bias: learn a bias, as a feature that is always 1.
         loss: name of a registered loss of the spherical family, such a loss itself, or ``"mse"``: the squared error to
-            the target's weights, summed over classes.
+            the target's weights, summed over classes; weights of a class that is named twice are added.
         loss_options: options of the loss by name, such as ``{"epsilon": 0.1}``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: rows with this label cost nothing, train nothing, and are not counted in the mean.
+        ignore_index: rows with this label have loss and gradient 0, and do not count in the mean.
         fold_every: recompute the small state from the weight after this number of steps.
         dtype: of the large factor; the small state is in double precision.
 
@@ -83,12 +81,10 @@ class SphericalLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if min(in_features, num_classes - 1, fold_every) < 1:
-            raise ValueError(
-                "expected in_features of at least 1, num_classes of at least 2 and fold_every of at least 1, got "
-                f"{in_features}, {num_classes} and {fold_every}"
-            )
-        Reduction.of(reduction)
+        integer(in_features, "in_features", at_least=1)
+        integer(num_classes, "num_classes", at_least=2)
+        integer(fold_every, "fold_every", at_least=1)
+        choice(reduction, "reduction", ("none", "mean", "sum"))
         weight = torch.empty(num_classes, in_features + bias, device=device, dtype=dtype)
         if weight.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype must be float32 or float64, got {weight.dtype}: steps are lost in half precision")
@@ -115,11 +111,10 @@ class SphericalLinear(nn.Module):
 
     def forward(self, features: Tensor, target: Target) -> Tensor:
         """The loss of features [B, d] with these targets; all of it in double precision."""
-        setattr(self.factors.V, MARK, True)  # copying and unpickling lose it
         rows, labels, weights, share = self._targets(features, target)
         kept = features if rows is None else features[rows]
         with torch.autocast(features.device.type, enabled=False):
-            # its backward pass is wanted for the weight's sake too, where the features need no gradient
+            # the weight needs the backward pass, even if the features need no gradient
             anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
             losses = _Losses.apply(kept, labels, weights, self, anchor)
         if self.reduction == "none":
@@ -138,8 +133,8 @@ class SphericalLinear(nn.Module):
     ) -> None:
         """Update the weight as ``torch.optim.SGD(lr=lr, weight_decay=weight_decay)`` would the dense one.
 
-        Every backward pass since the last step counts, as accumulated gradients do. Without one, the weight stays as it
-        is, with a warning. In a process group of several ranks all must call it; the gradient is the mean over ranks,
+        The gradient is the sum over all backward passes since the last step. Without one, the weight stays as it is,
+        with a warning. In a process group of several ranks all must call it; the gradient is the mean over ranks,
         as under DDP.
 
         Args:
@@ -164,7 +159,7 @@ class SphericalLinear(nn.Module):
             batch = batch.scaled((max_norm / (self.factors.gradient_norm(batch) + 1e-6)).clamp(max=1.0).item())
         self.factors.update(batch, lr, weight_decay)
         self._pending, self._version = [], self._version + 1
-        if self.factors.condition() > WORST_CONDITION or int(self.factors.steps) % self.fold_every == 0:
+        if self.factors.condition() > MAX_CONDITION or int(self.factors.steps) % self.fold_every == 0:
             self.factors.fold()
 
     @torch.no_grad()
@@ -197,15 +192,12 @@ class SphericalLinear(nn.Module):
         """
         if not 1 <= k < self.num_classes:
             raise ValueError(f"k must be an integer from 1 to n - 1 = {self.num_classes - 1}, got {k!r}")
-        state: State | None = None
-        for first, scores in self._chunks(self._rows(features), chunk, least=2 * k + 3):
-            x = scores if self.loss is None else self.loss.log_weights(scores)
-            part = summarise(x, k + 1, 1.0, first)
-            state = part if state is None else merge(state, part, 1.0)
-        assert state is not None
-        marginals = torch.sigmoid(top_margins(state, 1.0))
-        best = state.classes[:, :k], state.top[:, :k], marginals
-        return TopClasses(best[0], best[1].to(features.dtype), best[2].to(features.dtype))
+        link = (lambda scores: scores) if self.loss is None else self.loss.log_weights
+        scores = ((first, link(s)) for first, s in self._chunks(self._rows(features), chunk, least=2 * k + 3))
+        state = graph.merge([graph.summarise(x, k + 1, 1.0, first) for first, x in scores], 1.0)
+        marginals = torch.sigmoid(graph.top_margins(state, 1.0))
+        best = state.top[:, :k], marginals
+        return TopClasses(state.classes[:, :k], *(part.to(features.dtype) for part in best))
 
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:
@@ -287,9 +279,17 @@ class SphericalLinear(nn.Module):
 
     def _batch(self, grad_scale: float) -> Batch | None:
         """All that is pending on all ranks; a rank without a backward pass takes part with no samples."""
-        own = joined(self._pending) if self._pending else None
-        batch = gathered(own, self.factors)
+        batch = over_ranks(joined(self._pending) if self._pending else None, self.factors)
         return batch if batch is None or grad_scale == 1.0 else batch.scaled(1 / grad_scale)
+
+    def _add(self, batch: Batch) -> None:
+        self._pending.append(batch)
+        if len(self._pending) == MAX_PENDING:
+            warnings.warn(
+                f"{MAX_PENDING} backward passes of a SphericalLinear without a step: call layer.step(lr), or use "
+                "SphericalSGD(layer, lr=...); other optimizers do not train this layer",
+                stacklevel=2,
+            )
 
     def _chunks(self, H: Tensor, chunk: int | None, least: int = 1) -> Iterator[tuple[int, Tensor]]:
         """First class and scores [B, chunk] of one chunk of classes after the other."""
@@ -312,7 +312,7 @@ class _Losses(torch.autograd.Function):
         HQ, *sums = factors.sums(H, labels)
         with torch.enable_grad():
             s, q, a = (x.detach().requires_grad_() for x in sums)
-            losses = per_sample(layer.loss, s, q, a, weights, layer.num_classes)
+            losses = loss_per_sample(layer.loss, s, q, a, labels, weights, layer.num_classes)
             gs, gq, ga = torch.autograd.grad(losses.sum(), (s, q, a), allow_unused=True, materialize_grads=True)
         dH = factors.feature_gradient(HQ, labels, gs, gq, ga)
         ctx.layer, ctx.version, ctx.dtype = layer, layer._version, features.dtype
@@ -326,8 +326,58 @@ class _Losses(torch.autograd.Function):
         if ctx.version != layer._version:
             raise RuntimeError("layer.step() was called between this forward pass and its backward pass")
         batch = Batch(*ctx.saved_tensors).scaled(cotangent)
-        layer._pending.append(batch)
+        layer._add(batch)
         return batch.dH[:, : layer.in_features].to(ctx.dtype), None, None, None, None
 
 
-__all__ = ["SingularStepError", "SphericalLinear"]
+class SphericalSGD(torch.optim.Optimizer):
+    """Plain SGD on the dense weight of a :class:`SphericalLinear`, in O(d^2) per sample; no other rule is exact.
+
+    Args:
+        layer: the layer, and nothing else: other parameters need their own optimizer.
+        lr: learning rate; torch's schedulers change it in ``param_groups``.
+        weight_decay: L2 decay, as in ``torch.optim.SGD``.
+        max_norm: clip the gradient of the dense weight to this norm.
+
+    Example:
+        >>> layer = SphericalLinear(16, 1000)
+        >>> optimizer = SphericalSGD(layer, lr=0.1)
+        >>> schedule = torch.optim.lr_scheduler.StepLR(optimizer, 30)
+    """
+
+    def __init__(
+        self, layer: SphericalLinear, *, lr: float, weight_decay: float = 0.0, max_norm: float | None = None
+    ) -> None:
+        if not isinstance(layer, SphericalLinear):
+            raise TypeError(f"layer must be a SphericalLinear, got {type(layer).__name__}")
+        check_step(lr, weight_decay, max_norm)
+        self._layer = layer
+        super().__init__([layer.factors.V], {"lr": lr, "weight_decay": weight_decay, "max_norm": max_norm})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raise, unless the group is the layer's weight alone."""
+        if param_group["params"] != [self._layer.factors.V]:
+            raise TypeError("SphericalSGD trains the weight of one SphericalLinear: use another optimizer for the rest")
+        super().add_param_group(param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        """Apply the gradient of all backward passes since the last step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        group = self.param_groups[0]
+        self._layer.step(float(group["lr"]), weight_decay=group["weight_decay"], max_norm=group["max_norm"])
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop the gradient of all backward passes since the last step."""
+        self._layer.zero_grad(set_to_none)
+
+
+def check_step(lr: float, weight_decay: float, max_norm: float | None) -> None:
+    number(lr, "lr", at_least=0)
+    number(weight_decay, "weight_decay", at_least=0)
+    if max_norm is not None:
+        number(max_norm, "max_norm", above=0)

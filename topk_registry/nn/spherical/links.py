@@ -18,7 +18,7 @@ class SumsLoss(Protocol):
         ...
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        """Logarithms of what the probabilities are in proportion to, elementwise; classes are ranked by them."""
+        """Logarithms of unnormalized probabilities, elementwise; classes are ranked by them."""
         ...
 
 
@@ -58,12 +58,20 @@ def resolve(loss: str | nn.Module, options: Mapping[str, Any]) -> SumsLoss | Non
     return criterion
 
 
-def per_sample(loss: SumsLoss | None, s: Tensor, q: Tensor, a: Tensor, weight: Tensor, n: int) -> Tensor:
-    """Loss [m] of rows with K labels of the given weights [m, K].
+def loss_per_sample(
+    loss: SumsLoss | None, s: Tensor, q: Tensor, a: Tensor, labels: Tensor, weight: Tensor, n: int
+) -> Tensor:
+    """Return the loss [m] of rows with K labels of the given weights [m, K].
 
-    A loss of one label becomes its mean over labels by weight. The squared error is that to the target with these
+    A loss of one label becomes its weighted mean over labels. The squared error is that to the target with these
     weights at the labels and 0 elsewhere, summed over classes.
     """
     if loss is None:
-        return q + (weight * (weight - 2 * a)).sum(1)
+        squares = (weight[:, :, None] * weight[:, None]).masked_fill(~same_label(labels), 0).sum((1, 2))
+        return q + squares - 2 * (weight * a).sum(1)
     return (weight * loss.from_sums(s[:, None], q[:, None], a, n)).sum(1)
+
+
+def same_label(labels: Tensor) -> Tensor:
+    """Return whether two labels of a row are equal: [m, K] -> [m, K, K]."""
+    return labels[:, :, None] == labels[:, None]

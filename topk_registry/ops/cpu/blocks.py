@@ -19,6 +19,15 @@ def padded(n):
 
 
 @compiled
+def pad(row, x):
+    """Copy a row to padded memory; the scores beyond the row's end are -inf."""
+    for i in range(len(row)):
+        x[i] = row[i]
+    for i in range(len(row), len(x)):
+        x[i] = -np.inf
+
+
+@compiled
 def load(row, is_bfloat16, x):
     """Copy a row to padded memory, in its precision; the scores beyond the row's end are -inf.
 

@@ -12,10 +12,11 @@ from numba.np.numpy_support import as_dtype
 from numpy.polynomial import Chebyshev, Polynomial
 
 # products may be fused with sums, and long sums be reordered; differences of scores never: they are exact
-compiled = njit(error_model="numpy", fastmath={"contract"})
+_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+compiled = njit(error_model="numpy", fastmath={"contract"}, **_NO_WRAPPERS)
 merged = njit(error_model="numpy", fastmath={"contract"}, inline="always")  # not compiled alone: into its caller
-summing = njit(error_model="numpy", fastmath={"contract", "reassoc"})
-inlined = njit(error_model="numpy", fastmath={"contract"}, forceinline=True)
+summing = njit(error_model="numpy", fastmath={"contract", "reassoc"}, **_NO_WRAPPERS)
+inlined = njit(error_model="numpy", fastmath={"contract"}, forceinline=True, **_NO_WRAPPERS)
 
 # numba compiles a function anew for an argument that is a literal, so numbers that vary start as this
 ZERO, NO_CLASS = np.int64(0), np.int64(-1)

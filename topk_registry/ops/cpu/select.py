@@ -4,7 +4,7 @@
 
 import numpy as np
 
-from topk_registry.ops.cpu.masks import above, number_of_bits, places_above
+from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import NO_CLASS, ZERO, compiled, copy, number_at, place_of, tiny
 
@@ -88,69 +88,18 @@ def _candidates(row, skip, T, short, space):
 
 @compiled
 def in_order(scores, classes, candidates, top, where):
-    """The largest scores, largest first, and their ``classes``.
-
-    There are ``candidates`` of them, at least as many as are asked for; the scores have room for 64 more.
-    """
-    if candidates <= RANKED:
-        _place(scores, classes, candidates, top, where)
-    else:
-        _sort_largest(scores, classes, candidates, top, where)
-
-
-@compiled
-def _place(scores, classes, candidates, top, where):
-    """Each score where the number of larger ones says, equal ones after each other."""
+    """Write the largest of the first ``candidates`` scores, largest first, and their classes; ties keep their order."""
     T = len(top)
-    where[:] = -1
-    padded = scores[: (candidates + 63) // 64 * 64]
-    padded[candidates:] = -np.inf
     for j in range(candidates):
-        place = number_larger(padded, padded[j])
-        while place < T and where[place] >= 0:
-            place += 1
-        if place < T:
-            top[place], where[place] = padded[j], classes[j]
-
-
-@compiled
-def _sort_largest(scores, classes, candidates, top, where):
-    """As :func:`_place`, of many candidates: sorted by their lowest byte, then by the next, each time keeping order."""
-    order, other, starts = empty(candidates, np.int64), empty(candidates, np.int64), empty(256, np.int64)
-    for j in range(candidates):
-        order[j] = j
-    for place in range(scores.itemsize):
-        starts[:] = 0
-        for j in range(candidates):
-            starts[_byte(scores, j, place)] += 1
-        if starts[_byte(scores, ZERO, place)] == candidates:
+        v, place = scores[j], min(j, T)
+        if place == T and v <= top[T - 1]:
             continue
-        start = 0
-        for value in range(255, -1, -1):
-            starts[value], start = start, start + starts[value]
-        for j in range(candidates):
-            value = _byte(scores, order[j], place)
-            other[starts[value]] = order[j]
-            starts[value] += 1
-        order, other = other, order
-    for j in range(len(top)):
-        top[j], where[j] = scores[order[j]], classes[order[j]]
-
-
-@compiled
-def _byte(scores, j, place):
-    """A byte of a score's place in the order of all numbers, the lowest first; the last one holds the sign."""
-    value = (np.int64(place_of(scores[j])) >> (8 * place)) & 255
-    return value ^ 128 if place == scores.itemsize - 1 else value
-
-
-@compiled
-def number_larger(scores, v):
-    """How many are larger, of a multiple of 64 scores."""
-    count = 0
-    for start in range(0, len(scores), 64):
-        count += number_of_bits(above(scores, start, v))
-    return count
+        while place > 0 and v > top[place - 1]:
+            place -= 1
+            if place + 1 < T:
+                top[place + 1], where[place + 1] = top[place], where[place]
+        if place < T:
+            top[place], where[place] = v, classes[j]
 
 
 @compiled

@@ -1,84 +1,203 @@
-"""The smooth hinge on the margins of the k-subset operator, for targets of every kind."""
+"""The public functions of the k-subset operator: margins and marginals of all classes, and the smooth top-k hinge."""
 
-from __future__ import annotations  # torch 2.8 cannot compile a function in a function that makes a union
-
+from collections.abc import Callable
+from functools import partial
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from topk_registry.ops.constant import fixed_number
-from topk_registry.ops.distributed import class_dimension, is_distributed, whole
-from topk_registry.ops.ksubset import soft_targets
-from topk_registry.ops.ksubset.margins import at_labels
-from topk_registry.ops.ksubset.request import check, fixed, output_dtype
-from topk_registry.ops.targets.label_mixture import LabelMixture
-from topk_registry.ops.targets.masses import Reduction
+from topk_registry.ops.backend import choose, load
+from topk_registry.ops.fused import Fused
+from topk_registry.ops.ksubset import autograd, graph
+from topk_registry.ops.ksubset.autograd import Parts
+from topk_registry.ops.ksubset.custom_op import smooth_topk as in_graph
+from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import number
 
+MAX_TEMPERATURE = 1e30  # beyond it, margins leave the range of single precision
 
-def smooth_topk_hinge(
-    logits: Tensor,
-    target: Tensor | LabelMixture,
-    k: int,
-    *,
-    tau: float = 1.0,
-    alpha: float | Tensor = 1.0,
-    weight: Tensor | None = None,
-    reduction: str = "none",
-    impl: str = "auto",
-    process_group: Any = None,
-    num_classes: int | None = None,
-) -> Tensor:
-    """The smooth top-k SVM: a hinge, smoothed by tau, on the label's margin at the temperature k tau.
 
-    L_y = tau softplus((alpha_y - margin_y / k) / tau), and L = sum_c q_c w_c L_c for a distribution q over labels. The
-    forward pass also writes the gradient, so that the backward pass is at most one multiplication.
+def smooth_topk(logits: Tensor, masses: Any, *, k: int, tau: float = 1.0, alpha: float | Tensor = 1.0) -> Tensor:
+    """Compute sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) for each row, at the temperature k tau.
+
+    The forward pass also writes the gradient, so that the backward pass is at most one multiplication. A row without
+    mass has loss 0 and gradient 0, whatever its logits are. In a row with at most k finite scores, finite classes have
+    loss 0.
 
     Args:
         logits: scores [B, n].
-        target: class indices [B] int64, a distribution [B, n], or a :class:`LabelMixture`.
-        k, impl: as in :func:`topk_margins`.
-        tau: smoothing temperature, positive.
-        alpha: required gap, one for all classes or one a class [n]; it gets no gradient.
-        weight: one factor a class [n]; it gets no gradient.
-        reduction: ``"none"``, ``"sum"``, or ``"mean"``: over rows, for indices weighted as in
-            ``torch.nn.CrossEntropyLoss``.
-        process_group: ranks that the classes are spread over. Each gives its own columns of the logits of all rows:
-            ceil(n / ranks) of them, the last ranks what is left. Labels and options of classes count the classes of
-            all ranks; a distribution may be whole, or in columns as the logits. Ranks must call backward on the same
-            losses.
-        num_classes: n, checked against what the ranks of the group hold; None for their sum.
+        masses: a record of the masses q with ``labels [B, m]`` and ``shares [B, m]``, ``even [B]`` (the mass of every
+            class) and ``dense [B, n]``, or None for those that are absent, such as :class:`losses.targets.Masses`.
+        k: size of the set, 1 <= k <= n - 1.
+        tau: smoothing temperature, positive; lower values approach a hard hinge.
+        alpha: required gap, one number or one per class [n]; it gets no gradient.
 
     Returns:
-        Losses [B] or their sum or mean, in at least single precision.
+        Losses [B], in single precision for half-precision logits, else in the dtype of the logits.
+    """
+    check(logits, k, k * tau)
+    parts = Parts(masses.labels, masses.shares, masses.even, masses.dense)
+    if not isinstance(alpha, Tensor):
+        alpha = torch.tensor(float(alpha), dtype=torch.float64)
+    alpha = alpha.detach()
+    by_definition = any(part is not None and part.requires_grad for part in parts)
+    way = Route.OPERATIONS if by_definition else route(logits, alpha, *parts)
+    if way is Route.GRAPH:
+        return in_graph(logits, *parts, alpha, k, tau)[0]
+    definition = partial(autograd.losses_of, parts=parts, k=k, tau=tau, alpha=alpha)
+    if way is Route.OPERATIONS:
+        return definition(logits)
+    kernel = partial(run, masses=masses, parts=parts, k=k, tau=tau, alpha=alpha)
+    return Fused.apply(logits, kernel, definition)  # pyright: ignore[reportReturnType]
+
+
+def run(
+    logits: Tensor, needs_grad: bool, *, masses: Any, parts: Parts, k: int, tau: float, alpha: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Return the losses [B] and their gradient [B, n] by the fastest backend that serves."""
+    backend = _backend(logits, k, tau, parts.has_labels_only)
+    if backend == "numba":
+        s = logits.float()
+        cpu = load("topk_registry.ops.ksubset.cpu")
+        return cpu.losses(s, parts, k, tau, alpha, out=None if s is logits else s)
+    if backend == "triton":
+        triton = load("topk_registry.ops.ksubset.triton.backend")
+        return triton.losses(logits, masses, k, tau, alpha, needs_grad)
+    return autograd.losses_and_gradient(logits, parts, k, tau, alpha, needs_grad)
+
+
+def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
+    device, fits = (
+        logits.device,
+        logits.dtype != torch.float64 and 2 * k <= logits.shape[1] and k * tau < MAX_TEMPERATURE,
+    )
+    if device.type == "cpu":
+        return choose(device, "numba" if fits and k <= 64 else None, _labels_work if labels_only else _masses_work)
+    return choose(device, "triton" if fits and device.type == "cuda" and k <= 10 else None, _gpu_works)
+
+
+def usual_backend(device: torch.device) -> str:
+    """Return the backend of class indices in single precision on a device."""
+    return _backend(torch.empty(0, 100, device=device), 5, 0.1, True)
+
+
+def _labels_work(device: torch.device) -> bool:
+    return _works(device, Parts(torch.tensor([[0], [6], [12]]), torch.ones(3, 1), None, None))
+
+
+def _masses_work(device: torch.device) -> bool:
+    return _works(device, Parts(torch.tensor([[0], [6], [12]]), torch.ones(3, 1), torch.full((3,), 0.01), None))
+
+
+def _gpu_works(device: torch.device) -> bool:
+    return hasattr(load("topk_registry.ops.ksubset.triton.backend"), "losses") and all(
+        _works(device, Parts(torch.tensor([[0], [6], [12]]), torch.ones(3, 1), even, None))
+        for even in (None, torch.full((3,), 0.01))
+    )
+
+
+def _works(device: torch.device, parts: Parts) -> bool:
+    """Tell whether the kernels of a device give on a few scores what PyTorch operations give."""
+    s, alpha = torch.linspace(0, 30, 39).sin().view(3, 13), torch.ones(())
+    expected = autograd.losses_and_gradient(s.double(), parts, 2, 0.25, alpha, True)
+    on_device = parts.to(device)
+    if device.type == "cpu":
+        found = load("topk_registry.ops.ksubset.cpu").losses(s, on_device, 2, 0.25, alpha)
+    else:
+        triton = load("topk_registry.ops.ksubset.triton.backend")
+        found = triton.losses(s.to(device), on_device, 2, 0.25, alpha.to(device), True)
+    return all(torch.allclose(a.cpu().double(), b, rtol=1e-4, atol=1e-5) for a, b in zip(found, expected, strict=True))
+
+
+def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
+    """Return how far each class is inside the top-k set, in units of the scores: a smooth gap to the k-th best other.
+
+    margin_i = temperature * l_i(logits / temperature), with the log-odds l of :func:`topk_log_odds`. As the temperature
+    goes to zero it becomes logits_i - (the k-th largest of the other logits), and it is finite for any temperature.
+
+    Args:
+        logits: scores [..., n]; -inf marks a class that cannot be chosen. With at most k finite scores, their margins
+            are inf.
+        k: size of the set, 1 <= k <= n - 1.
+        temperature: a positive number.
+
+    Returns:
+        Margins [..., n], in single precision for half-precision logits, else in the dtype of the logits.
 
     Example:
-        >>> smooth_topk_hinge(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([1]), 2, tau=1e-6)
-        tensor([0.5000])
-        >>> smooth_topk_hinge(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[0.0, 0.5, 0.5]]), 2, tau=1e-6)
-        tensor([1.0000])
+        >>> topk_margins(torch.tensor([3.0, 2.0, 1.0]), 2, temperature=1e-6)
+        tensor([ 2.0000,  1.0000, -1.0000])
+    """
+    return _of_all_classes(graph.margins, logits, k, temperature)
+
+
+def topk_log_odds(logits: Tensor, k: int) -> Tensor:
+    """Return the log-odds of each class being in a k-set drawn with probability proportional to prod exp(logits).
+
+    l_i = x_i + log sigma_{k-1}(e without i) - log sigma_k(e without i), e = exp(x), with sigma_j the j-th elementary
+    symmetric polynomial. Exact to rounding, differentiable for any cotangent; arguments as :func:`topk_margins`.
+
+    Example:
+        >>> topk_log_odds(torch.zeros(4), 1)
+        tensor([-1.0986, -1.0986, -1.0986, -1.0986])
 
     Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
     """
-    if process_group is not None:
-        from topk_registry.ops.ksubset.chunked.parallel import sharded_hinge
+    return topk_margins(logits, k)
 
-        options = {"tau": tau, "alpha": alpha, "weight": weight, "reduction": reduction}
-        return sharded_hinge(logits, target, k, **options, group=process_group, num_classes=num_classes)
-    tau = fixed_number(tau)
-    number(tau, "tau", above=0)
-    check(logits, k, tau)
-    k = fixed(k)
-    if not isinstance(alpha, Tensor):
-        alpha = torch.full((), alpha, dtype=output_dtype(logits), device=logits.device)
-    alpha, weight = whole(alpha.detach()), None if weight is None else whole(weight.detach())
-    if alpha.shape not in ((), logits.shape[1:]):
-        raise ValueError(f"alpha must be one number, or one a class {list(logits.shape[1:])}, got {list(alpha.shape)}")
-    Reduction.of(reduction)
-    spread = is_distributed(logits) and logits.ndim == 2 and class_dimension(logits) is not None
-    plain = reduction == "none" and weight is None and not spread
-    if plain and isinstance(target, Tensor) and not target.is_floating_point():
-        return at_labels(logits, target, k, k * tau, impl, (alpha, tau)).to(output_dtype(logits))
-    options = soft_targets.HingeOptions(k, tau, alpha, weight, reduction, impl)
-    return soft_targets.expected_hinge(logits, target, options)
+
+def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
+    """Return the probability of each class to be in the top-k set: sigmoid of the log-odds of logits / temperature.
+
+    pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e); they sum to k. For k = 1 this is softmax. With at most k finite
+    scores, their classes have probability 1. Arguments as :func:`topk_margins`.
+
+    Example:
+        >>> topk_marginals(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2).sum()
+        tensor(2.0000)
+    """
+    return _of_all_classes(graph.marginals, logits, k, temperature)
+
+
+def topk_label_margins(logits: Tensor, label: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
+    """Return the entry of :func:`topk_margins` at each row's label, in double precision.
+
+    Args:
+        logits: scores [B, n].
+        label: class indices [B], int64.
+        k, temperature: as in :func:`topk_margins`.
+    """
+    check(logits, k, temperature)
+    if label.dtype != torch.int64 or label.shape != logits.shape[:1] or logits.ndim != 2:
+        raise ValueError(
+            f"expected logits [B, n] and int64 labels [B], got {list(logits.shape)} and {label.dtype} "
+            f"{list(label.shape)}"
+        )
+    return topk_margins(logits.double(), k, temperature=temperature).gather(1, label[:, None])[:, 0]
+
+
+def _of_all_classes(function: Callable[..., Tensor], logits: Tensor, k: int, temperature: float) -> Tensor:
+    check(logits, k, temperature)
+    n = logits.shape[-1]
+    rows = logits.reshape(-1, n)
+    rows = rows.to(autograd.working_dtype(rows, k, temperature))
+    out = autograd.in_blocks(function, rows, k, max(float(temperature), autograd.LEAST_TEMPERATURE))
+    return out.to(output_dtype(logits)).reshape(logits.shape)
+
+
+def output_dtype(logits: Tensor) -> torch.dtype:
+    """Return the dtype of results for these logits."""
+    return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def check(logits: Tensor, k: int, temperature: float) -> None:
+    """Raise unless logits are dense and floating point, k is from 1 to n - 1, and the temperature is positive."""
+    check_dense(logits, "logits")
+    if not logits.is_floating_point() or logits.ndim < 1:
+        raise ValueError(f"logits must be floating point [..., n], got {logits.dtype} {list(logits.shape)}")
+    n = logits.shape[-1]
+    if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:
+        raise ValueError(f"k must be an integer from 1 to n - 1 = {n - 1}, got {k!r}")
+    number(temperature, "temperature", above=0)

@@ -1,33 +1,115 @@
-"""Gradients of the operator, whichever kernels compute it.
-
-The kernels of a backward pass have no derivatives of their own. Where a backward pass is itself differentiated, it is
-computed by torch operations instead (fixed_graph.py).
-"""
+"""The definition of the smooth top-k hinge in PyTorch operations, and its gradient in blocks of rows."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from topk_registry.ops.ksubset import fixed_graph
+from topk_registry.ops.fused import by_definition
+from topk_registry.ops.hinge import soft_hinge
+from topk_registry.ops.ksubset import graph
 from topk_registry.ops.tensors import Route, route
 
+LEAST_TEMPERATURE = 1e-300  # has a reciprocal in double precision; margins are at their limit long before
+BLOCK = 1 << 24  # numbers that a block of rows holds for its backward pass, about
 
-class Margins(torch.autograd.Function):
-    """The margins [B, n] of every class by ``forward(s, k, theta)``, their gradient by ``backward(g, s, k, theta)``:
-    nothing but the scores is kept from one to the other."""
+
+class Parts(NamedTuple):
+    """The tensors of the masses of a batch; None for those that are absent."""
+
+    labels: Tensor | None  # [B, m]
+    shares: Tensor | None  # [B, m], the masses of the labels
+    even: Tensor | None  # [B], the mass of every class
+    dense: Tensor | None  # [B, n], the mass of each class
+
+    @property
+    def has_labels_only(self) -> bool:
+        """Whether each row has one label, and no other mass."""
+        return self.labels is not None and self.labels.shape[1] == 1 and self.even is None and self.dense is None
+
+    def rows(self, rows: slice) -> "Parts":
+        """Return the masses of some rows."""
+        return Parts(*(None if part is None else part[rows] for part in self))
+
+    def to(self, device: torch.device) -> "Parts":
+        """Return the masses on a device."""
+        return Parts(*(None if part is None else part.to(device) for part in self))
+
+    def table(self, like: Tensor) -> Tensor:
+        """Return the mass of each class in the dtype and shape of scores [B, n]."""
+        q = torch.zeros_like(like) if self.dense is None else self.dense.to(like.dtype)
+        if self.even is not None:
+            q = q + self.even.to(like.dtype)[:, None]
+        if self.labels is not None and self.shares is not None:
+            q = q.scatter_add(1, self.labels, self.shares.to(like.dtype))
+        return q
+
+
+def working_dtype(s: Tensor, k: int, temperature: float) -> torch.dtype:
+    """Return the dtype to compute in: single precision on GPUs for small k and common temperatures, else double."""
+    small = min(k, s.shape[1] - k) <= graph.SMALL_K and 1e-30 < temperature < 1e30
+    return torch.float32 if s.is_cuda and small and s.dtype != torch.float64 else torch.float64
+
+
+def losses_of(logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor) -> Tensor:
+    """Return sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) [B] by differentiable operations."""
+    tau = max(tau, LEAST_TEMPERATURE)
+    s = logits.to(working_dtype(logits, k, k * tau))
+    alpha = alpha.to(s)
+    if parts.has_labels_only and parts.labels is not None and parts.shares is not None:
+        shares = parts.shares.to(s.dtype)
+        margins = graph.margins(torch.where(shares == 0, 0.0, s), k, k * tau)
+        gap = alpha[parts.labels] if alpha.ndim else alpha
+        losses = (shares * soft_hinge(gap - margins.gather(1, parts.labels) / k, tau))[:, 0]
+    else:
+        q = parts.table(s)
+        has_mass = (q != 0).any(1, keepdim=True)
+        margins = graph.margins(torch.where(has_mass, s, 0.0), k, k * tau)
+        losses = torch.where(q != 0, q * soft_hinge(alpha - margins / k, tau), 0.0).sum(1)
+    return losses.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+
+
+def losses_and_gradient(
+    logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor, needs_grad: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the losses [B] and their gradient [B, n], a block of rows at a time."""
+    losses, gradients = [], []
+    for rows in _blocks(logits, k):
+        with torch.set_grad_enabled(needs_grad):
+            s = logits[rows].detach().requires_grad_(needs_grad)
+            block = losses_of(s, parts.rows(rows), k, tau, alpha)
+        losses.append(block.detach())
+        if needs_grad:
+            gradients.append(torch.autograd.grad(block, s, torch.ones_like(block))[0])
+    return torch.cat(losses), torch.cat(gradients) if needs_grad else None
+
+
+def in_blocks(function: Callable[..., Tensor], s: Tensor, k: int, temperature: float) -> Tensor:
+    """Return function(s, k, temperature) [B, n]; a large table in blocks of rows, to bound the memory."""
+    if len(_blocks(s, k)) == 1 or route(s) is not Route.KERNELS:
+        return function(s, k, temperature)
+    return _InBlocks.apply(s, k, lambda rows: function(rows, k, temperature))  # pyright: ignore[reportReturnType]
+
+
+def _blocks(s: Tensor, k: int) -> list[slice]:
+    size = min(k, s.shape[1] - k)
+    step = max(1, BLOCK // (s.shape[1] * (3 * size + 20)))
+    return [slice(i, i + step) for i in range(0, max(1, len(s)), step)]
+
+
+class _InBlocks(torch.autograd.Function):
+    """A function of rows; only the scores are kept for the backward pass."""
 
     @staticmethod
-    def forward(ctx, s: Tensor, k: int, theta: float, forward: Callable, backward: Callable) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx.k, ctx.theta, ctx.kernel = k, theta, backward
+    def forward(ctx, s: Tensor, k: int, function: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.k, ctx.function = k, function
         ctx.save_for_backward(s)
-        return forward(s, k, theta)
+        return torch.cat([function(s[rows]) for rows in _blocks(s, k)])
 
     @staticmethod
-    def backward(ctx, g: Tensor):
+    def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         (s,) = ctx.saved_tensors
-        if torch.is_grad_enabled() or route(g) is not Route.KERNELS:
-            ds = fixed_graph.gradient(fixed_graph.margins, g.double(), s, ctx.k, ctx.theta)
-        else:
-            ds = ctx.kernel(g, s, ctx.k, ctx.theta)
-        return ds, None, None, None, None
+        if torch.is_grad_enabled():
+            return by_definition(ctx.function, s, g), None, None
+        return torch.cat([by_definition(ctx.function, s[rows], g[rows]) for rows in _blocks(s, ctx.k)]), None, None

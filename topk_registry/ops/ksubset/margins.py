@@ -9,7 +9,8 @@ from torch import Tensor
 
 from topk_registry.ops.distributed import by_shards, is_distributed
 from topk_registry.ops.hinge import Hinge
-from topk_registry.ops.ksubset import autograd, custom_ops, fixed_graph
+from topk_registry.ops.ksubset import custom_ops, fixed_graph
+from topk_registry.ops.ksubset import old_autograd as autograd
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.request import check, check_finite, output_dtype, prepare
 from topk_registry.ops.rows.autograd import Reduced

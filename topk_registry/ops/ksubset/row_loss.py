@@ -7,11 +7,11 @@ from torch import Tensor
 
 from topk_registry.ops.backend import load
 from topk_registry.ops.hinge import invertible, soft_hinge
-from topk_registry.ops.ksubset.api import smooth_topk_hinge
 from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.margins import topk_margins
 from topk_registry.ops.ksubset.numba.backend import loss_kernel
 from topk_registry.ops.ksubset.request import SINGLE, SINGLE_TEMPERATURE
+from topk_registry.ops.ksubset.targets_api import smooth_topk_hinge
 from topk_registry.ops.rows.api import Kernel, RowLoss
 from topk_registry.ops.values import integer, number
 

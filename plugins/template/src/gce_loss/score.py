@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from array_api_compat import array_namespace
 
-from topk_registry.conformal import Score
+from topk_registry.oldsets import Score
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,274 @@
+"""Calibrate an exported file on labeled images: thresholds of prediction sets, a new file, and a report.
+
+The images are split at random: one part gives the thresholds, the other measures the reported coverage.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from topk_export import graph
+from topk_export.errors import ExportError, ModelFileError
+from topk_export.nodes import LARGEST, SCORES, SET, add_sets, digest_of_table, score_model, stored_sets
+from topk_export.runtime.metadata import LOGITS, SET_OUTPUTS, Metadata
+from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.preprocess import SUFFIXES
+from topk_export.runtime.session import open_session
+from topk_export.runtime.weights import move_into_place
+from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, guarantee, threshold_table
+from topk_registry.conformal.sets import all_levels, check_size
+from topk_registry.conformal.thresholds import check_labels
+from topk_registry.data.agreement import agreement
+from topk_registry.data.folders import class_map, read_folders
+
+BATCH = 4096  # rows of logits per run of the score nodes
+LISTS = {
+    "marginal": "with a class list, the guarantee holds only on average over all classes, not over those on the list",
+    "per-class": "with a class list, the guarantee holds for every class on the list",
+}
+Progress = Callable[[Iterable[Any], int], Iterable[Any]]
+
+
+@dataclass(frozen=True)
+class Images:
+    """Labeled images.
+
+    Args:
+        name: of the data, without its location.
+        images: a sequence of paths or images, which may load an image when it is indexed.
+        labels: class indices [N].
+    """
+
+    name: str
+    images: Any
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The result of a calibration.
+
+    Args:
+        sets: the calibrated sets.
+        facts: the entry ``sets`` of the file's metadata.
+        counts: coverage and sizes on the images of the report.
+        calibration_counts: calibration images of each class [n].
+        class_names: of the file.
+    """
+
+    sets: PredictionSets
+    facts: dict[str, Any]
+    counts: SetCounts
+    calibration_counts: np.ndarray
+    class_names: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the facts with coverage per class, as JSON can hold them."""
+        classes = [
+            {
+                "name": name,
+                "calibration_images": int(self.calibration_counts[i]),
+                "report_images": int(self.counts.seen[i]),
+                "covered": int(self.counts.hits[i]),
+            }
+            for i, name in enumerate(self.class_names)
+        ]
+        return {**self.facts, "summary": self.counts.summary(), "classes": classes}
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        facts, summary = self.facts, self.counts.summary()
+        low, high = facts["coverage_interval"]
+        options = ", ".join(f"{key} {value:g}" for key, value in facts["options"].items())
+        out = [
+            f"top-1       {facts['top1']:.1%} of {facts['samples'] + facts['report_samples']} images",
+            f"score       {facts['score']}" + (f" ({options})" if options else "") + f", {facts['rule']} thresholds",
+            f"guarantee   {facts['guarantee']}",
+            f"class lists {facts['guarantee_lists']}",
+            f"coverage    {facts['coverage']:.4f} (95 % interval {low:.4f} to {high:.4f}) on "
+            f"{facts['report_samples']} other images",
+            f"set size    mean {summary['mean_size']:.2f}, median {summary['median_size']:g}, of "
+            f"{len(self.class_names)} classes",
+        ]
+        if facts["classes_in_every_set"]:
+            out.append(
+                f"note        {facts['classes_in_every_set']} classes have fewer than {fewest(facts['alpha'])} "
+                "calibration images: they are in every set"
+            )
+        if high < 1 - facts["alpha"]:
+            out.append("warning     the measured coverage is below the guarantee: are these the images of one source?")
+        if facts["forced"]:
+            out.append(f"FORCED      {facts['forced']}")
+        return out
+
+
+def open_folder(folder: str | Path, class_names: Sequence[str], *, ignore_unknown: bool = False) -> tuple[Images, str]:
+    """Return the images of ``FOLDER/CLASS/...`` with their labels, and a sentence about how folders became classes.
+
+    Args:
+        folder: has one folder per class.
+        class_names: of the file.
+        ignore_unknown: skip folders whose name is no class.
+
+    Raises:
+        FolderError: folders do not stand for classes of the file.
+    """
+    found = read_folders(folder, SUFFIXES)
+    mapping = class_map(found.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
+    chosen = [(path, mapping.numbers[name]) for path, name in found.images if name in mapping.numbers]
+    labels = np.asarray([label for _, label in chosen], np.int64)
+    name = Path(os.path.abspath(folder)).name  # of the folder alone: the file is given to others
+    return Images(name, [path for path, _ in chosen], labels), "; ".join([mapping.summary, *found.notes])
+
+
+def calibrate_file(
+    model: str | Path,
+    output: str | Path,
+    data: Images,
+    *,
+    alpha: float = 0.1,
+    score: Score | None = None,
+    rule: str = "marginal",
+    temperature: float = 1.0,
+    report_share: float = 0.5,
+    seed: int = 0,
+    batch_size: int = 32,
+    force: bool = False,
+    device: str = "auto",
+    progress: Progress = lambda items, total: items,
+) -> Calibration:
+    """Calibrate an exported file, and write the result as a new file, complete or not at all.
+
+    Args:
+        model: file of :func:`topk_export.export_onnx`.
+        output: another file.
+        data: labeled images, used neither in training nor in the choice of the model.
+        alpha: default miscoverage level; the file supports 0.005 to 0.5.
+        score: default: ``lac``.
+        rule: ``"marginal"`` or ``"per-class"``.
+        temperature: divides the logits.
+        report_share: proportion of the images that measures the coverage.
+        seed: of the split.
+        batch_size: images per run.
+        force: calibrate even if labels look wrong; the file then states no guarantee.
+        device: see :class:`topk_export.Predictor`.
+        progress: wraps the iterable of batches; its second argument is their number.
+
+    Raises:
+        WrongLabelsError: labels contradict the predictions; the message names the folders.
+    """
+    output, score = Path(output), score or Score()
+    if output.exists() and output.samefile(model):
+        raise ValueError(f"the output {output} is the input: choose another file")
+    predictor = Predictor(model, device=device)
+    metadata = predictor.metadata
+    if metadata.multilabel:
+        raise ModelFileError(f"{model} is a multilabel file: prediction sets need a file with one label per image")
+    n, names = metadata.num_classes, metadata.class_names
+    labels = check_labels(data.labels, n)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    calibrate, report = np.split(order, [len(labels) - round(report_share * len(labels))])
+    check_size(len(calibrate), alpha)
+    if not len(report):
+        raise ValueError("no images are left for the report: use more images or a larger --report-share")
+    logits = _run(predictor, data.images, len(labels), batch_size, progress)
+    agreed = agreement(logits.argmax(-1), labels, names)
+    agreed.check(force=force)
+    proto = graph.load(model)
+    scores = label_scores(proto, score, temperature, logits[calibrate], labels[calibrate])
+    levels = all_levels(alpha)
+    table = threshold_table(scores, labels[calibrate], n, rule=rule, levels=levels)
+    sets = PredictionSets(score, levels, table, alpha, temperature)
+    built = add_sets(proto, sets)
+    counts = SetCounts.of(_head_sets(built, logits[report]), labels[report])
+    facts = {
+        **_facts(sets, agreed.problem, calibrate, report, counts),
+        "top1": round(agreed.accuracy, 6),
+        "data": data.name,
+        "seed": seed,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    _write(built, metadata, facts, Path(model), output)
+    return Calibration(sets, facts, counts, np.bincount(labels[calibrate], minlength=n), names)
+
+
+def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the scores of labels [N], as the nodes of the graph compute them."""
+    session = open_session(score_model(proto, score, temperature).SerializeToString(), device="cpu")
+    parts = []
+    for start in range(0, len(labels), BATCH):
+        scores = session.run([SCORES], {LOGITS: logits[start : start + BATCH]})[0]
+        parts.append(scores[np.arange(len(scores)), labels[start : start + BATCH]])
+    values = np.concatenate(parts)
+    values[values >= LARGEST] = np.inf
+    values[values <= -LARGEST] = -np.inf
+    return values
+
+
+def _run(predictor: Predictor, images: Any, count: int, size: int, progress: Progress) -> np.ndarray:
+    logits = np.empty((count, predictor.metadata.num_classes), np.float32)
+    starts = range(0, count, size)
+    for start in progress(starts, len(starts)):
+        batch = predictor.preprocess([images[i] for i in range(start, min(start + size, count))])
+        logits[start : start + len(batch)] = predictor.run(batch)[LOGITS]
+    if len(bad := np.flatnonzero(~np.isfinite(logits.max(-1)))):
+        raise ExportError(f"the logits of {len(bad)} images are not finite; the first is number {bad[0]}")
+    return logits
+
+
+def _head_sets(built: Any, logits: np.ndarray) -> np.ndarray:
+    session = open_session(graph.head_model(built).SerializeToString(), device="cpu")
+    parts = [session.run([SET], {LOGITS: logits[i : i + BATCH]})[0] for i in range(0, len(logits), BATCH)]
+    return np.concatenate(parts)
+
+
+def _facts(
+    sets: PredictionSets, problem: str, calibrate: np.ndarray, report: np.ndarray, counts: SetCounts
+) -> dict[str, Any]:
+    summary, limits = counts.summary(), sets.thresholds()
+    forced = f"calibrated with --force although labels look wrong: {problem}" if problem else ""
+    return {
+        "score": sets.score.name,
+        "options": sets.score.options,
+        "rule": sets.rule,
+        "alpha": sets.alpha,
+        "alphas": list(sets.levels),
+        "thresholds_sha256": digest_of_table(sets),
+        "temperature": sets.temperature,
+        "guarantee": "none, because the labels of the calibration looked wrong"
+        if forced
+        else guarantee(sets.rule, sets.alpha),
+        "guarantee_lists": "none" if forced else LISTS[sets.rule],
+        "forced": forced,
+        "samples": len(calibrate),
+        "report_samples": len(report),
+        "coverage": round(summary["coverage"], 6),
+        "coverage_interval": [round(x, 6) for x in counts.interval],
+        "mean_size": round(summary["mean_size"], 6),
+        "median_size": summary["median_size"],
+        "classes_in_every_set": int(np.isposinf(limits).sum()),
+    }
+
+
+def _write(built: Any, metadata: Metadata, facts: dict[str, Any], model: Path, output: Path) -> None:
+    """Write the calibrated file, and check that it can be read back with the same sets."""
+    stamped = replace(metadata, sets=facts, outputs={**metadata.outputs, **SET_OUTPUTS})
+    graph.set_metadata(built, {**{entry.key: entry.value for entry in built.metadata_props}, **stamped.to_props()})
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}-") as folder:
+        staged = Path(folder) / output.name
+        graph.save(built, staged, source=model.parent)
+        written = Predictor(staged, device="cpu")
+        shape = (2, *written.input_shape)
+        batch = np.random.default_rng(0).integers(0, 256, shape).astype(written.input_type)
+        outputs = written.run(batch)
+        expected = stored_sets(graph.load(staged))(outputs[LOGITS])
+        if not np.array_equal(outputs[SET], expected):
+            raise ExportError("the calibrated file gives other sets than its thresholds say, so it was not written")
+        move_into_place(staged, output)

@@ -1,0 +1,303 @@
+"""From a checkpoint back to its model: files of this trainer, of timm's and of torchvision's scripts.
+
+Which weights: a checkpoint's averaged weights (EMA) if it has them, else the model's own; ``ema=False`` takes the
+model's own. Checkpoints are read with ``weights_only``, so that reading one runs no code of it.
+"""
+
+import argparse
+import contextlib
+import pickle
+import re
+import warnings
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from topk_export.errors import ExportError, first_line
+from topk_export.runtime.weights import digest_of
+from topk_registry.nn.classifier import find_classifier, normalize_classifier, num_classes_of
+
+CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")  # in the folder of a run; the first that exists
+SUFFIXES = (".pth", ".pt", ".tar", ".safetensors", ".bin", ".ckpt")
+EMA_KEYS = ("state_dict_ema", "model_ema")
+PICKLE, ZIP = b"\x80", b"PK"  # first bytes of files that torch.save writes
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Weights, and what the checkpoint records about its run.
+
+    Args:
+        path: the file.
+        state: the weights.
+        ema: whether these are averaged weights.
+        arch: name of the model, if recorded.
+        args: arguments of the run.
+        sha256: of the file.
+    """
+
+    path: Path
+    state: dict[str, Any]
+    ema: bool
+    arch: str | None
+    args: dict[str, Any]
+    sha256: str
+
+    @property
+    def model_name(self) -> str | None:
+        """The recorded name of the model, as :func:`build` takes it."""
+        name = self.args.get("model") or self.arch
+        # torchvision's script shares model names with timm; only its arguments have this key
+        return f"torchvision:{name}" if name and "val_crop_size" in self.args else name
+
+
+def read_checkpoint(path: str | Path, *, ema: bool = True) -> Checkpoint:
+    """Read a checkpoint, or the best one of a run's folder.
+
+    Args:
+        path: file or folder.
+        ema: take averaged weights if there are any.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = next((path / name for name in CHECKPOINTS if (path / name).is_file()), None)
+        if found is None:
+            raise ExportError(f"{path} has no checkpoint (expected {' or '.join(CHECKPOINTS)})")
+        path = found
+    content = _load(path)
+    arch = content.get("arch")
+    averaged = next((content[key] for key in EMA_KEYS if ema and isinstance(content.get(key), dict)), None)
+    nested = (averaged, content.get("state_dict"), content.get("model"))
+    weights = next((state for state in nested if isinstance(state, dict)), content)
+    return Checkpoint(
+        path,
+        _cleaned(weights),
+        averaged is not None,
+        arch if isinstance(arch, str) else None,
+        _args_of(content) or _read_args(path.parent),
+        digest_of(path),
+    )
+
+
+def rebuild(
+    checkpoint: Checkpoint,
+    name: str,
+    *,
+    num_classes: int | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    size: tuple[int, int] | None = None,
+) -> nn.Module:
+    """Build the model as it was trained, with the checkpoint's weights.
+
+    Args:
+        checkpoint: the weights.
+        name: of the model.
+        num_classes: number of classes; default: the recorded number, else that of the weights.
+        model_kwargs: further arguments of the model's factory.
+        size: height and width of the images.
+    """
+    args = checkpoint.args
+    options = {**_model_options(args), **(model_kwargs or {})}
+    classes = num_classes or args.get("num_classes") or None
+    model = build(name, size, num_classes=classes, options=options)
+    if classes is None and (count := _classes_in(checkpoint, model)):
+        model = build(name, size, num_classes=count, options=options)
+    if args.get("normalize_classifier") is not None:
+        normalize_classifier(model, scale=args["normalize_classifier"], learn_scale=bool(args.get("learn_scale")))
+    _fill(model, checkpoint, name)
+    return model
+
+
+def build(
+    name: str,
+    size: tuple[int, int] | None = None,
+    *,
+    num_classes: int | None = None,
+    pretrained: bool = False,
+    options: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Build a model of timm, or else of torchvision (``torchvision:NAME`` skips timm), for images of a size."""
+    model = _create(name, num_classes, pretrained, options or {})
+    own = built_for(model)
+    if size is None or own is None or own == size:
+        return model
+    option = {"img_size": size} if hasattr(model, "pretrained_cfg") else {"image_size": size[0]}
+    return _create(name, num_classes, pretrained, {**(options or {}), **option})
+
+
+def _create(name: str, num_classes: int | None, pretrained: bool, options: Mapping[str, Any]) -> nn.Module:
+    import timm
+    import torchvision
+
+    import topk_registry.nn.convnet  # noqa: F401  registers the trainer's built-in network with timm
+
+    plain = name.removeprefix("torchvision:").removeprefix("timm:")
+    classes = {} if num_classes is None else {"num_classes": num_classes}
+    if not name.startswith("torchvision:") and (timm.is_model(plain) or ":" in plain):
+        return timm.create_model(plain, pretrained=pretrained, **classes, **options)
+    if plain in torchvision.models.list_models(module=torchvision.models):
+        # without it, these two warn that they start slowly
+        quiet = {"init_weights": False} if plain in ("googlenet", "inception_v3") and not pretrained else {}
+        weights = "DEFAULT" if pretrained else None
+        return torchvision.models.get_model(plain, weights=weights, **classes, **quiet, **options)
+    close = timm.list_models(f"*{plain}*")[:5] or timm.list_models(f"{plain[:4]}*")[:5]
+    raise ExportError(
+        f"{name!r} is neither a file or folder nor a model of timm or torchvision"
+        + (f"; timm has {', '.join(close)}" if close else "")
+    )
+
+
+def built_for(model: nn.Module) -> tuple[int, int] | None:
+    """Return the height and width that a model requires, by its patch embedding; None if it takes any."""
+    size = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    if size is None and type(model).__module__.startswith("torchvision."):
+        size = getattr(model, "image_size", None)
+    if size is None:
+        return None
+    height, width = (size, size) if isinstance(size, int) else size
+    return int(height), int(width)
+
+
+def loss_settings(args: Mapping[str, Any], n: int) -> tuple[int | None, float | None]:
+    """Return k and the temperature of the marginals that the run's loss trains, as far as the loss has them.
+
+    The temperature is that of ``marginal_temperature``, else the loss's own, else k tau.
+    """
+    from topk_registry import accepted_context, create_loss, get_loss_builder
+
+    name = args.get("loss")
+    if not isinstance(name, str):
+        return None, args.get("marginal_temperature")
+    context = {"num_classes": n, "class_counts": [1] * n}  # k and the temperature depend on neither
+    try:
+        options = {**accepted_context(get_loss_builder(name), context), **(args.get("loss_opt") or {})}
+        loss = create_loss(name, **options)
+    except Exception as error:  # the plug-in may be missing here, or take other options
+        warnings.warn(f"k and the temperature of loss {name!r} are unknown: {error}", stacklevel=2)
+        return None, args.get("marginal_temperature")
+    k, tau = getattr(loss, "k", None), getattr(loss, "tau", None)
+    temperature = args.get("marginal_temperature") or getattr(loss, "temperature", None)
+    if temperature is None and k is not None and tau is not None:
+        temperature = k * tau
+    return k, temperature
+
+
+def _load(path: Path) -> dict[str, Any]:
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(str(path))
+        _check_kind(path)
+        # timm's train.py keeps its arguments as a namespace
+        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of pickle protocols here, and raises what matters
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except ExportError:
+        raise
+    except pickle.UnpicklingError as error:
+        found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+        why = f"a {found[1]}, which runs code when it is read; save state_dict() instead" if found else "no weights"
+        raise ExportError(f"{path} contains {why} (checkpoints are read with weights_only)") from error
+    except Exception as error:  # the errors of zip, pickle and safetensors share no base class
+        raise ExportError(f"{path} is corrupt or not a checkpoint: {first_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ExportError(f"{path} contains a {type(content).__name__}, expected a dictionary of weights")
+    return content
+
+
+def _check_kind(path: Path) -> None:
+    """Reject other kinds of files before torch reads them, because its errors do not name the kind."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            names = {name.partition("/")[2] for name in archive.namelist()}
+        if "constants.pkl" in names:
+            raise ExportError(f"{path} is a TorchScript archive: export the checkpoint that it was made from")
+        if "data.pkl" in names:
+            return
+    else:
+        with path.open("rb") as file:
+            if file.read(2).startswith((PICKLE, ZIP)):
+                return
+    raise ExportError(f"{path} is not a checkpoint: expected a file of torch.save or safetensors")
+
+
+def _args_of(content: Mapping[str, Any]) -> dict[str, Any]:
+    args = content.get("args")
+    if isinstance(args, argparse.Namespace):
+        return vars(args)
+    return dict(args) if isinstance(args, Mapping) else {}
+
+
+def _read_args(folder: Path) -> dict[str, Any]:
+    """Return the arguments that timm's and our training write beside a checkpoint."""
+    import yaml
+
+    path = folder / "args.yaml"
+    if not path.is_file():
+        return {}
+    try:
+        args = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ExportError(f"{path} cannot be read: {error}") from error
+    if not isinstance(args, dict):
+        raise ExportError(f"{path} does not contain the arguments of a training run")
+    return args
+
+
+def _cleaned(weights: dict[str, Any]) -> dict[str, Any]:
+    """Return the weights that evaluation needs, without prefixes of DDP, compile and averaging."""
+    from timm.models import clean_state_dict
+
+    return {k: v for k, v in clean_state_dict(weights).items() if k != "n_averaged" and ".aux_bn." not in k}
+
+
+def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
+    """Return the number of classes of the checkpoint's classifier; None if it is the model's, or not found."""
+    with contextlib.suppress(ValueError):
+        name, _ = find_classifier(model)[0]
+        weight = checkpoint.state.get(f"{name}.weight")
+        if isinstance(weight, Tensor) and weight.ndim and len(weight) != num_classes_of(model):
+            return len(weight)
+    return None
+
+
+def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the model among the arguments of a training run."""
+    options = dict(args.get("model_kwargs") or {})
+    if channels := args.get("in_chans") or (args.get("input_size") or (None,))[0]:
+        options["in_chans"] = channels
+    for key, name in (("gp", "global_pool"), ("bn_eps", "bn_eps")):
+        if args.get(key):
+            options[name] = args[key]
+    return options
+
+
+def _fill(model: nn.Module, checkpoint: Checkpoint, name: str) -> None:
+    """Load the weights; if they do not fit, raise one line that names the differences."""
+    state = checkpoint.state
+    try:
+        model.load_state_dict(state)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        own = model.state_dict()
+        shapes = [
+            f"{key} is {list(state[key].shape)}, expected {list(own[key].shape)}"
+            for key in own
+            if key in state and getattr(state[key], "shape", None) not in (None, own[key].shape)
+        ]
+        differences = {
+            "missing": [key for key in own if key not in state],
+            "unknown": [key for key in state if key not in own],
+            "of another shape": shapes,
+        }
+        details = "; ".join(
+            f"{what}: {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
+            for what, keys in differences.items()
+            if keys
+        )
+        raise ExportError(f"{checkpoint.path} is not a checkpoint of {name}: {details or error}") from error

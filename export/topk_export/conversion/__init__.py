@@ -1,1 +1,0 @@
-"""From a torch module to an ONNX file. Needs torch."""

@@ -1,0 +1,348 @@
+"""A trained classifier as one ONNX file: logits, exact top-k marginals, probabilities and the top-k classes.
+
+The file is written to a temporary folder beside its destination, verified there, and then moved into place.
+"""
+
+import copy
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from topk_export import graph
+from topk_export.errors import ExportError, ModelFileError, VerificationError, first_line, naming
+from topk_export.runtime.metadata import ALLOWED, LOGITS, MULTILABEL, Metadata, outputs_of
+from topk_export.runtime.weights import files_of, move_into_place
+from topk_export.source import Source, load_source
+from topk_export.verify import SAMPLE, beside, largest_error, report_lines, sample_input, verify_file, write_json
+from topk_registry.nn.classifier import find_classifier
+from topk_registry.nn.head import TopKHead
+
+TASKS = ("classification", MULTILABEL)
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+OPSETS = range(18, 22)  # from 22 on, onnxruntime's CUDA provider leaves MaxPool to the CPU
+LABELS, RECIPE, REPORT = "labels.txt", "preprocess.json", "report.json"
+PACKAGES = ("topk-registry", "torch", "timm", "torchvision", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
+SAMPLES = 5  # images in the sample: the largest batch of the verification
+DEFAULT_K = 5
+SQUASHED = ("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid")
+HOW_TO_EXPORT_SCORES = (
+    "marginals need the scores before it. Export the module whose output are the scores: load_source(..., head=NAME), "
+    "on the command line --head NAME, such as the last linear layer"
+)
+
+Progress = Callable[[str], object]
+
+
+def export_onnx(
+    model: nn.Module | str | Path | Source,
+    path: str | Path,
+    *,
+    k: int | None = None,
+    temperature: float | None = None,
+    task: str | None = None,
+    dtype: str = "fp32",
+    opset: int = 18,
+    in_graph: bool = False,
+    class_names: Sequence[str] | None = None,
+    data_config: Mapping[str, Any] | None = None,
+    verify: bool = True,
+    progress: Progress = lambda message: None,
+) -> Path:
+    """Export a classifier with its head, verify the file, and return its path.
+
+    Args:
+        model: a module, a checkpoint, the folder of a training run, or a source of
+            :func:`~topk_export.source.load_source`, which has the options of checkpoints and models by name.
+        path: the file to write, or a folder for ``model.onnx``; report, class names and sample are written beside it.
+        k: size of the top-k set, or the number of classes that a multilabel prediction lists. Default: that of the
+            run's loss, else 5, at most one below the number of classes.
+        temperature: divides the logits before marginals or the sigmoid. Default: that of the run's loss, else 1.
+        task: ``"classification"`` or ``"multilabel"``, which gives a sigmoid per class. Default: the run's, else
+            ``"classification"``.
+        dtype: ``"fp32"``, or ``"fp16"`` for half precision up to the logits. The head is float32.
+        opset: ONNX operator set, 18 to 21.
+        in_graph: the graph takes uint8 [batch, height, width, channels] and normalizes it. Default: the graph takes
+            normalized float32 [batch, channels, height, width].
+        class_names: one per class. Default: those of the run or of the published weights, else numbers.
+        data_config: evaluation preprocessing, as for :func:`~topk_export.source.load_source`.
+        verify: verify the file, and raise an error instead of writing one that fails.
+        progress: called with a line of text per step.
+
+    Raises:
+        ExportError: the model cannot be exported, or (``VerificationError``) the file failed its verification.
+
+    Example:
+        >>> export_onnx("output/train/20260101-resnet50", "resnet50.onnx", k=5)  # doctest: +SKIP
+        PosixPath('resnet50.onnx')
+    """
+    _check_options(task, dtype, opset)
+    path = Path(path)
+    path = path if path.suffix == ".onnx" else path / "model.onnx"
+    progress("loading the model")
+    if not isinstance(model, Source):
+        model = load_source(model, data_config=data_config)
+    elif data_config is not None:
+        raise ValueError("give data_config to load_source, which made this source")
+    source = model
+    if in_graph:
+        source.preprocess.check_known()
+    backbone, n = _prepare(source)
+    metadata = _metadata_of(source, n, k, temperature, task, class_names, in_graph=in_graph, opset=opset, dtype=dtype)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
+        staged = Path(folder) / path.name
+        _write(backbone, metadata, staged, progress)
+        _verify(staged, path, metadata, verify, progress)
+        own = files_of(staged)
+        move_into_place(staged, path, [file for file in staged.parent.iterdir() if file not in own])
+    progress(f"wrote {path}")
+    return path
+
+
+class Head(nn.Module):
+    """From scores [batch, n] to the outputs of a file after ``logits``, in the order of :func:`outputs_of`.
+
+    A class with the score -inf is excluded: its marginal and probability are 0, and it is never among the indices.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        super().__init__()
+        self.k, self.temperature, self.multilabel = metadata.k, metadata.temperature, metadata.multilabel
+        self.topk = None if metadata.multilabel else TopKHead(metadata.k, temperature=metadata.temperature)
+
+    def forward(self, scores: Tensor) -> tuple[Tensor, ...]:
+        if self.topk is None:
+            # onnxruntime's own Sigmoid loses small probabilities on CPUs: 17 percent at -15, all of them from -18 on
+            odds = torch.exp((scores / self.temperature).clamp(max=60.0))
+            return (odds * (1 / (1 + odds)),)
+        values, indices = scores.topk(self.k)
+        probabilities = torch.where(scores == -torch.inf, 0.0, scores.softmax(-1))
+        return self.topk(scores).marginals, probabilities, torch.where(values == -torch.inf, -1, indices)
+
+
+class Exported(nn.Module):
+    """The module that is traced: normalization if the graph does it, the backbone, the head in float32."""
+
+    shift: Tensor
+    scale: Tensor
+
+    def __init__(self, backbone: nn.Module, metadata: Metadata, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.in_graph, self.dtype = metadata.in_graph, dtype
+        self.backbone, self.head = backbone.to(dtype), Head(metadata)
+        if self.in_graph:
+            recipe = metadata.preprocess
+            mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (recipe.mean, recipe.std))
+            self.register_buffer("shift", 255 * mean, persistent=False)
+            self.register_buffer("scale", 255 * std, persistent=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        logits = self.scores(x).float()
+        return logits, *self.head(logits)
+
+    def scores(self, x: Tensor) -> Tensor:
+        """Return the logits in the backbone's precision."""
+        if self.in_graph:
+            x = (x.permute(0, 3, 1, 2).float() - self.shift) / self.scale
+        return self.backbone(x.to(self.dtype))
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that export uses, if installed."""
+    installed = {}
+    for name in PACKAGES:
+        try:
+            installed[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return installed
+
+
+def _check_options(task: str | None, dtype: str, opset: int) -> None:
+    if opset not in OPSETS:
+        raise ValueError(f"opset must be {OPSETS[0]} to {OPSETS[-1]}, got {opset!r}")
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if task is not None and task not in TASKS:
+        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
+
+
+def _metadata_of(
+    source: Source,
+    n: int,
+    k: int | None,
+    temperature: float | None,
+    task: str | None,
+    class_names: Sequence[str] | None,
+    **options: Any,
+) -> Metadata:
+    task = source.task if task is None else task
+    if task not in TASKS:
+        raise ExportError(f"the run has the task {task!r}, expected {' or '.join(TASKS)}: give task (--task)")
+    if k is None:
+        k = min(DEFAULT_K, n - 1) if source.k is None else source.k
+    if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:
+        raise ValueError(f"k must be an integer of at least 1 and below the number of classes, {n}; got {k!r}")
+    temperature = (source.temperature or 1.0) if temperature is None else temperature
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
+    names = source.class_names if class_names is None else class_names
+    names = tuple(map(str, range(n))) if names is None else tuple(names)
+    if len(names) != n:
+        raise ExportError(f"expected {n} class names, one per class of the model, got {len(names)}")
+    return Metadata(
+        k=int(k),
+        temperature=float(temperature),
+        num_classes=n,
+        class_names=names,
+        preprocess=source.preprocess,
+        outputs=outputs_of(task),
+        task=task,
+        backbone=source.name,
+        weights=source.weights,
+        loss=source.loss,
+        checkpoint_sha256=source.sha256,
+        license=source.license,
+        versions=versions(),
+        **options,
+    )
+
+
+def _prepare(source: Source) -> tuple[nn.Module, int]:
+    """Copy the model, in evaluation mode on the CPU, and read its number of classes from a forward pass."""
+    backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)
+    for module in backbone.modules():
+        if getattr(module, "fused_attn", False) is True:  # torch.onnx converts fused attention of four axes only
+            module.fused_attn = False  # type: ignore[assignment]
+    _check_has_classifier(source)
+    size = tuple(source.preprocess.input_size)
+    try:
+        with torch.no_grad():
+            out = backbone(torch.zeros(2, *size))
+    except ExportError:
+        raise
+    except Exception as error:
+        raise ExportError(
+            f"{source.name} does not run on an input of size {list(size)}: {first_line(error)}; give the size "
+            "(data_config={'input_size': ...}, on the command line --input-size C H W)"
+        ) from error
+    if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] < 2 or not out.is_floating_point():
+        got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ExportError(f"{source.name} is not a classifier: expected scores [batch, classes], got {got}")
+    return backbone, out.shape[1]
+
+
+def _check_has_classifier(source: Source) -> None:
+    """Raise :class:`ExportError` for a library's model whose classifier was removed: its output are features."""
+    model = source.model
+    if hasattr(model, "get_classifier") or type(model).__module__.startswith("torchvision."):
+        try:
+            find_classifier(model)
+        except ValueError as error:
+            raise ExportError(f"{source.name} has no classifier (was it built with num_classes=0?): {error}") from error
+
+
+def _write(backbone: nn.Module, metadata: Metadata, file: Path, progress: Progress) -> None:
+    """Write the model with its sample, class names and preprocessing."""
+    inputs = sample_input(metadata, SAMPLES)
+    logits, error = _reference(backbone, metadata, torch.from_numpy(inputs))
+    if _are_probabilities(logits):
+        raise ExportError(f"the outputs of {metadata.backbone} are probabilities: {HOW_TO_EXPORT_SCORES}")
+    progress("tracing and converting")
+    module = Exported(backbone, metadata, DTYPES[metadata.dtype]).eval()
+    model = _convert(module, inputs[:2], list(metadata.outputs), metadata.opset)
+    last = graph.producer_of(model.graph, LOGITS)
+    if last in SQUASHED:
+        raise ExportError(f"{metadata.backbone} ends in {last}: {HOW_TO_EXPORT_SCORES}")
+    graph.strip(model)
+    _add_class_list(model, metadata.num_classes)
+    graph.set_metadata(model, metadata.to_props())
+    graph.save(model, file)
+    np.savez_compressed(beside(file, SAMPLE), input=inputs, torch_logits=logits, torch_error=error)
+    beside(file, LABELS).write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
+    recipe = metadata.preprocess
+    write_json({**asdict(recipe), "scale_size": recipe.scale_size, "in_graph": metadata.in_graph}, beside(file, RECIPE))
+
+
+def _are_probabilities(outputs: np.ndarray) -> bool:
+    return bool((outputs >= 0).all() and np.allclose(outputs.sum(-1), 1, atol=1e-3))
+
+
+def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: int) -> Any:
+    """Convert a module to a ModelProto with a symbolic batch; torch.export would fix a batch of 1."""
+    try:
+        program = torch.onnx.export(
+            module,
+            (torch.from_numpy(inputs),),
+            dynamo=True,
+            opset_version=opset,
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            input_names=["input"],
+            output_names=outputs,
+            verbose=False,
+        )
+    except Exception as error:
+        root: BaseException = error
+        while root.__cause__ is not None:
+            root = root.__cause__
+        reason = first_line(error)
+        reason += "" if root is error else f": {type(root).__name__}: {first_line(root)}"
+        raise ExportError(f"torch.onnx cannot convert the model: {reason}") from error
+    assert program is not None
+    return program.model_proto
+
+
+def _add_class_list(model: Any, n: int) -> None:
+    """Add the optional input ``allowed``: the head reads -inf for the scores of all other classes."""
+    from onnx import helper, numpy_helper
+
+    restricted, excluded = f"{LOGITS}_allowed", f"{LOGITS}_excluded"
+    head = graph.head_nodes(model.graph)
+    for node in head:
+        for position, name in enumerate(node.input):
+            if name == LOGITS:
+                node.input[position] = restricted
+    first = list(model.graph.node).index(head[0])
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(-np.inf), excluded))
+    model.graph.node.insert(first, helper.make_node("Where", [ALLOWED, LOGITS, excluded], [restricted], "class_list"))
+    graph.optional_input(model, ALLOWED, np.ones((1, n), bool), ["rows", n])
+
+
+def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.ndarray, float]:
+    """Return torch's logits in float64, and the largest error of its float32 over the largest logit."""
+    with torch.no_grad():
+        single = Exported(backbone, metadata, torch.float32).eval().scores(x).numpy()
+        try:
+            double = Exported(copy.deepcopy(backbone), metadata, torch.float64).eval().scores(x).numpy()
+        except RuntimeError:  # the model makes tensors of its own in float32
+            return single, 0.0
+    return double, largest_error(single, double)
+
+
+def _verify(file: Path, path: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
+    """Verify the staged file; if it fails, keep its report beside the intended path and raise."""
+    report: dict[str, Any] = {"passed": None, "checks": [], "not_verified": ["everything: verification was turned off"]}
+    if wanted:
+        progress("verifying with onnxruntime")
+        try:
+            report = verify_file(file)
+        except ModelFileError as error:
+            raise VerificationError(f"the exported file does not load: {error}") from error
+    report["versions"] = dict(metadata.versions)
+    write_json(report, beside(file, REPORT))
+    if failed := [check for check in report["checks"] if check["passed"] is False]:
+        kept = beside(path, "failed.json")
+        os.replace(beside(file, REPORT), kept)
+        details = "\n  ".join(report_lines({"checks": failed, "not_verified": ()}))
+        raise VerificationError(
+            f"the exported file failed its verification and was not written; see {kept}\n  {details}"
+        )

@@ -1,0 +1,208 @@
+"""Read, clean and write ONNX graphs of exported models, with the onnx package.
+
+The *head* of a graph is every node that depends on the tensor named ``logits``; the rest is the backbone.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from topk_export.errors import ExportError, ModelFileError, naming
+from topk_export.runtime.metadata import LOGITS
+from topk_export.runtime.weights import files_of, weights_beside
+
+FORBIDDEN_IN_HEAD = frozenset(("Loop", "Scan", "If", "Sigmoid", "MatMul", "Gemm", "Einsum", "Atan", "CumProd"))
+LIMIT = 2**31 - 2**26  # bytes of weights in one file: protocol buffers end at 2 GiB, minus room for the graph
+SMALL = 1024  # bytes: smaller tensors stay inside, because checkers want to see shapes and scalars
+ALIGNMENT = 4096  # bytes of a page, so that runtimes can map weights
+DIGEST = "weights_sha256"  # key of the metadata
+
+
+def load(path: str | Path) -> Any:
+    """Return a file's ModelProto; of external weights, only those that the head reads are loaded.
+
+    Raises:
+        ModelFileError: the file is not an ONNX model, or its external weights are incomplete.
+    """
+    try:
+        import onnx
+        from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
+    except ImportError as error:
+        raise ImportError("onnx is not installed: pip install 'topk-registry[onnx]'") from error
+    files_of(path)
+    try:
+        model = onnx.load(str(path), load_external_data=False)
+    except Exception as error:  # the errors of protobuf and onnx share no base class
+        raise ModelFileError(f"{path} is not an ONNX model: {error}") from error
+    head = _head_inputs(model.graph)
+    for tensor in model.graph.initializer:
+        if tensor.name in head and uses_external_data(tensor):
+            load_external_data_for_tensor(tensor, str(Path(path).parent))
+    return model
+
+
+def save(model: Any, path: Path, *, source: Path | None = None) -> None:
+    """Write a ModelProto; weights above ``LIMIT`` go to ``PATH.data``, with their SHA-256 in the metadata.
+
+    Args:
+        model: the model; weights that move to ``PATH.data`` are removed from it.
+        path: the file to write, which must not exist.
+        source: folder of external weights that the ModelProto names; they are copied.
+    """
+    import onnx
+    from onnx.external_data_helper import uses_external_data
+
+    tensors, digest = model.graph.initializer, None
+    _replace(model.metadata_props, [entry for entry in model.metadata_props if entry.key != DIGEST])
+    if any(map(uses_external_data, tensors)) or sum(len(tensor.raw_data) for tensor in tensors) > LIMIT:
+        with naming(weights_beside(path)):
+            digest = _write_weights(model, weights_beside(path), source)
+    model.metadata_props.add(key=DIGEST, value=json.dumps(digest))
+    with naming(path):
+        onnx.save(model, str(path))
+
+
+def _write_weights(model: Any, file: Path, source: Path | None) -> str:
+    from onnx.external_data_helper import load_external_data_for_tensor, set_external_data, uses_external_data
+
+    sha, head = hashlib.sha256(), _head_inputs(model.graph)
+    with open(file, "wb") as stream:
+        for tensor in model.graph.initializer:
+            if uses_external_data(tensor):
+                load_external_data_for_tensor(tensor, str(source))
+            content = tensor.raw_data
+            if len(content) < SMALL or tensor.name in head:
+                continue
+            for block in (bytes(-stream.tell() % ALIGNMENT), content):
+                stream.write(block)
+                sha.update(block)
+            set_external_data(tensor, file.name, stream.tell() - len(content), len(content))
+            tensor.ClearField("raw_data")
+    return sha.hexdigest()
+
+
+def head_nodes(graph: Any) -> list[Any]:
+    """Return the nodes of a GraphProto that depend on ``logits``, in order."""
+    reached, head = {LOGITS}, []
+    for node in graph.node:
+        if reached.intersection(node.input):
+            reached.update(node.output)
+            head.append(node)
+    return head
+
+
+def forbidden(graph: Any) -> list[str]:
+    """Return the head's operators that break CUDA graphs, precision or quantization."""
+    return sorted({node.op_type for node in head_nodes(graph)} & FORBIDDEN_IN_HEAD)
+
+
+def domains(model: Any) -> list[str]:
+    """Return the operator domains of a ModelProto other than the default one."""
+    used = {node.domain for node in model.graph.node} | {entry.domain for entry in model.opset_import}
+    return sorted((used | {function.domain for function in model.functions}) - {"", "ai.onnx"})
+
+
+def strip(model: Any) -> None:
+    """Remove what the exporter records about its machine: stack traces, file names, module paths."""
+    graph = model.graph
+    named = [*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer, *model.functions]
+    for item in [*named, graph, model]:
+        item.ClearField("doc_string")
+        if hasattr(item, "metadata_props") and item is not model:
+            item.ClearField("metadata_props")
+
+
+def traces(model: Any) -> int:
+    """Count the nodes that still have metadata or documentation of their origin."""
+    return sum(bool(node.doc_string or len(node.metadata_props)) for node in model.graph.node)
+
+
+def producer_of(graph: Any, name: str) -> str:
+    """Return the type of the operator that computes a tensor, behind casts and reshapes; empty for an input."""
+    makers = {output: node for node in graph.node for output in node.output}
+    passing = {"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
+    while name in makers and makers[name].op_type in passing:
+        name = makers[name].input[0]
+    return makers[name].op_type if name in makers else ""
+
+
+def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | str]) -> None:
+    """Add an input with a default value, which an initializer of the same name holds.
+
+    Args:
+        model: the ModelProto.
+        name: of the input.
+        default: a NumPy array.
+        shape: of the input; text for an axis of any length.
+    """
+    from onnx import helper, numpy_helper
+
+    tensor = numpy_helper.from_array(default, name)
+    model.graph.initializer.append(tensor)
+    model.graph.input.append(helper.make_tensor_value_info(name, tensor.data_type, list(shape)))
+
+
+def head_model(model: Any) -> Any:
+    """Return the head alone as a ModelProto: input ``logits`` [batch, n], and all outputs that depend on it.
+
+    Optional inputs of the head stay optional inputs.
+    """
+    import onnx
+    from onnx import helper
+
+    nodes = head_nodes(model.graph)
+    inside = {LOGITS}.union(*(node.output for node in nodes))
+    outputs = [output for output in model.graph.output if output.name in inside and output.name != LOGITS]
+    if not outputs:
+        raise ExportError("the model has no output that depends on its logits")
+    n = value_shape(model.graph, LOGITS)[1]
+    logits = helper.make_tensor_value_info(LOGITS, onnx.TensorProto.FLOAT, ["batch", n])
+    feeders, free = _feeders(model.graph, nodes, inside)
+    constants = [tensor for tensor in model.graph.initializer if tensor.name in free]
+    defaults = {tensor.name for tensor in constants}
+    optional = [value for value in model.graph.input if value.name in defaults]
+    graph = helper.make_graph([*feeders, *nodes], "head", [logits, *optional], outputs, constants)
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def _head_inputs(graph: Any) -> set[str]:
+    """Return the names of all tensors that the head reads beside the logits."""
+    nodes = head_nodes(graph)
+    return _feeders(graph, nodes, {LOGITS}.union(*(node.output for node in nodes)))[1]
+
+
+def _feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any], set[str]]:
+    """Return the nodes outside of the head that it needs, and the names of all tensors that it reads from outside."""
+    free = {name for node in nodes for name in node.input} - inside
+    feeders = []
+    for node in reversed(graph.node):
+        if free.intersection(node.output) and not inside.intersection(node.output):
+            free.update(node.input)
+            feeders.append(node)
+    defaults = {tensor.name for tensor in graph.initializer}
+    if foreign := free.intersection(value.name for value in graph.input) - defaults:
+        raise ExportError(f"the head reads the input {', '.join(sorted(foreign))} beside the logits")
+    return feeders[::-1], free
+
+
+def value_shape(graph: Any, name: str) -> list[int | str]:
+    """Return the declared shape of a tensor; text for an axis of any length."""
+    for value in (*graph.output, *graph.value_info, *graph.input):
+        if value.name == name:
+            return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+    raise ExportError(f"the graph declares no tensor named {name!r}")
+
+
+def set_metadata(model: Any, props: dict[str, str]) -> None:
+    """Replace the metadata of a ModelProto."""
+    model.ClearField("metadata_props")
+    for key, value in props.items():
+        model.metadata_props.add(key=key, value=value)
+
+
+def _replace(field: Any, items: Iterable[Any]) -> None:
+    items = list(items)
+    del field[:]
+    field.extend(items)

@@ -1,0 +1,179 @@
+"""Prediction sets as nodes of an exported graph: standard operators with static shapes.
+
+The nodes compute the scores of all classes, select the thresholds of the largest level that is at most the input
+``alpha``, and compare. A level outside of the table selects infinite thresholds, so that the set has all classes, as it
+has if the probabilities are not numbers. If the file has an input ``allowed``, the set is intersected with it.
+
+Calibration runs the same nodes (:func:`score_model`), so every threshold is a value that the graph can compute.
+"""
+
+import copy
+import hashlib
+import json
+from typing import Any
+
+import numpy as np
+
+from topk_export.errors import ModelFileError
+from topk_export.graph import optional_input, value_shape
+from topk_export.runtime.metadata import ALLOWED, ALPHA, LOGITS
+from topk_registry.conformal import PredictionSets, Score
+from topk_registry.conformal.scores import MAX_RANK
+
+PREFIX = "sets/"
+SET, SIZE, SCORES = "set", "set_size", "set_scores"
+ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"  # constants: levels [G], thresholds [G, 1 or n]
+LARGEST = float(np.finfo(np.float32).max)  # instead of infinity, which some runtimes fold away
+
+
+class Nodes:
+    """Adds nodes and constants to a graph, with names that start with ``PREFIX``."""
+
+    def __init__(self, graph: Any) -> None:
+        self._graph = graph
+
+    def __call__(self, op: str, *inputs: str, out: str = "", outputs: int = 1, **attributes: Any) -> Any:
+        """Add a node; return the name of its output, or the list of names."""
+        from onnx import helper
+
+        first = out or f"{PREFIX}{op}_{len(self._graph.node)}"
+        names = [first, *(f"{first}_{i}" for i in range(1, outputs))]
+        self._graph.node.append(helper.make_node(op, inputs, names, name=f"{PREFIX}{first}", **attributes))
+        return first if outputs == 1 else names
+
+    def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
+        """Add an initializer; return its name, which starts with ``PREFIX`` unless it is a public one."""
+        from onnx import numpy_helper
+
+        name = name if name in (ALPHAS, THRESHOLDS) else PREFIX + name
+        self._graph.initializer.append(numpy_helper.from_array(np.asarray(value, dtype), name))
+        return name
+
+    def output(self, name: str, kind: int, shape: list[Any]) -> None:
+        from onnx import helper
+
+        self._graph.output.append(helper.make_tensor_value_info(name, kind, shape))
+
+
+def add_sets(model: Any, sets: PredictionSets) -> Any:
+    """Return a copy of a ModelProto with the outputs ``set`` [B, n] and ``set_size`` [B], and the input ``alpha``."""
+    from onnx import TensorProto
+
+    model = without_sets(model)
+    batch, n = value_shape(model.graph, LOGITS)
+    add = Nodes(model.graph)
+    optional_input(model, ALPHA, np.asarray([sets.alpha], np.float32), ["levels"])
+    scores, broken = _add_scores(add, sets.score, sets.temperature, int(n))
+    one = add.constant("one", [1], np.int64)
+    level = add("Unsqueeze", ALPHA, one)
+    reached = add("GreaterOrEqual", level, add.constant(ALPHAS, sets.levels))
+    index = add("ReduceSum", add("Cast", reached, to=TensorProto.FLOAT), one, keepdims=0)  # 0: below the first level
+    index = add("Max", add("Sub", index, add.constant("unity", 1.0)), add.constant("zero", 0.0))
+    limits = add("Gather", add.constant(THRESHOLDS, _stored(sets.table)), add("Cast", index, to=TensorProto.INT64))
+    above_first = add("GreaterOrEqual", level, add.constant("first", sets.levels[0]))  # false for NaN
+    within = add("And", above_first, add("LessOrEqual", level, add.constant("last", sets.levels[-1])))
+    inside = add("Or", add("LessOrEqual", scores, limits), add("Or", broken, add("Not", within)))
+    if ALLOWED in {value.name for value in model.graph.input}:
+        inside = add("And", inside, ALLOWED)
+    add("Identity", inside, out=SET)
+    size = add("ReduceSum", add("Cast", SET, to=TensorProto.FLOAT), one, keepdims=0)
+    add("Cast", size, out=SIZE, to=TensorProto.INT64)
+    add.output(SET, TensorProto.BOOL, [batch, n])
+    add.output(SIZE, TensorProto.INT64, [batch])
+    return model
+
+
+def score_model(model: Any, score: Score, temperature: float) -> Any:
+    """Return a ModelProto that computes the scores of all classes [B, n] from ``logits``.
+
+    The score is minus ``LARGEST`` for the best class, and NaN if the probabilities of the row are not numbers.
+    """
+    from onnx import TensorProto, helper
+
+    n = value_shape(model.graph, LOGITS)[1]
+    logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, ["batch", n])
+    graph = helper.make_graph([], "scores", [logits], [])
+    add = Nodes(graph)
+    scores, broken = _add_scores(add, score, temperature, int(n))
+    add("Where", broken, add.constant("nan", [np.nan]), scores, out=SCORES)
+    add.output(SCORES, TensorProto.FLOAT, ["batch", n])
+    return helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
+
+
+def without_sets(model: Any) -> Any:
+    """Return a copy of a ModelProto without the nodes, constants, input and outputs of an earlier calibration."""
+    model = copy.deepcopy(model)
+    graph = model.graph
+    kept = {
+        "node": [node for node in graph.node if not node.name.startswith(PREFIX)],
+        "initializer": [
+            t for t in graph.initializer if not t.name.startswith((PREFIX, ALPHAS, THRESHOLDS)) and t.name != ALPHA
+        ],
+        "input": [value for value in graph.input if value.name != ALPHA],
+        "output": [value for value in graph.output if value.name not in (SET, SIZE)],
+    }
+    for name, items in kept.items():
+        field = getattr(graph, name)
+        del field[:]
+        field.extend(items)
+    return model
+
+
+def digest_of_table(sets: PredictionSets) -> str:
+    """Return the SHA-256 of the thresholds as the graph stores them."""
+    return hashlib.sha256(_stored(sets.table).tobytes()).hexdigest()
+
+
+def stored_sets(model: Any) -> PredictionSets:
+    """Return the prediction sets of a calibrated ModelProto, as its metadata describes them.
+
+    Raises:
+        ModelFileError: the file is not calibrated, or its thresholds are not those of the calibration.
+    """
+    from onnx import numpy_helper
+
+    props = {entry.key: entry.value for entry in model.metadata_props}
+    facts = json.loads(props.get("sets", "null"))
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    if not facts or THRESHOLDS not in constants or ALPHA not in constants:
+        raise ModelFileError("the file is not calibrated: run `topk-registry calibrate`")
+    table = numpy_helper.to_array(constants[THRESHOLDS])
+    score = Score(facts["score"], **facts["options"])
+    limits = table.astype(np.float64)
+    limits[limits >= LARGEST] = np.inf
+    limits[limits <= -LARGEST] = -np.inf
+    sets = PredictionSets(score, tuple(facts["alphas"]), limits, facts["alpha"], facts["temperature"])
+    levels = numpy_helper.to_array(constants[ALPHAS])
+    same = hashlib.sha256(table.tobytes()).hexdigest() == facts["thresholds_sha256"]
+    if not same or not np.array_equal(levels, np.asarray(sets.levels, np.float32)):
+        raise ModelFileError("the thresholds of the file are not those of its calibration: calibrate it again")
+    if numpy_helper.to_array(constants[ALPHA]).tolist() != [np.float32(facts["alpha"])]:
+        raise ModelFileError("the default alpha of the file is not that of its calibration: calibrate it again")
+    return sets
+
+
+def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[str, str]:
+    """Add the scores [B, n], and whether the probabilities of a row are not numbers [B, 1]."""
+
+    scaled = LOGITS if temperature == 1 else add("Div", LOGITS, add.constant("temperature", [temperature]))
+    p = add("Softmax", scaled, axis=-1)
+    total = add("ReduceSum", p, add.constant("row", [1], np.int64), keepdims=1)
+    # a comparison with NaN is false; not every runtime has IsNaN
+    broken = add("Not", add("LessOrEqual", total, add.constant("largest", [LARGEST])))
+    if score.name == "lac":
+        scores = add("Sub", add.constant("certain", [1.0]), p)
+    else:
+        size = min(n, MAX_RANK)
+        ordered, classes = add("TopK", p, add.constant("ranks", [size], np.int64), axis=-1, outputs=2)
+        ordered = add("CumSum", ordered, add.constant("axis", 1, np.int64))
+        ordered = add("Add", ordered, add.constant("penalty", score.rank_penalty(size)[None]))
+        empty = add("Expand", add.constant("infinite", [[LARGEST]]), add("Shape", LOGITS))
+        scores = add("ScatterElements", empty, classes, ordered, axis=1)
+    best = add("ArgMax", p, axis=1, keepdims=1)
+    is_best = add("Equal", add.constant("classes", np.arange(n)[None], np.int64), best)
+    return add("Where", is_best, add.constant("lowest", [-LARGEST]), scores), broken
+
+
+def _stored(table: np.ndarray) -> np.ndarray:
+    """Return thresholds as the graph stores them."""
+    return np.clip(table, -LARGEST, LARGEST).astype("<f4")

@@ -1,0 +1,264 @@
+"""Predict the images of files, folders and lists: a table, JSON lines, CSV, or Parquet in shards that resume.
+
+Each shard of Parquet holds a fixed range of the images and appears complete or not at all, so a run that was killed
+continues with the first missing shard, and no image occurs twice.
+"""
+
+import csv
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TextIO
+
+from topk_export.errors import ImageError, PredictionError
+from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.preprocess import SUFFIXES
+from topk_export.runtime.ranking import Prediction
+from topk_export.runtime.weights import digest_of, files_of
+from topk_registry.data.folders import images_below
+
+Failure = (ImageError, PredictionError)
+Row = tuple[str, Any]  # file, and its Prediction or error
+LISTS = (".txt", ".lst")
+RUN = "_run.json"  # readers of the folder skip names that start with _
+CSV_COLUMNS = ("file", "rank", "index", "class", "marginal", "probability", "in_set", "error")
+
+
+class SourceError(ValueError):
+    """A source of images does not exist or has no images."""
+
+
+class OutputError(ValueError):
+    """The output folder has the results of another run."""
+
+
+def find_images(sources: Sequence[str], stdin: TextIO | None = None) -> list[str]:
+    """Return the image files of files, folders, and lists of paths (``.txt``, ``.lst``, or ``-`` for stdin).
+
+    Raises:
+        SourceError: a source does not exist, or has no images.
+    """
+    found: list[str] = []
+    for source in sources:
+        if source == "-" or source.lower().endswith(LISTS):
+            found += _listed(source, stdin or sys.stdin)
+        elif os.path.isdir(source):
+            below = images_below(source, SUFFIXES)
+            if not below:
+                raise SourceError(f"the folder {printable(source)} has no images ({', '.join(sorted(SUFFIXES))})")
+            found += below
+        elif os.path.exists(source):
+            found.append(source)
+        else:
+            raise SourceError(f"{printable(source)} does not exist")
+    if not found:
+        raise SourceError("there are no images")
+    return found
+
+
+def _listed(source: str, stdin: TextIO) -> list[str]:
+    try:
+        text = stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8", errors="surrogateescape")
+    except FileNotFoundError as error:
+        raise SourceError(f"{printable(source)} does not exist") from error
+    return [line for line in (raw.strip() for raw in text.splitlines()) if line and not line.startswith("#")]
+
+
+def class_list(text: str) -> list[str]:
+    """Return the names of a class list: the lines of a file, or names with commas between."""
+    if os.path.isfile(text):
+        lines = Path(text).read_text(encoding="utf-8").splitlines()
+        return [line.strip() for line in lines if line.strip()]
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def printable(text: str) -> str:
+    """Return text with control and formatting characters escaped, so that a terminal cannot act on them."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def as_row(file: str, result: Any) -> dict[str, Any]:
+    """Return a result as JSON can hold it: ``file``, and ``top``, ``set`` and ``set_size`` or ``error``."""
+    name = os.fsencode(file).decode("utf-8", "backslashreplace")
+    return {"file": name, "error": str(result)} if isinstance(result, Failure) else {"file": name, **asdict(result)}
+
+
+def write_table(rows: Iterable[Row], stream: TextIO) -> int:
+    """Write the classes of each image as text; return the number of images without a prediction."""
+    failed = 0
+    for file, result in rows:
+        print(printable(file), file=stream)
+        if isinstance(result, Failure):
+            failed += 1
+            print(f"  error: {printable(str(result))}", file=stream)
+            continue
+        width = max((len(printable(entry.name)) for entry in result.top), default=0)
+        for rank, entry in enumerate(result.top, 1):
+            marginal = "" if entry.marginal is None else f"  {entry.marginal:8.4f}"
+            print(f"  {rank:2d} {printable(entry.name):{width}s}{marginal}  {entry.probability:8.4f}", file=stream)
+        if result.set is not None:
+            more = result.set_size - len(result.set)
+            names = ", ".join(printable(entry.name) for entry in result.set) + (f" and {more} more" if more else "")
+            print(f"  set of {result.set_size}: {names or 'empty'}", file=stream)
+    return failed
+
+
+def write_json(rows: Iterable[Row], stream: TextIO) -> int:
+    """Write one JSON object per line; return the number of images without a prediction."""
+    failed = 0
+    for file, result in rows:
+        failed += isinstance(result, Failure)
+        print(json.dumps(as_row(file, result), ensure_ascii=False), file=stream)
+    return failed
+
+
+def write_csv(rows: Iterable[Row], stream: TextIO) -> int:
+    """Write one line per class of the top k and of the set; return the number of images without a prediction."""
+    failed, writer = 0, csv.writer(stream)
+    writer.writerow(CSV_COLUMNS)
+    for file, result in rows:
+        name = as_row(file, ImageError(""))["file"]
+        if isinstance(result, Failure):
+            failed += 1
+            writer.writerow((name, "", "", "", "", "", "", str(result)))
+            continue
+        members = {entry.index for entry in result.set or ()}
+        beyond = [entry for entry in result.set or () if entry.index not in {entry.index for entry in result.top}]
+        for rank, entry in enumerate((*result.top, *beyond), 1):
+            inside = "" if result.set is None else int(entry.index in members)
+            marginal = "" if entry.marginal is None else entry.marginal
+            writer.writerow((name, rank, entry.index, entry.name, marginal, entry.probability, inside, ""))
+    return failed
+
+
+def predict_to_parquet(
+    predictor: Predictor,
+    images: Sequence[str],
+    output: str | Path,
+    *,
+    shard_size: int = 1000,
+    progress: Callable[[Iterator[Any], int], Iterable[Any]] = lambda rows, done: rows,
+    **options: Any,
+) -> tuple[int, int]:
+    """Predict images into a folder of Parquet files; return the number of images, and of those without a prediction.
+
+    Args:
+        predictor: the model.
+        images: paths.
+        output: the folder; a run with the same arguments continues there.
+        shard_size: images per file.
+        progress: wraps the rows of a shard; its second argument is the number of images in earlier shards.
+        options: those of :meth:`Predictor.stream`.
+
+    Raises:
+        OutputError: the folder has the results of another run.
+    """
+    pa, pq = _arrow()
+    output = Path(output)
+    output.mkdir(parents=True, exist_ok=True)
+    _check_run(output, _run_of(predictor, images, shard_size, options))
+    failed = 0
+    for start in range(0, len(images), shard_size):
+        shard = output / f"part-{start // shard_size:06d}.parquet"
+        if not shard.exists():
+            part = images[start : start + shard_size]
+            results = predictor.stream(part, on_error="yield", **options)
+            rows = [as_row(*row) for row in progress(zip(part, results, strict=True), start)]
+            table = pa.Table.from_pylist([_flat(row) for row in rows], schema=_schema(pa))
+            _write_whole(shard, lambda file, table=table: pq.write_table(table, file))  # type: ignore[misc]
+        errors = pq.read_table(shard, columns=["error"])["error"]
+        failed += len(errors) - errors.null_count
+    return len(images), failed
+
+
+def _arrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise ImportError("pyarrow is not installed: pip install pyarrow") from error
+    return pyarrow, pyarrow.parquet
+
+
+def _schema(pa: Any) -> Any:
+    """The columns: for each image the k best classes, best first, and its set; or the error."""
+    text, number, names = pa.string(), pa.float32(), pa.list_(pa.string())
+    columns = {
+        "file": text,
+        "error": text,
+        "classes": names,
+        "indices": pa.list_(pa.int32()),
+        "marginals": pa.list_(number),
+        "probabilities": pa.list_(number),
+        "set": names,
+        "set_size": pa.int32(),
+    }
+    return pa.schema(list(columns.items()))
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    if "error" in row:
+        return row
+    top, inside = row["top"], row["set"]
+    return {
+        "file": row["file"],
+        "classes": [entry["name"] for entry in top],
+        "indices": [entry["index"] for entry in top],
+        "marginals": [entry["marginal"] for entry in top],
+        "probabilities": [entry["probability"] for entry in top],
+        "set": None if inside is None else [entry["name"] for entry in inside],
+        "set_size": row["set_size"],
+    }
+
+
+def _run_of(predictor: Predictor, images: Sequence[str], shard_size: int, options: dict[str, Any]) -> dict[str, Any]:
+    listing = hashlib.sha256("\0".join(images).encode("utf-8", "surrogateescape")).hexdigest()
+    known = {name: list(value) if isinstance(value, tuple | list) else value for name, value in options.items()}
+    known.pop("batch_size", None)
+    return {
+        "model": digest_of(*files_of(predictor.path)),
+        "images": listing,
+        "count": len(images),
+        "shard_size": shard_size,
+        "options": known,
+    }
+
+
+def _check_run(output: Path, run: dict[str, Any]) -> None:
+    path = output / RUN
+    if not path.exists():
+        if any(output.glob("part-*.parquet")):
+            raise OutputError(f"{output} has Parquet files and no {RUN}: choose another folder")
+        _write_whole(path, lambda file: Path(file).write_text(json.dumps(run, indent=1, ensure_ascii=False)))
+        return
+    try:
+        before = json.loads(path.read_text())
+    except ValueError as error:
+        raise OutputError(f"{path} cannot be read: {error}") from error
+    if differing := sorted(key for key in {*run, *before} if run.get(key) != before.get(key)):
+        raise OutputError(
+            f"{output} has the results of another run: {', '.join(differing)} differ; choose another folder"
+        )
+
+
+def _write_whole(path: Path, write: Callable[[str], Any]) -> None:
+    """Write a file that appears complete or not at all."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write(str(staged))
+        with open(staged, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(staged, path)
+    finally:
+        staged.unlink(missing_ok=True)
+
+
+def predicted(
+    predictor: Predictor, images: Sequence[str], **options: Any
+) -> Iterator[tuple[str, Prediction | Exception]]:
+    """Yield each image with its prediction or error; options are those of :meth:`Predictor.stream`."""
+    return zip(images, predictor.stream(images, on_error="yield", **options), strict=True)

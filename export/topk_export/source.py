@@ -1,0 +1,329 @@
+"""What is exported: a module, the model of a checkpoint, or a model by name, with its preprocessing and class names."""
+
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from topk_export.checkpoint import SUFFIXES, build, built_for, loss_settings, read_checkpoint, rebuild
+from topk_export.errors import ExportError
+from topk_export.runtime.metadata import CLASSIFICATION, MULTILABEL
+from topk_export.runtime.preprocess import COLORS, UNKNOWN, Preprocess
+from topk_registry.nn.classifier import num_classes_of
+
+CLASSES = "classes.txt"  # one name per line, beside the checkpoints of a run
+DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "resize_size")
+
+
+@dataclass
+class Source:
+    """A model to export, and what its checkpoint or its library records about it."""
+
+    model: nn.Module
+    name: str
+    preprocess: Preprocess
+    class_names: tuple[str, ...] | None = None
+    k: int | None = None
+    temperature: float | None = None
+    loss: str | None = None
+    task: str = CLASSIFICATION
+    weights: str = "model"
+    sha256: str | None = None
+    license: str | None = None
+
+
+def load_source(
+    what: nn.Module | str | Path,
+    *,
+    model: str | None = None,
+    model_kwargs: Mapping[str, Any] | None = None,
+    num_classes: int | None = None,
+    pretrained: bool = False,
+    random_weights: bool = False,
+    ema: bool = True,
+    head: str | None = None,
+    data_config: Mapping[str, Any] | None = None,
+) -> Source:
+    """Find and build the model to export.
+
+    Args:
+        what: a module; a checkpoint, or the folder of a training run; or the name of a timm or torchvision model.
+        model: name of the model in a checkpoint that does not record it.
+        model_kwargs: further arguments of the model's factory.
+        num_classes: number of classes, if the checkpoint does not record it.
+        pretrained: load the published weights of a model name.
+        random_weights: export a model name without trained weights, to test a deployment.
+        ema: take averaged weights of a checkpoint that has them.
+        head: name of the module whose output are the scores, if the model's output is something else.
+        data_config: evaluation preprocessing by timm's keys (input_size, mean, std, interpolation, crop_pct, crop_mode)
+            and resize_size; default: what training recorded, else the model's own. A module needs input_size, and mean
+            and std to predict from images.
+
+    Raises:
+        ExportError: the model cannot be found or built, or nothing says how large its images are.
+    """
+    _check_data_config(data_config or {})
+    if isinstance(what, nn.Module):
+        name = getattr(what, "pretrained_cfg", {}).get("architecture") or _torchvision_name(what) or type(what).__name__
+        source = Source(what, name, preprocess_of(what, name, {}, data_config), license=_license(what))
+    elif Path(what).exists():
+        source = _from_checkpoint(Path(what), model, num_classes, model_kwargs, ema, data_config)
+    else:
+        source = _from_name(str(what), num_classes, pretrained, random_weights, model_kwargs, data_config)
+    if head is not None:
+        source.model = ScoresOf(source.model, head)
+    return source
+
+
+class ScoresOf(nn.Module):
+    """A model whose output is that of one of its modules.
+
+    Args:
+        model: the whole model.
+        head: name of the module.
+    """
+
+    def __init__(self, model: nn.Module, head: str) -> None:
+        super().__init__()
+        modules = dict(model.named_modules())
+        if head not in modules or not head:
+            linear = ", ".join(name for name, module in modules.items() if isinstance(module, nn.Linear)) or "none"
+            raise ExportError(f"the model has no module {head!r}; its linear layers: {linear}")
+        self.model, self.head = model, head
+
+    def forward(self, x: Tensor) -> Any:
+        outputs: list[Any] = []
+        module = self.model.get_submodule(self.head)
+        handle = module.register_forward_hook(lambda module, inputs, output: outputs.append(output))
+        try:
+            self.model(x)
+        finally:
+            handle.remove()
+        if len(outputs) != 1:
+            raise ExportError(f"the module {self.head!r} must run once per batch, it runs {len(outputs)} times")
+        return outputs[0]
+
+
+def _from_checkpoint(
+    path: Path,
+    name: str | None,
+    num_classes: int | None,
+    model_kwargs: Mapping[str, Any] | None,
+    ema: bool,
+    data_config: Mapping[str, Any] | None,
+) -> Source:
+    checkpoint = read_checkpoint(path, ema=ema)
+    args = checkpoint.args
+    if args:  # timm's training and ours evaluate center crops, whatever the model's published configuration says
+        args = {**args, "crop_mode": args.get("crop_mode") or "center"}
+    name = name or checkpoint.model_name
+    if name is None:
+        raise ExportError(f"{checkpoint.path} does not record its model: name it (model=, on the command line --model)")
+    size = _wanted_size({**args, **(data_config or {})})
+    built = rebuild(checkpoint, name, num_classes=num_classes, model_kwargs=model_kwargs, size=size)
+    source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
+    source.weights = "ema" if checkpoint.ema else "model"
+    n = getattr(built, "num_classes", None) or num_classes_of(built)
+    file = checkpoint.path.parent / CLASSES
+    names = tuple(args.get("class_names") or (read_class_names(file) if file.is_file() else ()))
+    if 0 < len(names) <= n:  # a run may have more outputs than classes
+        source.class_names = (*names, *map(str, range(len(names), n)))
+    source.task = args.get("task") or CLASSIFICATION
+    source.loss = args.get("loss")
+    if source.task != MULTILABEL:
+        source.k, source.temperature = loss_settings(args, n)
+    return source
+
+
+def _from_name(
+    name: str,
+    num_classes: int | None,
+    pretrained: bool,
+    random_weights: bool,
+    model_kwargs: Mapping[str, Any] | None,
+    data_config: Mapping[str, Any] | None,
+) -> Source:
+    if Path(name).suffix in SUFFIXES:
+        raise ExportError(f"{name} does not exist")
+    size = _wanted_size(data_config or {})
+    built = build(name, size, num_classes=num_classes, pretrained=pretrained, options=model_kwargs)
+    if not pretrained and not random_weights:
+        raise ExportError(
+            f"{name} is the name of a model, which has random weights: give a checkpoint, take the published weights "
+            "(pretrained=True, --pretrained), or ask for random weights (random_weights=True, --random-weights)"
+        )
+    source = Source(built, name, preprocess_of(built, name, {}, data_config), license=_license(built))
+    source.class_names = _published_names(built, name) if pretrained else None
+    source.weights = "model" if pretrained else "random"
+    return source
+
+
+def _wanted_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the height and width that a caller or a training run asks for, by timm's keys or torchvision's."""
+    if size := config.get("input_size"):
+        return int(size[-2]), int(size[-1])
+    side = config.get("img_size") or config.get("val_crop_size")
+    return (int(side), int(side)) if side else None
+
+
+def _check_data_config(config: Mapping[str, Any]) -> None:
+    for key in config:
+        if key not in DATA_KEYS:
+            close = get_close_matches(key, DATA_KEYS, n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise ValueError(f"data_config has no key {key!r}{hint}; its keys are {', '.join(DATA_KEYS)}")
+
+
+def preprocess_of(
+    model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None
+) -> Preprocess:
+    """Return the evaluation preprocessing: the model's own, overridden by what training recorded, then by the caller.
+
+    Raises:
+        ExportError: nothing says how large the images are, or only one of mean and std is known.
+    """
+    from timm.data.config import resolve_data_config
+
+    config = {**args, **(args.get("data_config") or {}), **(override or {})}
+    own = built_for(model)
+    if own is not None and not config.keys() & {"input_size", "img_size", "val_crop_size"}:
+        config["input_size"] = (getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0], *own)
+    if (getattr(model, "pretrained_cfg", None) or {}).get("mean"):
+        config = {"resize_size": config.get("resize_size"), **resolve_data_config(config, model=model)}
+    else:
+        config = _with_changes(_torchvision_config(name), config)
+    if not config["input_size"]:
+        raise ExportError(
+            f"nothing says how images become the input of {name}: give data_config={{'input_size': (C, H, W), 'mean': "
+            "..., 'std': ...} (on the command line --input-size, --mean and --std); for a module around a timm model, "
+            "timm.data.resolve_model_data_config(model)"
+        )
+    channels = int(config["input_size"][0])
+    mean, std = (_per_channel(config[key], channels) for key in ("mean", "std"))
+    if bool(mean) != bool(std):
+        raise ExportError(f"mean and std belong together: the configuration of {name} has only one of them")
+    if not mean:
+        warnings.warn(
+            f"mean and std of the images of {name} are unknown, so that the file takes arrays only: give data_config "
+            "'mean' and 'std' (on the command line --mean and --std)",
+            stacklevel=2,
+        )
+    return Preprocess(
+        input_size=tuple(map(int, config["input_size"])),
+        mean=mean,
+        std=std,
+        interpolation=config["interpolation"],
+        crop_pct=float(config["crop_pct"]),
+        crop_mode=config.get("crop_mode") or "center",
+        resize_size=config.get("resize_size"),
+        color=COLORS.get(channels, "") if mean else UNKNOWN,
+    )
+
+
+def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
+    return tuple(map(float, values)) * (channels if len(values) == 1 else 1)
+
+
+def _with_changes(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Override a configuration by timm's keys or by those of torchvision's training script."""
+    changed = {key: changes[key] for key in (*config, "crop_mode") if changes.get(key)}
+    if crop := changes.get("val_crop_size"):
+        changed["input_size"] = (config["input_size"][0], crop, crop)
+    if resize := changes.get("val_resize_size"):
+        changed["resize_size"] = (resize, resize)
+    elif changed.keys() & {"input_size", "crop_pct"}:
+        changed.setdefault("resize_size", None)
+    return {**config, **changed}
+
+
+def _torchvision_name(model: nn.Module) -> str | None:
+    """Return ``torchvision:NAME`` of a torchvision model, found by the shapes of its weights; else None."""
+    import torchvision
+
+    if not type(model).__module__.startswith("torchvision.models."):
+        return None
+    shapes = _shapes(model)
+    for name in torchvision.models.list_models(module=torchvision.models):
+        builder = torchvision.models.get_model_builder(name)
+        if builder.__module__ != type(model).__module__:
+            continue
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about weights that are not initialized
+            if _shapes(builder()) == shapes:
+                return f"torchvision:{name}"
+    return None
+
+
+def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    """Return the shapes of all weights but the classifier's."""
+    shapes = [tuple(value.shape) for value in model.state_dict().values()]
+    return shapes[: -2 if len(shapes) > 2 else None]
+
+
+def _torchvision_config(name: str) -> dict[str, Any]:
+    """Return the preset of torchvision's default weights; for other models, no size, mean and std."""
+    weights = _torchvision_weights(name)
+    if weights is None:
+        unknown = dict.fromkeys(("input_size", "mean", "std"), ())
+        return {**unknown, "interpolation": "bilinear", "crop_pct": 0.875, "resize_size": None}
+    preset = weights.transforms()
+    crop, resize = preset.crop_size[0], preset.resize_size[0]
+    return {
+        "input_size": (3, crop, crop),
+        "mean": preset.mean,
+        "std": preset.std,
+        "interpolation": preset.interpolation.value,
+        "crop_pct": crop / resize,
+        "resize_size": (resize, resize),
+    }
+
+
+def _torchvision_weights(name: str) -> Any:
+    import torchvision
+
+    plain = name.removeprefix("torchvision:")
+    if plain not in torchvision.models.list_models(module=torchvision.models):
+        return None
+    return getattr(torchvision.models.get_model_weights(plain), "DEFAULT", None)
+
+
+def _published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
+    """Return the class names of published weights; None if neither timm nor torchvision has them."""
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+
+    if not hasattr(model, "pretrained_cfg"):
+        weights = _torchvision_weights(name)
+        return None if weights is None else tuple(weights.meta["categories"])
+    subset = infer_imagenet_subset(model)
+    if not subset:
+        return None
+    info = ImageNetInfo(subset)
+    return tuple(info.index_to_description(i) for i in range(info.num_classes()))
+
+
+def read_class_names(path: str | Path) -> tuple[str, ...]:
+    """Read class names from a text file with one per line, or a JSON file with a list or a map from index to name."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix != ".json":
+            return tuple(line.strip() for line in text.splitlines() if line.strip())
+        content = json.loads(text)
+        if isinstance(content, Mapping):
+            return tuple(str(content[key]) for key in sorted(content, key=int))
+    except (OSError, ValueError) as error:
+        raise ExportError(f"class names cannot be read from {path}: {error}") from error
+    return tuple(map(str, content))
+
+
+def _license(model: nn.Module) -> str | None:
+    with suppress(AttributeError):
+        return model.pretrained_cfg.get("license")  # type: ignore[union-attr]
+    return None

@@ -1,0 +1,112 @@
+"""Write a Triton Inference Server repository: ``NAME/config.pbtxt``, ``NAME/labels.txt``, ``NAME/VERSION/model.onnx``.
+
+Existing files are never changed or removed: an entry that exists gets a new version.
+"""
+
+import json
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from topk_export.errors import ExportError, naming
+from topk_export.runtime.metadata import Metadata
+from topk_export.runtime.session import open_session
+from topk_export.runtime.weights import copy_model
+
+TYPES = {
+    "tensor(float)": "TYPE_FP32",
+    "tensor(uint8)": "TYPE_UINT8",
+    "tensor(int64)": "TYPE_INT64",
+    "tensor(bool)": "TYPE_BOOL",
+}
+PER_CLASS = ("logits", "marginals", "probabilities", "set")  # outputs with one value per class
+CONFIG, LABELS = "config.pbtxt", "labels.txt"
+
+
+def write_repository(
+    model: str | Path, folder: str | Path, *, name: str | None = None, max_batch_size: int = 32
+) -> Path:
+    """Write an exported model into a Triton model repository, and return the folder of the new version.
+
+    Triton serves the newest version by default. It has no optional inputs for a model that it batches: all classes are
+    allowed, and a calibrated file serves the alpha of its calibration.
+
+    Args:
+        model: an exported file.
+        folder: the repository; created if it does not exist.
+        name: of the entry; default: the file's.
+        max_batch_size: the largest number of rows per run.
+
+    Raises:
+        ExportError: the entry exists, and its inputs, outputs or class names are not those of this model.
+    """
+    model, folder = Path(model), Path(folder)
+    if max_batch_size < 1:
+        raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size!r}")
+    session = open_session(model, device="cpu")
+    metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(model))
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name or model.stem)
+    entry = folder / name
+    tensors = _tensors(session.get_inputs()), _tensors(session.get_outputs(), labels=True)
+    labels = "\n".join(metadata.class_names) + "\n"
+    folder.mkdir(parents=True, exist_ok=True)
+    with naming(entry), tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as staging:
+        staged = Path(staging) / name
+        version = staged / "1"
+        version.mkdir(parents=True)
+        copy_model(model, version / "model.onnx")
+        if not os.path.lexists(entry):
+            (staged / LABELS).write_text(labels, encoding="utf-8")
+            (staged / CONFIG).write_text(_config(name, *tensors, max_batch_size), encoding="utf-8")
+            os.rename(staged, entry)
+            return entry / "1"
+        _check_entry(entry, [*tensors[0], *tensors[1]], labels)
+        target = entry / str(1 + max((int(path.name) for path in entry.iterdir() if path.name.isdecimal()), default=0))
+        os.rename(version, target)  # fails if another process made this version in the meantime
+        return target
+
+
+def _check_entry(entry: Path, tensors: list[str], labels: str) -> None:
+    """Raise :class:`ExportError` if an existing entry is not of the same classes, inputs and outputs."""
+    advice = "choose another name or folder"
+    for file in (entry / CONFIG, entry / LABELS):
+        if not file.is_file():
+            raise ExportError(f"{entry} exists and has no {file.name}, so it was not written by this command: {advice}")
+    config = (entry / CONFIG).read_text(encoding="utf-8")
+    if missing := [tensor for tensor in tensors if tensor not in config]:
+        raise ExportError(f"{entry / CONFIG} is of a model with other inputs or outputs ({missing[0]}): {advice}")
+    if (entry / LABELS).read_text(encoding="utf-8") != labels:
+        raise ExportError(f"{entry / LABELS} has other class names than the model: {advice}")
+
+
+def _config(name: str, inputs: list[str], outputs: list[str], max_batch_size: int) -> str:
+    lines = [
+        f"name: {json.dumps(name)}",
+        'backend: "onnxruntime"',
+        f"max_batch_size: {max_batch_size}",
+        "input [",
+        ",\n".join(f"  {tensor}" for tensor in inputs),
+        "]",
+        "output [",
+        ",\n".join(f"  {tensor}" for tensor in outputs),
+        "]",
+        "dynamic_batching { max_queue_delay_microseconds: 2000 }",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _tensors(tensors: list[Any], *, labels: bool = False) -> list[str]:
+    """Return each tensor's entry of a configuration, without the batch axis."""
+    entries = []
+    for tensor in tensors:
+        shape = tensor.shape[1:]
+        # Triton refuses empty dims: one number per row is declared as a row of one number
+        parts = [f"dims: [ {', '.join(map(str, shape or [1]))} ]"]
+        if not shape:
+            parts.append("reshape: { shape: [ ] }")
+        if labels and tensor.name in PER_CLASS:
+            parts.append(f'label_filename: "{LABELS}"')
+        entries.append(f'{{ name: "{tensor.name}" data_type: {TYPES[tensor.type]} {" ".join(parts)} }}')
+    return entries

@@ -1,0 +1,440 @@
+"""Checks of an exported file, without torch: the graph, its runs, and its head alone on hard rows.
+
+Marginals, probabilities and prediction sets are compared with float64 NumPy definitions that share no code with the
+graph. They are computed from onnxruntime's own logits, so that the head's error is not mixed with the backbone's.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from topk_export import graph
+from topk_export.errors import ModelFileError
+from topk_export.runtime.metadata import ALLOWED, ALPHA, LOGITS, Metadata
+from topk_export.runtime.preprocess import UNKNOWN
+from topk_export.runtime.session import device_of, open_session, placement
+from topk_export.runtime.weights import check_digest
+from topk_registry.conformal import Score, probabilities
+
+SAMPLE = "sample.npz"
+BATCHES = (1, 2, 5)
+RTOL = 1e-5  # of marginals, probabilities and logits
+# odds below 2^-126 are denormal numbers, which runtimes may flush to 0; a marginal is less than 1e3 times its odds
+SMALLEST = 1e-35
+SAFETY = 4.0  # factor on tolerances derived from rounding: four standard deviations
+ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"  # constants of calibrated graphs: [levels], [levels, 1 or n]
+CERTAIN = float(np.finfo(np.float32).max)  # a threshold that all classes pass
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check."""
+
+    name: str
+    passed: bool
+    measured: float | str | None = None
+    tolerance: float | None = None
+    note: str = ""
+
+
+def verify_file(
+    path: str | Path, *, device: str = "cpu", require_gpu: bool = False, sample: str | Path | None = None
+) -> dict[str, Any]:
+    """Check an exported file; the returned report has ``passed``, ``checks`` and ``not_verified``.
+
+    Args:
+        path: ``model.onnx``.
+        device: where to run it.
+        require_gpu: raise :class:`~topk_export.DeviceError` if it does not run on a GPU.
+        sample: the export's ``NAME.sample.npz``; default: the one beside ``NAME.onnx``, if there is one.
+
+    Raises:
+        ModelFileError: the file cannot be loaded, or is not an exported model.
+    """
+    model = graph.load(path)
+    session = open_session(path, device=device, require_gpu=require_gpu)
+    metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(path))
+    file = beside(Path(path), SAMPLE) if sample is None else Path(sample)
+    recorded = _load_sample(file) if sample is not None or file.is_file() else None
+    checks = [
+        *_check_weights(path, metadata),
+        *_check_graph(path, model, session, metadata),
+        *_check_runs(session, metadata, recorded, _count_layers(model)),
+        *_check_head(open_session(graph.head_model(model).SerializeToString(), device=device), metadata, model),
+    ]
+    missing = [] if device_of(session) != "cpu" else ["GPU providers: this ran on the CPU"]
+    if recorded is None:
+        missing.append(f"the logits against torch: there is no {file.name} beside the model")
+    missing.append("accuracy on images, and the preprocessing of images")
+    if metadata.sets is not None:
+        missing.append("the coverage of the prediction sets on new images")
+    return {
+        "passed": all(check.passed for check in checks),
+        "device": device_of(session),
+        "placement": placement(session),
+        "k": metadata.k,
+        "num_classes": metadata.num_classes,
+        "temperature": metadata.temperature,
+        "task": metadata.task,
+        "dtype": metadata.dtype,
+        "checks": [asdict(check) for check in checks],
+        "not_verified": missing,
+    }
+
+
+def report_lines(report: Mapping[str, Any]) -> list[str]:
+    """Format a report as lines of text."""
+    lines = []
+    for check in report["checks"]:
+        measured = "" if check["measured"] is None else f"  {_short(check['measured'])}"
+        limit = "" if check["tolerance"] is None else f" (limit {_short(check['tolerance'])})"
+        note = f"  {check['note']}" if check["note"] else ""
+        lines.append(f"{'ok  ' if check['passed'] else 'FAIL'} {check['name']}{measured}{limit}{note}")
+    return [*lines, *(f"not verified: {item}" for item in report["not_verified"])]
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def beside(model: Path, kind: str) -> Path:
+    """Return the path of a file that belongs to a model: several models may share a folder."""
+    return model.with_name(f"{model.stem}.{kind}")
+
+
+def write_json(content: Mapping[str, Any], path: Path) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def sample_input(metadata: Metadata, batch: int = max(BATCHES)) -> np.ndarray:
+    """Return a batch of random images with coarse structure and noise, in the model's input format."""
+    c, h, w = metadata.preprocess.input_size
+    rng = np.random.default_rng(0)
+    coarse = rng.integers(0, 256, (batch, 4, 4, c)).repeat(-(-h // 4), 1).repeat(-(-w // 4), 2)[:, :h, :w]
+    pixels = np.clip(coarse + rng.normal(0, 20, coarse.shape), 0, 255).astype(np.uint8)
+    if metadata.preprocess.color == UNKNOWN:
+        return (pixels.transpose(0, 3, 1, 2) / np.float32(127.5) - 1).astype(np.float32)
+    return pixels if metadata.in_graph else metadata.preprocess.normalize(pixels)
+
+
+def _load_sample(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as data:
+            return {name: data[name] for name in ("input", "torch_logits", "torch_error")}
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelFileError(f"{path} is not a sample of an export: {error}") from error
+
+
+# --- definitions in float64
+
+
+def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarray:
+    """Return the probability that each class is in the top-k set, in float64.
+
+    pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e),  e = exp(logits / temperature)
+
+    Every factor 1 + e_i X is divided by 1 + e_i after a shift of the scores, so that coefficients are probabilities of
+    a count. The polynomials without i are products of prefixes and suffixes, so that all terms are positive. With at
+    most k finite scores, finite classes have the marginal 1. A row with NaN or inf has NaN.
+
+    Args:
+        logits: scores [batch, n], n > k; -inf excludes a class.
+        k: size of the set.
+        temperature: divides the scores; rounded to float32, as in the graph.
+    """
+    x = np.asarray(logits, np.float64) / np.float64(np.float32(temperature))
+    finite = np.isfinite(x)
+    out = np.where(finite, 1.0, 0.0)
+    out[(np.isnan(x) | (x == np.inf)).any(-1)] = np.nan
+    usual = (finite.sum(-1) > k) & ~np.isnan(out).any(-1)
+    if usual.any():
+        out[usual] = _many(x[usual], k)
+    return out
+
+
+def _many(x: np.ndarray, k: int) -> np.ndarray:
+    """Return the marginals of rows with more than k finite scores."""
+    batch, n = x.shape
+    e = np.exp(np.minimum(x - _shift(x, k), 500.0))
+    q, p = 1 / (1 + e), e / (1 + e)
+    prefix = np.zeros((n + 1, batch, k + 1))
+    prefix[0, :, 0] = 1
+    for i in range(n):
+        prefix[i + 1] = _times(prefix[i], q[:, i], p[:, i])
+    suffix, out = prefix[0].copy(), np.empty_like(x)
+    for i in reversed(range(n)):
+        inside = p[:, i] * (prefix[i, :, :k] * suffix[:, k - 1 :: -1]).sum(-1)
+        outside = q[:, i] * (prefix[i] * suffix[:, ::-1]).sum(-1)
+        out[:, i] = inside / (inside + outside)
+        suffix = _times(suffix, q[:, i], p[:, i])
+    return out
+
+
+def _times(c: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
+    """Return c (q + p X), cut after the last coefficient of c [batch, k + 1]."""
+    product = c * q[:, None]
+    product[:, 1:] += c[:, :-1] * p[:, None]
+    return product
+
+
+def _shift(x: np.ndarray, k: int) -> np.ndarray:
+    """Return t [batch, 1] with sum sigmoid(x - t) = k - 1/2, by bisection: c_{k-1} and c_k then are near the mode."""
+    low = np.where(np.isfinite(x), x, np.inf).min(-1, keepdims=True) - 50.0
+    high = x.max(-1, keepdims=True) + 50.0
+    for _ in range(100):
+        t = (low + high) / 2
+        more = (1 / (1 + np.exp(np.minimum(t - x, 700.0)))).sum(-1, keepdims=True) > k - 0.5
+        low, high = np.where(more, t, low), np.where(more, high, t)
+    return low
+
+
+def sigmoids(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """Return the sigmoid of logits / temperature in float64; the temperature is rounded to float32."""
+    x = np.asarray(logits, np.float64) / np.float64(np.float32(temperature))
+    small = np.exp(-np.abs(x))
+    return np.where(x < 0, small, 1.0) / (1 + small)
+
+
+def expected_sets(logits: np.ndarray, sets: Mapping[str, Any], thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the prediction sets [batch, n] of one level, and which entries are within rounding of the threshold."""
+    score = Score(sets["score"], **sets.get("options", {}))
+    values = score(p := probabilities(np.asarray(logits, np.float64), sets.get("temperature", 1.0)))
+    np.put_along_axis(values, p.argmax(-1)[:, None], -np.inf, -1)  # the best class is in every set
+    limit = np.where(thresholds >= CERTAIN, np.inf, thresholds.astype(np.float64))
+    with np.errstate(invalid="ignore"):
+        return values <= limit, np.abs(values - limit) <= RTOL
+
+
+# --- single checks
+
+
+def _check_weights(path: str | Path, metadata: Metadata) -> list[Check]:
+    if metadata.weights_sha256 is None:
+        return []
+    try:
+        check_digest(path, metadata.weights_sha256)
+    except ModelFileError as error:
+        return [Check("external weights belong to this model", False, note=str(error))]
+    return [Check("external weights belong to this model", True)]
+
+
+def _check_graph(path: str | Path, model: Any, session: Any, metadata: Metadata) -> Iterator[Check]:
+    import onnx
+
+    try:
+        onnx.checker.check_model(str(path), full_check=True)  # by path: a ModelProto above 2 GiB cannot be checked
+        yield Check("onnx.checker, full", True)
+    except Exception as error:  # checker and shape inference raise different types
+        yield Check("onnx.checker, full", False, note=str(error))
+    foreign, bad = graph.domains(model), graph.forbidden(model.graph)
+    yield Check("default operator domain only", not foreign, note=", ".join(foreign))
+    yield Check("no Loop, Scan, If, Sigmoid, Einsum or MatMul in the head", not bad, note=", ".join(bad))
+    yield Check("no stack traces or local paths in the graph", graph.traces(model) == 0)
+    yield Check("the batch axis is symbolic", isinstance(session.get_inputs()[0].shape[0], str))
+    optional = {value.name for value in session.get_overridable_initializers()}
+    wanted = {ALLOWED} | ({ALPHA} if metadata.sets is not None else set())
+    yield Check("optional inputs", wanted <= optional, ", ".join(sorted(optional & {ALLOWED, ALPHA})))
+
+
+def _check_runs(
+    session: Any, metadata: Metadata, recorded: Mapping[str, np.ndarray] | None, layers: int
+) -> Iterator[Check]:
+    """Run several batch sizes; compare outputs with torch's logits, if known, and with one another."""
+    names = [output.name for output in session.get_outputs()]
+    inputs = sample_input(metadata) if recorded is None else recorded["input"]
+    outputs: dict[str, np.ndarray] = {}
+    for batch in BATCHES:
+        feed = {session.get_inputs()[0].name: np.resize(inputs, (batch, *inputs.shape[1:]))}
+        try:
+            outputs = dict(zip(names, session.run(names, feed), strict=True))
+        except Exception as error:  # onnxruntime raises many types
+            yield Check(f"runs at batch {batch}", False, note=str(error))
+            return
+        shapes = {name: value.shape for name, value in outputs.items()}
+        right = all(shape == _shape(name, batch, metadata) for name, shape in shapes.items())
+        yield Check(f"runs at batch {batch}", right and set(metadata.outputs) <= set(names), str(shapes))
+        if recorded is not None:
+            known = np.resize(recorded["torch_logits"], (batch, metadata.num_classes))
+            yield _check_logits(outputs[LOGITS], known, float(recorded["torch_error"]), metadata, layers, batch)
+    yield from _check_outputs("model", outputs, outputs[LOGITS], metadata)
+
+
+def _shape(name: str, batch: int, metadata: Metadata) -> tuple[int, ...]:
+    last = {"indices": (metadata.k,), "set_size": ()}
+    return batch, *last.get(name, (metadata.num_classes,))
+
+
+def _check_logits(
+    got: np.ndarray, known: np.ndarray, torch_error: float, metadata: Metadata, layers: int, batch: int
+) -> Check:
+    """Compare logits with torch's in float64.
+
+    fp32: the largest error over the largest logit; a model that loses digits in torch's float32 may lose as many in the
+    file. fp16 rounds weights and activations of each layer to u = 2^-11, and independent errors add in squares.
+    """
+    name = f"logits against torch in float64, batch {batch}"
+    if metadata.dtype == "fp32":
+        error, limit = largest_error(got, known), max(RTOL, SAFETY * torch_error)
+        return Check(name, error <= limit, error, limit, f"over the largest logit; torch's float32: {torch_error:.2g}")
+    spread = known - known.mean(-1, keepdims=True)
+    error = float(np.sqrt(((got - known) ** 2).mean() / max((spread**2).mean(), 1e-30)))
+    limit = SAFETY * 2.0**-11 * (2 * layers) ** 0.5
+    return Check(name, error <= limit, error, limit, f"root mean square over spread, {layers} layers")
+
+
+def largest_error(got: np.ndarray, known: np.ndarray) -> float:
+    """Return the largest error over the largest value."""
+    return float(np.abs(got - known).max() / max(np.abs(known).max(), 1e-30))
+
+
+def _count_layers(model: Any) -> int:
+    return max(1, sum(node.op_type in ("Conv", "MatMul", "Gemm") for node in model.graph.node))
+
+
+def _check_head(session: Any, metadata: Metadata, model: Any) -> Iterator[Check]:
+    names = [output.name for output in session.get_outputs()]
+    optional = {value.name for value in session.get_overridable_initializers()}
+
+    def run(logits: np.ndarray, **others: np.ndarray) -> dict[str, np.ndarray]:
+        feed = {LOGITS: logits, **{name: value for name, value in others.items() if name in optional}}
+        return dict(zip(names, session.run(names, feed), strict=True))
+
+    rows = hard_rows(metadata.num_classes, metadata.k)
+    for name, logits in rows.items():
+        yield from _check_outputs(f"head, {name}", run(logits), logits, metadata)
+    for name, mask in class_lists(metadata.num_classes, metadata.k).items():
+        logits = np.resize(np.concatenate((rows["normal"], rows["ties"])), (len(mask), metadata.num_classes))
+        outputs = run(logits, **{ALLOWED: mask})
+        yield from _check_outputs(f"head, class list of {name}", outputs, logits, metadata, mask)
+    if metadata.sets is not None:
+        yield from _check_sets(run, metadata, model)
+
+
+def hard_rows(n: int, k: int) -> dict[str, np.ndarray]:
+    """Return rows on which a careless head fails, by name; each [rows, n] in float32."""
+    rng = np.random.default_rng(0)
+    normal = rng.standard_normal((2, n)).astype(np.float32)
+    few = sorted({m for m in (1, k - 1, k, k + 1, 2 * k + 1) if 0 < m < n})
+    high = np.stack([np.arange(n) < m for m in few])
+    gaps = np.where(high, 100.0, 0.0).astype(np.float32)
+    return {
+        "normal": normal,
+        "ties": rng.integers(0, 3, (2, n)).astype(np.float32),
+        "flat": np.zeros((1, n), np.float32),
+        "flat at 1e8": np.full((1, n), 1e8, np.float32),
+        "nearly flat": 1e-4 * normal,
+        "gaps of 12": np.where(high, 12.0, 0.0).astype(np.float32),
+        "gaps of 100": gaps,
+        "gaps of 100 and noise": gaps + normal[:1],
+        "gaps of 1e9": np.where(high, normal[:1], np.float32(-1e9)),
+        "width of 1e4": 1e4 * normal,
+        "shift of 1e3": 5 * normal + np.float32(1e3),
+        "shift of -1e3": 5 * normal - np.float32(1e3),
+        "far tail": np.linspace(40, -40, n, dtype=np.float32)[None],
+        "-inf": np.where(high, normal[:1], np.float32(-np.inf)),
+        "NaN": np.where(np.arange(n) == 1, np.float32(np.nan), normal),
+    }
+
+
+def class_lists(n: int, k: int) -> dict[str, np.ndarray]:
+    """Return class lists by name, each bool [1 or rows, n]."""
+    random = np.random.default_rng(1).random((4, n)) < 0.5
+    random[:, 0] = True
+    return {
+        "one class": np.arange(n)[None] == n - 1,
+        "k classes": np.arange(n)[None] < k,
+        "k + 1 classes": np.arange(n)[None] < k + 1,
+        "half of the classes": random[:1],
+        "other classes per row": random,
+    }
+
+
+def _check_outputs(
+    name: str, outputs: Mapping[str, np.ndarray], logits: np.ndarray, metadata: Metadata, mask: np.ndarray | None = None
+) -> Iterator[Check]:
+    """Check marginals, probabilities and top-k classes of a run against their definitions."""
+    scores = logits if mask is None else np.where(mask, logits, -np.inf)
+    k = metadata.k
+    if mask is not None:
+        per_class = [outputs[key] for key in ("marginals", "probabilities") if key in outputs]
+        zero = all((values[~np.broadcast_to(mask, values.shape)] == 0).all() for values in per_class)
+        yield Check(f"excluded classes are exactly 0 ({name})", zero)
+    if metadata.multilabel:
+        wanted = np.where(np.isneginf(scores), 0.0, sigmoids(scores, metadata.temperature))
+        yield _compare("probabilities", name, outputs["probabilities"], wanted)
+        return
+    wanted = marginals(scores, k, metadata.temperature)
+    yield _compare("marginals", name, outputs["marginals"], wanted)
+    usual = ~np.isnan(wanted).any(-1)
+    with np.errstate(invalid="ignore"):
+        shares = np.where(np.isneginf(scores), 0.0, probabilities(scores.astype(np.float64)))
+    yield _compare("probabilities", name, outputs["probabilities"], shares)
+    sums = outputs["marginals"][usual].astype(np.float64).sum(-1)
+    expected = np.minimum(k, np.isfinite(scores[usual]).sum(-1))
+    error = float(np.abs(sums / expected - 1).max(initial=0.0))
+    yield Check(f"sum of marginals ({name})", error <= RTOL, error, RTOL, "relative")
+    rows = zip(scores[usual], outputs["indices"][usual], strict=True)
+    right = all(_right_indices(row, indices, k) for row, indices in rows)
+    yield Check(f"top-k classes ({name})", right)
+
+
+def _right_indices(scores: np.ndarray, indices: np.ndarray, k: int) -> bool:
+    """Return whether indices are different classes of the k largest finite scores, in any order of ties, then -1."""
+    count = min(k, int(np.isfinite(scores).sum()))
+    named, rest = indices[:count], indices[count:]
+    largest = -np.sort(-scores)[:count]
+    inside = (named >= 0) & (named < len(scores))
+    return bool(
+        inside.all() and len(set(named.tolist())) == count and (scores[named] == largest).all() and (rest == -1).all()
+    )
+
+
+def _compare(what: str, name: str, got: np.ndarray, wanted: np.ndarray) -> Check:
+    """Compare relative errors above SMALLEST; what is NaN must be NaN in the file."""
+    got = got.astype(np.float64)
+    invalid = np.isnan(wanted)
+    small = ~invalid & (wanted < SMALLEST)
+    error = np.where(small | invalid, 0.0, np.abs(got - wanted) / np.where(small | invalid, 1.0, wanted))
+    wrong = (np.isnan(got) != invalid) | (small & ((got < 0) | (got > 2 * SMALLEST)))
+    worst = float(np.where(wrong, np.inf, error).max(initial=0.0))
+    return Check(f"{what} ({name})", worst <= RTOL, worst, RTOL, "relative, against float64")
+
+
+def _check_sets(run: Any, metadata: Metadata, model: Any) -> Iterator[Check]:
+    """Recompute prediction sets at every level, between levels, outside of them, and within a class list."""
+    from onnx import numpy_helper
+
+    sets = metadata.sets or {}
+    constants = {tensor.name: tensor for tensor in model.graph.initializer}
+    if not {ALPHAS, THRESHOLDS} <= constants.keys():
+        yield Check("thresholds of the prediction sets", False, note=f"the graph has no {ALPHAS} and {THRESHOLDS}")
+        return
+    alphas, table = (numpy_helper.to_array(constants[name]) for name in (ALPHAS, THRESHOLDS))
+    digest = hashlib.sha256(np.ascontiguousarray(table, "<f4").tobytes()).hexdigest()
+    same = digest == sets.get("thresholds_sha256") and np.array_equal(alphas, np.float32(metadata.alphas))
+    yield Check("thresholds are those of the calibration", same)
+    n, rng = metadata.num_classes, np.random.default_rng(2)
+    logits = np.concatenate((3 * rng.standard_normal((6, n)), rng.integers(0, 3, (2, n)))).astype(np.float32)
+    mask = np.random.default_rng(3).random((1, n)) < 0.5
+    mask[0, 0] = True
+    between = (alphas[:-1] + alphas[1:]) / 2
+    wrong, sizes = [], True
+    for alpha in np.concatenate((alphas, between, [alphas[0] / 2, (1 + alphas[-1]) / 2])).astype(np.float32):
+        level = int((alphas <= alpha).sum()) - 1
+        inside = level >= 0 and alpha <= alphas[-1]
+        wanted, near = expected_sets(logits, sets, table[level]) if inside else (np.ones_like(logits, bool), False)
+        for classes in (np.ones((1, n), bool), mask):
+            outputs = run(logits, **{ALPHA: np.asarray([alpha]), ALLOWED: classes})
+            if (((wanted & classes) != outputs["set"]) & ~np.asarray(near)).any():
+                wrong.append(f"{alpha:g}")
+            sizes &= bool((outputs["set"].sum(-1) == outputs["set_size"]).all())
+    yield Check("prediction sets", not wrong, note=f"wrong at alpha {', '.join(dict.fromkeys(wrong))}" if wrong else "")
+    yield Check("set_size counts the set", sizes)
+    default = run(logits)["set"]
+    chosen = run(logits, **{ALPHA: np.asarray([sets["alpha"]], np.float32)})["set"]
+    yield Check("the default alpha is that of the calibration", bool((default == chosen).all()))

@@ -1,0 +1,286 @@
+r"""Differentiable top-k classification: the likelihood of the label being among the k first of a relaxed ranking.
+
+A relaxed ranking is a matrix P [n, n] whose row r holds the probabilities of each class to have rank r. With the weight
+P_K(k) of each k,
+
+    L = -log sum_k P_K(k) sum_{r <= k} P[r, y].
+
+By default softmax takes the place of the first row for k = 1, as in the authors' code, which finds sorting unstable
+there. Only the highest scores and the label are ranked.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from typing_extensions import Unpack
+
+from topk_plugins._relaxations import NETWORKS, RELAXATIONS, log_chances, network, rank_logits
+from topk_plugins._rows import nan_if_invalid
+from topk_plugins._sizes import SeveralSizes, set_sizes
+from topk_registry import CommonOptions
+from topk_registry.options import choice, integer, number
+
+ROWS = 1 << 14  # rows of candidates at a time if a network ranks every class of every row as its label
+FEWEST = 16  # candidates, as in the paper
+LEAST = -1e30  # in place of -inf, whose difference with itself is NaN
+
+
+class Ranking(NamedTuple):
+    """A relaxed ranking, and what each of its ranks counts."""
+
+    weights: tuple[float, ...]  # of softmax, then of ranks 1, 2, ...
+    k: int  # at least k + 1 scores must be above -inf
+    relaxation: str
+    tau: float
+    swap: str
+    candidates: int | None
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that count."""
+        return len(self.weights) - 1
+
+
+class DifferentiableTopK(SeveralSizes):
+    r"""Top-k classification loss over a relaxed ranking, for one k or several.
+
+    .. math:: L(s, y) = -\log \sum_j P_j \sum_{r \le k_j} P_{r y}
+
+    Use when:
+        Several k count at once, or you compare ways to relax a ranking.
+
+    Avoid when:
+        Classes are many and ``candidates`` is None, or a sorting network is to meet mixed targets (mixup, cutmix, label
+        smoothing): both cost many times the ordinary step. ``topk_nll`` takes several k as well and is exact.
+
+    Args:
+        k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
+        k_weights: how much each of several k counts; they are divided by their sum. None: all the same.
+        relaxation: ``"neuralsort"``, ``"softsort"``, ``"odd_even"`` or ``"bitonic"``, the last two being sorting
+            networks with soft swaps.
+        tau: temperature of the relaxation, positive; towards 0 the ranking becomes hard.
+        swap: distribution function that gives the chance of a swap in a network from the difference of two scores:
+            ``"cauchy"`` or ``"logistic"``.
+        candidates: how many classes are ranked: the label and the highest scores beside it. The others take no part,
+            in softmax neither. A number above every k, or None for all, which costs networks O(n^3). ``"auto"`` is
+            2 k + 2 of the largest k and at least 16, and all where k = 1 is softmax: nothing is ranked then, and the
+            loss is cross-entropy.
+        top1: the probabilities for k = 1: ``"softmax"``, or ``"sort"``, the first row of the ranking.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+
+    With soft targets every class is a label once. NeuralSort and SoftSort rank the highest classes once for all of
+    them, as a class below is the lowest of its candidates. A network has to run for every class.
+
+    Example:
+        >>> DifferentiableTopK(k=[1, 3])(torch.zeros(1, 4), torch.tensor([0]))
+        tensor(0.6931)
+
+    Reference: Petersen, Kuehne, Borgelt, Deussen. Differentiable Top-k Classification Learning. ICML 2022. Relaxations:
+    Grover, Wang, Zweig, Ermon 2019 (NeuralSort); Prillo, Eisenschlos 2020 (SoftSort); Petersen, Borgelt, Kuehne,
+    Deussen 2022, Monotonic Differentiable Sorting Networks.
+    """
+
+    option_ranges: ClassVar = {
+        "relaxation": RELAXATIONS,
+        "tau": "(0, inf)",
+        "swap": ("cauchy", "logistic"),
+        "top1": ("softmax", "sort"),
+    }
+    tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
+
+    candidates: int | None
+
+    def __init__(
+        self,
+        k: int | Sequence[int] = 5,
+        *,
+        k_weights: Sequence[float] | None = None,
+        relaxation: str = "neuralsort",
+        tau: float = 1.0,
+        swap: str = "cauchy",
+        candidates: int | str | None = "auto",
+        top1: str = "softmax",
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        self._candidates, self.top1 = candidates, choice(top1, "top1", ("softmax", "sort"))
+        super().__init__(k, k_weights, **common)
+        self.relaxation = choice(relaxation, "relaxation", RELAXATIONS)
+        self.tau, self.swap = number(tau, "tau", above=0), choice(swap, "swap", ("cauchy", "logistic"))
+
+    def take_sizes(self, k: int | Sequence[int], k_weights: Sequence[float] | None) -> None:
+        """Take set sizes and their weights; ``candidates`` depend on the largest."""
+        candidates = _number_of(self._candidates, max(set_sizes(k, k_weights)[0]), self.top1)
+        super().take_sizes(k, k_weights)
+        vars(self)["candidates"] = candidates
+
+    def set_option(self, name: str, value: Any) -> None:
+        if name == "candidates" and "_given" in vars(self):
+            vars(self).update(candidates=_number_of(value, self.k, self.top1), _candidates=value)
+            return
+        super().set_option(name, value)
+        if name == "top1" and "_given" in vars(self):
+            vars(self)["candidates"] = _number_of(self._candidates, self.k, self.top1)
+
+    def ranking(self) -> Ranking:
+        """Return what each rank counts: rank r counts the shares of all k_j that are at least r."""
+        softmax = self.top1 == "softmax"
+        ranked = [(k, share) for k, share in zip(self.sizes, self.shares, strict=True) if k > 1 or not softmax]
+        first = sum(share for k, share in zip(self.sizes, self.shares, strict=True) if k == 1 and softmax)
+        most = max((k for k, _ in ranked), default=0)
+        ranks = (float(sum(share for k, share in ranked if k >= r)) for r in range(1, most + 1))
+        return Ranking((float(first), *ranks), self.k, self.relaxation, self.tau, self.swap, self.candidates)
+
+    @property
+    def _is_cross_entropy(self) -> bool:
+        return self.k == 1 and self.top1 == "softmax" and self.candidates is None
+
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self._is_cross_entropy:
+            return F.cross_entropy(logits, labels, reduction="none")
+        ranking = self.ranking()
+        # the result of a network depends on the order of the scores, and all of them keep their own
+        of_label = _of_network if self._ranks_all(logits) and self.relaxation in NETWORKS else _of_label
+        return nan_if_invalid(of_label(ranking, logits, labels), logits)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        if self._is_cross_entropy:
+            return -logits.log_softmax(1)
+        ranking = self.ranking()
+        if self.relaxation in NETWORKS:
+            table = _network_of_all(ranking, logits) if self._ranks_all(logits) else _networks(ranking, logits)
+        else:
+            table = _table(ranking, logits)
+        return nan_if_invalid(table, logits)
+
+    def _ranks_all(self, logits: Tensor) -> bool:
+        return self.candidates is None or self.candidates >= logits.shape[1]
+
+    def extra_repr(self) -> str:
+        own = f"relaxation={self.relaxation!r}, tau={self.tau:g}, candidates={self.candidates}"
+        return f"{own}, {super().extra_repr().replace(f'k={self.k}', f'k={self._shown}', 1)}"
+
+
+def _number_of(candidates: int | str | None, k: int, top1: str) -> int | None:
+    if isinstance(candidates, str) and candidates == "auto":
+        return None if k == 1 and top1 == "softmax" else max(FEWEST, 2 * k + 2)
+    if candidates is None:
+        return None
+    try:
+        return integer(candidates, "candidates", at_least=k + 1)
+    except ValueError:
+        raise ValueError(
+            f"candidates must be 'auto', a whole number above k = {k} and below 2**31, or None for all classes, "
+            f"got {candidates!r}"
+        ) from None
+
+
+def _mixture(ranking: Ranking, softmax: Tensor, ranks: Tensor) -> Tensor:
+    """-log sum_r W_r P_r [...] of log P of softmax [...] and of the ranks [R, ...]."""
+    terms = torch.cat((softmax[None], ranks)) if ranking.weights[0] else ranks
+    weights = [weight for weight in ranking.weights if weight]
+    shares = torch.cat([terms.new_full((1,), math.log(weight)) for weight in weights])  # nothing comes from the host
+    return -(terms + shares.view(-1, *(1 for _ in softmax.shape))).logsumexp(0)
+
+
+def _of_label(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
+    own = s.gather(1, label[:, None])
+    m = min(ranking.candidates or s.shape[1], s.shape[1])
+    rivals = s.scatter(1, label[:, None], -torch.inf).topk(m - 1, dim=1).values
+    candidates = torch.cat((own, rivals), 1)
+    if ranking.relaxation in NETWORKS:
+        return _of_network(ranking, candidates, torch.zeros_like(label))
+    loss = _of_candidates(ranking, candidates)[:, 0]
+    return torch.where(own[:, 0] == -torch.inf, torch.inf, loss)
+
+
+def _of_candidates(ranking: Ranking, s: Tensor) -> Tensor:
+    """The losses [B, m] of candidates [B, m], each as the label, by one ranking of all."""
+    kept = s > -torch.inf
+    ranks = rank_logits(s / ranking.tau, ranking.ranks, ranking.relaxation).log_softmax(-1)
+    softmax = torch.where(kept, s, LEAST).log_softmax(-1)
+    return _checked(ranking, kept, _mixture(ranking, softmax, ranks.movedim(1, 0)))
+
+
+def _checked(ranking: Ranking, kept: Tensor, loss: Tensor) -> Tensor:
+    """NaN where all but k scores or fewer are ruled out, as no set of k can leave one out."""
+    return torch.where(kept.sum(-1, keepdim=True) > ranking.k, loss, torch.nan)
+
+
+def _table(ranking: Ranking, s: Tensor) -> Tensor:
+    """The losses [B, n] of every class.
+
+    The highest m classes are ranked among themselves. Every other class is the lowest of its candidates, so that its
+    ranks follow from one ranking of the m - 1 highest.
+    """
+    m = min(ranking.candidates or s.shape[1], s.shape[1])
+    top = s.topk(m, dim=1)
+    inside = _of_candidates(ranking, top.values)
+    if m < s.shape[1]:
+        table = _of_lowest(ranking, s, top.values[:, :-1]).scatter(1, top.indices, inside)
+    else:
+        table = torch.zeros_like(s).scatter(1, top.indices, inside)
+    return torch.where(s == -torch.inf, torch.inf, table)
+
+
+def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
+    """The losses [B, n] of classes that are below all rivals [B, m - 1]; what it says of others means nothing."""
+    kept = rivals > -torch.inf
+    low = torch.where(kept, rivals, torch.inf).amin(-1, keepdim=True)
+    low = torch.where(low < torch.inf, low, 0.0)
+    below = torch.where(s > -torch.inf, low - s, 0.0).clamp(min=0.0) / ranking.tau
+    offsets, slopes = lowest(ranking, rivals, low)
+    violations = offsets[..., None] + slopes[:, None, None] * below
+    logs = -F.softplus(violations, threshold=40.0)
+    return _mixture(ranking, logs[0], logs[1:])
+
+
+def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
+    """t [R + 1, B] and its slope [R + 1]: a class d below ``low``, the least of the rivals [B, m - 1], has the log-odds
+    -(t + slope d) in softmax, and the same of each rank."""
+    kept, m = rivals > -torch.inf, rivals.shape[1] + 1
+    x = torch.where(kept, rivals - low, 0.0) / ranking.tau
+    softmax = torch.where(kept, ranking.tau * x, LEAST).logsumexp(-1, keepdim=True)
+    norms = rank_logits(torch.where(kept, x, -torch.inf), ranking.ranks, ranking.relaxation).logsumexp(-1)
+    if ranking.relaxation == "neuralsort":
+        offsets, slopes = norms + x.sum(-1, keepdim=True), [2 * (m - r) - 1 for r in range(1, ranking.ranks + 1)]
+    else:
+        offsets, slopes = norms + x[:, : ranking.ranks], [1] * ranking.ranks
+    return torch.cat((softmax, offsets), 1).T, x.new_tensor([ranking.tau, *slopes])
+
+
+def _of_network(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
+    """The losses [B] of labels among the candidates [B, m], in the order that the network is given them."""
+    kept = s > -torch.inf
+    own = label[:, None]
+    column = torch.zeros_like(s).scatter(1, own, 1.0)[:, :, None]  # vmap takes no one_hot
+    chances = network(s / ranking.tau, column, ranking.relaxation, ranking.swap)[:, : ranking.ranks, 0]
+    softmax = torch.where(kept, s, LEAST).log_softmax(-1).gather(1, own)[:, 0]
+    loss = _mixture(ranking, softmax, log_chances(chances).T)
+    return torch.where(s.gather(1, own)[:, 0] == -torch.inf, torch.inf, loss)
+
+
+def _network_of_all(ranking: Ranking, s: Tensor) -> Tensor:
+    """The losses [B, n] of every class, where the network ranks all in their own order."""
+    every = torch.eye(s.shape[1]).to(s).expand(len(s), -1, -1)
+    chances = network(s / ranking.tau, every, ranking.relaxation, ranking.swap)[:, : ranking.ranks]
+    return _mixture(ranking, s.log_softmax(-1), log_chances(chances).movedim(1, 0))
+
+
+def _networks(ranking: Ranking, s: Tensor) -> Tensor:
+    """The losses [B, n] of every class by a network each: it is given the label first, so no two share one."""
+    blocks = s.split(max(1, ROWS // s.shape[1]))
+    if len(blocks) == 1:
+        return _networks_of(ranking, s)
+    # computed again in the backward pass, as the networks of every class would not fit into memory
+    return torch.cat([checkpoint(_networks_of, ranking, rows, use_reentrant=False) for rows in blocks])
+
+
+def _networks_of(ranking: Ranking, s: Tensor) -> Tensor:
+    B, n = s.shape
+    label = torch.arange(n, device=s.device).repeat(B)
+    return _of_label(ranking, s.repeat_interleave(n, 0), label).view(B, n)

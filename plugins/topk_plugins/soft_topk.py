@@ -1,0 +1,184 @@
+r"""Soft top-k operators with one threshold per row, whose k may be any real number between 0 and n.
+
+SoftTopK has sigmoids, LapSum distribution functions F of the Laplace law, F(u) = e^u / 2 for u <= 0, else 1 - e^-u / 2:
+
+    p_i = sigmoid(s_i / tau - b)   or   p_i = F(s_i / tau - b),   with b such that sum_i p_i = k.
+
+For F, the sum between two neighboring scores is m - B e^b + A e^-b, with m scores above b, A = sum e^{x_i} / 2 over
+those below and B = sum e^-{x_i} / 2 over those above (x = s / tau), so b follows from sorted scores and one quadratic.
+That b is within log 2 of the threshold for sigmoids, where Newton steps end the search. All is computed in double
+precision; a Newton step at the solution gives b its first derivative, two steps its second.
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import Unpack
+
+from topk_plugins._rows import at_labels
+from topk_registry import ClassificationLoss, CommonOptions
+from topk_registry.options import number
+
+REACH = 600.0  # e^600 is a double; if k is no whole number, b lies within log(n / |k - m|) of a score
+STEPS = 5  # from log 2 to below a double's rounding
+
+
+class _OneThreshold(ClassificationLoss):
+    """Base of losses -log p_y with a real k, 0 < k < n, and a temperature."""
+
+    option_ranges: ClassVar = {"k": "(0, n)", "tau": "(0, inf)"}
+    tuning_grid: ClassVar = {"tau": (0.3, 1.0, 3.0)}
+
+    def __init__(self, k: float = 5, *, tau: float = 1.0, **common: Unpack[CommonOptions]) -> None:
+        super().__init__(**common)
+        self.k, self.tau = number(k, "k", above=0), number(tau, "tau", above=0)
+
+    def check_classes(self, n: int) -> None:
+        if self.k >= n:
+            raise ValueError(f"k must be below the number of classes: k = {self.k:g}, logits have {n}")
+
+    def threshold(self, x: Tensor) -> Tensor:
+        """Return b [B] of rows x = s / tau [B, n] in double precision."""
+        raise NotImplementedError
+
+    def nll(self, u: Tensor) -> Tensor:
+        """Return -log p from x - b."""
+        raise NotImplementedError
+
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        x = logits.double() / self.tau
+        return self.nll(at_labels(x, labels) - self.threshold(x)).to(logits.dtype)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        x = logits.double() / self.tau
+        return self.nll(x - self.threshold(x)[:, None]).to(logits.dtype)
+
+    def extra_repr(self) -> str:
+        return f"k={self.k:g}, tau={self.tau:g}, {super().extra_repr()}"
+
+
+class SoftTopK(_OneThreshold):
+    r"""Negative log of the label's weight in a soft top-k of sigmoids.
+
+    .. math:: L(s, y) = -\log p_y, \qquad p_i = \sigma\Bigl(\frac{s_i}{\tau} - b\Bigr), \qquad \sum_i p_i = k
+
+    For several labels, give a distribution over them: the paper's loss is the mean over the labels.
+
+    Use when:
+        k is no whole number, or you compare soft top-k operators. Implementation of the paper; here it was behind
+        ``smooth_topk_svm`` at k = 50.
+
+    Avoid when:
+        k is a whole number below a hundred: ``topk_nll`` is the exact likelihood of the label being in the top-k set.
+
+    Args:
+        k: how many classes are chosen, 0 < k < n; it may be any real number.
+        tau: temperature, positive; towards 0 the weights become the hard top-k. The paper's alpha is 1 / tau.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> SoftTopK(k=2)(torch.zeros(1, 4), torch.tensor([0]))
+        tensor(0.6931)
+
+    Reference: Gupta, Khatri, Rawat, Bhojanapalli, Jain, Dhillon. Dual-Encoders for Extreme Multi-label Classification.
+    ICLR 2024.
+    """
+
+    def threshold(self, x: Tensor) -> Tensor:
+        b = laplace_threshold(x, self.k)
+        b = torch.where((x > -torch.inf).sum(-1) > self.k, b, torch.nan)
+        for _ in range(STEPS):
+            b = self._step(x.detach(), b)
+        return self._step(x, self._step(x, b))
+
+    def _step(self, x: Tensor, b: Tensor) -> Tensor:
+        """Return b after a Newton step, with tails relative to the largest."""
+        above, distance, nearest = _distances(x, b)
+        small = (-distance).exp()
+        tails = (nearest - distance).exp() / (1 + small)
+        rest = _excess(above, nearest, self.k) + torch.where(above, -tails, tails).sum(-1)
+        return b + rest / (tails / (1 + small)).sum(-1)
+
+    def nll(self, u: Tensor) -> Tensor:
+        return F.softplus(-u, threshold=40.0)
+
+
+class LapSum(_OneThreshold):
+    r"""Negative log of the label's weight in LapSum's soft top-k.
+
+    .. math:: L(s, y) = -\log p_y, \qquad p_i = F\Bigl(\frac{s_i - b}{\tau}\Bigr), \qquad \sum_i p_i = k
+
+    F is the distribution function of the Laplace law.
+
+    Use when:
+        k is no whole number, or you compare soft top-k operators. Implementation of the paper; here it was behind
+        ``smooth_topk_svm`` at k = 50.
+
+    Avoid when:
+        Speed counts: it sorts every row in double precision. ``topk_nll`` is close to it and has compiled kernels.
+
+    Args:
+        k: how many classes are chosen, 0 < k < n; it may be any real number.
+        tau: temperature, positive; towards 0 the weights become the hard top-k.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> LapSum(k=2)(torch.zeros(1, 4), torch.tensor([0]))
+        tensor(0.6931)
+
+    Reference: Struski, Bednarczyk, Podolak, Tabor. LapSum: One Method to Differentiate Them All: Ranking, Sorting and
+    Top-k Selection. ICML 2025.
+    """
+
+    def threshold(self, x: Tensor) -> Tensor:
+        b = laplace_threshold(x, self.k)
+        return self._step(x, self._step(x, b))
+
+    def _step(self, x: Tensor, b: Tensor) -> Tensor:
+        """Return b after a Newton step, with tails relative to the largest."""
+        above, distance, nearest = _distances(x, b)
+        tails = 0.5 * (nearest - distance).exp()
+        rest = _excess(above, nearest, self.k) + torch.where(above, -tails, tails).sum(-1)
+        return b + rest / tails.sum(-1)
+
+    def nll(self, u: Tensor) -> Tensor:
+        right = torch.log1p(-0.5 * (-u.clamp(min=0.0)).exp())
+        return -torch.where(u > 0, right, u - math.log(2))
+
+
+def _distances(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which scores are above b, the distances [B, n] from b, and the least of them [B, 1]."""
+    above = (x > b[:, None]).detach()
+    distance = torch.where(above, x - b[:, None], b[:, None] - x)  # the derivative of abs() is 0 at a score equal to b
+    return above, distance, distance.detach().amin(-1, keepdim=True)
+
+
+def _excess(above: Tensor, nearest: Tensor, k: float) -> Tensor:
+    """Return by how much the scores above b outnumber k, in units of the largest tail [B]."""
+    excess = above.sum(-1).to(nearest.dtype) - k
+    return torch.where(excess == 0, 0.0, excess * nearest[:, 0].clamp(max=REACH).exp())
+
+
+def laplace_threshold(x: Tensor, k: float) -> Tensor:
+    """Return b [B] with sum_i F(x_i - b) = k of rows x [B, n], F(u) = e^u / 2 for u <= 0, else 1 - e^-u / 2.
+
+    Sums of exponentials are kept as logarithms, so that any gap between scores is bridged. It has no derivative.
+    """
+    n = x.shape[1]
+    x = x.detach().sort(-1, descending=True).values
+    below = x.flip(-1).logcumsumexp(-1).flip(-1)  # log sum of e^x over ranks j, j + 1, ... n
+    above = (-x).logcumsumexp(-1)  # log sum of e^-x over ranks 1, ... j
+    ranks = torch.arange(1, n + 1, dtype=x.dtype, device=x.device)
+    sums = ranks - 0.5 * (above + x).exp() + 0.5 * ((below - x).exp() - 1)  # sum_i F(x_i - x_j), rising with j
+    m = (sums < k).sum(-1, keepdim=True)  # the number of scores above b
+    nothing = torch.full_like(x[:, :1], -torch.inf)
+    log_a = torch.cat((below, nothing), 1).gather(1, m)[:, 0]  # log 2A
+    log_b = torch.cat((nothing, above), 1).gather(1, m)[:, 0]  # log 2B
+    excess = m[:, 0].to(x.dtype) - k
+    # B v^2 - excess v - A = 0 for v = e^b, by the form of the root that adds
+    product = torch.where(excess == 0, log_a + log_b, log_a + log_b - 2 * excess.abs().log())
+    root = torch.where(excess == 0, product / 2, excess.abs().log() + torch.log1p(torch.sqrt(1 + product.exp())))
+    return torch.where(excess >= 0, root - log_b, log_a - root)

@@ -1,0 +1,220 @@
+"""Top-k hinge losses: the label's score must be ahead of its k-th best rival by a required gap.
+
+Write s_[j] for the j-th largest score of a row and s\\y for the scores without the label's. Top-k error is made when
+(s\\y)_[k] exceeds s_y, so a hinge on that difference bounds it. The four losses here differ in what they compare
+s_y with. Yang and Koyejo show which of them are consistent with top-k error.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from topk_plugins._margins import checked_gaps
+from topk_plugins._rows import at_labels, nan_if_invalid
+from topk_registry import CommonOptions, TopKLoss
+
+
+class TopKSVM(TopKLoss):
+    r"""Top-k multiclass SVM, the limit of the smooth top-k SVM at temperature 0.
+
+    .. math:: L(s, y) = \max\bigl(\tfrac1k ((s_{\setminus y})_{[k]} - s_y) + \alpha_y,\; 0\bigr)
+
+    Use when:
+        You want the limit of ``smooth_topk_svm``, as a baseline or for a linear model.
+
+    Avoid when:
+        A deep network starts from random weights: the slope reaches two scores of a row, and accuracy stays at chance.
+
+    Args:
+        k: size of the set in which the label should be, 1 <= k < n.
+        alpha: required gap, at least 0: the loss is 0 once the label is k times as far ahead. One number, or one for
+            each class [n].
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> TopKSVM(k=1)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([0]))
+        tensor(0.5000)
+
+    Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM"; in this scale Berrada, Zisserman, Kumar 2018, "Smooth
+    Loss Functions for Deep Top-k Classification", equation 3.
+    """
+
+    option_ranges: ClassVar = {"alpha": "[0, inf)"}
+
+    alpha: float | Tensor
+
+    def __init__(
+        self,
+        k: int = 5,
+        *,
+        alpha: float | Tensor | Sequence[float] = 1.0,
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(k, **common)
+        self._take_alpha(alpha)
+
+    def _take_alpha(self, alpha: float | Tensor | Sequence[float]) -> None:
+        gaps = checked_gaps(alpha)
+        for holder in (vars(self), self._buffers):
+            holder.pop("alpha", None)
+        if gaps.ndim:
+            self.register_buffer("alpha", gaps)
+        else:
+            vars(self)["alpha"] = gaps.item()
+
+    def set_option(self, name: str, value: Any) -> None:
+        if name == "alpha":
+            self._take_alpha(value)
+        else:
+            super().set_option(name, value)
+
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        gap = self._gaps(logits)
+        lead = _lead_of_rival(logits, labels, self.k) / self.k
+        return (lead + (gap[labels] if isinstance(gap, Tensor) else gap)).clamp(min=0)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        lead = (_best_rival(logits, self.k) - logits) / self.k
+        return nan_if_invalid((lead + self._gaps(logits)).clamp(min=0), logits)
+
+    def _gaps(self, logits: Tensor) -> float | Tensor:
+        if not isinstance(self.alpha, Tensor):
+            return self.alpha
+        if len(self.alpha) != logits.shape[1]:
+            raise ValueError(f"alpha has {len(self.alpha)} entries, logits have {logits.shape[1]} classes")
+        return self.alpha.to(logits)
+
+    def extra_repr(self) -> str:
+        alpha = f"[{len(self.alpha)}]" if isinstance(self.alpha, Tensor) else f"{self.alpha:g}"
+        return f"alpha={alpha}, {super().extra_repr()}"
+
+
+class TopKHinge(TopKLoss):
+    r"""Top-k hinge: the label must exceed its k-th best rival by 1.
+
+    .. math:: L(s, y) = \bigl(1 + (s_{\setminus y})_{[k]} - s_y\bigr)_+
+
+    Use when:
+        You want a baseline, or start from trained weights.
+
+    Avoid when:
+        A deep network starts from random weights: the slope reaches two scores of a row, and training does not start.
+        Take ``smooth_topk_svm``.
+
+    Args:
+        k: size of the set in which the label should be, 1 <= k < n.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> TopKHinge(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([2]))
+        tensor(2.5000)
+
+    Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM".
+    """
+
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return (1 + _lead_of_rival(logits, labels, self.k)).clamp(min=0)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return nan_if_invalid((1 + _best_rival(logits, self.k) - logits).clamp(min=0), logits)
+
+
+class TopKHingeConvex(TopKLoss):
+    r"""Convex top-k hinge: the label must reach the mean of the k largest scores once every rival is raised by 1.
+
+    .. math:: L(s, y) = \Bigl(\tfrac1k \sum_{j=1}^k (s + 1 - \mathbf{1}_y)_{[j]} - s_y\Bigr)_+
+
+    The k largest of those are the k - 1 best rivals, raised, and the better of the k-th and the label.
+
+    Use when:
+        You want a convex top-k loss of a linear model, or a baseline.
+
+    Avoid when:
+        A deep network starts from random weights: the slope reaches few scores of a row. Take ``smooth_topk_svm``.
+
+    Args:
+        k: size of the set in which the label should be, 1 <= k < n.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> TopKHingeConvex(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([2]))
+        tensor(2.7500)
+
+    Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM", the loss called alpha.
+    """
+
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        rivals = logits.scatter(1, labels[:, None], -torch.inf).topk(self.k, dim=1).values  # [B, k]
+        losses = self._hinge(rivals[:, :-1].sum(1), rivals[:, -1], at_labels(logits, labels))
+        return nan_if_invalid(losses, logits)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        top, index = _ranked(logits, self.k)
+        is_top = torch.zeros_like(logits, dtype=torch.bool).scatter(1, index[:, :-1], True)
+        better = torch.where(is_top, top[:, : self.k].sum(1, True) - logits, top[:, : self.k - 1].sum(1, True))
+        losses = self._hinge(better, torch.where(is_top, top[:, -1:], top[:, -2:-1]), logits)
+        return nan_if_invalid(losses, logits)
+
+    def _hinge(self, better: Tensor, last: Tensor, score: Tensor) -> Tensor:
+        """Return the loss from the sum of the k - 1 best rivals, the k-th rival and the label's score."""
+        return ((better + self.k - 1 + torch.maximum(last + 1, score)) / self.k - score).clamp(min=0)
+
+
+class TopKHingeCalibrated(TopKLoss):
+    r"""Top-k calibrated hinge: the label must exceed the (k+1)-th of all scores by 1.
+
+    .. math:: L(s, y) = \bigl(1 + s_{[k+1]} - s_y\bigr)_+
+
+    Use when:
+        You want the hinge whose minimiser ranks the true top k, on convex models or from trained weights.
+
+    Avoid when:
+        A deep network starts from random weights: the slope reaches two scores of a row. ``noised_topk`` is this loss,
+        smoothed.
+
+    Args:
+        k: size of the set in which the label should be, 1 <= k < n.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> TopKHingeCalibrated(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([1]))
+        tensor(0.)
+
+    Reference: Yang, Koyejo 2020, "On the Consistency of Top-k Surrogate Losses".
+    """
+
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        threshold = _ranked(logits, self.k)[0][:, -1]
+        return nan_if_invalid((1 + threshold - at_labels(logits, labels)).clamp(min=0), logits)
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return nan_if_invalid((1 + _ranked(logits, self.k)[0][:, -1:] - logits).clamp(min=0), logits)
+
+
+def _ranked(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k + 1 largest scores and their classes, [B, k + 1]; NaN in rows with a NaN, which topk puts first."""
+    top, index = s.topk(k + 1, dim=1)
+    return torch.where(top[:, :1].isnan(), torch.nan, top), index
+
+
+def _best_rival(s: Tensor, k: int) -> Tensor:
+    """Return (s without c)_[k] of every class c [B, n]: s_[k+1] for the k classes on top and s_[k] for the others.
+
+    Ties are broken by topk's choice of classes, so that a gradient reaches one class only.
+    """
+    top, index = _ranked(s, k)
+    is_top = torch.zeros_like(s, dtype=torch.bool).scatter(1, index[:, :k], True)
+    return torch.where(is_top, top[:, k:], top[:, k - 1 : k])
+
+
+def _lead_of_rival(s: Tensor, labels: Tensor, k: int) -> Tensor:
+    """Return (s without y)_[k] - s_y [B]; both scores are gathered at once, for one gradient of the size of s."""
+    top, index = _ranked(s.detach(), k)
+    is_top = (index[:, :k] == labels[:, None]).any(1)
+    rival = torch.where(is_top, index[:, k], index[:, k - 1])
+    both = s.gather(1, torch.stack([rival, labels], 1))  # [B, 2]
+    lead = both[:, 0] - both[:, 1]
+    return nan_if_invalid(torch.where(top[:, 0].isnan(), torch.nan, lead), s)

@@ -1,0 +1,71 @@
+"""Characters from fonts: splits by family, a common baseline, fonts that lack characters are left out."""
+
+import numpy as np
+import pytest
+from PIL import ImageFont
+
+from topk_registry.data.glyphs import CHARACTERS, Glyphs, faces_by_family
+
+FAMILIES = 20
+
+
+@pytest.fixture(scope="module")
+def fonts(tmp_path_factory):
+    """A folder with 20 families: Pillow's own font under other names of the same length."""
+    data = ImageFont.load_default(20).font_bytes
+    family = ImageFont.load_default(20).getname()[0]
+    folder = tmp_path_factory.mktemp("fonts")
+    for i in range(FAMILIES):
+        name = f"{i:02d}{family[2:]}"
+        renamed = data
+        for encoding in ("utf-16-be", "ascii"):
+            renamed = renamed.replace(family.encode(encoding), name.encode(encoding))
+        (folder / f"{i}.ttf").write_bytes(renamed)
+    (folder / "damaged.ttf").write_bytes(b"no font")
+    return folder
+
+
+def test_splits_share_no_family_and_hold_all(fonts):
+    parts = {split: Glyphs(split, root=fonts) for split in ("train", "validation", "test")}
+    families = {split: set(part.families) for split, part in parts.items()}
+    assert sum(map(len, families.values())) == len(set.union(*families.values())) == FAMILIES
+    assert [len(families[split]) for split in parts] == [12, 4, 4]
+    assert set(Glyphs("test", root=fonts, seed=1).families) != families["test"]
+
+
+def test_every_family_has_every_character_once(fonts):
+    data = Glyphs("train", root=fonts, families=3)
+    assert len(data) == len(data.targets) == 3 * 62
+    assert data.classes == list(CHARACTERS)
+    image, label = data[61]
+    assert image.size == (28, 28)
+    assert label == 61
+    assert (np.bincount(data.targets) == 3).all()
+
+
+def test_characters_stand_on_one_baseline(fonts):
+    data = Glyphs("test", root=fonts)
+    dark = data.images[:62, ..., 0] < 128
+    bottom = {c: np.flatnonzero(dark[i].any(1)).max() for i, c in enumerate(CHARACTERS)}
+    assert {bottom[c] for c in "EHIKLTxz17"} == {bottom["E"]}
+    assert bottom["p"] > bottom["E"] + 2
+    assert (
+        np.flatnonzero(dark[CHARACTERS.index("x")].any(1)).min()
+        > np.flatnonzero(dark[CHARACTERS.index("X")].any(1)).min()
+    )
+
+
+def test_a_font_without_a_character_is_left_out(fonts, monkeypatch):
+    monkeypatch.setattr("topk_registry.data.glyphs.CHARACTERS", "ABC\U00012345")
+    with pytest.raises(ValueError, match="train"):
+        Glyphs("train", root=fonts)
+
+
+def test_errors_name_what_is_wrong(fonts, tmp_path):
+    assert "damaged" not in str(faces_by_family(fonts))
+    with pytest.raises(ValueError, match="train"):
+        Glyphs("tests", root=fonts)
+    with pytest.raises(ValueError, match="families"):
+        Glyphs("train", root=fonts, families=13)
+    with pytest.raises(ValueError, match="fonts"):
+        Glyphs("train", root=tmp_path)

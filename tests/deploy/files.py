@@ -1,0 +1,99 @@
+"""A small exported file that is written without torch, and images whose labels follow its probabilities."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+
+from topk_export.graph import optional_input
+from topk_export.runtime.metadata import ALLOWED, LOGITS, Metadata
+from topk_export.runtime.preprocess import Preprocess
+
+COLORS = {
+    "black": (0, 0, 0),
+    "white": (255, 255, 255),
+    "red": (230, 30, 40),
+    "green": (30, 160, 60),
+    "blue": (30, 60, 200),
+    "yellow": (250, 220, 40),
+    "pink": (250, 160, 200),
+    "<b>grey\u202e": (128, 128, 128),  # a name that a page and a terminal must escape
+}
+NAMES = tuple(COLORS)
+SIZE = 8
+
+
+def write_file(path: Path, *, lists: bool = True, names: tuple[str, ...] = NAMES, scale: float = 20.0) -> Path:
+    """Write a classifier of colors: logits are minus the squared distance of the mean color, times ``scale``.
+
+    It has k = 1, so the marginals are the softmax over the allowed classes.
+    """
+    c = np.asarray(list(COLORS.values()), np.float32) / 255
+    n = len(c)
+    constants = {
+        "weight": (2 * scale * c).T,
+        "bias": -scale * (c**2).sum(-1),
+        "axes": np.array([2, 3], np.int64),
+        "excluded": np.float32(-np.inf),
+    }
+    inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 3, SIZE, SIZE])]
+    shape = ["batch", n]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in (LOGITS, "marginals", "probabilities")
+    ]
+    masked = ("Where", [ALLOWED, LOGITS, "excluded"]) if lists else ("Identity", [LOGITS])
+    nodes = [
+        helper.make_node("ReduceMean", ["input", "axes"], ["mean"], keepdims=0),
+        helper.make_node("Gemm", ["mean", "weight", "bias"], [LOGITS]),
+        helper.make_node(*masked, ["masked"]),
+        helper.make_node("Softmax", ["masked"], ["probabilities"], axis=-1),
+        helper.make_node("Identity", ["probabilities"], ["marginals"]),
+    ]
+    tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
+    graph = helper.make_graph(nodes, "colors", inputs, outputs, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    if lists:
+        optional_input(model, ALLOWED, np.ones((1, n), bool), ["lists", n])
+    recipe = Preprocess((3, SIZE, SIZE), (0.0,) * 3, (1.0,) * 3, interpolation="bilinear", crop_pct=1.0)
+    metadata = Metadata(k=1, temperature=1.0, num_classes=n, class_names=names, preprocess=recipe, backbone="colors")
+    for key, value in metadata.to_props().items():
+        model.metadata_props.add(key=key, value=value)
+    onnx.save(model, str(path))
+    return path
+
+
+def softmax_logits(pixels: np.ndarray, scale: float = 20.0) -> np.ndarray:
+    """Logits [N, n] of the file for images of one color, uint8 [N, 3]."""
+    x, c = pixels / 255, np.asarray(list(COLORS.values())) / 255
+    return scale * (2 * x @ c.T - (c**2).sum(-1))
+
+
+def labeled_colors(count: int, seed: int = 0, scale: float = 20.0) -> tuple[np.ndarray, np.ndarray]:
+    """Colors uint8 [N, 3], and labels drawn from the probabilities of the file."""
+    rng = np.random.default_rng(seed)
+    pixels = rng.integers(0, 256, (count, 3)).astype(np.uint8)
+    logits = softmax_logits(pixels, scale)
+    return pixels, (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+
+
+def as_image(color: Any, size: tuple[int, int] = (SIZE, SIZE)) -> Image.Image:
+    return Image.new("RGB", size, tuple(int(v) for v in color))
+
+
+def png(color: Any, size: tuple[int, int] = (SIZE, SIZE)) -> bytes:
+    buffer = io.BytesIO()
+    as_image(color, size).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def class_folders(root: Path, count: int, seed: int = 0, names: tuple[str, ...] = NAMES) -> Path:
+    """Write labeled images into one folder per class."""
+    for i, (color, label) in enumerate(zip(*labeled_colors(count, seed), strict=True)):
+        folder = root / names[label]
+        folder.mkdir(parents=True, exist_ok=True)
+        as_image(color).save(folder / f"{i:05d}.png")
+    return root

@@ -1,0 +1,247 @@
+"""Calibrated files: sets equal to NumPy's, coverage at five levels, wrong labels, and what the file states."""
+
+import json
+import shutil
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.deploy.files import NAMES, as_image, class_folders, labeled_colors, write_file
+from topk_export import ModelFileError, Predictor
+from topk_export.calibrate import Images, calibrate_file, open_folder
+from topk_export.commands.calibrate import main
+from topk_export.nodes import ALPHAS, THRESHOLDS, add_sets, stored_sets, without_sets
+from topk_registry.conformal import (
+    RULES,
+    SCORES,
+    PredictionSets,
+    SetCounts,
+    binomial_interval,
+    coverage_law,
+    probabilities,
+)
+
+LEVELS = (0.02, 0.05, 0.1, 0.2, 0.3)
+
+
+def batch_of(pixels):
+    """The model's input for images of one color."""
+    return np.broadcast_to((pixels / np.float32(255))[:, :, None, None], (*pixels.shape, 8, 8)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def fresh():
+    pixels, labels = labeled_colors(20_000, seed=7)
+    return batch_of(pixels), labels
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("score", SCORES)
+def test_sets_of_the_file_equal_those_of_numpy(calibrated, fresh, score, rule):
+    path, done = calibrated(score, rule)
+    predictor, x = Predictor(path, device="cpu", threads=1), fresh[0][:3000]
+    sets = stored_sets(onnx.load(path))
+    np.testing.assert_array_equal(sets.table, done.sets.table)
+    assert (sets.rule, sets.score, sets.levels) == (rule, done.sets.score, done.sets.levels)
+    outputs = predictor.run(x)
+    for alpha in (None, 0.005, 0.0737, 0.1, 0.5):
+        out = predictor.run(x, alpha=alpha)
+        expected = sets(out["logits"], alpha=alpha)
+        differ = out["set"] != expected
+        gap = sets.score(probabilities(out["logits"].astype(float))) - sets.thresholds(alpha)
+        assert np.abs(gap[differ]).max(initial=0) <= 1e-6  # only rounding moves a score across a threshold
+        assert differ.mean() <= 1e-3
+        np.testing.assert_array_equal(out["set_size"], out["set"].sum(-1))
+        allowed = np.arange(len(NAMES)) % 3 > 0
+        restricted = predictor.run(x, alpha=alpha, allowed=allowed)
+        np.testing.assert_array_equal(restricted["set"], out["set"] & allowed)
+        np.testing.assert_array_equal(restricted["logits"], outputs["logits"])
+    assert outputs["set"][np.arange(len(x)), outputs["logits"].argmax(-1)].all()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("score", SCORES)
+def test_one_file_covers_at_five_levels(calibrated, fresh, score, rule):
+    """Coverage on fresh images is as its Beta law says, on both sides unless the best class covers more."""
+    path, done = calibrated(score, rule)
+    predictor, (x, labels) = Predictor(path, device="cpu", threads=1), fresh
+    accuracy = (predictor.run(x)["logits"].argmax(-1) == labels).mean()
+    groups = [labels >= 0] if rule == "marginal" else [labels == y for y in range(len(NAMES))]
+    counts = [done.facts["samples"]] if rule == "marginal" else done.calibration_counts
+    for alpha in LEVELS:
+        inside = predictor.run(x, alpha=alpha)["set"]
+        for group, count in zip(groups, counts, strict=True):
+            hit = inside[np.flatnonzero(group), labels[group]]
+            a, b = coverage_law(int(count), alpha)
+            deviation = np.sqrt(a * b / (a + b) ** 2 / (a + b + 1) + alpha * (1 - alpha) / len(hit))
+            assert hit.mean() >= a / (a + b) - 4 * deviation
+            if rule == "marginal" and score == "lac" and accuracy < 1 - alpha:
+                assert hit.mean() <= a / (a + b) + 4 * deviation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("score", SCORES)
+def test_coverage_by_repetition_follows_its_law(plain_file, score):
+    """600 calibrations of 99 images: the mean coverage is between 1 - alpha and 1 - alpha + 1 / (N + 1)."""
+    from topk_export.calibrate import label_scores
+    from topk_export.graph import load
+    from topk_registry.conformal import Score, threshold_table
+
+    pixels, labels = labeled_colors(40_000, seed=3)
+    proto = load(plain_file)
+    logits = Predictor(plain_file, device="cpu").run(batch_of(pixels))["logits"]
+    scores = label_scores(proto, Score(score), 1.0, logits, labels)
+    rng, found = np.random.default_rng(5), []
+    for _ in range(600):
+        drawn = rng.choice(len(scores), 99, replace=False)
+        limit = threshold_table(scores[drawn], labels[drawn], len(NAMES), levels=(0.1,))[0, 0]
+        found.append((np.delete(scores, drawn) <= limit).mean())
+    error = 4 * np.std(found) / np.sqrt(len(found))
+    assert 0.9 - error <= np.mean(found) <= 0.91 + error
+
+
+def test_alpha_per_row_and_outside_of_the_levels(predictor, fresh):
+    x = fresh[0][:3]
+    session = predictor.session
+    feed = {"input": x, "alpha": np.array([0.004, 0.1, 0.6], np.float32)}
+    sets, sizes = session.run(["set", "set_size"], feed)
+    assert sets[0].all()
+    assert sets[2].all()
+    np.testing.assert_array_equal(sets[1], predictor.run(x)["set"][1])
+    np.testing.assert_array_equal(sizes, sets.sum(-1))
+    assert session.run(["set"], {"input": x, "alpha": np.array([np.nan], np.float32)})[0].all()
+    for alpha in (0.004, 0.51):
+        with pytest.raises(ValueError, match="alpha"):
+            predictor.run(x, alpha=alpha)
+
+
+def test_a_row_that_is_not_a_number_gets_all_classes(predictor, fresh):
+    x = fresh[0][:2].copy()
+    x[0, 0] = np.nan
+    out = predictor.run(x)
+    assert out["set"][0].all()
+    assert out["set_size"].tolist()[0] == len(NAMES)
+    np.testing.assert_array_equal(out["set"][1], predictor.run(x[1:])["set"][0])
+
+
+def test_calibrating_again_replaces_the_nodes(calibrated):
+    path, _ = calibrated("aps")
+    model = onnx.load(path)
+    bare = without_sets(model)
+    assert {o.name for o in bare.graph.output} == {"logits", "marginals", "probabilities"}
+    assert not [node for node in bare.graph.node if node.name.startswith("sets/")]
+    again = add_sets(model, PredictionSets(stored_sets(model).score, (0.1,), np.zeros((1, 1))))
+    onnx.checker.check_model(again, full_check=True)
+
+
+def changed(path, target, name, value):
+    model = onnx.load(path)
+    (tensor,) = (t for t in model.graph.initializer if t.name == name)
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(value(onnx.numpy_helper.to_array(tensor))), name))
+    onnx.save(model, str(target))
+    return onnx.load(str(target))
+
+
+@pytest.mark.parametrize("name", [THRESHOLDS, ALPHAS, "alpha"])
+def test_changed_thresholds_are_found(set_file, tmp_path, name):
+    model = changed(set_file, tmp_path / "changed.onnx", name, lambda old: old * np.float32(0.5))
+    with pytest.raises(ModelFileError, match="calibrate it again"):
+        stored_sets(model)
+
+
+def test_only_a_calibrated_file_has_sets(plain_file):
+    with pytest.raises(ModelFileError, match="not calibrated"):
+        stored_sets(onnx.load(plain_file))
+
+
+def test_a_file_without_class_lists_can_be_calibrated(tmp_path):
+    pixels, labels = labeled_colors(300)
+    data = Images("colors", [as_image(color) for color in pixels], labels)
+    source = write_file(tmp_path / "bare.onnx", lists=False)
+    calibrate_file(source, tmp_path / "sets.onnx", data, device="cpu")
+    assert Predictor(tmp_path / "sets.onnx", device="cpu").run(batch_of(pixels[:5]))["set"].any(-1).all()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return class_folders(tmp_path_factory.mktemp("data") / "photos", 600)
+
+
+@pytest.mark.parametrize(("score", "rule"), [("lac", "marginal"), ("raps", "per-class")])
+def test_the_command_reports_coverage_with_its_interval(plain_file, folders, tmp_path, capsys, score, rule):
+    output, report = tmp_path / "out.onnx", tmp_path / "report.json"
+    flags = ["--data-dir", str(folders), "-o", str(output), "--json", str(report), "--score", score, "--rule", rule]
+    assert main([str(plain_file), *flags, "--alpha", "0.15", "--device", "cpu"]) == 0
+    out, facts = capsys.readouterr().out, json.loads(report.read_text())
+    written = Predictor(output, device="cpu").metadata.sets
+    assert {key: facts[key] for key in written} == written
+    assert (facts["alpha"], facts["rule"], facts["score"], facts["forced"]) == (0.15, rule, score, "")
+    assert 0.15 in facts["alphas"]
+    assert facts["samples"] + facts["report_samples"] == 600
+    covered = sum(entry["covered"] for entry in facts["classes"])
+    assert facts["coverage"] == pytest.approx(covered / facts["report_samples"], abs=1e-6)
+    assert facts["coverage_interval"] == pytest.approx(binomial_interval(covered, facts["report_samples"]), abs=1e-6)
+    assert f"{facts['coverage']:.4f}" in out
+    assert ("every class on the list" in facts["guarantee_lists"]) == (rule == "per-class")
+    assert "0.85" in facts["guarantee"]
+    assert str(folders.parent) not in output.read_bytes().decode("latin-1")
+    assert facts["data"] == "photos"
+
+
+def test_the_report_is_that_of_the_images(plain_file, folders, tmp_path):
+    data, _ = open_folder(folders, NAMES)
+    done = calibrate_file(plain_file, tmp_path / "sets.onnx", data, device="cpu", report_share=0.4)
+    predictor = Predictor(tmp_path / "sets.onnx", device="cpu")
+    order = np.random.default_rng(0).permutation(600)[360:]
+    inside = predictor.run(predictor.preprocess([data.images[i] for i in order]))["set"]
+    counts = SetCounts.of(inside, data.labels[order])
+    assert counts.summary() == done.counts.summary()
+
+
+@pytest.fixture
+def swapped(folders, tmp_path):
+    """Class folders of which two have changed their names."""
+    copy = tmp_path / "swapped"
+    shutil.copytree(folders, copy)
+    (copy / "red").rename(copy / "x")
+    (copy / "blue").rename(copy / "red")
+    (copy / "x").rename(copy / "blue")
+    return copy
+
+
+def test_swapped_folders_stop_calibration_and_are_named(plain_file, swapped, tmp_path, capsys):
+    output = tmp_path / "out.onnx"
+    flags = [str(plain_file), "--data-dir", str(swapped), "-o", str(output), "--device", "cpu"]
+    assert main(flags) == 2
+    error = capsys.readouterr().err
+    assert "'red'" in error
+    assert "'blue'" in error
+    assert not output.exists()
+    assert main([*flags, "--force"]) == 0
+    assert "FORCED" in capsys.readouterr().out
+    facts = Predictor(output, device="cpu").metadata.sets
+    assert "'red'" in facts["forced"]
+    assert facts["guarantee"].startswith("none")
+    assert facts["guarantee_lists"] == "none"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alpha": 0.001}, "too few"),
+        ({"rule": "clustered"}, "per-class"),
+        ({"report_share": 0.0}, "report"),
+    ],
+)
+def test_wrong_arguments_are_errors(plain_file, folders, tmp_path, change, message):
+    data, _ = open_folder(folders, NAMES)
+    with pytest.raises(ValueError, match=message):
+        calibrate_file(plain_file, tmp_path / "out.onnx", data, device="cpu", **change)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_input_is_not_overwritten(plain_file, folders):
+    data, _ = open_folder(folders, NAMES)
+    with pytest.raises(ValueError, match="another file"):
+        calibrate_file(plain_file, plain_file, data, device="cpu")

@@ -1,0 +1,234 @@
+"""The predict command: formats, exit status, class lists, escapes, and Parquet that survives kill -9."""
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.deploy.files import COLORS, NAMES, as_image, write_file
+from topk_export import Predictor
+from topk_export.commands.predict import main
+from topk_export.predict import class_list, find_images, predict_to_parquet, printable
+
+GREY = NAMES[-1]
+
+
+@pytest.fixture
+def pictures(tmp_path):
+    """A folder with one image per color, one of them in a folder below, and a file that is no image."""
+    folder = tmp_path / "pictures"
+    (folder / "below").mkdir(parents=True)
+    for i, color in enumerate(COLORS.values()):
+        place = folder / "below" if i == 2 else folder
+        as_image(color).save(place / f"{i}.png")
+    (folder / "notes.md").write_text("no image")
+    return folder
+
+
+def run(capsys, *argv):
+    status = main([str(arg) for arg in argv])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def lines_of(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_table(capsys, set_file, pictures):
+    status, out, _ = run(capsys, set_file, pictures)
+    assert status == 0
+    blocks = out.split(f"{pictures}/")[1:]
+    assert len(blocks) == len(COLORS)
+    (green,) = (block.splitlines() for block in blocks if block.startswith("3.png"))
+    assert green[1].split()[:2] == ["1", "green"]
+    assert green[2].startswith("  set of")
+    assert "\u202e" not in out
+    assert printable(GREY) in out
+
+
+def test_json_csv_and_parquet_agree(capsys, set_file, pictures, tmp_path):
+    (pictures / "broken.png").write_bytes(b"\x89PNG nothing")
+    status, out, err = run(capsys, set_file, pictures, "--json", "-")
+    assert status == 1
+    assert "1 of 9" in err
+    rows = lines_of(out)
+    expected = Predictor(set_file, device="cpu").predict(find_images([str(pictures)]), on_error="yield", max_set=100)
+    for row, result in zip(rows, expected, strict=True):
+        if "error" in row:
+            assert row["file"].endswith("broken.png")
+            continue
+        assert [entry["name"] for entry in row["top"]] == [entry.name for entry in result.top]
+        assert [entry["index"] for entry in row["set"]] == [entry.index for entry in result.set]
+        assert row["set_size"] == result.set_size
+    status, out, _ = run(capsys, set_file, pictures, "--csv", "-")
+    table = list(csv.DictReader(io.StringIO(out)))
+    assert status == 1
+    for row in rows:
+        mine = [line for line in table if line["file"] == row["file"]]
+        if "error" in row:
+            assert [line["error"] for line in mine] == [row["error"]]
+            continue
+        assert {line["class"] for line in mine} == {e["name"] for e in [*row["top"], *row["set"]]}
+        assert {line["class"] for line in mine if line["in_set"] == "1"} == {e["name"] for e in row["set"]}
+    status, *_ = run(capsys, set_file, pictures, "--output", tmp_path / "out", "--shard-size", 4)
+    assert status == 1
+    stored = pq.read_table(tmp_path / "out").to_pylist()
+    assert len(list((tmp_path / "out").glob("*.parquet"))) == 3
+    for row, other in zip(rows, stored, strict=True):
+        assert other["file"] == row["file"]
+        assert other["error"] == row.get("error")
+        if "error" not in row:
+            assert other["classes"] == [entry["name"] for entry in row["top"]]
+            assert other["set"] == [entry["name"] for entry in row["set"]]
+            assert other["probabilities"] == pytest.approx([entry["probability"] for entry in row["top"]])
+
+
+def test_lists_and_stdin(capsys, set_file, pictures, tmp_path, monkeypatch):
+    listing = tmp_path / "images.txt"
+    listing.write_text(f"# a comment\n{pictures}/3.png\n\n{pictures}/missing.png\n")
+    status, out, _ = run(capsys, set_file, listing, "--json", "-")
+    assert status == 1
+    assert [("error" in row, row["file"][-5:]) for row in lines_of(out)] == [(False, "3.png"), (True, "g.png")]
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{pictures}/4.png\n"))
+    status, out, _ = run(capsys, set_file, "-", "--json", "-")
+    assert lines_of(out)[0]["top"][0]["name"] == "blue"
+
+
+def test_class_lists(capsys, set_file, pictures, tmp_path):
+    names = tmp_path / "names.csv"
+    names.write_text("red\n\npink\n", encoding="utf-8")
+    for given in (names, "red, pink"):
+        _, out, _ = run(capsys, set_file, pictures, "--json", "-", "--allow", given)
+        for row in lines_of(out):
+            entries = [*row["top"], *row["set"]]
+            assert {entry["name"] for entry in entries} <= {"red", "pink"}
+    status, _, err = run(capsys, set_file, pictures, "--allow", "reed,pink")
+    assert status == 2
+    assert "'red'" in err
+    status, _, err = run(capsys, set_file, pictures, "--allow", ",")
+    assert status == 2
+    assert "empty" in err
+    assert class_list(" a , b ") == ["a", "b"]
+
+
+def test_alpha(capsys, set_file, plain_file, pictures):
+    def sizes(alpha):
+        _, out, _ = run(capsys, set_file, pictures, "--json", "-", "--alpha", alpha)
+        return [row["set_size"] for row in lines_of(out)]
+
+    small, large = sizes(0.4), sizes(0.005)
+    assert sum(small) < sum(large)
+    for file, alpha in ((set_file, 0.6), (plain_file, 0.1)):
+        status, out, err = run(capsys, file, pictures, "--alpha", alpha)
+        assert status == 2
+        assert "alpha" in err
+        assert not out
+
+
+@pytest.mark.parametrize("sources", [["missing.png"], ["empty"], ["nothing.txt"]])
+def test_sources_without_images_are_an_error(capsys, set_file, tmp_path, monkeypatch, sources):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing.txt").write_text("\n")
+    status, _, err = run(capsys, set_file, *sources)
+    assert status == 2
+    assert "error" in err
+
+
+def test_file_names_cannot_control_a_terminal(capsys, set_file, tmp_path):
+    bad = tmp_path / "a\x1b]0;owned\x07\nb\u202e.png"
+    as_image(COLORS["red"]).save(bad)
+    latin = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.png")
+    as_image(COLORS["red"]).save(latin)
+    status, out, err = run(capsys, set_file, bad, latin)
+    assert status == 0
+    assert not {"\x1b", "\x07", "\u202e"} & set(out + err)
+    assert r"\x1b]0;owned\x07\nb\u202e.png" in out
+    status, out, _ = run(capsys, set_file, latin, "--json", "-")
+    assert lines_of(out)[0]["file"].endswith(r"\xff.png")
+
+
+def test_a_forced_calibration_is_named(capsys, plain_file, pictures, tmp_path):
+    import onnx
+
+    model = onnx.load(plain_file)
+    (entry,) = (entry for entry in model.metadata_props if entry.key == "sets")
+    entry.value = json.dumps({"forced": "calibrated with --force"})
+    onnx.save(model, str(tmp_path / "forced.onnx"))
+    _, _, err = run(capsys, tmp_path / "forced.onnx", pictures)
+    assert "no guarantee" in err
+
+
+def test_another_run_does_not_mix_with_the_first(capsys, set_file, pictures, tmp_path):
+    out = tmp_path / "out"
+    assert run(capsys, set_file, pictures, "--output", out)[0] == 0
+    before = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    assert run(capsys, set_file, pictures, "--output", out, "--batch-size", 3)[0] == 0
+    assert before == {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    other = write_file(tmp_path / "other.onnx")
+    for argv, word in (
+        ([set_file, pictures / "1.png"], "images"),
+        ([set_file, pictures, "--alpha", 0.2], "options"),
+        ([set_file, pictures, "--allow", "red"], "options"),
+        ([other, pictures], "model"),
+    ):
+        status, _, err = run(capsys, *argv, "--output", out)
+        assert status == 2
+        assert word in err
+    (out / "_run.json").unlink()
+    assert run(capsys, set_file, pictures, "--output", out)[0] == 2
+
+
+@pytest.mark.slow
+def test_kill_in_the_middle_loses_and_repeats_nothing(set_file, tmp_path):
+    """SIGKILL at several moments; the run then continues, and each image has one row."""
+    folder, out = tmp_path / "many", tmp_path / "out"
+    folder.mkdir()
+    for i in range(600):
+        as_image(COLORS["red" if i % 2 else "blue"]).save(folder / f"{i:04d}.png")
+    (folder / "0333.png").write_bytes(b"broken")
+    command = [sys.executable, "-m", "topk_registry", "predict", str(set_file), str(folder), "--output", str(out)]
+    command += ["--shard-size", "7", "--batch-size", "4", "--threads", "1", "--workers", "1"]
+    done, killed = 0, 0
+    for _ in range(8):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        goal, end = done + 11, time.monotonic() + 60
+        while process.poll() is None and len(list(out.glob("part-*.parquet"))) < goal and time.monotonic() < end:
+            time.sleep(0.002)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            killed += 1
+        process.wait()
+        done = len(list(out.glob("part-*.parquet")))
+        for shard in out.glob("part-*.parquet"):
+            pq.read_table(shard)  # complete
+    assert killed >= 3
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 1, finished.stderr
+    assert "600 images" in finished.stderr
+    rows = [row for shard in sorted(out.glob("part-*.parquet")) for row in pq.read_table(shard).to_pylist()]
+    assert [row["file"] for row in rows] == [str(folder / f"{i:04d}.png") for i in range(600)]
+    for i, row in enumerate(rows):
+        assert row["classes"] == (None if i == 333 else [("blue", "red")[i % 2]])
+        assert (row["error"] is not None) == (i == 333)
+
+
+def test_progress_counts_all_images(predictor, pictures, tmp_path):
+    seen = []
+
+    def watched(rows, done):
+        for row in rows:
+            seen.append(row[0])
+            yield row
+
+    images = find_images([str(pictures)])
+    assert predict_to_parquet(predictor, images, tmp_path / "out", shard_size=3, progress=watched) == (8, 0)
+    assert seen == images

@@ -1,0 +1,175 @@
+"""The head of an exported file against 50-digit arithmetic and against its rules for excluded classes."""
+
+from decimal import Decimal, localcontext
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from topk_export.export import Head, _add_class_list, _convert
+from topk_export.runtime.metadata import Metadata
+from topk_export.runtime.preprocess import Preprocess
+from topk_export.verify import SMALLEST, class_lists, hard_rows, marginals
+from topk_registry.nn.head import TopKHead
+
+RECIPE = Preprocess((3, 8, 8), (0.5,) * 3, (0.5,) * 3)
+
+
+class HeadOnly(torch.nn.Module):
+    def __init__(self, metadata: Metadata) -> None:
+        super().__init__()
+        self.head = Head(metadata)
+
+    def forward(self, logits):
+        logits = logits.abs() * logits.sign()  # nodes before the head, as of a backbone
+        return logits, *self.head(logits)
+
+
+@pytest.fixture(scope="module")
+def head():
+    """``head(n, k)``: a function from logits (and a class list) to the outputs of an exported head."""
+    made = {}
+
+    def run(n: int, k: int, temperature: float = 1.0):
+        key = n, k, temperature
+        if key not in made:
+            metadata = Metadata(k, temperature, n, tuple(map(str, range(n))), RECIPE)
+            module = HeadOnly(metadata).eval()
+            model = _convert(module, np.zeros((2, n), np.float32), list(metadata.outputs), 18)
+            _add_class_list(model, n)
+            onnx.checker.check_model(model, full_check=True)
+            made[key] = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        session = made[key]
+        names = [output.name for output in session.get_outputs()]
+
+        def call(logits: np.ndarray, **others: np.ndarray) -> dict[str, np.ndarray]:
+            return dict(zip(names, session.run(names, {"input": logits, **others}), strict=True))
+
+        return call
+
+    return run
+
+
+def exact(row: np.ndarray, k: int, classes: list[int]) -> list[Decimal]:
+    """pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e) of some classes, to 50 digits: all terms are positive."""
+
+    def sigma(values: list[Decimal]) -> list[Decimal]:
+        c = [Decimal(1)] + [Decimal(0)] * k
+        for value in values:
+            for j in range(k, 0, -1):
+                c[j] += value * c[j - 1]
+        return c
+
+    with localcontext() as context:
+        context.prec, context.Emax, context.Emin = 50, 10**15, -(10**15)
+        e = [Decimal(0) if np.isneginf(x) else Decimal(float(x)).exp() for x in row]
+        return [e[i] * (c := sigma(e[:i] + e[i + 1 :]))[k - 1] / (c[k] + e[i] * c[k - 1]) for i in classes]
+
+
+def rows_of(n: int, k: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(n)
+    normal = rng.standard_normal(n).astype(np.float32)
+    gap = np.where(np.arange(n) < k, 30.0, 0.0).astype(np.float32)
+    free = np.where(np.arange(n) <= k, normal, np.float32(-np.inf))
+    return {
+        "normal": normal,
+        "wide": 5 * normal,
+        "shifted": normal + np.float32(1000),
+        "ties": np.round(normal),
+        "width of 1e4": 1e4 * normal,
+        "gap after k": gap + normal,
+        "flat at 1.8e7": np.full(n, 1.8e7, np.float32),
+        "k + 1 finite": free,
+    }
+
+
+SHAPES = [(3, 1), (12, 5)]
+LARGE = [(100, 5), (51, 50), (1000, 1), (1000, 5), (1000, 50), (21_841, 1), (21_841, 5), (21_841, 50)]
+
+
+@pytest.mark.parametrize(("n", "k"), [*SHAPES, *(pytest.param(*shape, marks=pytest.mark.slow) for shape in LARGE)])
+def test_marginals_are_exact(head, n, k):
+    run = head(n, k)
+    for name, row in rows_of(n, k).items():
+        if n > 1000 and name not in ("normal", "flat at 1.8e7", "k + 1 finite"):
+            continue
+        order = np.argsort(-row, kind="stable")
+        classes = sorted({int(order[i]) for i in (0, k - 1, k, min(n, 2 * k + 1) - 1, n // 2, n - 1)})
+        got = run(row[None])["marginals"][0].astype(np.float64)
+        wanted = np.array([float(value) for value in exact(row, k, classes[: 3 if n > 1000 else None])])
+        classes = classes[: len(wanted)]
+        assert got.sum() == pytest.approx(k, rel=1e-5), name
+        seen = wanted >= SMALLEST
+        np.testing.assert_allclose(got[classes][seen], wanted[seen], rtol=1e-5, err_msg=name)
+        assert (np.abs(got[classes][~seen]) <= 2 * SMALLEST).all(), name
+
+
+def test_the_float64_definition_of_the_verification_is_exact():
+    for n, k in ((12, 5), (51, 50)):
+        for name, row in rows_of(n, k).items():
+            wanted = np.array([float(value) for value in exact(row, k, list(range(n)))])
+            got = marginals(row[None], k)[0]
+            np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=SMALLEST, err_msg=name)
+
+
+@pytest.mark.parametrize("n", [3, 12, pytest.param(1000, marks=pytest.mark.slow)])
+def test_a_row_does_not_depend_on_its_batch(head, n):
+    run, rows = head(n, 1 if n == 3 else 5), np.random.default_rng(0).standard_normal((64, n)).astype(np.float32)
+    rows[7] = np.nan
+    whole = run(rows)
+    assert np.isnan(whole["marginals"][7]).all()
+    for size in (1, 2, 5, 64):
+        parts = [run(rows[i : i + size]) for i in range(0, 64, size)]
+        for name in ("marginals", "probabilities"):
+            got = np.concatenate([part[name] for part in parts])
+            np.testing.assert_allclose(got, whole[name], rtol=1e-6, atol=1e-30, err_msg=name)
+            assert not np.isnan(np.delete(got, 7, 0)).any()
+
+
+@pytest.mark.parametrize(("n", "k"), [(12, 5), pytest.param(1000, 50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("masked", [-1e9, -np.inf], ids=str)
+def test_at_most_k_free_classes_have_marginal_1(head, n, k, masked):
+    for free in (1, k - 1, k):
+        row = np.where(np.arange(n) < free, np.linspace(0, 3, n), masked).astype(np.float32)
+        out = head(n, k)(row[None])
+        np.testing.assert_allclose(out["marginals"][0, :free], 1, rtol=1e-5)
+        if masked == -np.inf:
+            assert (out["marginals"][0, free:] == 0).all()
+            assert (out["indices"][0, free:] == -1).all()
+            assert set(out["indices"][0, :free].tolist()) == set(range(free))
+        assert not np.isnan(out["marginals"]).any()
+
+
+@pytest.mark.parametrize(("n", "k"), [(12, 5), pytest.param(1000, 50, marks=pytest.mark.slow)])
+def test_class_lists(head, n, k):
+    run, rows = head(n, k), hard_rows(n, k)
+    logits = np.concatenate((rows["normal"], rows["ties"]))
+    for name, mask in class_lists(n, k).items():
+        out = run(logits, allowed=mask)
+        masks = np.broadcast_to(mask, logits.shape)
+        assert (out["marginals"][~masks] == 0).all(), name
+        assert (out["probabilities"][~masks] == 0).all(), name
+        np.testing.assert_allclose(out["probabilities"].sum(-1), 1, rtol=1e-5)
+        inside = np.take_along_axis(masks, np.maximum(out["indices"], 0), -1)
+        assert (inside | (out["indices"] == -1)).all(), name
+        assert (out["logits"] == logits).all(), name
+        for row in range(len(logits)):
+            chosen = np.flatnonzero(masks[row])
+            if len(chosen) <= k:
+                assert (out["marginals"][row, chosen] == 1).all(), name
+            else:  # the same as a model of these classes only
+                alone = marginals(logits[row : row + 1, chosen], k)
+                np.testing.assert_allclose(out["marginals"][row, chosen], alone[0], rtol=1e-5, err_msg=name)
+                assert (out["indices"][row] >= 0).all(), name
+    with torch.no_grad():
+        eager = TopKHead(k)(torch.from_numpy(logits), allowed=torch.from_numpy(mask))  # type: ignore[call-arg]
+    np.testing.assert_allclose(out["marginals"], eager.marginals, rtol=1e-5)
+
+
+def test_all_classes_are_allowed_by_default(head):
+    logits = np.random.default_rng(0).standard_normal((3, 12)).astype(np.float32)
+    default, all_true = head(12, 5)(logits), head(12, 5)(logits, allowed=np.ones((1, 12), bool))
+    for name, value in default.items():
+        np.testing.assert_array_equal(value, all_true[name])

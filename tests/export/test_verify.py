@@ -1,0 +1,266 @@
+"""``verify``: on the file alone, on files that were tampered with, on files of others, and as a command."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from topk_export import ModelFileError, graph, verify_file
+from topk_export.commands import export as export_command
+from topk_export.commands import verify as verify_command
+from topk_export.commands.common import printable
+from topk_export.nodes import add_sets, digest_of_table
+from topk_export.runtime.metadata import SET_OUTPUTS, Metadata
+from topk_export.verify import THRESHOLDS, Check, _check_logits
+from topk_registry.conformal import PredictionSets, Score
+
+N = 12
+ALPHAS = (0.01, 0.1, 0.3)
+
+
+@pytest.fixture
+def copied(export, tmp_path):
+    """The exported file alone, without the files beside it."""
+    path = export(N, k=3, temperature=0.5, class_names=tuple("abcdefghijkl"))
+    return shutil.copy(path, tmp_path / "copy.onnx")
+
+
+def calibrated(path, score="lac", per_class=False):
+    """Add prediction sets with thresholds that nobody measured."""
+    model = graph.load(path)
+    limits = {"lac": (0.99, 0.9, 0.7), "aps": (0.99, 0.8, 0.5), "raps": (1.02, 0.8, 0.5)}[score]
+    table = np.asarray(limits)[:, None] * (1 + 1e-3 * np.arange(N)[None] if per_class else 1.0)
+    sets = PredictionSets(Score(score), ALPHAS, table, 0.1)
+    built = add_sets(model, sets)
+    metadata = Metadata.from_props({entry.key: entry.value for entry in model.metadata_props})
+    facts = {
+        "score": score,
+        "options": sets.score.options,
+        "rule": sets.rule,
+        "alpha": 0.1,
+        "alphas": list(ALPHAS),
+        "temperature": 1.0,
+        "thresholds_sha256": digest_of_table(sets),
+    }
+    outputs = {**metadata.outputs, **SET_OUTPUTS}
+    graph.set_metadata(built, dataclasses.replace(metadata, sets=facts, outputs=outputs).to_props())
+    onnx.save(built, str(path))
+    return path
+
+
+def changed(path, change):
+    model = onnx.load(str(path))
+    change(model)
+    onnx.save(model, str(path))
+    return path
+
+
+def failures(path) -> set[str]:
+    report = verify_file(path)
+    failed = {check["name"] for check in report["checks"] if not check["passed"]}
+    assert report["passed"] == (not failed)
+    return failed
+
+
+def test_the_file_alone_is_enough(copied):
+    report = verify_file(copied)
+    assert report["passed"]
+    assert any("copy.sample.npz" in line for line in report["not_verified"])
+    assert not [check for check in report["checks"] if check["name"].startswith("logits against torch")]
+
+
+@pytest.mark.parametrize("score", ["lac", "aps", "raps"])
+@pytest.mark.parametrize("per_class", [False, True], ids=["marginal", "per-class"])
+def test_prediction_sets_are_recomputed(copied, score, per_class):
+    report = verify_file(calibrated(copied, score, per_class))
+    assert [check for check in report["checks"] if not check["passed"]] == []
+    names = {check["name"] for check in report["checks"]}
+    assert {"prediction sets", "thresholds are those of the calibration", "set_size counts the set"} <= names
+    assert any("coverage" in line for line in report["not_verified"])
+
+
+def edit_thresholds(model, value=0.01):
+    for tensor in model.graph.initializer:
+        if tensor.name == THRESHOLDS:
+            table = numpy_helper.to_array(tensor).copy()
+            table[1] = value
+            tensor.CopyFrom(numpy_helper.from_array(table, tensor.name))
+
+
+def edit_sets(**changes):
+    return lambda model: edit_props(model, sets=lambda sets: sets | changes)
+
+
+def edit_props(model, **changes):
+    for entry in model.metadata_props:
+        if entry.key in changes:
+            change = changes[entry.key]
+            entry.value = json.dumps(change(json.loads(entry.value)) if callable(change) else change)
+
+
+def edit_node(model, old, new):
+    nodes = [node for node in model.graph.node if node.name.startswith("sets/") and node.op_type == old]
+    assert nodes
+    for node in nodes:
+        node.op_type = new
+
+
+def edit_default(model):
+    for tensor in model.graph.initializer:
+        if tensor.name == "alpha":
+            tensor.CopyFrom(numpy_helper.from_array(np.float32([0.3]), "alpha"))
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (edit_thresholds, "thresholds are those of the calibration"),
+        (lambda model: edit_node(model, "LessOrEqual", "GreaterOrEqual"), "prediction sets"),
+        (edit_sets(score="aps"), "prediction sets"),
+        (edit_sets(temperature=3.0), "prediction sets"),
+        (edit_sets(alphas=[0.01, 0.2, 0.3]), "thresholds are those of the calibration"),
+        (edit_default, "the default alpha is that of the calibration"),
+    ],
+    ids=["threshold", "comparison", "score", "temperature", "levels", "default alpha"],
+)
+def test_changed_sets_are_found(copied, change, check):
+    assert check in failures(changed(calibrated(copied), change))
+
+
+def test_a_temperature_that_is_not_the_graphs(copied, capsys):
+    changed(copied, lambda model: edit_props(model, temperature=0.7))
+    assert {"marginals (model)", "marginals (head, normal)"} <= failures(copied)
+    assert verify_command.main([str(copied)]) == 1
+    assert "FAIL marginals (model)" in capsys.readouterr().out
+
+
+def test_weights_that_differ_from_the_sample(export, copied):
+    sample = export(N, k=3, temperature=0.5, class_names=tuple("abcdefghijkl")).with_name("model.sample.npz")
+    shutil.copy(sample, copied.with_name("copy.sample.npz"))
+    assert failures(copied) == set()
+
+    def change(model):
+        for tensor in model.graph.initializer:
+            if list(tensor.dims) == [N]:
+                tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + 0.1, tensor.name))
+
+    assert failures(changed(copied, change)) == {f"logits against torch in float64, batch {b}" for b in (1, 2, 5)}
+
+
+def test_a_class_list_without_effect(copied):
+    def change(model):
+        for node in model.graph.node:
+            node.input[:] = ["logits" if name == "logits_allowed" else name for name in node.input]
+
+    assert "excluded classes are exactly 0 (head, class list of one class)" in failures(changed(copied, change))
+
+
+def test_a_graph_that_runs_at_one_batch_only(copied):
+    def change(model):
+        model.graph.initializer.append(numpy_helper.from_array(np.array([2, 3, 8, 8]), "two"))
+        model.graph.node.insert(0, onnx.helper.make_node("Reshape", ["input", "two"], ["pair"]))
+        for node in model.graph.node[1:]:
+            node.input[:] = ["pair" if name == "input" else name for name in node.input]
+
+    assert "runs at batch 1" in failures(changed(copied, change))
+
+
+def test_a_head_that_breaks_the_rules(copied):
+    def change(model):
+        model.graph.node.append(onnx.helper.make_node("Sigmoid", ["logits"], ["s"], doc_string="/home/me/x.py"))
+        model.graph.output.append(onnx.helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, ["batch", N]))
+
+    assert {
+        "no Loop, Scan, If, Sigmoid, Einsum or MatMul in the head",
+        "no stack traces or local paths in the graph",
+    } <= failures(changed(copied, change))
+
+
+def test_the_tolerance_of_logits_follows_torchs_own_error(predictor):
+    logits = np.random.default_rng(0).standard_normal((5, 12))
+
+    def check(off: float, error: float) -> Check:
+        return _check_logits(logits * (1 + off), logits, error, predictor.metadata, layers=1, batch=5)
+
+    assert check(0, 0).passed
+    assert not check(1e-3, 0).passed
+    assert check(1e-3, 1e-3).passed
+
+
+def test_files_that_are_not_models(tmp_path, capsys):
+    text = tmp_path / "text.onnx"
+    text.write_text("not a model")
+    for path, message in ((text, "is not an ONNX model"), (tmp_path / "none.onnx", "does not exist")):
+        with pytest.raises(ModelFileError, match=message):
+            verify_file(path)
+        assert verify_command.main([str(path)]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_the_command_needs_no_torch_and_writes_a_report(copied, tmp_path):
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'timm', 'torchvision']))\n"
+        f"from topk_registry.cli.main import main; "
+        f"raise SystemExit(main(['verify', {str(copied)!r}, '--json', {str(tmp_path / 'report.json')!r}]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
+    assert result.returncode == 0, result.stderr
+    assert "ok   marginals (head, flat)" in result.stdout
+    assert "not verified: GPU" in result.stdout
+    assert json.loads((tmp_path / "report.json").read_text())["passed"] is True
+
+
+def test_the_sample_of_another_export(copied, capsys):
+    np.savez(copied.with_name("other.npz"), x=np.zeros(3))
+    assert verify_command.main([str(copied), "--sample", str(copied.with_name("other.npz"))]) == 2
+    assert "is not a sample of an export" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_export_command(tmp_path, capsys):
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(f"class {i}" for i in range(N)))
+    arguments = ["test_resnet", str(tmp_path / "m.onnx"), "-k", "3", "--num-classes", str(N)]
+    options = ["--class-names", str(names), "--input-size", "3", "32", "32", "--triton", str(tmp_path / "models")]
+    assert export_command.main([*arguments, *options, "--random-weights"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip() == str(tmp_path / "m.onnx")
+    assert "weights: random" in captured.err
+    assert (tmp_path / "m.labels.txt").read_text().startswith("class 0\n")
+    assert (tmp_path / "models" / "m" / "1" / "model.onnx").is_file()
+    assert verify_command.main([str(tmp_path / "m.onnx")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["none.pth"], "none.pth does not exist"),
+        (["no_such_model"], "neither a file or folder nor a model"),
+        (["test_resnet"], "--random-weights"),
+        (["test_resnet", "--random-weights", "-k", "12", "--num-classes", "12"], "k must be an integer"),
+        (["test_resnet", "--random-weights", "--class-names", "none.txt"], "class names cannot be read"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_errors_of_the_export_command_are_one_line(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert export_command.main(arguments) == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+    assert not list(tmp_path.iterdir())
+
+
+def test_terminal_codes_of_names_are_escaped():
+    assert printable("a\x1b[31m\tb\x07\nö\u202e") == "a\\x1b[31m\\tb\\x07\nö\\u202e"
+
+
+def test_commands_have_at_most_25_flags():
+    flags = [action for action in export_command._parser()._actions if action.option_strings]
+    assert len(flags) <= 25

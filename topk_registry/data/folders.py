@@ -1,0 +1,210 @@
+"""Folders of images as classes: names, files, and which class of a model each folder stands for.
+
+As in timm, the folder that directly contains an image names the image's class, and classes are numbered in natural
+order (c2 before c10). Files and folders whose name begins with a dot are skipped: macOS writes ``._x.png`` beside
+``x.png`` into archives, and notebooks leave ``.ipynb_checkpoints``.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")  # timm's
+OTHER_IMAGES = (".avif", ".bmp", ".gif", ".heic", ".jfif", ".jxl", ".ppm", ".tif", ".tiff", ".webp")
+TRAINING = ("train", "training")
+EVALUATION = ("val", "valid", "validation", "eval", "evaluation")
+MAX_LISTED = 20
+
+
+class FolderError(ValueError):
+    """Folders cannot be read as classes."""
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """Folders that name classes, and the images in them.
+
+    Args:
+        names: folders that contain images, in natural order.
+        images: pairs (path, name of the folder), in natural order of paths.
+        notes: sentences about files and folders that were skipped.
+    """
+
+    names: list[str]
+    images: list[tuple[str, str]]
+    notes: list[str] = field(default_factory=list)
+
+
+def natural_key(name: str) -> tuple[list[int | str], str]:
+    """Sort key: numbers by value, case ignored, as in timm; ties in plain order."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name.lower())], name
+
+
+def images_below(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> list[str]:
+    """Return the paths of all images below a folder, in natural order."""
+    paths = (os.path.join(folder, name) for folder, _, files in _walk(root) for name in files)
+    return sorted((path for path in paths if is_image(path, suffixes)), key=natural_key)
+
+
+def is_image(path: str, suffixes: Collection[str] = IMAGE_SUFFIXES) -> bool:
+    """Return whether a file name is that of an image."""
+    name = os.path.basename(path)
+    return not name.startswith(".") and _suffix(name) in suffixes
+
+
+def split_folder(root: str | Path, split: str) -> Path | None:
+    """Return the folder of a split, by its name or one of the synonyms that timm knows; None if there is none."""
+    name = split.split("[")[0]
+    synonyms = next((group for group in (TRAINING, EVALUATION) if name in group), ())
+    return next((Path(root, each) for each in (name, *synonyms) if each and Path(root, each).is_dir()), None)
+
+
+def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES, *, flat: bool = False) -> ClassFolders:
+    """Find the class folders below a root, and count the image files that are skipped because of their format.
+
+    Args:
+        root: a folder.
+        suffixes: endings of images, lower case with their dot.
+        flat: accept images in the root itself if there are no class folders; their class has no name.
+
+    Raises:
+        FolderError: there are no images, two folders have one name, or images lie outside of class folders.
+    """
+    places: dict[str, str] = {}
+    images: list[tuple[str, str]] = []
+    loose: list[tuple[str, str]] = []
+    empty: list[str] = []
+    skipped: Counter[str] = Counter()
+    twice = ""
+    for folder, below, files in _walk(root):
+        name = os.path.basename(folder)
+        inside = [(os.path.join(folder, file), name) for file in files if is_image(file, suffixes)]
+        skipped.update(end for end in map(_suffix, files) if end in OTHER_IMAGES and end not in suffixes)
+        if folder == str(root):
+            loose = inside
+        elif inside:
+            if places.setdefault(name, folder) != folder:
+                twice = twice or f"two class folders are called {name!r}, {places[name]} and {folder}: rename one"
+            images += inside
+        elif not below:
+            empty.append(name)
+    notes = _skipped(root, skipped, suffixes)
+    if flat and not images:
+        places, images, loose = {"": str(root)}, [(path, "") for path, _ in loose], []
+    if twice:
+        problem = twice
+    elif loose:
+        problem = (
+            f"{root} contains {count_of(loose, 'image')} outside of class folders, such as "
+            f"{os.path.basename(min(loose)[0])}: move each image into a folder with the name of its class"
+        )
+    else:
+        problem = "" if images else f"{root} contains no images ({', '.join(sorted(suffixes))})"
+    if problem:
+        raise FolderError("; ".join([*notes, problem]))
+    if empty := sorted(set(empty) - set(places), key=natural_key):
+        notes.append(f"skipped class folders of {root} without images: {listed(empty)}")
+    images.sort(key=lambda image: natural_key(image[0]))
+    return ClassFolders(sorted(places, key=natural_key), images, notes)
+
+
+def _walk(root: str | Path) -> Iterator[tuple[str, list[str], list[str]]]:
+    for folder, below, files in os.walk(root, followlinks=True):
+        below[:] = sorted((name for name in below if not name.startswith(".")), key=natural_key)
+        yield folder, below, [name for name in files if not name.startswith(".")]
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
+
+
+def _skipped(root: str | Path, skipped: Counter[str], suffixes: Collection[str]) -> list[str]:
+    if not skipped:
+        return []
+    kinds = ", ".join(f"{count} {suffix}" for suffix, count in skipped.most_common())
+    return [f"skipped {kinds} files of {root}; only {', '.join(sorted(suffixes))} are read"]
+
+
+@dataclass(frozen=True)
+class ClassMap:
+    """The class number of each folder.
+
+    Args:
+        numbers: by the folder's name; skipped folders are absent.
+        by_name: whether folders have the names of classes; otherwise the folders were taken in natural order.
+        skipped: names of the folders that stand for no class.
+        missing: names of the classes without a folder.
+        summary: a sentence about the mapping.
+    """
+
+    numbers: dict[str, int]
+    by_name: bool
+    skipped: list[str]
+    missing: list[str]
+    summary: str
+
+
+def class_map(
+    folders: Sequence[str],
+    classes: Sequence[str],
+    *,
+    where: object = "the data",
+    of: str = "the model",
+    by_order: bool = True,
+    ignore_unknown: bool = False,
+) -> ClassMap:
+    """Map folders to classes by name, or, if no name matches and the numbers agree, by natural order.
+
+    Args:
+        folders: their names, all different.
+        classes: the name of each class in order; the numbers from 0 as text if the model has no names.
+        where: the place of the folders, for messages.
+        of: the owner of the classes, for messages.
+        by_order: allow a mapping by order.
+        ignore_unknown: skip folders whose name is no class, if other folders have the name of one.
+
+    Raises:
+        FolderError: a folder stands for no class, or for several.
+
+    Example:
+        >>> class_map(["dog", "cat"], ["cat", "dog", "owl"]).numbers
+        {'dog': 1, 'cat': 0}
+    """
+    numbers = {name: i for i, name in enumerate(classes)}
+    unknown = [name for name in folders if name not in numbers]
+    nameless = list(classes) == [str(i) for i in range(len(classes))]
+    some_known = len(unknown) < len(folders)
+    if by_order and len(folders) == len(classes) and (nameless or not some_known):
+        ordered = sorted(folders, key=natural_key)
+        pairs = [f"{folder} = {name}" for folder, name in zip(ordered, classes, strict=True)]
+        why = "the model has no class names" if nameless else "no name matches"
+        summary = f"{count_of(folders, 'class')} by order, because {why}: {listed(pairs, MAX_LISTED)}"
+        return ClassMap({name: i for i, name in enumerate(ordered)}, False, [], [], summary)
+    if unknown and not (ignore_unknown and some_known):
+        hint = "--ignore-unknown-classes skips them" if some_known else "expected these names"
+        hint += ", or as many classes in the same order" * (by_order and not some_known)
+        raise FolderError(
+            f"{where} has the classes {listed([repr(name) for name in unknown])}, and {of} has "
+            f"{count_of(classes, 'class')}: {listed(classes)}; {hint}"
+        )
+    if twice := sorted({name for name in folders if classes.count(name) > 1}, key=natural_key):
+        raise FolderError(f"{of} has several classes called {listed([repr(name) for name in twice])}")
+    found = {name: numbers[name] for name in folders if name in numbers}
+    missing = [name for name in classes if name not in found]
+    summary = f"{count_of(list(found), 'class')} by name"
+    for names, text in ((unknown, f"skipped, because {of} has no such class"), (missing, "without images")):
+        summary += f"; {text}: {listed(names)}" if names else ""
+    return ClassMap(found, True, unknown, missing, summary)
+
+
+def count_of(things: Sequence[object], name: str) -> str:
+    """Number and noun: 1 image, 2 images."""
+    return f"{len(things)} {name}{'' if len(things) == 1 else 'es' if name.endswith('ss') else 's'}"
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

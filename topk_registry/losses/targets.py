@@ -1,0 +1,238 @@
+"""The one rule for targets: class weights, smoothing, ignored rows and the reduction become masses on classes.
+
+A loss is a table L(s, c): the loss of the scores s if the label were c. A target puts a mass on each class of its row,
+
+    L(row) = sum_c mass_c L(s, c),
+
+so an index is the one-hot mass, mixup and CutMix put mass on two labels, and label smoothing puts an even mass on all
+classes. Two rules come from ``torch.nn.CrossEntropyLoss``: a row with the ignored index has no mass, and a mean over
+class indices divides by the sum of the labels' weights, any other mean by the number of rows.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.ops.tensors import Route, route
+from topk_registry.ops.values import choice, numbers
+
+__all__ = ["LabelMixture", "Masses", "Target"]
+
+Target = Tensor | LabelMixture
+REDUCTIONS = ("none", "mean", "sum")
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class Masses(NamedTuple):
+    """The masses of a batch of targets; the reduced loss is the sum of the rows' losses.
+
+    Either ``labels`` with ``shares`` and ``even``, or ``dense`` holds the masses. A row without mass has loss 0 and no
+    gradient, whatever its scores are.
+
+    Example:
+        >>> masses = Masses.of(torch.tensor([1, -100]), 2, label_smoothing=0.5)
+        >>> masses.table(2)
+        tensor([[0.2500, 0.7500],
+                [0.0000, 0.0000]], dtype=torch.float64)
+    """
+
+    labels: Tensor | None  # [B, m] int64, within range
+    shares: Tensor | None  # [B, m] masses of the labels
+    even: Tensor | None  # [B], mass on every class; None: no such mass
+    dense: Tensor | None  # [B, n] masses of all classes
+    counts: Tensor | None  # [B] bool; False: the row has no mass, its scores may be anything. None: all rows count
+    target: Target  # the facts as they were given, for kernels that apply them themselves
+    weight: Tensor | None = None
+    label_smoothing: float = 0.0
+    ignore_index: int = -100
+    reduction: str = "mean"
+    sample_weight: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        n: int,
+        *,
+        weight: Tensor | None = None,
+        label_smoothing: float = 0.0,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        sample_weight: Tensor | None = None,
+        ignores: bool = True,
+    ) -> "Masses":
+        """Resolve a checked target.
+
+        Args:
+            target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`.
+            n: number of classes.
+            weight: one factor per class [n].
+            label_smoothing: share of each row's mass that is spread evenly over all classes.
+            ignore_index: rows with this index have no mass.
+            reduction: ``"mean"`` divides all masses by the mean's divisor.
+            sample_weight: one factor per row [B].
+            ignores: whether any row may have the ignored index.
+        """
+        facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
+        if isinstance(target, Tensor) and target.is_floating_point():
+            return cls(None, None, None, _dense(*facts[:3], reduction, sample_weight), None, *facts)
+        if isinstance(target, LabelMixture):
+            mixture, counts = target.smooth(label_smoothing), None
+            mass = (
+                mixture.shares.abs().sum(1)
+                if mixture.uniform is None
+                else mixture.shares.abs().sum(1) + mixture.uniform
+            )
+            divisor: Tensor | float = len(target.labels) if sample_weight is None else sample_weight.sum()
+            labels, shares, even = mixture.labels, mixture.shares, mixture.uniform
+            if not _can_look(mass) or not bool(mass.all()):
+                counts = mass != 0
+        else:
+            labels, counts = target.long(), None
+            if ignores:
+                counts = labels != ignore_index
+                labels = labels.masked_fill(~counts, 0)
+            labels = labels[:, None]
+            shares = _ones(labels) if counts is None else counts[:, None].to(_wide(labels))
+            row_weights = shares if weight is None else shares * weight.to(shares)[labels]
+            if sample_weight is not None:
+                row_weights = row_weights * sample_weight[:, None].to(shares)
+            divisor = len(target) if row_weights is shares and counts is None else row_weights.sum()
+            even = None
+            if label_smoothing:
+                even = shares[:, 0] * label_smoothing
+                shares = shares * (1.0 - label_smoothing)
+        scale = None if sample_weight is None else sample_weight.to(shares)
+        if reduction == "mean":
+            scale = 1.0 / divisor if scale is None and divisor else scale if scale is None else scale / divisor
+        if even is not None:
+            even = even / n if scale is None else even * (scale / n)
+        if scale is not None:
+            shares = shares * (scale[:, None] if isinstance(scale, Tensor) and scale.ndim else scale)
+        if weight is None:
+            return cls(labels, shares, even, None, counts, *facts)
+        wide = weight.to(shares)
+        shares = shares * wide[labels]
+        if even is None:
+            return cls(labels, shares, None, None, counts, *facts)
+        table = even[:, None] * wide
+        return cls(None, None, None, table.scatter_add(1, labels, shares), counts, *facts)
+
+    def table(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the masses of all classes [B, n]."""
+        if self.dense is not None:
+            return self.dense if dtype is None else self.dense.to(dtype)
+        assert self.labels is not None
+        assert self.shares is not None
+        shares = self.shares if dtype is None else self.shares.to(dtype)
+        even = shares.new_zeros(len(shares), 1) if self.even is None else self.even.to(shares)[:, None]
+        return even.expand(-1, n).scatter_add(1, self.labels, shares)
+
+    def usable(self, scores: Tensor) -> Tensor:
+        """Return the scores with zeros in rows without mass, so that NaN there reaches no sum and no gradient."""
+        return scores if self.counts is None else torch.where(self.counts[:, None], scores, 0.0)
+
+
+def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, sample_weight: Tensor | None) -> Tensor:
+    """Return the masses of distributions [B, n]."""
+    q = q.to(torch.promote_types(q.dtype, torch.float32))
+    if smoothing:
+        q = torch.lerp(q, torch.full_like(q, 1 / q.shape[1]), smoothing)
+    factor: Tensor | float = 1.0
+    if reduction == "mean":
+        divisor = len(q) if sample_weight is None else sample_weight.to(q).sum()
+        factor = 1.0 / divisor if isinstance(divisor, Tensor) or divisor else 1.0
+    if weight is not None:
+        factor = weight.to(q) * factor
+    q = q if isinstance(factor, float) and factor == 1.0 else q * factor
+    return q if sample_weight is None else q * sample_weight.to(q)[:, None]
+
+
+def _ones(labels: Tensor) -> Tensor:
+    return torch.ones(labels.shape, dtype=_wide(labels), device=labels.device)
+
+
+def _wide(like: Tensor) -> torch.dtype:
+    return torch.float32 if like.device.type == "mps" else torch.float64  # few numbers per row, exact for any scores
+
+
+def _can_look(t: Tensor) -> bool:
+    """Return whether the values of a tensor can be read without waiting for a GPU and without breaking a graph."""
+    return t.device.type == "cpu" and route(t) is Route.KERNELS
+
+
+def check_reduction(reduction: str) -> str:
+    return choice(reduction, "reduction", REDUCTIONS)
+
+
+def check_weight(weight: Tensor | Sequence[float]) -> Tensor:
+    """Return class weights as a copy in double precision: one finite, non-negative factor per class."""
+    if isinstance(weight, str):
+        raise ValueError(f"weight must be one number per class, got {weight!r}; a trainer has --class-weight for names")
+    return numbers(weight, "weight", at_least=0)
+
+
+def check_tensor(given: Any, name: str) -> None:
+    """Raise a TypeError unless an argument is a tensor; the message says what is likely meant."""
+    if isinstance(given, Tensor):
+        return
+    if hasattr(given, "logits") or (isinstance(given, Mapping) and "logits" in given):
+        hint = "pass its logits"
+    elif isinstance(given, (tuple, list)) and any(isinstance(one, Tensor) for one in given):
+        hint = "pass one of its tensors"
+    else:
+        hint = "torch.as_tensor makes one of numbers"
+    raise TypeError(f"{name} must be a tensor, got {type(given).__name__}: {hint}")
+
+
+def check_logits(logits: Any, name: str = "logits") -> None:
+    """Raise unless logits are floating point [B, n] with n >= 2."""
+    check_tensor(logits, name)
+    if logits.ndim != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
+        raise ValueError(
+            f"{name} must be floating point [batch, classes] with at least 2 classes, "
+            f"got {logits.dtype} {list(logits.shape)}"
+        )
+
+
+def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -> bool:
+    """Raise unless a target fits logits [B, n]; return whether a row may have the ignored index.
+
+    The values of labels are read on a CPU only: elsewhere that would wait for the device, and a label out of range
+    stops at the gather, as in cross-entropy.
+    """
+    B, n = logits.shape
+    if isinstance(target, LabelMixture):
+        target.check(B)
+        parts = [part for part in target if part is not None]
+    else:
+        check_tensor(target, "target")
+        dense, parts = target.is_floating_point(), [target]
+        if target.shape != (logits.shape if dense else (B,)) or not (dense or target.dtype in INTEGERS):
+            raise ValueError(
+                f"target must be class indices (integer, [{B}]) or a distribution (floating point, {[B, n]}), "
+                f"got {target.dtype} {list(target.shape)}"
+            )
+    for part in parts:
+        if part.device != logits.device:
+            raise ValueError(f"target must be on the device of the logits, {logits.device}, got {part.device}")
+    labels = parts[0]
+    if labels.is_floating_point():
+        return False
+    if not labels.numel() or not _can_look(labels):
+        return not isinstance(target, LabelMixture)
+    low, high = (int(end) for end in labels.aminmax())
+    if low >= 0 and high < n:
+        return ignore_index is not None and low <= ignore_index <= high
+    labels = labels.long()  # an ignore_index of -100 would be compared with bytes as 156
+    wrong = (labels < 0) | (labels >= n)
+    allowed = ""
+    if not isinstance(target, LabelMixture) and ignore_index is not None:
+        wrong &= labels != ignore_index
+        allowed = f" (or ignore_index = {ignore_index})"
+    if wrong.any():
+        raise ValueError(f"target must be in [0, {n - 1}]{allowed}, got {labels[wrong][0].item()}")
+    return True

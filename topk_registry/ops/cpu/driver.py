@@ -1,0 +1,225 @@
+"""Compile a kernel at its first use, and run it on the threads that torch itself uses.
+
+A kernel is a C function ``body(job)``. All threads run the same body with the same job, and take rows from it by
+:func:`spans` until none are left, so the result of a row must not depend on the thread that takes it. A job is a
+counter, then 8 bytes per value: integers, floats, and addresses of tensors.
+
+After each operation torch's threads spin for a few milliseconds and wait for the next one. Threads of our own would
+share their cores with them. Without OpenMP a pool of threads does the work.
+"""
+# pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
+# numba's intrinsics are called without their first parameter, and numba sets attributes where pyright does not see it
+
+import ctypes
+import gc
+import hashlib
+import os
+import struct
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from numba import njit, types
+from numba.core.caching import FunctionCache, NullCache
+from numba.core.ccallback import CFunc
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.registry import cpu_target
+from numba.core.sigutils import normalize_signature
+from numba.extending import intrinsic
+from torch import Tensor
+
+C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Kernel:
+    """A body that is compiled, or loaded from numba's cache, when it first runs."""
+
+    def __init__(self, function: Callable) -> None:
+        self.function = function
+        self.body = cache(lambda: C_BODY(_compiled(function).address))
+
+    def run(self, threads: int, *values: Tensor | float | None) -> None:
+        """Run the body on ``threads`` threads with one job of ``values``; tensors are plain contiguous memory."""
+        job = _job(values)
+        if threads == 1:
+            self.body()(job)
+        elif (parallel := _openmp()) is not None:
+            parallel(self.body(), job, threads, 0)
+        else:
+            others = [_pool(os.getpid()).submit(self.body(), job) for _ in range(threads - 1)]
+            self.body()(job)
+            for other in others:
+                other.result()
+
+
+def kernel(function: Callable) -> Kernel:
+    """Decorate ``body(job)`` as a :class:`Kernel`."""
+    return Kernel(function)
+
+
+def _job(values: tuple[Tensor | float | None, ...]) -> ctypes.Array:
+    fields = "".join("d" if isinstance(value, float) else "q" for value in values)
+    numbers = (0 if v is None else v.data_ptr() if isinstance(v, Tensor) else v for v in values)
+    return ctypes.create_string_buffer(_layout(fields).pack(0, *numbers))
+
+
+@lru_cache
+def _layout(fields: str) -> struct.Struct:
+    return struct.Struct(f"=q{fields}")
+
+
+@intrinsic
+def _take(typing_context, job, count):
+    def codegen(context, builder, signature, arguments):
+        job, count = arguments
+        counter = builder.bitcast(job, count.type.as_pointer())
+        return builder.atomic_rmw("add", counter, count, "monotonic")
+
+    return types.int64(types.voidptr, types.int64), codegen
+
+
+take: Any = _take  # take(job, count): take the next ``count`` rows of a job and return the first
+
+
+@njit
+def spans(job, block, count):
+    """Yield (start, stop) of the rows that this thread takes, ``block`` at a time, until all ``count`` are taken."""
+    start = take(job, block)
+    while start < count:
+        yield start, min(start + block, count)
+        start = take(job, block)
+
+
+@cache
+def _openmp() -> Callable | None:
+    """Return ``GOMP_parallel(body, job, threads, flags)`` of the very library that torch is linked with."""
+    try:
+        parallel = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes, parallel.restype = (C_BODY, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return parallel
+
+
+@lru_cache(maxsize=1)
+def _pool(process: int) -> ThreadPoolExecutor:
+    """Return threads that sleep between calls; a forked process starts its own."""
+    return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="topk_registry")
+
+
+def _compiled(function: Callable) -> CFunc:
+    arguments, result = normalize_signature(types.void(types.voidptr))
+    options = {"error_model": "numpy", "fastmath": {"contract"}}
+    compiled = _CFunc(function, (arguments, result), locals={}, options=options)
+    try:
+        compiled._cache = _Cache(function)
+    except RuntimeError:  # no folder can be written
+        compiled._cache = NullCache()
+    compiled.compile()
+    return compiled
+
+
+class _CFunc(CFunc):
+    """numba's C function, which logs once that it compiles."""
+
+    def _compile_uncached(self) -> Any:
+        _log_compiling(self._cache.cache_path)
+        with _optimizing_once():
+            compiled = super()._compile_uncached()
+            compiled.library.make_machine_code()
+        return compiled
+
+
+class _Linked(JITCodeLibrary):
+    """LLVM's code of a function, which is optimized within the body that it is linked into.
+
+    numba would optimize each function with all that it calls, and make machine code and wrappers of each: this takes
+    more than half of the time of compiling.
+    """
+
+    is_machine_code = False
+
+    def _optimize_functions(self, module: Any) -> None:
+        pass
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+    def make_machine_code(self) -> None:
+        """Optimize the function and all that is linked into it, and make machine code of it."""
+        self._ensure_finalized()
+        super()._optimize_final_module()
+        super()._finalize_final_module()
+        self.is_machine_code = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return the address of a function; a call from Python of one that was only linked raises a TypeError."""
+        return super().get_pointer_to_function(name) if self.is_machine_code else _BAD_ARGUMENT
+
+
+_BAD_ARGUMENT: Any = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
+
+
+@contextmanager
+def _optimizing_once() -> Iterator[None]:
+    """Let numba compile functions to :class:`_Linked` code in a ``with`` block."""
+    codegen, collects = cpu_target.target_context.codegen(), gc.isenabled()
+    with global_compiler_lock:
+        codegen._library_class, codegen.set_env = _Linked, lambda name, environment: None
+        gc.disable()  # it would go through all objects of torch again and again
+        try:
+            yield
+        finally:
+            del codegen._library_class, codegen.set_env
+            if collects:
+                gc.enable()
+
+
+@cache
+def _log_compiling(folder: str | None) -> None:
+    kept = (
+        f"once; they are cached in {folder}" if folder else "in each process: set NUMBA_CACHE_DIR to a writable folder"
+    )
+    print(f"topk-registry: compiling kernels for this processor, {kept}", file=sys.stderr, flush=True)
+
+
+class _Cache(FunctionCache):
+    """numba's cache, which does not see on its own that the source of another module has changed."""
+
+    def _index_key(self, sig: Any, codegen: Any) -> Any:
+        return (*super()._index_key(sig, codegen), _edition())
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return the cached kernel, or None if there is none or its file is damaged."""
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # whatever unpickling garbage may raise
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Cache a kernel, or warn."""
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            warnings.warn(f"compiled kernels cannot be cached ({error}): set NUMBA_CACHE_DIR", stacklevel=2)
+
+
+@cache
+def _edition() -> str:
+    """Return a digest of the sources of all kernels: the modules of this folder, and those that import them."""
+    digest, here = hashlib.sha256(), Path(__file__).parent
+    for file in sorted(here.parent.rglob("*.py")):
+        source = file.read_bytes()
+        if file.parent == here or b"topk_registry.ops.cpu" in source:
+            digest.update(source)
+    return digest.hexdigest()

@@ -1,0 +1,55 @@
+"""The autograd function of both operators: forward writes the gradient, and backward scales it in place."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.tensors import is_plain
+
+Kernel = Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]
+
+
+class Fused(torch.autograd.Function):
+    """Losses [B] of logits [B, n] by ``kernel(logits, needs_grad) -> (losses, gradient or None)``.
+
+    Under ``create_graph=True``, and if gradients are batched, the gradient is computed again from
+    ``definition(logits)``, in differentiable operations. A second backward pass through a retained graph calls the
+    kernel again, because the first one has handed out the memory of the gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, kernel: Kernel, definition: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        losses, ctx.gradient = kernel(logits, ctx.needs_input_grad[0])
+        ctx.kernel, ctx.definition = kernel, definition
+        ctx.save_for_backward(logits)
+        return losses
+
+    @staticmethod
+    def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (logits,) = ctx.saved_tensors
+        if torch.is_grad_enabled() or not is_plain(g):
+            return by_definition(ctx.definition, logits, g), None, None
+        gradient, ctx.gradient = ctx.gradient, None
+        if gradient is None:
+            gradient = ctx.kernel(logits, True)[1]
+        return scaled_in_place(gradient, g, logits.dtype), None, None
+
+
+def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Tensor) -> Tensor:
+    """Return the gradient for the cotangent g [B] of the losses, differentiable to the logits and to g."""
+    differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():
+        s = logits if differentiable else logits.detach().requires_grad_()
+        return torch.autograd.grad(definition(s), s, g, create_graph=differentiable)[0]
+
+
+def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
+    """Multiply a gradient [B, n] by the cotangent g [B] of the losses, and convert it."""
+    if g.numel() and g.stride() == (0,) and g.is_cpu:  # of a sum, most often 1
+        factor = float(g[0])
+        if factor != 1.0:
+            gradient.mul_(factor)
+    else:
+        gradient.mul_(g.to(gradient.dtype)[:, None])
+    return gradient if gradient.dtype == dtype else gradient.to(dtype)

@@ -1,0 +1,50 @@
+"""The smooth top-k hinge as one node of compiled and exported graphs."""
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.fused import by_definition
+from topk_registry.ops.ksubset.autograd import Parts, losses_of
+
+
+@torch.library.custom_op("topk_registry::smooth_topk", mutates_args=())
+def smooth_topk(
+    logits: Tensor,
+    labels: Tensor | None,
+    shares: Tensor | None,
+    even: Tensor | None,
+    dense: Tensor | None,
+    alpha: Tensor,
+    k: int,
+    tau: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the losses [B] and their gradient [B, n] by the backend that serves when the graph runs."""
+    from topk_registry.ops.ksubset.api import run  # which imports this module
+
+    parts = Parts(labels, shares, even, dense)
+    losses, gradient = run(logits, True, masses=parts, parts=parts, k=k, tau=tau, alpha=alpha)
+    assert gradient is not None
+    return losses, gradient.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@smooth_topk.register_fake
+def _(logits, labels, shares, even, dense, alpha, k, tau):
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    return logits.new_empty(logits.shape[0], dtype=dtype), logits.new_empty(logits.shape, dtype=dtype)
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    logits, *parts, ctx.k, ctx.tau = inputs
+    ctx.save_for_backward(logits, *parts, output[1])
+
+
+def _backward(ctx, g: Tensor, _):
+    logits, *parts, alpha, gradient = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        ds = by_definition(lambda s: losses_of(s, Parts(*parts), ctx.k, ctx.tau, alpha), logits, g)
+    else:
+        ds = (gradient * g[:, None]).to(logits.dtype)
+    return ds, None, None, None, None, None, None, None
+
+
+smooth_topk.register_autograd(_backward, setup_context=_setup_context)

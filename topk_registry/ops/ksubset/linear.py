@@ -1,0 +1,304 @@
+"""A linear classifier and the k-subset operator in one: scores exist for one chunk of classes at a time.
+
+The forward pass summarises the scores of each chunk in O(k) numbers per row (``graph.State``). The backward pass
+computes the scores of a chunk again, turns them into their gradient, and multiplies that into the gradients of
+features, weight and bias. Over the ranks of a process group, each rank does so for its own classes, and the ranks
+exchange the summaries (``ranks.py``).
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from topk_registry.ops.ksubset import graph, ranks
+from topk_registry.ops.ksubset.graph import State
+
+CPU_CHUNK = 1 << 20  # scores in a chunk: few enough to stay in the cache
+GPU_CHUNK = 1 << 26  # enough for a chunk's launches to take less time than its work
+MIN_CHUNK = 1024  # classes: smaller products of matrices are slow
+MAX_STATES = 32  # states that are kept before they are merged
+MAX_K = graph.WITH_TAIL  # up to this k the state of a row is small
+
+
+class TopClasses(NamedTuple):
+    """The k classes with the largest scores, in descending order."""
+
+    indices: Tensor  # [B, k]
+    logits: Tensor  # [B, k]
+    marginals: Tensor  # [B, k], probability of being in the top-k set
+
+
+class Problem(NamedTuple):
+    """What all passes over the classes of a layer share."""
+
+    k: int
+    theta: float  # temperature of the scores
+    chunk: int  # number of classes in a chunk
+    dtype: torch.dtype  # of products of matrices
+    first: int = 0  # this rank's first class
+    group: Any = None  # process group whose ranks hold the classes; None: all are here
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of scores."""
+        return torch.promote_types(self.dtype, torch.float32)
+
+
+def min_classes(k: int) -> int:
+    """Return the number of classes from which on chunks can be used: the top group of k + 1, and one more."""
+    return 2 * k + 4
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """Return the dtype that ``F.linear`` multiplies in; autocast does not change double precision."""
+    device = x.device.type
+    if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return x.dtype
+
+
+def chunk_size(features: Tensor, chunk: int | None) -> int:
+    """Return the number of classes in a chunk: the given one, or one chosen for speed."""
+    if chunk is not None:
+        return chunk
+    scores = CPU_CHUNK if features.device.type == "cpu" else GPU_CHUNK
+    return max(scores // max(len(features), 1), MIN_CHUNK)
+
+
+def linear_label_margins(x: Tensor, weight: Tensor, bias: Tensor | None, label: Tensor, p: Problem) -> Tensor:
+    """Compute the margin theta l_y of each row's label: [B, d], [m, d], [m], [B] -> [B] in double precision.
+
+    Labels count the classes of all ranks. The result is the same on all ranks, and differentiable once; the gradient
+    to x is this rank's part of a sum over ranks.
+    """
+    margins = _LabelMargins.apply(x, weight, bias, label, p)
+    assert isinstance(margins, Tensor)
+    return margins
+
+
+def linear_expected_hinge(
+    x: Tensor, weight: Tensor, bias: Tensor | None, mass: Callable[[Tensor, int], Tensor], alpha: Tensor, tau: float,
+    p: Problem,
+) -> Tensor:  # fmt: skip
+    """Compute sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) of each row: [B] in double precision.
+
+    Args:
+        x, weight, bias: features [B, d] and the layer [n, d], [n].
+        mass: ``mass(s [B, m], first)`` returns the masses q of a chunk that begins with the class ``first``.
+        alpha: the required gap, [] or [n].
+        tau: smoothing temperature of the loss.
+        p: with the temperature k tau.
+    """
+    losses = _ExpectedHinge.apply(x, weight, bias, mass, alpha, tau, p)
+    assert isinstance(losses, Tensor)
+    return losses
+
+
+@torch.no_grad()
+def linear_topk_classes(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> TopClasses:
+    """Return the k classes with the largest scores, over all ranks."""
+    state = _state(x, weight, bias, p.k + 1, p)
+    marginals = torch.sigmoid(graph.top_margins(state, p.theta) / p.theta)
+    return TopClasses(state.classes[:, : p.k], state.top[:, : p.k].to(p.dtype), marginals.to(p.wide))
+
+
+def chunks(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Yield the first class, the rows of the weight [m, d] and the scores [B, m] of each chunk of this rank's classes.
+
+    The first class counts the classes of all ranks.
+    """
+    x = x.to(p.dtype)
+    for start in range(0, len(weight), p.chunk):
+        rows = slice(start, start + p.chunk)
+        W = weight[rows].to(p.dtype)
+        s = F.linear(x, W, None if bias is None else bias[rows].to(p.dtype))
+        yield p.first + start, W, s.to(p.wide)
+
+
+class _Merged:
+    """The state of chunks that come one after the other."""
+
+    def __init__(self, theta: float) -> None:
+        self.theta, self.states = theta, list[State]()
+
+    def add(self, state: State) -> None:
+        self.states.append(state)
+        if len(self.states) == MAX_STATES:
+            self.states = [graph.merge(self.states, self.theta)]
+
+    def result(self) -> State | None:
+        return graph.merge(self.states, self.theta) if self.states else None
+
+
+def _state(x: Tensor, weight: Tensor, bias: Tensor | None, k: int, p: Problem) -> State:
+    """Return the state of the classes of all ranks for a top group of k."""
+    merged = _Merged(p.theta)
+    with torch.autocast(x.device.type, enabled=False):
+        for first, _, s in chunks(x, weight, bias, p):
+            merged.add(graph.summarise(s, k, p.theta, first))
+    state, _ = ranks.exchange(merged.result(), None, k, x, p)
+    return state
+
+
+def _locate(label: Tensor, first: int, m: int) -> tuple[Tensor, Tensor]:
+    """Return whether each label [B] is in a chunk of m classes, and its column there [B, 1]."""
+    local = label - first
+    return (local >= 0) & (local < m), local.clamp(0, m - 1)[:, None]
+
+
+def _write(out: Tensor, classes: Tensor, values: Tensor, first: int) -> Tensor:
+    """Return a chunk [B, m] with values [B, T] at their classes; classes of other chunks go into a spare column."""
+    m, local = out.shape[1], classes - first
+    place = torch.where((local >= 0) & (local < m), local, m)
+    return F.pad(out, (0, 1)).scatter(1, place, values)[:, :m]
+
+
+class _LabelMargins(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, label: Tensor, p: Problem) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        merged, score = _Merged(p.theta), torch.full_like(label, -torch.inf, dtype=p.wide)
+        with torch.autocast(x.device.type, enabled=False):
+            for first, _, s in chunks(x, weight, bias, p):
+                here, column = _locate(label, first, s.shape[1])
+                own = s.gather(1, column)[:, 0]
+                score = torch.where(here, own, score)
+                s.scatter_(1, column, torch.where(here, -torch.inf, own)[:, None])
+                merged.add(graph.summarise(s, p.k, p.theta, first))
+        state, score = ranks.exchange(merged.result(), score, p.k, x, p)
+        f = graph.finish(state, p.theta)
+        ctx.p = p
+        ctx.save_for_backward(*state, x, weight, bias, label)
+        return (score.double() - f.a[:, 0].double()) + f.shift[:, 0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        top, classes, P, x, weight, bias, label = ctx.saved_tensors
+        p = ctx.p
+        f, g = graph.finish(State(top, classes, P), p.theta), g.to(p.wide)[:, None]
+
+        def slopes(s: Tensor, first: int) -> Tensor:
+            ds = graph.label_gradient(s, f, p.theta, first)
+            here, column = _locate(label, first, s.shape[1])
+            own = ds.gather(1, column)[:, 0]
+            return ds.scatter_(1, column, torch.where(here, 1.0, own)[:, None]).mul_(g)
+
+        return *_gradients(slopes, x, weight, bias, p, ctx.needs_input_grad), None, None
+
+
+def _gradients(
+    slopes: Callable[[Tensor, int], Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem,
+    needed: tuple[bool, ...],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Return the gradients of features, weight and bias, from the gradients ``slopes(s, first)`` of scores."""
+    dx = torch.zeros_like(x, dtype=p.wide) if needed[0] else None
+    dW = torch.empty_like(weight) if needed[1] else None
+    db = torch.empty_like(bias) if needed[2] and bias is not None else None
+    with torch.autocast(x.device.type, enabled=False):
+        for first, W, s in chunks(x, weight, bias, p):
+            ds, rows = slopes(s, first), slice(first - p.first, first - p.first + len(W))
+            product = ds.to(p.dtype)
+            if dx is not None:
+                dx += product @ W
+            if dW is not None:
+                dW[rows] = product.T @ x.to(p.dtype)
+            if db is not None:
+                db[rows] = ds.sum(0)
+    return None if dx is None else dx.to(x.dtype), dW, db
+
+
+class _Group(NamedTuple):
+    """What the margins of all classes have in common, differentiable to the top group's scores and power sums."""
+
+    a: Tensor  # [B, 1], the (k + 1)-th largest score, which power sums are relative to
+    t: Tensor  # [B, 1], the tilt: a constant, as it cancels
+    margins: Tensor  # [B, T], of the top group
+    c: Tensor  # [k + 1, B, 1], coefficients of the product over all classes
+
+
+def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
+    """Solve for the top group [B, T] and the power sums [B, k] of all other classes.
+
+    Leaving out one of the k largest classes moves the balance to the class after them: their margins are computed with
+    the tilt for k + 1.
+    """
+    a = top[:, k : k + 1].detach()
+    x, margins = (top - a) / theta, []
+    t = c = a
+    for balance, members in ((k + 1, slice(0, k)), (k, slice(k, None))):
+        r = x[:, balance - 1 : balance].detach()
+        t = r + graph.tilt(x.detach() - r, P[:, :1].detach() * (-r).exp(), balance)
+        w = (x - t).clamp_max(graph.MAX_GAP).exp()
+        q = 1 / (1 + w)
+        powers = torch.arange(1, k + 1, dtype=P.dtype, device=P.device)
+        start = graph.from_power_sums(P * (-t * powers).exp())
+        levels = graph.product_tree(torch.stack((q, w * q)), k)
+        # without the classes of the other tilt, where this may be 0 / 0
+        below, last = graph.leave_one_out(levels, start, k, 2)[..., members]
+        margins.append((top - a)[:, members] + theta * ((below / last).log() - t))
+        c = graph.product(levels[-1], start, 0, 0, k)
+    return _Group(a, t, torch.cat(margins, 1), c)
+
+
+class _ExpectedHinge(torch.autograd.Function):
+    """Three passes: the state; losses and the gradients to top group and coefficients; the gradients to scores."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, mass, alpha, tau, p):  # pyright: ignore[reportIncompatibleMethodOverride]
+        k = p.k
+        state = _state(x, weight, bias, k + 1, p)
+        with torch.enable_grad():
+            top, P = state.top.double().requires_grad_(), state.P[:, :k].double().requires_grad_()
+            f = _group(top, P, k, p.theta)
+        value, d_margins, d_c = P.new_zeros(len(x)), torch.zeros_like(f.margins), torch.zeros_like(f.c)
+
+        def losses(s: Tensor, first: int, margins: Tensor, c: Tensor) -> Tensor:
+            m = _margins(s, f, margins, c, state.classes, first, p)
+            own_alpha = alpha[first : first + s.shape[1]] if alpha.ndim else alpha
+            hinge = F.softplus(own_alpha.to(s) - m / k, beta=1 / tau, threshold=40.0)
+            q = mass(s, first)
+            return torch.where(q == 0, 0.0, q * hinge).sum(1)
+
+        with torch.autocast(x.device.type, enabled=False):
+            for first, _, s in chunks(x, weight, bias, p):
+                with torch.enable_grad():
+                    margins, c = (t.detach().to(s).requires_grad_() for t in (f.margins, f.c))
+                    part = losses(s, first, margins, c)
+                    to_margins, to_c = torch.autograd.grad(part.sum(), (margins, c))
+                value, d_margins, d_c = value + part.detach(), d_margins + to_margins, d_c + to_c
+        d_top, d_P = torch.autograd.grad((f.margins, f.c), (top, P), (d_margins, d_c))
+        ctx.f, ctx.losses, ctx.p = _Group(*(t.detach() for t in f)), losses, p
+        ctx.save_for_backward(x, weight, bias, state.classes, d_top, d_P)
+        return value
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        x, weight, bias, classes, d_top, d_P = ctx.saved_tensors
+        p, f, g = ctx.p, ctx.f, g[:, None]
+        powers = torch.arange(1, p.k + 1, dtype=d_P.dtype, device=d_P.device)
+        of_powers, in_top = (d_P * g * powers / p.theta).to(p.wide), (d_top * g).to(p.wide)
+
+        def slopes(s: Tensor, first: int) -> Tensor:
+            with torch.enable_grad():
+                s = s.detach().requires_grad_()
+                part = ctx.losses(s, first, f.margins.to(s), f.c.to(s))
+                (ds,) = torch.autograd.grad(part, s, g[:, 0].to(part))
+            e, sums = ((s.detach() - f.a.to(s)) / p.theta).clamp_max(0.0).exp(), torch.zeros_like(s)
+            for slope in of_powers.flip(1).split(1, 1):  # Horner: sum_j slope_j e^j
+                sums = (sums + slope) * e
+            return _write(ds + sums, classes, in_top, first)
+
+        return *_gradients(slopes, x, weight, bias, p, ctx.needs_input_grad), None, None, None, None
+
+
+def _margins(s: Tensor, f: _Group, margins: Tensor, c: Tensor, classes: Tensor, first: int, p: Problem) -> Tensor:
+    """Return the margins [B, m] of a chunk: those of the top group as given, others by leaving out their factor."""
+    s = _write(s, classes, torch.full_like(margins, -torch.inf), first)
+    gap = s - f.a.to(s)
+    below, last = graph.divide_out(c, (gap / p.theta - f.t.to(s)).exp(), p.k)
+    return _write(gap + p.theta * ((below / last).log() - f.t.to(s)), classes, margins, first)

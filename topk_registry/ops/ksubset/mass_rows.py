@@ -1,0 +1,309 @@
+"""The smooth top-k hinges of a few rows with masses on several classes, and their gradient."""
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+import math
+from collections import namedtuple
+
+import numpy as np
+
+from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu.memory import borrowed, empty, zeros
+from topk_registry.ops.cpu.numbers import ZERO, compiled, largest_integer
+from topk_registry.ops.ksubset import passes, polynomial
+from topk_registry.ops.ksubset.split import CERTAIN, INVALID, balance, power_sums, scratch_space, split, to_odds
+
+FEW_CLASSES = 8  # classes with mass: up to this many are visited one by one
+LIMIT = 1 / 4  # of the tail's odds, whose cotangents pass through the polynomials
+NO_MASS = -3  # size of the top group of a row without mass
+
+# space: of split; x: scores of each row, odds: of each row, direct: gradient of each row, mass: of each class of a row;
+# scratch: four blocks; c: coefficients, g_c: their cotangents; where, members: the top groups; powers: of a row;
+# slopes: of a row; alphas, gains: gaps alpha and exp(-alpha / tau) of each class, or CACHE_BLOCK equal ones
+Memory = namedtuple("Memory", "space x odds direct mass scratch c g_c where members powers slopes alphas gains")
+# lanes from B on have the second tilt, which draws k + 1/2 classes, for the k largest classes.
+# size [2 B]; kth, a [B]: the scores that odds are relative to; u [2 B]; to_next [B]: odds from kth to a; most [B]: the
+# largest of the tail's tilted odds; P: power sums; p, q, before, after: of polynomial.top_group; T: the largest size
+Tilts = namedtuple("Tilts", "size kth a u to_next most P p q before after T")
+
+
+@compiled
+def memory_for(width, n, k, alpha, tau):
+    """Return memory for up to ``width`` rows at a time, with the gaps and gains of the classes."""
+    m, members = blocks.padded(n), min(5 * k + 5, blocks.padded(n))
+    length = m if len(alpha) > 1 else blocks.CACHE_BLOCK
+    alphas, gains = zeros(length, np.float32), zeros(length, np.float32)
+    for i in range(n if len(alpha) > 1 else length):
+        alphas[i] = alpha[i if len(alpha) > 1 else 0]
+        gains[i] = math.exp(-np.float64(alphas[i]) / tau)
+    return Memory(
+        scratch_space(m, k + 1), empty((width, m), np.float32), empty((width, m), np.float32),
+        empty((width, m), np.float32), zeros(m, np.float32), empty(4 * blocks.CACHE_BLOCK, np.float32),
+        passes.coefficients(k), empty(k + 1), empty((width, members), np.int64), empty((2 * width, members)), empty(k),
+        zeros(k + 8, np.float32), alphas, gains,
+    )  # fmt: skip
+
+
+@compiled
+def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradient, memory):
+    """Write the losses sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of rows, and their gradient.
+
+    Args:
+        s: scores [B, n].
+        labels, shares: classes with a mass, and their masses [B, m].
+        even: mass of every class [B], or [0].
+        dense: mass of each class [B, n], or [0, n].
+        alpha: required gap of each class [n], or [1].
+        k, theta, tau: size of the set, temperature of the margins, and of the hinge.
+        value, gradient: losses [B] and gradient [B, n], written.
+        memory: of :func:`memory_for`.
+    """
+    (B, n), memory, scale = gradient.shape, borrowed(memory), 1 / k
+    few, few_mass = empty(FEW_CLASSES, np.int64), empty(FEW_CLASSES)
+    tilts = _both_tilts(s, labels, shares, even, dense, k, theta, memory)
+    size, T = tilts.size, tilts.T
+    below, last = _leave_one_out(tilts.before, tilts.after)
+    g_below, g_product = zeros((T, 2 * B)), zeros((k + 1, 2 * B))
+    for r in range(B):
+        x, g = memory.x[r], memory.direct[r]
+        if size[r] < 0:
+            value[r] = 0.0 if size[r] == NO_MASS else np.nan
+            if size[r] == CERTAIN:  # a class is in the set, or it is not
+                count = _masses(r, labels, shares, even, dense, memory.mass[:n], few, few_mass)
+                value[r] = _loss_of_certain(x, count, memory.mass[:n], few, few_mass)
+            continue
+        count = _masses(r, labels, shares, even, dense, memory.mass[:n], few, few_mass)
+        total = 0.0
+        for j in range(size[r]):  # the top group
+            i = memory.where[r, j]
+            mass = np.float64(memory.mass[i]) if count < 0 else _mass_among(i, few[:count], few_mass)
+            memory.mass[i] = 0
+            if mass != 0:
+                lane = B + r if j < k else r
+                margin = np.float64(x[i]) - np.float64(tilts.a[r] if j < k else tilts.kth[r])
+                margin += theta * math.log(tilts.u[lane] * below[j, lane] / last[j, lane])
+                cost, slope = passes.hinge(margin, np.float64(alpha[i if len(alpha) > 1 else 0]), scale, tau)
+                total += mass * cost
+                g_below[j, lane] = mass * slope
+        rho = polynomial.balanced(tilts.before, T, r, memory.c)
+        tilt = tilts.to_next[r] * tilts.u[r] * rho
+        shift = math.log(tilts.u[r] * rho)
+        if count < 0:
+            powers = 1 + passes.reach(tilts.most[r] * rho, k)
+            total += passes.tail_hinges(
+                x, memory.odds[r], memory.mass, memory.alphas, memory.gains, memory.c, tilts.kth[r], powers,
+                np.float32(tilt), np.float32(shift), np.float32(scale), np.float32(tau), g, memory.g_c, memory.scratch,
+            )  # fmt: skip
+        else:
+            blocks.fill(g, np.float32(0))
+            memory.g_c[:] = 0
+            for f in range(count):
+                i = few[f]
+                if few_mass[f] != 0 and not _contains(memory.where[r, : size[r]], i):
+                    distance, v = np.float64(x[i]) - np.float64(tilts.kth[r]), np.float64(memory.odds[r, i]) * tilt
+                    gap = np.float64(alpha[i if len(alpha) > 1 else 0])
+                    cost, slope = _one_hinge(
+                        distance, gap, few_mass[f], v, memory.c[passes.FRONT :], shift, theta, scale, tau, memory.g_c
+                    )
+                    total += few_mass[f] * cost
+                    g[i] += np.float32(slope)
+        for j in range(size[r]):
+            g[memory.where[r, j]] = np.float32(g_below[j, B + r] + g_below[j, r])
+        _product_cotangents(tilts.before[T], r, rho, memory.g_c, g_product)
+        value[r] = total
+    _top_cotangents(tilts, below, last, g_below, g_product)
+    for r in range(B):
+        g = memory.direct[r]
+        if size[r] < 0:
+            blocks.fill(g, np.float32(np.nan if size[r] == INVALID else 0.0))
+        else:
+            _add_slopes(r, tilts, memory, g_below, g)
+        for i in range(n):
+            gradient[r, i] = g[i]
+
+
+@compiled
+def _both_tilts(s, labels, shares, even, dense, k, theta, memory):
+    """Split each row, and compute the polynomials at both tilts; the tail's odds are relative to the (k + 1)-th."""
+    B, n = len(s), s.shape[1]
+    size, kth, a, most = empty(2 * B, np.int64), empty(B, np.float32), empty(B, np.float32), zeros(B)
+    to_next, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
+    where, members = memory.where, memory.members
+    for r in range(B):
+        x = memory.x[r]
+        blocks.pad(s[r, :n], x)
+        size[r] = NO_MASS
+        if _has_mass(r, shares, even, dense):
+            size[r], a[r], u[B + r], most[r] = split(
+                x, k, k + 1, LIMIT, theta, memory.space, memory.odds[r], members[B + r], where[r]
+            )
+        size[B + r], kth[r] = size[r], a[r]
+        if size[r] < 0:
+            u[B + r] = 1.0
+            continue
+        count = power_sums(memory.odds[r], most[r], memory.powers, memory.scratch)
+        powers = max(powers, count)
+        u[r] = u[B + r]
+        if size[r] > 0:  # else no class needs a second tilt
+            kth[r] = memory.space[0][k - 1]
+            to_next[r] = math.exp((np.float64(a[r]) - np.float64(kth[r])) / theta)
+            for j in range(size[r]):
+                members[r, j] = x[where[r, j]]
+            to_odds(members[r, : size[r]], kth[r], theta)
+            u[r] = balance(members[r, : size[r]], memory.powers[0] * to_next[r], k, 0.0)
+        factor = 1.0
+        for j in range(count):
+            factor *= to_next[r]
+            P[j, r], P[j, B + r] = memory.powers[j] * factor, memory.powers[j]
+    T = largest_integer(size)
+    p, q, before, after = polynomial.top_group(members, size, u, P, powers, T)
+    return Tilts(size, kth, a, u, to_next, most, P, p, q, before, after, T)
+
+
+@compiled
+def _leave_one_out(before, after):
+    """Return coefficients k - 1 and k of the product without each factor: [T, lanes] both."""
+    T, k, lanes = len(before) - 1, before.shape[1] - 1, before.shape[2]
+    below, last = empty((T, lanes)), empty((T, lanes))
+    for j in range(T):
+        polynomial.without(before, after, j, k - 1, below[j])
+        polynomial.without(before, after, j, k, last[j])
+    return below, last
+
+
+@compiled
+def _has_mass(r, shares, even, dense):
+    if len(dense) > 0:
+        for i in range(dense.shape[1]):  # noqa: SIM110  # a generator would be one more function to compile
+            if dense[r, i] != 0:
+                return True
+        return False
+    for f in range(shares.shape[1]):
+        if shares[r, f] != 0:
+            return True
+    return len(even) > 0 and even[r] != 0
+
+
+@compiled
+def _masses(r, labels, shares, even, dense, mass, few, few_mass):
+    """Return how many classes have a mass, listed in ``few``; or -1, with the masses of all classes in ``mass``."""
+    m, count = labels.shape[1], 0
+    if len(dense) > 0:
+        some = np.int32(0)
+        for i in range(len(mass)):
+            mass[i] = dense[r, i]
+            some += np.int32(mass[i] != 0)
+        if some > FEW_CLASSES:
+            return -1
+        for i in range(len(mass)):
+            if mass[i] != 0:
+                few[count], few_mass[count] = i, mass[i]
+                count += 1
+        return count
+    if m <= FEW_CLASSES and (len(even) == 0 or even[r] == 0):
+        for f in range(m):
+            few[f], few_mass[f] = labels[r, f], shares[r, f]
+        return m
+    blocks.fill(mass, np.float32(even[r] if len(even) > 0 else 0.0))
+    for f in range(m):
+        mass[labels[r, f]] += np.float32(shares[r, f])
+    return -1
+
+
+@compiled
+def _mass_among(i, few, few_mass):
+    mass = 0.0
+    for f in range(len(few)):
+        mass += few_mass[f] if few[f] == i else 0.0
+    return mass
+
+
+@compiled
+def _contains(classes, i):
+    for j in range(len(classes)):  # noqa: SIM110  # a generator would be one more function to compile
+        if classes[j] == i:
+            return True
+    return False
+
+
+@compiled
+def _loss_of_certain(x, count, mass, few, few_mass):
+    """Return the loss of a row with one possible set: inf if a class outside it has a mass."""
+    for f in range(count):
+        if few_mass[f] != 0 and x[few[f]] == -np.inf:
+            return np.inf
+    for i in range(len(mass) if count < 0 else 0):
+        if mass[i] != 0 and x[i] == -np.inf:
+            return np.inf
+    return 0.0
+
+
+@compiled
+def _one_hinge(distance, alpha, mass, v, c, shift, theta, scale, tau, g_c):
+    """Return the hinge of one class of the tail, and its direct gradient times ``mass``; see passes.tail_hinges."""
+    k, d, e = len(c) - 1, 0.0, 0.0
+    for j in range(k):
+        e = d - v * e
+        d = np.float64(c[j]) - v * d
+    last = 1.0 - v * d
+    cost, slope = passes.hinge(distance + theta * (math.log(d / last) + shift), alpha, scale, tau)
+    chain = mass * slope / (d * last)
+    g_c[k] -= chain * d
+    moment = chain
+    for j in range(k - 1, -1, -1):
+        g_c[j] += moment
+        moment *= -v
+    return cost, chain * (d - v * e)
+
+
+@compiled
+def _product_cotangents(product, lane, rho, g_c, g_product):
+    """Turn cotangents of balanced coefficients into those of the product's own."""
+    scale, back = 1 / product[len(g_c) - 1, lane], 1 / rho
+    for j in range(len(g_c) - 1, -1, -1):
+        g_product[j, lane] = g_c[j] * scale
+        scale *= back
+
+
+@compiled
+def _top_cotangents(tilts, below, last, g_below, g_product):
+    """Pass the cotangents of the log-odds of the top group, and of the whole product, through the polynomials.
+
+    P becomes the cotangents of the power sums of the tail's odds, times their powers; g_below those of the top group's
+    scores.
+    """
+    P, u, to_next, T = tilts.P, tilts.u, tilts.to_next, tilts.T
+    k, lanes = P.shape
+    B = lanes // 2
+    g_x, g_last = zeros((T, lanes)), zeros((T, lanes))
+    for j in range(T):
+        for i in range(lanes):
+            if g_below[j, i] != 0:  # the other tilt may have made it 0 / 0
+                g_last[j, i] = -g_below[j, i] / last[j, i]
+                g_below[j, i] /= below[j, i]
+    if T > 0:
+        polynomial.cotangents(tilts.q, tilts.p, tilts.before, tilts.after, g_below, g_last, g_product, g_x)
+    polynomial.power_sum_cotangents(P, tilts.before[0], g_product)
+    for j in range(T):
+        for r in range(B):
+            g_below[j, r] = g_x[j, r] + g_x[j, B + r]
+    for r in range(B):
+        if tilts.size[r] < 0:
+            continue
+        first, second = to_next[r] * u[r], u[B + r]
+        for j in range(k):  # from cotangents of tilted power sums to those of the odds' powers
+            P[j, r] = (j + 1) * (P[j, r] * first + P[j, B + r] * second)
+            first, second = first * to_next[r] * u[r], second * u[B + r]
+
+
+@compiled
+def _add_slopes(r, tilts, memory, g_top, out):
+    """Add to the direct gradient of a row what passes through the polynomials."""
+    P, most, largest = tilts.P, tilts.most[r], 0.0
+    count = passes.reach(most / (1 - most), len(P))
+    for j in range(len(P)):
+        largest = max(largest, abs(P[j, r]))
+    for j in range(len(memory.slopes)):  # smaller ones make no difference, but could be denormal
+        memory.slopes[j] = P[j, r] if j < count and abs(P[j, r]) > 1e-20 * largest else 0.0
+    passes.add_slopes(memory.odds[r], memory.slopes, count, out, memory.scratch)
+    for j in range(tilts.size[r]):
+        out[memory.where[r, j]] += np.float32(g_top[j, r])

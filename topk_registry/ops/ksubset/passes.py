@@ -1,0 +1,358 @@
+"""Passes over the scores of one row, in single precision.
+
+Long passes work in blocks that stay in the first-level cache, and take several steps of a recurrence at a time: loads
+and stores are what costs time.
+"""
+
+import math
+
+import numpy as np
+
+from topk_registry.ops.cpu.blocks import CACHE_BLOCK, largest_size, total
+from topk_registry.ops.cpu.memory import zeros
+from topk_registry.ops.cpu.numbers import LOG2E, compiled, inlined, log32, power_of_2_32, summing
+
+FRONT = 4  # zeros in front of coefficients, see in_fours
+FLOOR = np.float32(-50.4)  # odds below 2^FLOOR are 0: products of them would be denormal numbers, which are slow
+# Parts of a block's scratch memory: v, d, e and x / d of :func:`tail_hinges`. They are parts of one array because the
+# compiler checks any two arrays that a loop reaches for overlap, and gives up beyond a number of pairs.
+D, E, COST = CACHE_BLOCK, 2 * CACHE_BLOCK, 3 * CACHE_BLOCK
+
+
+@summing
+def _odds(row, a, inverse, w):
+    zero = np.float32(0)
+    mass = zero
+    for i in range(len(row)):
+        u = (row[i] - a) * inverse
+        u = zero if u > zero else u
+        u = FLOOR if u < FLOOR else u
+        w[i] = zero if u == FLOOR else power_of_2_32(u)
+        mass += w[i]
+    return mass
+
+
+@compiled
+def odds(row, a, theta, w):
+    """Write w = exp(min((row - a) / theta, 0)), 0 where too small to matter, and return the sum; NaN stays NaN."""
+    mass, inverse = 0.0, np.float32(LOG2E / theta)
+    for start in range(0, len(row), CACHE_BLOCK):
+        mass += np.float64(_odds(row[start : start + CACHE_BLOCK], a, inverse, w[start : start + CACHE_BLOCK]))
+    return mass
+
+
+@compiled
+def reach(v, k):
+    """Return the number of powers of odds up to v < 1 that matter: the rest of their series is below rounding."""
+    if v >= 0.95:
+        return k
+    count, power, least = 1, v, 2.0**-34 / k
+    while power > least and count < k:
+        power *= v
+        count += 1
+    return count
+
+
+@compiled
+def power_sums(w, P, scratch):
+    """Write P[j - 1] = sum_i w_i^j, j = 1..k, four powers at a time.
+
+    Odds whose last power would be denormal are left out of those four. Their squares, at most 2^-48 of the largest,
+    change no sum.
+    """
+    k = len(P)
+    P[:] = 0
+    for start in range(0, len(w), CACHE_BLOCK):
+        base = w[start : start + CACHE_BLOCK]
+        P[0] += total(base)
+        if k <= 5:
+            if k > 1:
+                _add_powers(P, np.int64(1), _up_to_fifth(base))
+            continue
+        v = scratch[: len(base)]
+        for i in range(len(v)):
+            v[i] = base[i]
+        for j in range(1, k, 4):
+            _add_powers(P, j, _four_powers(base, v, np.float32(2.0 ** (-120.0 / (j + 4)))))
+
+
+@compiled
+def _add_powers(P, j, sums):
+    for i in range(4):
+        if j + i < len(P):
+            P[j + i] += sums[i]
+
+
+@summing
+def _up_to_fifth(base):
+    """Return the sums of w^2, w^3, w^4 and w^5, for odds w above 2^-24."""
+    zero, least = np.float32(0), np.float32(2.0**-24)
+    first = second = third = fourth = zero
+    for i in range(len(base)):
+        w = base[i] if base[i] > least else zero
+        square = w * w
+        first += square
+        second += square * w
+        third += square * square
+        fourth += square * w * square
+    return first, second, third, fourth
+
+
+@summing
+def _four_powers(base, v, least):
+    """Return the sums of v w, v w^2, v w^3 and v w^4, for odds w above ``least``; v becomes v w^4."""
+    zero = np.float32(0)
+    first = second = third = fourth = zero
+    for i in range(len(base)):
+        w = base[i] if base[i] > least else zero
+        square = w * w
+        one, two = v[i] * w, v[i] * square
+        four = two * square
+        first += one
+        second += two
+        third += one * square
+        fourth += four
+        v[i] = four
+    return first, second, third, fourth
+
+
+@compiled
+def coefficients(k):
+    """Return memory for c_0..c_k, with zeros in front for :func:`in_fours`."""
+    return zeros(FRONT + k + 1, np.float32)
+
+
+@compiled
+def in_fours(c, stop, count):
+    """Return the last ``count`` of c_0..c_{stop-1} for Horner's rule, rounded up to a multiple of four.
+
+    Further coefficients, and the zeros in front of c, change nothing.
+    """
+    return c[FRONT + stop - max(4, (count + 3) // 4 * 4) : FRONT + stop]
+
+
+@compiled
+def label_gradient(w, c, scale, slope, count, scratch):
+    """Replace odds w by slope v (d_{k-2} (1 + v) - 1), v = scale w, d = c / (1 + v X), c_{k-1} = c_k = 1.
+
+    Only the last ``count`` of the other coefficients matter.
+    """
+    k, one = len(c) - FRONT - 1, np.float32(1)
+    c = in_fours(c, k - 1, min(count, k - 1))
+    first, second, third, fourth = c[0], c[1], c[2], c[3]
+    if len(c) == 4:
+        for i in range(len(w)):
+            v = w[i] * scale
+            d = fourth - v * (third - v * (second - v * first))
+            w[i] = slope * v * (d * (one + v) - one)
+        return
+    for start in range(0, len(w), CACHE_BLOCK):
+        v = w[start : start + CACHE_BLOCK]
+        d = scratch[: len(v)]
+        for i in range(len(v)):
+            v[i] *= scale
+            d[i] = fourth - v[i] * (third - v[i] * (second - v[i] * first))
+        for j in range(4, len(c), 4):
+            for i in range(len(v)):
+                d[i] = c[j + 3] - v[i] * (c[j + 2] - v[i] * (c[j + 1] - v[i] * (c[j] - v[i] * d[i])))
+        for i in range(len(v)):
+            v[i] = slope * v[i] * (d[i] * (one + v[i]) - one)
+
+
+@compiled
+def add_slopes(w, slopes, count, out, scratch):
+    """Add sum_j slopes[j - 1] w^j, j = 1..count, to out: the gradient by way of the power sums' cotangents."""
+    for start in range(0, len(w), CACHE_BLOCK):
+        v, result = w[start : start + CACHE_BLOCK], out[start : start + CACHE_BLOCK]
+        if count <= 5:
+            first, second, third, fourth, fifth = slopes[0], slopes[1], slopes[2], slopes[3], slopes[4]
+            for i in range(len(v)):
+                result[i] += v[i] * (first + v[i] * (second + v[i] * (third + v[i] * (fourth + v[i] * fifth))))
+            continue
+        sums = scratch[: len(v)]
+        for i in range(len(v)):
+            sums[i] = 0
+        j = (count + 3) // 4 * 4 - 4  # slopes beyond the last are 0
+        while j >= 0:
+            first, second, third, fourth = slopes[j], slopes[j + 1], slopes[j + 2], slopes[j + 3]
+            for i in range(len(v)):
+                sums[i] = v[i] * (first + v[i] * (second + v[i] * (third + v[i] * (fourth + sums[i]))))
+            j -= 4
+        for i in range(len(v)):
+            result[i] += sums[i]
+
+
+@compiled
+def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scale, tau, g, dc, scratch):
+    """Return the sum of the tail's hinges, weighted by ``mass``, and write their direct gradient.
+
+    With d = c / (1 + v X), v = odds_scale w, e = d / (1 + v X), x = d_k + gain v d_{k-1}, gain = exp(-alpha / tau), and
+    r = 1 / (x d_{k-1}), one division and one logarithm make
+
+        L = alpha + scale (a - s) + tau (log(x / d_{k-1}) - shift),   chain = -mass scale r,
+        dL/ds = chain e_{k-1},   dL/dc_j = chain (-v)^(k-1-j),   dL/dc_k = -chain d_{k-1}.
+
+    Args:
+        row: scores; padding is -inf and has no mass.
+        w: odds of the tail, 0 elsewhere.
+        mass: the mass of each class.
+        alpha, gain: one number per class, or CACHE_BLOCK equal ones.
+        c: coefficients with c_{k-1} = c_k = 1.
+        a: the score that odds are relative to.
+        powers: how many coefficients before c_k matter.
+        odds_scale, shift: tilt of the odds and its logarithm.
+        scale, tau: of the hinge.
+        g: the direct gradient, written.
+        dc: the cotangents of c, written.
+        scratch: 4 CACHE_BLOCK numbers.
+    """
+    n, k, value = len(w), len(dc) - 1, 0.0
+    powers = min(powers, k)
+    per_class = len(alpha) > CACHE_BLOCK or len(alpha) == n
+    last_five, c = c[len(c) - 6 : len(c) - 1], in_fours(c, k, powers)
+    dc[:] = 0
+    for start in range(0, n, CACHE_BLOCK):
+        stop = min(start + CACHE_BLOCK, n)
+        at = start if per_class else 0
+        scores, v, share, out = row[start:stop], w[start:stop], mass[start:stop], g[start:stop]
+        gap, factor = alpha[at : at + len(v)], gain[at : at + len(v)]
+        if powers <= 5:
+            _chains_of_five(v, last_five, odds_scale, share, factor, scale, scratch, out)
+        else:
+            _horner_twice(v, c, odds_scale, scratch)
+            _chains(share, factor, scale, scratch, out)
+        cost, of_last = _sum_of_hinges(scores, share, gap, scratch, a, shift, scale, tau)
+        value += cost
+        dc[k] -= of_last
+        v, e = scratch[: len(v)], scratch[E : E + len(v)]
+        if powers <= 5:
+            sums = _five_moments(e, v)
+            for j in range(powers):
+                dc[k - 1 - j] += sums[j]
+        else:
+            _add_moments(e, v, min(k, 3 * ((powers + 2) // 3)), dc)
+    return value
+
+
+@compiled
+def _chains_of_five(w, c, odds_scale, mass, gain, scale, scratch, out):
+    """Do :func:`_horner_twice` and :func:`_chains` of five coefficients at once."""
+    first, second, third, fourth, fifth = c[0], c[1], c[2], c[3], c[4]
+    one = np.float32(1)
+    for i in range(len(w)):
+        v = odds_scale * w[i]
+        z, y = first, second - v * first
+        z, y = y - v * z, third - v * y
+        z, y = y - v * z, fourth - v * y
+        z, y = y - v * z, fifth - v * y
+        x = one - v * y * (one - gain[i])
+        r = one / (x * y)
+        chain = -mass[i] * scale * r
+        out[i] = chain * (y - v * z)
+        scratch[i], scratch[D + i], scratch[E + i], scratch[COST + i] = v, y, chain, x * x * r
+
+
+@compiled
+def _horner_twice(w, c, scale, scratch):
+    """Write v = scale w, and d_{k-1} and e_{k-2}, the last coefficients of c / (1 + v X) and c / (1 + v X)^2."""
+    for i in range(len(w)):
+        scratch[i], scratch[D + i], scratch[E + i] = scale * w[i], 0, 0
+    for j in range(0, len(c), 4):
+        first, second, third, fourth = c[j], c[j + 1], c[j + 2], c[j + 3]
+        for i in range(len(w)):
+            x = scratch[i]
+            z, y = scratch[D + i] - x * scratch[E + i], first - x * scratch[D + i]
+            z, y = y - x * z, second - x * y
+            z, y = y - x * z, third - x * y
+            z, y = y - x * z, fourth - x * y
+            scratch[D + i], scratch[E + i] = y, z
+
+
+@compiled
+def _chains(mass, gain, scale, scratch, out):
+    """Write e = chain, out = dL/ds, and x / d."""
+    one = np.float32(1)
+    for i in range(len(mass)):
+        v, y = scratch[i], scratch[D + i]
+        x = one - v * y * (one - gain[i])
+        r = one / (x * y)
+        chain = -mass[i] * scale * r
+        out[i] = chain * (y - v * scratch[E + i])
+        scratch[E + i], scratch[COST + i] = chain, x * x * r
+
+
+@inlined
+def _distance(a, score):
+    return a - score  # exact, so not to be reordered with other sums
+
+
+@summing
+def _sum_of_hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
+    """Return the sums of mass L and of chain d."""
+    zero = np.float32(0)
+    value = of_last = zero
+    for i in range(len(mass)):
+        cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log32(scratch[COST + i]) - shift)
+        value += cost * mass[i] if mass[i] != zero else zero
+        of_last += scratch[E + i] * scratch[D + i]
+    return value, of_last
+
+
+@summing
+def _five_moments(e, v):
+    """Return the sums of e, -v e, v^2 e, -v^3 e and v^4 e.
+
+    Odds below 2^-20 are left out of the last three: their powers change nothing, but could be denormal.
+    """
+    zero, least = np.float32(0), np.float32(2.0**-20)
+    first = second = third = fourth = fifth = zero
+    for i in range(len(v)):
+        w = v[i] if v[i] > least else zero
+        square = w * w
+        term = square * e[i]
+        first += e[i]
+        second -= v[i] * e[i]
+        third += term
+        fourth -= term * w
+        fifth += term * square
+    return first, second, third, fourth, fifth
+
+
+@compiled
+def _add_moments(e, v, count, dc):
+    """Add the sum of e (-v)^j to dc_{k-1-j}, j < count; e changes. Terms that would be denormal are zero."""
+    k, least = len(dc) - 1, np.float32(1e-20) * largest_size(e)
+    for j in range(0, count, 3):
+        sums = _three_moments(e, v, least)
+        for i in range(min(3, count - j)):
+            dc[k - 1 - j - i] += sums[i]
+
+
+@summing
+def _three_moments(e, v, least):
+    """Return the sums of e, -v e and v^2 e; e becomes -v^3 e."""
+    zero = np.float32(0)
+    first = second = third = zero
+    for i in range(len(v)):
+        one = e[i]
+        two = -v[i] * one
+        two = two if abs(two) > least else zero
+        three = -v[i] * two
+        first += one
+        second += two
+        third += three
+        term = -v[i] * three
+        e[i] = term if abs(term) > least else zero
+    return first, second, third
+
+
+@compiled
+def hinge(margin, alpha, scale, tau):
+    """Return tau softplus((alpha - scale margin) / tau) and its derivative to the margin."""
+    violation = alpha - scale * margin
+    z = violation / tau
+    if z < -700.0:
+        return 0.0, 0.0
+    e = math.exp(min(z, 40.0))
+    value = violation if z > 40 else tau * math.log1p(e)
+    return value, -scale * (e / (1 + e))
