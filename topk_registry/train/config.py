@@ -477,8 +477,7 @@ def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             close = get_close_matches(str(name), hints, n=1)
             raise ConfigError(f"there is no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
         elif name in hints and (value is not None or (type(None) in get_args(hints[name]))):
-            if not (name == "data_dir" and value is None):
-                cleaned[name] = _from_text(name, value, hints[name]) if isinstance(value, str) else value
+            cleaned[name] = _from_text(name, value, hints[name]) if isinstance(value, str) else value
     return cleaned
 
 

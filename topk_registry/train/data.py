@@ -1,8 +1,6 @@
 """Data of a run: timm's data sets by timm's names, registered ones by ``topk/NAME``, and their loaders."""
 
-import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,26 +15,22 @@ from timm.data import (
     FastCollateMixup,
     Mixup,
     MultiLabelTarget,
-    create_dataset,
     create_loader,
-    get_img_extensions,
 )
+from timm.data.readers.class_map import load_class_map
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from topk_registry import registry
+from topk_registry.data.folders import listed, split_folder
 from topk_registry.data.labels import class_counts, class_names_of, is_indexed, kept_labels_of, labels_of
-from topk_registry.folders.errors import FolderError
-from topk_registry.folders.images import is_hidden, listed, read_folders, split_folder
-from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.data.open import FOLDERS, PREFIX, open_dataset
+from topk_registry.data.selection import class_balanced_epoch, renumber
+from topk_registry.losses.targets import LabelMixture
 from topk_registry.train.config import MULTILABEL, TrainConfig
 from topk_registry.train.errors import DataError
 from topk_registry.train.model import Compute
 
-PREFIX = "topk/"
-STREAMS = ("hfids/", "tfds/", "wds/")
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-Labels = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass
@@ -59,15 +53,13 @@ class Data:
         return len(self.train) if is_indexed(self.train) else None
 
 
-class Subset:
-    """Samples of a map-style data set by index; ``transform`` is that of the data set."""
+class ClassBalanced:
+    """A data set whose samples are drawn anew for each epoch, so that all classes are equally frequent."""
 
-    def __init__(self, dataset: Any, indices: Labels, labels: Labels | None = None) -> None:
-        self.dataset, self.indices = dataset, indices
-        if labels is not None:
-            self.targets = labels[indices]
-        if (names := class_names_of(dataset)) is not None:
-            self.classes = names
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self.seed, self.labels = dataset, seed, labels_of(dataset)
+        self.indices = np.arange(len(dataset))
+        self.classes = class_names_of(dataset)
 
     @property
     def transform(self) -> Any:
@@ -77,30 +69,14 @@ class Subset:
     def transform(self, transform: Any) -> None:
         self.dataset.transform = transform
 
+    def set_epoch(self, epoch: int) -> None:
+        self.indices = class_balanced_epoch(self.labels, np.random.default_rng([self.seed, epoch]))
+
     def __len__(self) -> int:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> Any:
         return self.dataset[int(self.indices[index])]
-
-
-class ClassBalanced(Subset):
-    """A data set in which each epoch draws every class equally often: rare images repeat, frequent ones alternate."""
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        labels = labels_of(dataset)
-        super().__init__(dataset, np.arange(len(dataset)))
-        self.members = [np.flatnonzero(labels == c) for c in np.unique(labels)]
-        self.seed = seed
-
-    def set_epoch(self, epoch: int) -> None:
-        rng = np.random.default_rng([self.seed, epoch])
-        sizes = np.diff(np.linspace(0, len(self.indices), len(self.members) + 1).astype(int))
-        drawn = []
-        for members, size in zip(self.members, sizes, strict=True):
-            rounds = [rng.permutation(members) for _ in range(-(-size // len(members)))]
-            drawn.append(np.concatenate(rounds)[:size] if rounds else members[:0])
-        self.indices = np.concatenate(drawn)
 
 
 def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = False) -> Data:
@@ -115,91 +91,78 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
         DataError: a split does not exist or cannot be used.
     """
     fraction = held_out_fraction(config)
-    notes = left_out_files(config)
+    check_splits(config, fraction)
+    train = open_split(config, config.train_split, training=True, channels=channels, held_out=fraction)
+    notes = list(getattr(train, "notes", ())) or list(getattr(getattr(train, "dataset", None), "notes", ()))
+    data = Data(train, class_names=class_names_of(train), notes=notes)
     try:
-        check_splits(config, fraction)
-        train = open_split(config, config.train_split, training=True, channels=channels)
-        data = Data(train, class_names=class_names_of(train), notes=notes)
-        if is_indexed(train) and not len(train):
-            raise DataError(f"the split {config.train_split!r} of {name_of(config)} is empty")
         if fraction:
-            _hold_out(config, data, channels, fraction)
+            data.validation = open_split(config, config.train_split, channels=channels, held_out=fraction)
+            notes.append(f"held out {len(data.validation)} training images for evaluation")
         elif config.val_split:
-            classes = data.class_names if is_folder(config) else None
-            data.validation = open_split(config, config.val_split, channels=channels, classes=classes)
-            _check_classes(config, data)
+            data.validation = open_split(config, config.val_split, channels=channels)
+            _align(config, data)
         _count(config, data, needs_counts or bool(config.sampler))
-    except (DataError, FolderError, ValueError) as error:
-        raise DataError("; ".join([f"{error}", *notes])) from error
+    except (DataError, ValueError) as error:
+        raise DataError("; ".join([*notes, f"{error}"])) from error
     if config.sampler:
         if not is_indexed(data.train):
-            raise DataError(
-                f"--sampler {config.sampler} needs images that can be picked, {name_of(config)} is a stream"
-            )
+            raise DataError(f"--sampler {config.sampler} needs random access, and {name_of(config)} is a stream")
         data.train = ClassBalanced(data.train, config.seed)
     return data
 
 
 def open_split(
-    config: TrainConfig, split: str, *, training: bool = False, channels: int = 3, classes: Sequence[str] | None = None
+    config: TrainConfig, split: str, *, training: bool = False, channels: int = 3, held_out: float = 0.0
 ) -> Any:
     """Open one split; the loader sets its transform.
 
     Args:
         config: the settings.
         split: its name.
-        training: whether a stream shuffles.
+        training: options such as label noise change this split, and a stream shuffles.
         channels: of the images.
-        classes: of a folder of images, the names of the classes in the order of their numbers.
+        held_out: share of each class that training leaves to evaluation.
 
     Raises:
         DataError: it cannot be opened.
     """
-    settings: dict[str, Any] = {"class_map": config.class_map}
-    try:
-        if config.dataset.startswith(PREFIX):
-            return _open_registered(config, split)
+    options: dict[str, Any] = {"multilabel": config.task == MULTILABEL}
+    options["mode"] = config.input_img_mode or ("RGB" if channels == 3 else "L")
+    if config.dataset in FOLDERS:
+        options |= {"suffixes": tuple(config.input_key.split(";"))} if config.input_key else {}
+    elif not config.dataset.startswith(PREFIX):
+        options["timm_options"] = {
+            "is_training": training,
+            "class_map": config.class_map,
+            "download": config.dataset_download,
+            "batch_size": config.batch_size,
+            "seed": config.seed,
+            "input_key": config.input_key,
+            "target_key": config.target_key,
+            "num_samples": config.train_num_samples if training else config.val_num_samples,
+        }
         if config.task == MULTILABEL:
-            if "/" not in config.dataset:
-                raise ValueError("--task multilabel needs a data set with several labels per image, not a folder")
-            settings["target_format"] = config.target_format
-        if is_folder(config) and not config.class_map:
-            root = split_folder(config.data_dir or "", split) or config.data_dir or ""
-            names = read_folders(root, _suffixes(config)).names
-            if classes is not None and (unknown := sorted({*names} - {*classes})):
-                raise DataError(
-                    f"{root} has classes that training lacks: {listed(unknown)}; training has {listed(list(classes))}"
-                )
-            settings["class_map"] = {name: i for i, name in enumerate(classes or names)}
-        dataset: Any = create_dataset(
-            config.dataset,
-            root=config.data_dir,
-            split=split,
-            is_training=training,
-            download=config.dataset_download,
-            batch_size=config.batch_size,
-            seed=config.seed,
-            input_img_mode=config.input_img_mode or ("RGB" if channels == 3 else "L"),
-            input_key=config.input_key,
-            target_key=config.target_key,
-            num_samples=config.train_num_samples if training else config.val_num_samples,
-            **settings,
-        )
+            if not config.num_classes:
+                raise DataError(f"{config.dataset} with --task multilabel needs --num-classes")
+            dense = config.target_format == "multihot"
+            encode = MultiLabelTarget(config.num_classes, dense=dense)
+            options["timm_options"] |= {"target_format": config.target_format, "target_transform": encode}
+    about: dict[str, Any] = {"training": training, "held_out": held_out, **options, **config.dataset_opt}
+    try:
+        dataset = open_dataset(config.dataset, split, config.data_dir, **about)
+        return _mapped(config, dataset) if config.class_map and config.dataset in FOLDERS else dataset
     except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
         raise DataError(f"cannot open split {split!r} of {name_of(config)}: {error}") from error
-    reader = getattr(dataset, "reader", None)
-    if is_folder(config) and hasattr(reader, "samples"):
-        reader.samples = [each for each in reader.samples if not is_hidden(os.path.basename(each[0]))]
-    if config.task == MULTILABEL:
-        n = config.num_classes or len(class_names_of(dataset) or ())
-        if not n:
-            raise DataError("the data set does not name its classes: pass --num-classes")
-        dataset.target_transform = MultiLabelTarget(n, dense=config.target_format == "multihot")
-    return dataset
 
 
-def _open_registered(config: TrainConfig, split: str) -> Any:
-    return registry.datasets.create(config.dataset.removeprefix(PREFIX), split=split, **config.dataset_opt)
+def _mapped(config: TrainConfig, dataset: Any) -> Any:
+    """Return a folder of images under the numbers of ``--class-map``; other folders are left out."""
+    numbers = load_class_map(config.class_map, config.data_dir or "")
+    order = {int(number): str(name) for name, number in numbers.items()}
+    classes = [order.get(i, str(i)) for i in range(max(order) + 1)]
+    own = class_names_of(dataset) or []
+    return renumber(dataset, {i: numbers[name] for i, name in enumerate(own) if name in numbers}, classes)
 
 
 def name_of(config: TrainConfig) -> str:
@@ -207,95 +170,55 @@ def name_of(config: TrainConfig) -> str:
     return " in ".join(filter(None, [config.dataset or "image folder", place]))
 
 
-def is_folder(config: TrainConfig) -> bool:
-    """Return whether the data is a directory in which timm looks for a folder per split."""
-    return config.dataset in ("", "folder") and Path(config.data_dir or "").is_dir()
-
-
-def held_out_fraction(config: TrainConfig) -> float | None:
-    """Return the share of the training images that ``--val-split`` holds out; None if it is a name."""
+def held_out_fraction(config: TrainConfig) -> float:
+    """Return the share of the training images that ``--val-split`` holds out; 0 if it is a name."""
     try:
         fraction = float(config.val_split)
     except ValueError:
-        return None
+        return 0.0
     if not 0.0 < fraction < 1.0:
         raise DataError(f"a fractional --val-split must be above 0 and below 1, got {config.val_split}")
-    if config.dataset.lower().startswith(STREAMS):
-        raise DataError(f"--val-split {config.val_split} needs images that can be picked, {config.dataset} is a stream")
     return fraction
 
 
-def check_splits(config: TrainConfig, fraction: float | None) -> None:
-    """Raise a DataError if a split does not exist: timm would read another part of the data instead."""
-    if config.dataset.startswith(PREFIX):
-        registry.datasets.builder(config.dataset.removeprefix(PREFIX))
-    elif "/" not in config.dataset and not os.path.exists(config.data_dir or ""):
-        raise DataError(f"the data directory {config.data_dir!r} does not exist")
-    if not is_folder(config):
-        return
+def check_splits(config: TrainConfig, fraction: float) -> None:
+    """Raise a DataError if a folder has no such split: evaluation would read the training images."""
     root = Path(config.data_dir or "")
-    folders = listed(sorted(path.name for path in root.iterdir() if path.is_dir() and not is_hidden(path.name)))
-    train = split_folder(root, config.train_split)
-    evaluation = split_folder(root, config.val_split) if config.val_split and not fraction else train
-    if (train is None) != (evaluation is None):
+    if config.dataset not in FOLDERS or not root.is_dir() or fraction:
+        return
+    train, evaluation = (split_folder(root, split) for split in (config.train_split, config.val_split))
+    if config.val_split and (train is None or evaluation is None):
+        folders = listed(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."))
         missing = config.train_split if train is None else config.val_split
         raise DataError(
-            f"{root} has no split {missing!r}; it holds {folders or 'no folders'}. --val-split 0.1 holds out a part"
-        )
-    if train is None and config.val_split and not fraction:
-        raise DataError(
-            f"{root} has no folder per split, so evaluation would read the training images; it holds "
-            f"{folders or 'no folders'}. --val-split 0.1 holds out a part, --val-split '' evaluates nothing"
+            f"{root} has no split {missing!r}; it holds {folders or 'no folders'}. --val-split 0.1 holds out a part, "
+            "--val-split '' evaluates nothing"
         )
 
 
-def left_out_files(config: TrainConfig) -> list[str]:
-    """Return a note on files in class folders whose ending is not that of an image that is read."""
-    if not is_folder(config):
-        return []
-    suffixes, kinds = _suffixes(config), Counter[str]()
-    for _, folders, files in os.walk(config.data_dir or "", followlinks=True):
-        folders[:] = [name for name in folders if not is_hidden(name)]
-        endings = (os.path.splitext(name)[1].lower() or "no ending" for name in files if not is_hidden(name))
-        kinds.update(ending for ending in endings if ending not in suffixes)
-    images = {ending.lower() for ending in Image.registered_extensions()} & kinds.keys()
-    if not images:
-        return []
-    told = ", ".join(f"{kinds[ending]} {ending}" for ending in sorted(images))
-    every = ";".join([*suffixes, *sorted(images)])
-    return [
-        f"warning: {sum(kinds[e] for e in images)} image files are left out: {told}; --input-key '{every}' reads them"
-    ]
+def align(dataset: Any, classes: Sequence[str], where: str) -> Any:
+    """Return a data set under the numbers of these classes.
+
+    Raises:
+        DataError: it has other classes.
+    """
+    names = class_names_of(dataset)
+    if names is None or names == list(classes):
+        return dataset
+    unknown = [name for name in names if name not in classes]
+    if unknown or not is_indexed(dataset):
+        raise DataError(f"{where} has classes that training lacks: {listed(unknown)}; it has {listed(list(classes))}")
+    numbers = {i: list(classes).index(name) for i, name in enumerate(names)}
+    return renumber(dataset, numbers, list(classes))
 
 
-def _suffixes(config: TrainConfig) -> list[str]:
-    return config.input_key.split(";") if config.input_key else sorted(get_img_extensions())
-
-
-def _hold_out(config: TrainConfig, data: Data, channels: int, fraction: float) -> None:
-    """Split a share of each class off the training data; of several labels per image, a share of all images."""
-    size = len(data.train)
-    labels = np.zeros(size, np.int64) if config.task == MULTILABEL else labels_of(data.train)
-    rng, held = np.random.default_rng(config.seed), np.zeros(size, bool)
-    for c in np.unique(labels):
-        members = rng.permutation(np.flatnonzero(labels == c))
-        held[members[: min(len(members) - 1, max(1, round(fraction * len(members))))]] = True
-    twin = open_split(config, config.train_split, channels=channels)  # evaluation has a transform of its own
-    known = None if config.task == MULTILABEL else labels
-    data.validation = Subset(twin, np.flatnonzero(held), known)
-    data.train = Subset(data.train, np.flatnonzero(~held), known)
-    data.notes.append(f"held out {int(held.sum())} of {size} training images for evaluation")
-
-
-def _check_classes(config: TrainConfig, data: Data) -> None:
-    names, own = data.class_names, class_names_of(data.validation)
-    if names and own and names != own and config.task != MULTILABEL:
-        gone, new = [name for name in names if name not in own], [name for name in own if name not in names]
-        raise DataError(
-            f"evaluation has other classes than training: missing {listed(gone) or 'none'}, new {listed(new) or 'none'}"
-        )
-    labels = kept_labels_of(data.validation) if names and config.task != MULTILABEL else None
-    if names and labels is not None and (absent := sorted({*range(len(names))} - {*labels.tolist()})):
+def _align(config: TrainConfig, data: Data) -> None:
+    names = data.class_names
+    if not names:
+        return
+    data.validation = align(data.validation, names, f"split {config.val_split!r}")
+    labels = kept_labels_of(data.validation) if config.task != MULTILABEL and is_indexed(data.validation) else None
+    if labels is not None and (absent := sorted({*range(len(names))} - {*labels.tolist()})):
         data.notes.append(f"no evaluation images of {listed([names[c] for c in absent])}")
 
 

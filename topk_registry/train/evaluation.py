@@ -13,8 +13,8 @@ import torch
 from timm.task.evaluator import evaluation_sample_limit
 from torch import Tensor, nn
 
+from topk_registry.functional import topk_marginals
 from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, StreamingMetric, TopKAccuracy
-from topk_registry.ops.ksubset import topk_marginals
 from topk_registry.train.errors import DataError
 
 LEAST_LIKELIHOOD = math.log(1e-30)  # log-likelihood of a label whose probability is 0

@@ -159,8 +159,8 @@ def _show(run: Run, value: Tensor, mean: Tensor, update: int, samples: int) -> N
     now, average = _mean(run, value), _mean(run, mean)
     if not math.isfinite(average):
         raise NonFiniteLossError(
-            f"the loss of epoch {run.progress.epoch + 1} became {average} at or before update {update + 1}: try a lower "
-            "--lr, --clip-grad, or --amp-dtype bfloat16"
+            f"the loss of epoch {run.progress.epoch + 1} became {average} by update {update + 1}: try a lower --lr, "
+            "--clip-grad, or --amp-dtype bfloat16"
         )
     run.report.update(update, now, average, run.lr, samples * run.compute.world_size)
 

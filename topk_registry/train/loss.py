@@ -14,6 +14,7 @@ from topk_registry import registry
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks, weighs_rows
+from topk_registry.losses.targets import LabelMixture
 from topk_registry.registry import timm_losses
 from topk_registry.registry.options import accepted_context, accepts, recorded_defaults
 from topk_registry.train.config import WEIGHT_METHODS
@@ -215,8 +216,6 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
 
 def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
     """Return whether mixed targets can reach the loss as labels with shares, which costs less than as [B, n]."""
-    from topk_registry.ops.targets.label_mixture import LabelMixture
-
     if facts.multilabel or not (facts.soft_targets and isinstance(criterion, ClassificationLoss)):
         return False
     label = torch.arange(2) % facts.num_classes

@@ -43,7 +43,7 @@ class Compute:
         Raises:
             TrainError: there is no such device.
         """
-        place = utils.init_distributed_device_so(device_of(config.device))
+        place = utils.distributed.init_distributed_device_so(device_of(config.device))
         device = torch.device(place["device"])
         if device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = True

@@ -52,8 +52,8 @@ class Report:
         rate = images / max(time.perf_counter() - self.clock, 1e-9)
         width = len(str(self.updates))
         line = (
-            f"Train: {self.epoch + 1}/{self.epochs} [{update + 1:{width}}/{self.updates}]  Loss: {now:#.4g} ({mean:#.4g})  "
-            f"LR: {lr:.3e}  {rate:.0f} img/s"
+            f"Train: {self.epoch + 1}/{self.epochs} [{update + 1:{width}}/{self.updates}]  "
+            f"Loss: {now:#.4g} ({mean:#.4g})  LR: {lr:.3e}  {rate:.0f} img/s"
         )
         self._line(line)
         done = self.epoch * self.updates + update + 1

@@ -16,7 +16,7 @@ from timm.models import safe_model_name
 from torch import distributed as dist
 from torch import nn
 
-from topk_registry.folders.images import listed
+from topk_registry.data.folders import listed
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.train import checkpoint, data, model
 from topk_registry.train.checkpoint import LAST, OUTPUT, Row, Saver
@@ -314,14 +314,14 @@ def measure(run: Run, loss: float) -> Row | None:
     for prefix, ema in (("eval_", False), ("ema_", True))[: 1 + config.model_ema]:
         if ema and shares:
             utils.distribute_bn(run.task.get_trainable_module(ema=True), compute.world_size, config.dist_bn == "reduce")
-        metrics = test(run, ema)
+        metrics = measure_weights(run, ema)
         if metrics is None:
             return None
         row |= {prefix + name: value for name, value in metrics.items()}
     return row
 
 
-def test(run: Run, ema: bool = False) -> dict[str, float] | None:
+def measure_weights(run: Run, ema: bool) -> dict[str, float] | None:
     """Evaluate the weights of a run, or their EMA, on its evaluation data; None if stopped."""
     config, batches = run.config, len(run.eval_loader)
 
@@ -359,7 +359,7 @@ def evaluation_options(config: TrainConfig, compute: Compute, criterion: object,
 
 
 def train(config: TrainConfig) -> int:
-    """Run ``timm train``; return 0, 1 for a run that broke off, 2 for one that could not begin, 128 + N for signal N."""
+    """Run ``timm train``; return 0, 1 if the run broke off, 2 if it could not begin, 128 + N for signal N."""
     trainer = Trainer(config)
     try:
         if config.dry_run:
@@ -465,14 +465,15 @@ def _say_plan(run: Run) -> None:
         notes.append(f"class weights from {min(weights):.4g} to {max(weights):.4g}")
     if config.model_ema and not config.model_ema_warmup and updates < 1 / max(1 - config.model_ema_decay, 1e-9):
         notes.append(
-            f"warning: {updates} updates are few for --model-ema-decay {config.model_ema_decay:g}: the EMA needs more than "
-            f"{1 / max(1 - config.model_ema_decay, 1e-9):.0f}; lower the decay or use --model-ema-warmup"
+            f"warning: {updates} updates are few for --model-ema-decay {config.model_ema_decay:g}, which averages over "
+            f"{1 / max(1 - config.model_ema_decay, 1e-9):.0f}: lower the decay or use --model-ema-warmup"
         )
     size = "x".join(map(str, prepared["input_size"][1:]))
     mean, std = (", ".join(f"{value:.3g}" for value in prepared[name]) for name in ("mean", "std"))
     lines = [
         f"loss      {run.spec.describe()}",
-        f"data      {data.name_of(config)}: {_size(opened.train)} to train, {_size(opened.validation)} to evaluate, {n} classes",
+        f"data      {data.name_of(config)}: {_size(opened.train)} to train, {_size(opened.validation)} to evaluate, "
+        f"{n} classes",
         f"images    {size}, crop {prepared['crop_pct']:g}, {prepared['interpolation']}, mean {mean}, std {std}",
         f"model     {config.model}, {parameters:.2f} M parameters, {precision} on {compute.device}{processes}",
         f"optimizer {config.opt}, lr {config.lr:g} {config.sched}, batch {batch}, {run.num_epochs} epochs of "

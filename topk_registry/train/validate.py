@@ -1,0 +1,249 @@
+"""``timm validate``: metrics of a checkpoint or an ONNX file; and both as models that run over a data set."""
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from topk_registry.cli.parser import ArgumentParser, ParseOptions, positive, within
+from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, TrainConfig, clean_settings
+from topk_registry.train.errors import TrainError
+
+# settings of the run that another data set, given by a flag, replaces
+DATA = ("data_dir", "dataset", "dataset_opt", "val_split")
+OVERRIDES = ("img_size", "crop_pct", "mean", "std", "interpolation")
+
+
+@dataclass
+class Evaluated:
+    """A checkpoint or an ONNX file that runs over a data set.
+
+    Args:
+        path: of the file.
+        class_names: in the order of the scores, or None.
+        num_classes: n; 0 if it is known only when the file runs.
+        weights: ``"EMA"``, ``"model"`` or ``"ONNX"``.
+        preprocessing: size, crop, means, standard deviations and interpolation; empty of an ONNX file.
+        config: of the run that wrote a checkpoint, or None.
+        probabilities: of the loss, from logits, or None for softmax.
+        run: called with a data set and ``keep(scores [B, n], labels [B])``.
+        loader: of a checkpoint, makes the batches of a data set.
+        model: of a checkpoint.
+    """
+
+    path: Path
+    class_names: list[str] | None
+    num_classes: int
+    weights: str
+    preprocessing: dict[str, Any]
+    config: TrainConfig | None
+    probabilities: Callable[..., Any] | None
+    run: Callable[[Any, Callable[..., object]], object]
+    options: dict[str, Any]
+    loader: Callable[[Any], Any] | None = None
+    model: Any = None
+
+    def close(self) -> None:
+        """Release the model."""
+        self.model = None
+
+
+def open_model(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    batch_size: int = 256,
+    workers: int = 4,
+    weights: str = "ema",
+    settings: dict[str, Any] | None = None,
+) -> Evaluated:
+    """Open a checkpoint of ``timm train`` or of timm's script, or an ONNX file of ``topk-registry export``.
+
+    Images are prepared as in training's evaluation, which the checkpoint records. EMA weights are taken if the
+    checkpoint has them, unless ``weights`` is ``"model"``.
+
+    Args:
+        path: the file.
+        device: auto, cpu, cuda.
+        batch_size, workers: of the loader.
+        weights: ``ema`` or ``model``.
+        settings: that replace the settings in a checkpoint.
+
+    Raises:
+        TrainError: it cannot be opened.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise TrainError(f"there is no file {path}")
+    if path.suffix == ".onnx":
+        return _open_onnx(path, device, batch_size, workers)
+    from timm.utils.checkpoint_saver import load_checkpoint_metadata
+
+    from topk_registry.train import checkpoint, data, evaluation, loss, model
+
+    saved = checkpoint.settings_in(path)
+    if not saved and "model" not in (settings or {}):
+        raise TrainError(f"{path} does not name its model: pass --model and --num-classes")
+    about = {"device": device, "workers": workers, "batch_size": batch_size, "validation_batch_size": batch_size}
+    own = {**clean_settings(saved), **about, **(settings or {})}
+    if "img_size" in (settings or {}):
+        own["input_size"] = None
+    cleared = {
+        "pretrained": False,
+        "pretrained_path": None,
+        "initial_checkpoint": "",
+        "resume": "",
+        "amp": own.get("amp", False),
+    }
+    config = TrainConfig(**{**own, **cleared, "overwrite": False, "log": []})
+    compute = model.Compute.set_up(config)
+    network = model.build_model(config, config.num_classes)
+    model.load_weights(network, str(path), ema=weights == "ema")
+    n = config.num_classes or network.num_classes  # pyright: ignore
+    preprocessing = model.preprocessing_of(config, network)
+    config = config.replace(num_classes=n, **preprocessing)
+    network = model.place_model(config, network, compute)
+    probabilities = None
+    if config.loss not in ("ce", "bce"):
+        with suppress(TrainError):  # a loss that cannot be built without class counts has no probabilities
+            spec = loss.LossSpec.resolve(config.loss, config.loss_opt, config.task == MULTILABEL)
+            counts = [1] * int(n) if spec.needs_class_counts else None
+            criterion = loss.build_loss(spec, loss.Facts(int(n), class_counts=counts))
+            probabilities = getattr(criterion.to(compute.device), "probabilities", None)
+    from topk_registry.train.trainer import evaluation_options
+
+    options = evaluation_options(config, compute, None, None) | {"probabilities": probabilities}
+
+    def loader(dataset: Any) -> Any:
+        return data.create_eval_loader(config, dataset, preprocessing, compute)
+
+    def run(dataset: Any, keep: Callable[..., object]) -> object:
+        return evaluation.evaluate(network, loader(dataset), keep=keep, **options)
+
+    with suppress(Exception):
+        saved_ema = "state_dict_ema" in load_checkpoint_metadata(str(path))
+    used = "EMA" if weights == "ema" and saved_ema else "model"
+    names = saved.get("class_names")
+    return Evaluated(path, names, int(n), used, preprocessing, config, probabilities, run, options, loader, network)
+
+
+def _open_onnx(path: Path, device: str, batch_size: int, workers: int) -> Evaluated:
+    import torch
+
+    from topk_registry import registry
+    from topk_registry.data.labels import is_indexed
+
+    running = SimpleNamespace(device=device, batch_size=batch_size, workers=workers)
+    opened = registry.model_files.builder("onnx")(path, running).open(None)
+    names = list(opened.class_names or ()) or None
+
+    def run(dataset: Any, keep: Callable[..., object]) -> object:
+        images = SimpleNamespace(dataset=dataset, indexed=is_indexed(dataset))
+        return opened.run(images, lambda scores, labels: keep(torch.from_numpy(scores), torch.from_numpy(labels)))
+
+    return Evaluated(path, names, len(names or ()), "ONNX", {}, None, None, run, {})
+
+
+def measure(opened: Evaluated, dataset: Any, k: Sequence[int], progress: Callable[[int], bool]) -> dict[str, float]:
+    """Return the metrics of a model on a data set."""
+    import torch
+
+    from topk_registry.train.evaluation import SingleLabel, evaluate
+
+    n = opened.num_classes
+    calibration = max((size for size in k if size < n), default=1)
+    if opened.loader is not None:
+        several = bool(opened.options["multilabel"])
+        options = {**opened.options, "k": list(k), "calibration": 0 if several else calibration, "progress": progress}
+        return evaluate(opened.model, opened.loader(dataset), **options) or {}
+    metrics = SingleLabel(n, k, device=torch.device("cpu"), calibration=calibration)
+    opened.run(dataset, metrics.update)
+    return metrics.compute()
+
+
+def main(argv: Sequence[str]) -> int:
+    """Evaluate a checkpoint or an exported ONNX file."""
+    args = create_parser().parse_args(argv)
+    try:
+        results = validate(args)
+    except TrainError as error:
+        print(f"timm validate: {error}", file=sys.stderr)
+        return 2
+    from topk_registry.train.report import label, number
+
+    width = max(map(len, map(label, results)))
+    for name, value in results.items():
+        print(f"{label(name):{width}}  {number(name, value) if isinstance(value, float) else value}")
+    if args.json:
+        Path(args.json).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def validate(args: Any) -> dict[str, Any]:
+    """Return the metrics, the weights and the preprocessing that ``timm validate`` prints."""
+    given = {name: value for name in (*DATA, *OVERRIDES) if (value := getattr(args, name, None)) is not None}
+    given |= {name: value for name in ("model", "num_classes", "multi_crop", "marginal_temperature", "loss", "amp")
+              if (value := getattr(args, name, None)) is not None}  # fmt: skip
+    about = {"device": args.device, "batch_size": args.batch_size, "workers": args.workers}
+    opened = open_model(args.path, weights=args.weights, settings=given, **about)
+    from topk_registry.train import data
+
+    config = opened.config or TrainConfig(**{name: given[name] for name in DATA if name in given})
+    channels = (config.input_size or [3])[0]
+    fraction = data.held_out_fraction(config)
+    split = config.train_split if fraction else config.val_split
+    dataset = data.open_split(config, split, channels=channels, held_out=fraction)
+    if opened.class_names:
+        dataset = data.align(dataset, opened.class_names, f"split {split!r}")
+    if not opened.num_classes:
+        opened.num_classes = len(data.class_names_of(dataset) or ())
+
+    def progress(batch: int) -> bool:
+        if batch % 10 == 0 and sys.stderr.isatty():
+            print(f"\r{batch} batches", end="", file=sys.stderr, flush=True)
+        return False
+
+    results: dict[str, Any] = dict(measure(opened, dataset, args.k, progress))
+    size, prepared = getattr(dataset, "__len__", lambda: 0)(), opened.preprocessing
+    results |= {"images": size, "weights": opened.weights}
+    if prepared:
+        shape = "x".join(map(str, prepared["input_size"][1:]))
+        results["prepared"] = f"{shape}, crop {prepared['crop_pct']:g}, {prepared['interpolation']}"
+    return results
+
+
+def create_parser() -> ArgumentParser:
+    """Return the parser of ``timm validate``."""
+    parser = ArgumentParser(
+        prog="timm validate",
+        description="Evaluate a checkpoint of `timm train` or an exported ONNX file. A checkpoint records its model, "
+        "data and preprocessing; a flag replaces it. EMA weights are used if the checkpoint has them.",
+    )
+    add: Any = parser.add_argument
+    add("path", metavar="CHECKPOINT", help="a checkpoint, or an ONNX file")
+    add("data_dir", nargs="?", metavar="DIR", help="root directory of the data")
+    add("--dataset", metavar="NAME", help="a data set by name, as in timm train")
+    add("--dataset-opt", nargs="*", action=ParseOptions, metavar="K=V", help="options of a registered data set")
+    add("--split", dest="val_split", metavar="NAME", help="split to evaluate on (default: as in training)")
+    add("--weights", choices=("ema", "model"), default="ema", help="weights to use (default: the EMA if there is one)")
+    add("--model", metavar="NAME", help="a timm model, if the checkpoint does not name it")
+    add("--num-classes", type=positive, metavar="N", help="number of classes, if the checkpoint does not name it")
+    add("--k", type=positive, nargs="+", default=[1, 5], metavar="K", help="set sizes of top-k accuracy (default: 1 5)")
+    add("--loss", metavar="NAME", help="loss whose probabilities rank the classes (default: of the checkpoint)")
+    add("--img-size", type=positive, metavar="N", help="image size (default: as in training)")
+    add("--crop-pct", type=within("(0, inf)"), metavar="PCT", help="share of the center crop (default: as in training)")
+    add("--mean", type=float, nargs="+", metavar="MEAN", help="channel means (default: as in training)")
+    add("--std", type=within("(0, inf)"), nargs="+", metavar="STD", help="channel standard deviations")
+    add("--interpolation", choices=INTERPOLATIONS[1:], help="interpolation (default: as in training)")
+    add("--multi-crop", type=int, choices=(0, 5, 10), help="average the top-k marginals of this many crops")
+    add("--marginal-temperature", type=within("(0, inf)"), metavar="T", help="temperature of the marginals")
+    add("-b", "--batch-size", type=positive, default=256, metavar="N", help="batch size (default: 256)")
+    add("-j", "--workers", type=within("[0, inf)", int), default=4, metavar="N", help="loader processes (default: 4)")
+    add("--device", default="auto", help="auto, cpu, cuda (default: auto)")
+    add("--amp", action="store_true", default=None, help="evaluate in mixed precision")
+    add("--json", default="", metavar="FILE", help="also write the metrics here")
+    return parser
