@@ -5,26 +5,20 @@ step of every optimizer must come after a backward pass through it, or training 
 """
 
 import inspect
-import os
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from topk_registry.data.labels import class_counts, class_names_of, labels_of
-from topk_registry.losses.base import ClassificationLoss
-from topk_registry.losses.batch import BatchLoss
-from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks, weighs_rows
+from topk_registry.train.config import WEIGHT_METHODS
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup.class_weights import ClassWeights, same_in_all, stats_of, told
-from topk_registry.train.setup.loss import Context, LossSpec, tell_epoch
-from topk_registry.train.setup.rehearsal import Rehearsal
+from topk_registry.train.loss import Facts, LossSpec, build_loss, class_weights, over_ranks, set_epoch, try_loss
 
 CRITERION = ("loss_fn", "criterion")
 LOADER = ("data_loader", "loader")
@@ -54,36 +48,16 @@ class WatchedLoss(nn.Module):
 
 
 class Seam:
-    """The registered loss of one script's run, made when the script has told its classes and its data.
+    """The registered loss of one script's run, built when the script has shown its classes and its data.
 
     Args:
         name, options: the loss.
-        class_weight, loss_pos_weight, class_stats, loss_weight_power, loss_weight_beta, loss_weight_max: as the flags
-            of ``timm train``.
-
-    Raises:
-        TrainError: the loss takes no such weights.
+        class_weight: as in ``timm train``.
     """
 
-    def __init__(
-        self,
-        name: str,
-        options: dict[str, Any],
-        class_weight: str = "",
-        loss_pos_weight: str = "",
-        class_stats: str = "",
-        loss_weight_power: float = 1.0,
-        loss_weight_beta: float = 0.999,
-        loss_weight_max: float | None = None,
-    ) -> None:
-        self.spec = LossSpec.resolve(name, options)
-        self.spec.check_weights(class_weight)
-        self.spec.check_positive_weights(loss_pos_weight)
-        settings = (loss_weight_power, loss_weight_beta, loss_weight_max)
-        asked = {"class_weight": class_weight, "loss_pos_weight": loss_pos_weight}
-        self.weights = [ClassWeights(given, *settings, setting) for setting, given in asked.items() if given]
-        self.stats = class_stats
-        self.record = self.spec.record  # the class weights are added when the data has told its counts
+    def __init__(self, name: str, options: dict[str, Any], class_weight: str = "") -> None:
+        self.spec, self.class_weight = LossSpec.resolve(name, options), class_weight
+        self.record = self.spec.record
         self.args = Namespace()
         self.num_classes: int | None = None  # as given: timm's script fills in its model's later
         self.train_data: Any = None
@@ -92,27 +66,14 @@ class Seam:
     def criterion(self, model: nn.Module | None, device: torch.device | str | None) -> WatchedLoss:
         """Return the loss on the device, to take the place of the script's own."""
         if self.loss is None:
-            context = self._context(model)
-            rehearsal = Rehearsal(
-                self.spec, context, splits=getattr(self.args, "aug_splits", 0), seed=getattr(self.args, "seed", 0) or 0
-            )
-            if hasattr(self.args, "epochs"):
-                rehearsal.check_schedule(context.total_epochs)
-            if self.spec.wants_cosine(model) and os.environ.get("RANK", "0") == "0":
-                told = (
-                    f"loss {self.spec.name!r} knows class frequencies; its paper's recipe may want a cosine classifier"
-                )
-                print(f"{told}: topk_registry.normalize_classifier(model) in the script", file=sys.stderr)
-            loss = rehearsal.criterion
-            if weighs_rows(loss) and number_of_ranks() > 1:  # both scripts average gradients over the processes
-                loss = mean_over_ranks(cast(ClassificationLoss, loss))
-            if isinstance(loss, BatchLoss) and number_of_ranks() > 1:
-                loss.over_ranks()
-            self.loss = WatchedLoss(loss)
+            facts = self._facts(model)
+            loss = build_loss(self.spec, facts)
+            try_loss(self.spec, loss, facts, getattr(self.args, "aug_splits", 0))
+            self.loss = WatchedLoss(over_ranks(loss))
         return self.loss.to(device)
 
     def set_epoch(self, epoch: int) -> None:
-        tell_epoch(self.loss.loss if self.loss else None, epoch)
+        set_epoch(self.loss.loss if self.loss else None, epoch)
 
     @contextmanager
     def tripwire(self) -> Iterator[None]:
@@ -131,11 +92,10 @@ class Seam:
             )
         self.loss.trained = False
 
-    def _context(self, model: nn.Module | None) -> Context:
+    def _facts(self, model: nn.Module | None) -> Facts:
         args = self.args
         soft = any(getattr(args, name, None) for name in MIXING)
         smoothing = getattr(args, "smoothing", None) or getattr(args, "label_smoothing", None) or 0.0
-        self.spec.check_smoothing(smoothing, "--smoothing" if hasattr(args, "smoothing") else "--label-smoothing")
         known = len(class_names_of(self.train_data) or ())
         n = self.num_classes or _outputs(model) or known
         if not n:
@@ -144,40 +104,21 @@ class Seam:
             raise TrainError(
                 f"the script's model predicts {n} classes, and its data has {known}: --num-classes {known}"
             )
-        counts, samples = self._counts(n)
-        weights = {each.kind: self._weight(each, counts, n, samples) for each in self.weights}
-        return Context(
-            num_classes=n,
+        counts = weights = None
+        if self.spec.needs_class_counts or self.class_weight in WEIGHT_METHODS:
+            if self.train_data is None:
+                raise TrainError(f"loss {self.spec.name!r} needs class counts, and the script does not show its data")
+            counts = class_counts(labels_of(self.train_data), n)
+        if self.class_weight:
+            weights = self.record["class_weight"] = class_weights(self.class_weight, counts, n)
+        return Facts(
+            n,
             smoothing=0.0 if soft else smoothing,
             soft_targets=soft,
             total_epochs=getattr(args, "epochs", 1),
-            class_counts=counts,
-            class_weight=weights.get("class_weight"),
-            pos_weight=weights.get("pos_weight"),
-            num_samples=samples,
+            class_counts=counts if self.spec.needs_class_counts else None,
+            class_weight=weights,
         )
-
-    def _counts(self, n: int) -> tuple[Sequence[float] | None, int | None]:
-        """The class counts and the number of samples, as far as the loss or its weights need them."""
-        if self.stats:
-            return stats_of(self.stats, n)
-        users = [each.flag for each in self.weights if each.needs_counts]
-        users += [f"loss {self.spec.name!r}"] * self.spec.needs_class_counts
-        if not users:
-            return None, None
-        if self.train_data is None:
-            raise TrainError(f"{users[0]} needs the class counts, and the script does not show its data")
-        return class_counts(labels_of(self.train_data), n), None
-
-    def _weight(
-        self, asked: ClassWeights, counts: Sequence[float] | None, n: int, samples: int | None
-    ) -> tuple[float, ...]:
-        """The weights, recorded and said."""
-        weights = same_in_all(asked.values(counts, n, samples))
-        self.record[asked.kind] = list(weights)
-        if os.environ.get("RANK", "0") == "0":
-            print(told(weights, asked, class_names_of(self.train_data)), file=sys.stderr)
-        return weights
 
 
 def enter(module: Any, seam: Seam) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions
-from topk_registry.train.config.weights import FLAGS, SETTINGS, idle_setting
 from topk_registry.train.errors import TrainError
 
 ENVIRONMENT = "TIMM_TRAIN_SCRIPT"
@@ -27,10 +26,6 @@ def split_arguments(argv: Sequence[str], *, prog: str, flag: str) -> tuple[argpa
     ours, theirs = parser.parse_known_args(argv)
     if ours.loss:  # else timm's script keeps its own flags of these names
         parser.add_argument("--class-weight", "--loss-class-weight", default="", metavar="HOW")
-        parser.add_argument("--loss-pos-weight", default="", metavar="HOW")
-        parser.add_argument("--class-stats", default="", metavar="FILE")
-        for name, (default, _) in SETTINGS.items():
-            parser.add_argument("--" + name.replace("_", "-"), type=float, default=default)
         ours, theirs = parser.parse_known_args(argv)
     return ours, theirs
 
@@ -75,11 +70,6 @@ def _run(
         return 2
     if ours.loss:
         registry.get_loss_builder(ours.loss)  # an unknown name is an error before the script is loaded
-    weights = {name: getattr(ours, name) for name in (*FLAGS, "class_stats", *SETTINGS) if ours.loss}
-    idle = idle_setting(**{name: value for name, value in weights.items() if name != "class_stats"}) if weights else ""
-    if idle:
-        print(idle, file=sys.stderr)
-        return 2
     try:
         with _as_main(path, argv) as module:
             # after the script, which may come with a timm of its own
@@ -88,14 +78,12 @@ def _run(
             if not ours.loss:  # nothing of ours to put in
                 go(module, lambda args: None)
                 return 0
-            seam = Seam(ours.loss, ours.loss_opt, **weights)
+            seam = Seam(ours.loss, ours.loss_opt, ours.class_weight)
             enter(module, seam)
 
             def prepare(args: Any) -> None:
                 seam.args, seam.num_classes = args, getattr(args, "num_classes", None)
                 args.loss_record = seam.record  # into the script's args.yaml and checkpoints
-                if any(weights[flag] for flag in FLAGS):
-                    vars(args).update(weights)
 
             with seam.tripwire():
                 go(module, prepare)
