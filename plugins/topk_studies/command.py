@@ -179,7 +179,7 @@ def _read_flags(given: Mapping[str, Any]) -> dict[str, Any]:
     words = {name.replace("-", "_"): value for name, value in given.items()}
     if not any(isinstance(value, str) for value in words.values()):
         return words
-    from topk_registry.train import TrainConfig  # with torch, which other commands here do without
+    from topk_studies.old_trainer import TrainConfig  # with torch, which other commands here do without
 
     usual = TrainConfig().to_dict()
     for name, value in words.items():

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from topk_registry.train import Run
+from topk_studies.old_trainer import Run
 from topk_studies.old_trainer.setup.batches import Batches, BatchOrder
 from topk_studies.old_trainer.setup.loaders import TrainLoader
 from topk_studies.old_trainer.setup.loss import uses_soft_targets

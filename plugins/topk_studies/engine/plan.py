@@ -15,7 +15,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from topk_registry.train import TrainConfig
+from topk_studies.old_trainer import TrainConfig
 from topk_studies.old_trainer.setup.datasets import open_data, open_split
 from topk_studies.engine import training
 from topk_studies.engine.experiment import TrainingStudy

@@ -22,7 +22,7 @@ from topk_registry.data.labels import kept_labels_of
 from topk_registry.metrics import GradientSparsity, MarginalCalibration, TopKAccuracy
 from topk_registry.ops.ksubset import topk_marginals
 from topk_registry.registry.options import takes
-from topk_registry.train import Run, TrainConfig, Trainer
+from topk_studies.old_trainer import Run, TrainConfig, Trainer
 from topk_studies.old_trainer.engine.build import create_evaluator
 from topk_studies.old_trainer.engine.sets import SetEvaluation, logits_of
 from topk_studies.old_trainer.engine.state import Checkpoints

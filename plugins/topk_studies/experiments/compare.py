@@ -16,7 +16,7 @@ from typing import Any
 from topk_registry import registry
 from topk_registry.registry.errors import PluginError
 from topk_registry.registry.options import accepts
-from topk_registry.train import TrainConfig
+from topk_studies.old_trainer import TrainConfig
 from topk_studies.old_trainer.config.metric_names import METRIC
 from topk_registry.train.errors import TrainError
 from topk_studies.old_trainer.setup.datasets import open_data

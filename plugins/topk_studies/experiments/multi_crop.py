@@ -9,7 +9,7 @@ from torch import Tensor
 
 from topk_registry.functional import topk_marginals
 from topk_registry.metrics import TopKAccuracy
-from topk_registry.train import Run
+from topk_studies.old_trainer import Run
 from topk_studies.old_trainer.engine.evaluate import Crops, readable, temperature_of
 from topk_studies.old_trainer.setup.datasets import open_split
 from topk_studies.old_trainer.setup.loaders import create_eval_loader

@@ -59,7 +59,7 @@ class Trainer:
         compiles: whether the run may wait for kernels to be compiled; else torch operations serve where one is missing.
 
     Example:
-        >>> from topk_registry.train import Trainer, TrainConfig
+        >>> from topk_studies.old_trainer import Trainer, TrainConfig
         >>> result = Trainer(TrainConfig(loss="focal", epochs=2)).fit()  # doctest: +SKIP
         >>> result.metrics["eval_top5"], result.folder  # doctest: +SKIP
     """
