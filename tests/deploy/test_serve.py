@@ -335,7 +335,7 @@ def test_a_file_without_sets_or_lists(tmp_path):
         answer = first(predict(port, PIXEL)[1])
         assert answer["set"] is None
         assert "calibrate" in predict(port, PIXEL, "?alpha=0.1")[1]["detail"]
-        assert predict(port, PIXEL, "?allow=red")[0] == 409
+        assert predict(port, PIXEL, "?allow=red")[0] == 400
         assert request(port, "GET", "/model")[1]["class_lists"] is False
 
 
