@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry.ops.constant import fixed_number
+from topk_registry.ops.ksubset.api import topk_marginals
 from topk_registry.ops.ksubset.chunked.custom_ops import LinearLabelMargins
 from topk_registry.ops.ksubset.chunked.layer import as_rows, check_scores, kernels, score_chunks
-from topk_registry.ops.ksubset.margins import topk_marginals
 from topk_registry.ops.ksubset.request import check, output_dtype
 from topk_registry.ops.ksubset.torch.state import State, merge, top_margins
 from topk_registry.ops.targets.checks import check_device, check_range

@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from topk_registry.ops.ksubset.api import topk_label_margins
 from topk_registry.ops.ksubset.chunked import shards
 from topk_registry.ops.ksubset.chunked.layer import as_rows, problem
-from topk_registry.ops.ksubset.margins import topk_label_margins
 from topk_registry.ops.ksubset.torch.rows import top_group_size
 from topk_registry.ops.ksubset.torch.state import State
 

@@ -6,7 +6,6 @@ those the memory is that of a chunk, whatever the number of classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from importlib import import_module
 from math import isfinite
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
@@ -15,30 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry.ops.ksubset.backends import OPERATOR
 from topk_registry.ops.ksubset.request import prepare
 from topk_registry.ops.ksubset.torch import state as streaming
 from topk_registry.ops.ksubset.torch.state import State, merge_all
 from topk_registry.ops.process_group import Group
 
-LARGEST_K_ON_GPU = 11  # of kernels that unroll powers of odds; ``linear_topk`` and distributions need k + 1
-
 
 def as_rows(like: Tensor, n: int, k: int, temperature: float) -> tuple[Tensor, int, float, int]:
     """Prepare arguments for n scores of a dtype: no rows [0, n] to work in, k with 2k <= n, theta, the scores' sign."""
-    return prepare(like.new_empty(0, n), k, temperature, "torch")[:4]
+    return prepare(like.new_empty(0, n), k, temperature)
 
 
 def kernels(like: Tensor, k: int) -> ModuleType:
     """Return the module whose ``summarise``, ``extend`` and ``gradient`` serve here."""
-    return module_of(OPERATOR.choose("auto", like.device, k, like.dtype == torch.float64), k)
-
-
-def module_of(backend: str, k: int) -> ModuleType:
-    """Return the module of a backend for chunks of classes, or that of torch operations where it has none."""
-    if backend == "torch" or (backend == "triton" and k > LARGEST_K_ON_GPU):
-        return streaming
-    return import_module(f"topk_registry.ops.ksubset.{backend}.chunks")
+    return streaming
 
 
 def score_chunks(

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from topk_registry.ops.hinge import soft_hinge
+from topk_registry.ops.ksubset.api import topk_marginals
 from topk_registry.ops.ksubset.chunked.layer import LayerUpdate, check_scores, chunks_of, own_state, problem
 from topk_registry.ops.ksubset.chunked.shards import LabelMargins, exchange
 from topk_registry.ops.ksubset.chunked.soft_targets import Costs, ExpectedHinge
-from topk_registry.ops.ksubset.margins import topk_marginals
 from topk_registry.ops.ksubset.request import check, output_dtype
 from topk_registry.ops.ksubset.torch.state import top_margins
 from topk_registry.ops.process_group import Group, agreed, all_gather, outside_graphs
