@@ -13,10 +13,10 @@ from typing import Any, get_type_hints
 import yaml
 
 from topk_registry.cli import ArgumentParser, ParseOptions
+from topk_registry.train.errors import ConfigError
 from topk_studies.old_trainer.config import flags
 from topk_studies.old_trainer.config.config import TrainConfig, spelt, value_type
 from topk_studies.old_trainer.config.timm_names import ELSEWHERE, LEGACY, OPTIONS
-from topk_registry.train.errors import ConfigError
 
 GROUPS = TrainConfig.__mro__[1:-1]  # the dataclasses of flags.py
 

@@ -8,11 +8,11 @@ from difflib import get_close_matches
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from topk_registry.registry.ranges import Interval
+from topk_registry.train.errors import ConfigError
 from topk_studies.old_trainer.config import flags, sampling
 from topk_studies.old_trainer.config.tasks import BUILTIN_MULTILABEL, MULTILABEL, MULTILABEL_DEFAULTS, SPLIT, check_task
 from topk_studies.old_trainer.config.timm_names import from_timm
 from topk_studies.old_trainer.config.weights import SETTINGS, idle_setting
-from topk_registry.train.errors import ConfigError
 
 # Defaults where no data is named: a job that a laptop finishes in a minute or two.
 BUILTIN_DEFAULTS: dict[str, Any] = {

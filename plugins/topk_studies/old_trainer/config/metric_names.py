@@ -2,8 +2,8 @@
 
 import re
 
-from topk_studies.old_trainer.config.tasks import CLASSIFICATION, MULTILABEL
 from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.config.tasks import CLASSIFICATION, MULTILABEL
 
 METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top([1-9]\d*)|nll|loss")
 MULTILABEL_METRIC = re.compile(r"map|(?:micro|macro|sample)_f1|exact_match|top([1-9]\d*)_recall|bce")

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from topk_studies.old_trainer.config.sampling import sampler_of
 from topk_registry.train.errors import ConfigError
+from topk_studies.old_trainer.config.sampling import sampler_of
 
 CLASSIFICATION, MULTILABEL = TASKS = ("classification", "multilabel")
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from topk_studies.old_trainer.config.tasks import MULTILABEL
 from topk_registry.train.errors import ConfigError
+from topk_studies.old_trainer.config.tasks import MULTILABEL
 
 # Settings of modes that timm's own script has and this trainer has not, with timm's defaults: a command line or an
 # args.yaml of timm's is taken, and any other value is refused.

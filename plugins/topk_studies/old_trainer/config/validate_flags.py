@@ -3,8 +3,8 @@
 import argparse
 
 from topk_registry.cli import ArgumentParser, ParseOptions, missed, positive, within
-from topk_registry.oldsets.scores import SCORES, spelled
 from topk_studies.old_trainer.config.tasks import TASKS
+from topk_studies.old_trainer.oldsets.scores import SCORES, spelled
 
 SETS = spelled(name for name, kind in SCORES.items() if not kind.learned)  # an evaluation has no samples to learn from
 

@@ -15,13 +15,13 @@ from timm.utils.checkpoint_saver import load_checkpoint_metadata
 from torch import distributed as dist
 from torch.utils.serialization import config as serialization
 
-from topk_registry.folders.images import listed
+from topk_registry.train.errors import TrainError
 from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.engine.build import distribute
 from topk_studies.old_trainer.engine.resume import OUTPUT, differences, find_auto, newest, results
 from topk_studies.old_trainer.engine.run import Run
 from topk_studies.old_trainer.engine.state import LAST, Checkpoints, NumberedSaver, restore, restore_buffers, same_loss
-from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.folders.images import listed
 from topk_studies.old_trainer.report.console import read_class_names
 from topk_studies.old_trainer.report.loggers import LoggedRun, Loggers
 from topk_studies.old_trainer.setup.datasets import file_digests

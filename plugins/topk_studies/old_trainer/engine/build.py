@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from topk_registry.data.labels import class_names_of, kept_labels_of
-from topk_registry.folders.images import count_of, listed
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.ranks import mean_over_ranks
 from topk_registry.nn.chunked_update.states import expand_states
 from topk_registry.nn.classifier import num_classes_of
+from topk_registry.train.errors import TrainError
 from topk_studies.old_trainer.config.config import TrainConfig, spelt
 from topk_studies.old_trainer.config.metric_names import LOSSES, metric_sizes, parse_metric
 from topk_studies.old_trainer.config.tasks import CLASSIFICATION, MULTILABEL
@@ -26,7 +26,7 @@ from topk_studies.old_trainer.engine.resume import recorded_loss
 from topk_studies.old_trainer.engine.run import Hooks, Run
 from topk_studies.old_trainer.engine.spread_classes import ClassParallelTask, SpreadEvaluator, scaler_of
 from topk_studies.old_trainer.engine.state import RegistryTask, all_ranks
-from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.folders.images import count_of, listed
 from topk_studies.old_trainer.report.console import Report
 from topk_studies.old_trainer.report.loggers import check_loggers
 from topk_studies.old_trainer.report.progress import Progress

@@ -5,12 +5,12 @@ import time
 
 from timm import utils
 
+from topk_registry.train.errors import DataError, Interrupted, TrainError
 from topk_studies.old_trainer.engine import resume
 from topk_studies.old_trainer.engine.loop import agree, mean_loss, train_epoch
 from topk_studies.old_trainer.engine.run import Run
 from topk_studies.old_trainer.engine.signals import StopRequest
 from topk_studies.old_trainer.engine.state import LAST
-from topk_registry.train.errors import DataError, Interrupted, TrainError
 from topk_studies.old_trainer.report.console import label
 from topk_studies.old_trainer.report.progress import Row
 from topk_studies.old_trainer.setup.loss import tell_epoch

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from topk_registry.metrics import LabelSetMetrics, StreamingMetric, TopKAccuracy
 from topk_registry.ops.ksubset import topk_marginals
+from topk_registry.train.errors import DataError
 from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.engine.measures import Observer
-from topk_registry.train.errors import DataError
 from topk_studies.old_trainer.setup.compute import Compute
 
 LEAST_LIKELIHOOD = math.log(1e-30)  # log-likelihood of a label whose probability is 0

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch import distributed as dist
 
 from topk_registry.ops.targets.label_mixture import LabelMixture, Target
-from topk_studies.old_trainer.engine.run import Run
 from topk_registry.train.errors import NonFiniteLossError
+from topk_studies.old_trainer.engine.run import Run
 
 
 def train_epoch(run: Run) -> bool:

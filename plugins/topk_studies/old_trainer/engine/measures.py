@@ -12,11 +12,11 @@ import torch
 from timm.data import RealLabelsImagenet
 from torch import Tensor
 
-from topk_registry.folders.agreement import agreement
-from topk_registry.folders.groups import read_groups
-from topk_registry.folders.trees import read_tree
-from topk_studies.old_trainer.engine.sets import LabelSetEvaluation, SetEvaluation
 from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.engine.sets import LabelSetEvaluation, SetEvaluation
+from topk_studies.old_trainer.folders.agreement import agreement
+from topk_studies.old_trainer.folders.groups import read_groups
+from topk_studies.old_trainer.folders.trees import read_tree
 from topk_studies.old_trainer.setup.pictures import path_of
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 from timm.utils.checkpoint_saver import load_checkpoint_metadata
 
+from topk_registry.train.errors import TrainError
 from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.engine.state import LAST
-from topk_registry.train.errors import TrainError
 from topk_studies.old_trainer.setup.datasets import file_digests
 
 RECOVERY = "recovery-*.pth.tar"

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.folders.groups import numbered
-from topk_registry.metrics import SetCoverage
-from topk_registry.oldsets import (
+from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.folders.groups import numbered
+from topk_studies.old_trainer.oldsets import (
     LabelCounts,
     PredictionSets,
     Tree,
@@ -19,12 +19,12 @@ from topk_registry.oldsets import (
     per_group,
     tune,
 )
-from topk_registry.oldsets.rules import check_size, find_thresholds
-from topk_registry.oldsets.scores import score_kind
-from topk_registry.oldsets.sets import ScoredRows
-from topk_registry.oldsets.summary import GroupCoverage, group_coverage
-from topk_registry.oldsets.tuning import is_tuned
-from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.oldsets.rules import check_size, find_thresholds
+from topk_studies.old_trainer.oldsets.scores import score_kind
+from topk_studies.old_trainer.oldsets.sets import ScoredRows
+from topk_studies.old_trainer.oldsets.summary import GroupCoverage, group_coverage
+from topk_studies.old_trainer.oldsets.tuning import is_tuned
+from topk_studies.old_trainer.set_coverage import SetCoverage
 
 SIZES = ("mean_size", "median_size", "mean_nodes")
 RISK_CONTROL = "risk-control"  # what --sets names for several labels an image
@@ -43,7 +43,7 @@ class SetEvaluation:
     fifth of the half that calibrates to tune.
 
     Args:
-        score: a name of :data:`topk_registry.oldsets.SCORES`.
+        score: a name of :data:`topk_studies.old_trainer.oldsets.SCORES`.
         alpha: the share of labels that may be missed.
         options: of the score.
         seed: of the split.

@@ -12,6 +12,7 @@ from torch import nn
 
 from topk_registry.ops.backend import preferred, use_backend
 from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.train.errors import Interrupted, TrainError
 from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.config.tasks import MULTILABEL
 from topk_studies.old_trainer.engine.begin import begin
@@ -20,7 +21,6 @@ from topk_studies.old_trainer.engine.epochs import how_to_resume, run_epochs
 from topk_studies.old_trainer.engine.resume import check_folder
 from topk_studies.old_trainer.engine.run import Hooks, Run
 from topk_studies.old_trainer.engine.signals import StopRequest
-from topk_registry.train.errors import Interrupted, TrainError
 from topk_studies.old_trainer.report.progress import Row
 from topk_studies.old_trainer.setup.datasets import name_of
 from topk_studies.old_trainer.setup.loaders import end_workers

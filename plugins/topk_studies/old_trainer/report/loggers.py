@@ -15,11 +15,11 @@ from typing import Any, Protocol
 
 import yaml
 
-from topk_registry import registry
 from topk_registry.registry.errors import MissingPackageError, PluginError
 from topk_registry.registry.options import check_options
-from topk_studies.old_trainer.config.config import TrainConfig
 from topk_registry.train.errors import Interrupted, TrainError
+from topk_studies.old_trainer import registries
+from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.report.console import write_text
 
 FILE = "loggers.yaml"
@@ -104,9 +104,9 @@ class Loggers:
             known["epochs"] = min(known["epochs"], done)
             told = LoggedRun(run.name, run.folder, run.settings, run.update, known["id"])
             try:
-                self._loggers[name] = registry.loggers.builder(name)(run=told, **options)
+                self._loggers[name] = registries.loggers.builder(name)(run=told, **options)
             except Exception as error:  # a server that does not answer, a key that is wrong
-                raise TrainError(f"{registry.loggers.describe(name)} cannot start: {_reason(error)}") from error
+                raise TrainError(f"{registries.loggers.describe(name)} cannot start: {_reason(error)}") from error
             known["id"] = self._loggers[name].run_id
         for row in history:
             self.epoch(row)
@@ -178,7 +178,7 @@ def check_loggers(config: TrainConfig) -> None:
         raise TrainError("--wandb-resume-id goes on with a logged run: it needs --resume")
     for name, options in chosen(config).items():
         try:
-            check_options(f"logger {name!r}", registry.loggers.builder(name), ["run", *options])
+            check_options(f"logger {name!r}", registries.loggers.builder(name), ["run", *options])
         except (PluginError, TypeError) as error:
             raise TrainError(_reason(error) if isinstance(error, TypeError) else f"{error}") from error
 

@@ -18,8 +18,8 @@ from timm.data.distributed_sampler import RepeatAugSampler
 from torch import Tensor
 from torch.utils.data import Dataset, Sampler
 
-from topk_registry.data.sampling import Draw
 from topk_registry.train.errors import DataError
+from topk_studies.old_trainer.data.sampling import Draw
 
 Key = tuple[int, int, list[int]]
 

@@ -13,8 +13,8 @@ from topk_registry.nn.classifier import find_classifier, replace_classifier
 from topk_registry.ops.ksubset.chunked.parallel import layout
 from topk_registry.ops.update.rules import rule_of
 from topk_registry.registry.options import unbound
-from topk_studies.old_trainer.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.setup.compute import Compute
 from topk_studies.old_trainer.setup.parts import Parts
 from topk_studies.old_trainer.setup.rehearsal import Rehearsal, check_value

@@ -10,10 +10,10 @@ import torch
 from timm.loss import load_class_stats, resolve_class_weights
 from torch import distributed as dist
 
+from topk_registry.train.errors import TrainError
 from topk_studies.old_trainer.config.config import TrainConfig, spelt
 from topk_studies.old_trainer.config.sampling import sampler_of
 from topk_studies.old_trainer.config.weights import FLAGS
-from topk_registry.train.errors import TrainError
 
 SHOWN = 60  # characters of a value in a message: a list may have thousands
 

@@ -9,12 +9,12 @@ from timm.data import get_img_extensions
 from timm.data.readers.reader_image_folder import ReaderImageFolder
 
 from topk_registry.data.labels import class_names_of, is_indexed, kept_labels_of, labels_of
-from topk_registry.data.recipes import Renumbered, RenumberedSets
-from topk_registry.folders.classes import ClassMap, class_map
-from topk_registry.folders.errors import FolderError
-from topk_registry.folders.images import is_image, listed, read_folders
-from topk_studies.old_trainer.config.config import TrainConfig
 from topk_registry.train.errors import DataError
+from topk_studies.old_trainer.config.config import TrainConfig
+from topk_studies.old_trainer.data.recipes import Renumbered, RenumberedSets
+from topk_studies.old_trainer.folders.classes import ClassMap, class_map
+from topk_studies.old_trainer.folders.errors import FolderError
+from topk_studies.old_trainer.folders.images import is_image, listed, read_folders
 from topk_studies.old_trainer.setup.class_maps import read_class_map
 from topk_studies.old_trainer.setup.unreadable import replace_within
 

@@ -11,8 +11,8 @@ import torch
 from timm import utils
 from timm.layers import set_fast_norm
 
-from topk_studies.old_trainer.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.config.config import TrainConfig
 
 
 def check_backend(name: str) -> None:

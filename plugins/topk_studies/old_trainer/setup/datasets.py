@@ -11,8 +11,6 @@ import numpy as np
 from timm.data import ImageDataset, create_dataset
 
 from topk_registry import registry
-from topk_registry.data.contract import first_problem
-from topk_registry.data.corrections import Corrections, digest_of, read_corrections
 from topk_registry.data.labels import (
     Labels,
     class_counts,
@@ -21,8 +19,13 @@ from topk_registry.data.labels import (
     kept_labels_of,
     labels_of,
 )
-from topk_registry.data.names import class_words, sample_names
-from topk_registry.data.recipes import (
+from topk_registry.train.errors import DataError
+from topk_studies.old_trainer.config.config import TrainConfig
+from topk_studies.old_trainer.config.tasks import MULTILABEL
+from topk_studies.old_trainer.data.contract import first_problem
+from topk_studies.old_trainer.data.corrections import Corrections, digest_of, read_corrections
+from topk_studies.old_trainer.data.names import class_words, sample_names
+from topk_studies.old_trainer.data.recipes import (
     Indices,
     Selection,
     fraction_counts,
@@ -30,11 +33,8 @@ from topk_registry.data.recipes import (
     long_tail_counts,
     pick,
 )
-from topk_registry.folders.classes import ClassMap
-from topk_registry.folders.images import count_of, listed, split_folder
-from topk_studies.old_trainer.config.config import TrainConfig
-from topk_studies.old_trainer.config.tasks import MULTILABEL
-from topk_registry.train.errors import DataError
+from topk_studies.old_trainer.folders.classes import ClassMap
+from topk_studies.old_trainer.folders.images import count_of, listed, split_folder
 from topk_studies.old_trainer.setup import sampler
 from topk_studies.old_trainer.setup.batches import seeded
 from topk_studies.old_trainer.setup.classes import align, folder_reader, is_visible_image, without_images

@@ -6,10 +6,10 @@ from pickle import UnpicklingError
 from timm.models import load_state_dict
 from torch import nn
 
-from topk_registry.folders.images import listed
 from topk_registry.nn.classifier import find_classifier
-from topk_studies.old_trainer.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.config.config import TrainConfig
+from topk_studies.old_trainer.folders.images import listed
 
 
 def check_head(config: TrainConfig) -> None:

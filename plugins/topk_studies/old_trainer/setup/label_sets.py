@@ -10,13 +10,13 @@ from typing import Any
 
 from timm.data import MultiLabelTarget, get_img_extensions
 
-from topk_registry.data.label_tables import TableReader, as_target, file_of, has_splits, read_label_table
 from topk_registry.data.labels import KHot, class_names_of, is_indexed, k_hot_of, kept_k_hot_of
-from topk_registry.data.recipes import SelectedSets, hold_out_any
-from topk_registry.folders.images import count_of, listed, split_folder
+from topk_registry.train.errors import DataError
 from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.config.tasks import SPLIT
-from topk_registry.train.errors import DataError
+from topk_studies.old_trainer.data.label_tables import TableReader, as_target, file_of, has_splits, read_label_table
+from topk_studies.old_trainer.data.recipes import SelectedSets, hold_out_any
+from topk_studies.old_trainer.folders.images import count_of, listed, split_folder
 from topk_studies.old_trainer.setup.class_maps import read_class_map
 from topk_studies.old_trainer.setup.unreadable import WatchedImages, replace_within
 

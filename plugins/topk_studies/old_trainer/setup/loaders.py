@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from topk_registry.data.labels import is_indexed
-from topk_registry.data.sampling import Draw
 from topk_registry.ops.targets.label_mixture import Target
+from topk_registry.train.errors import DataError, TrainError
 from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.config.tasks import MULTILABEL
-from topk_registry.train.errors import DataError, TrainError
+from topk_studies.old_trainer.data.sampling import Draw
 from topk_studies.old_trainer.setup.batches import Batches, BatchOrder, SeededErasing
 from topk_studies.old_trainer.setup.compute import Compute
 from topk_studies.old_trainer.setup.loss import uses_soft_targets

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from topk_registry import registry
 from topk_registry.nn.classifier import CosineClassifier
 from topk_registry.registry import timm_losses
-from topk_registry.registry.options import accepted_context, accepts, defaults_since_changed, recorded_defaults
+from topk_registry.registry.options import accepted_context, accepts, recorded_defaults
+from topk_registry.train.errors import TrainError
 from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.config.tasks import CLASSIFICATION, MULTILABEL
-from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.registries import defaults_since_changed
 
 SMOOTHING = ("smoothing", "label_smoothing")  # options of losses that smooth labels
 WEIGHT = ("weight", "class_weight")  # options of losses that weigh classes

@@ -9,8 +9,8 @@ from torch import nn
 
 from topk_registry.nn import convnet  # noqa: F401  registers the built-in networks
 from topk_registry.nn.classifier import normalize_classifier
-from topk_studies.old_trainer.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.setup.compute import Compute
 
 

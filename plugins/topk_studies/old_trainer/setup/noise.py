@@ -2,12 +2,18 @@
 
 import numpy as np
 
-from topk_registry.data.label_files import labels_from_file
 from topk_registry.data.labels import Labels, superclasses_of
-from topk_registry.data.noise import annotated_labels, confused_labels, small_images, uniform_labels, weaker_model
-from topk_registry.data.recipes import Indices, noisy_labels
-from topk_studies.old_trainer.config.config import TrainConfig
 from topk_registry.train.errors import DataError
+from topk_studies.old_trainer.config.config import TrainConfig
+from topk_studies.old_trainer.data.label_files import labels_from_file
+from topk_studies.old_trainer.data.noise import (
+    annotated_labels,
+    confused_labels,
+    small_images,
+    uniform_labels,
+    weaker_model,
+)
+from topk_studies.old_trainer.data.recipes import Indices, noisy_labels
 
 
 def check_noise(config: TrainConfig) -> None:

@@ -7,8 +7,8 @@ from timm.optim import create_optimizer_v2, optimizer_kwargs
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from torch import nn
 
-from topk_studies.old_trainer.config.config import TrainConfig
 from topk_registry.train.errors import TrainError
+from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.setup.parts import Parts
 
 

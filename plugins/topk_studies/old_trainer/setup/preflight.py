@@ -8,10 +8,10 @@ from timm.optim import get_optimizer_class, list_optimizers
 
 from topk_registry.losses.batch import BatchLoss
 from topk_registry.nn import convnet  # noqa: F401  registers the built-in networks
+from topk_registry.train.errors import TrainError
 from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.config.metric_names import parse_metric
 from topk_studies.old_trainer.config.tasks import MULTILABEL
-from topk_registry.train.errors import TrainError
 from topk_studies.old_trainer.setup import class_rows
 from topk_studies.old_trainer.setup.class_weights import ClassWeights, counted_twice, stats_of
 from topk_studies.old_trainer.setup.datasets import PREFIX, check_training_data

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from topk_registry.data.labels import is_indexed, labels_of
-from topk_registry.data.sampling import Draw, expected_copies
+from topk_registry.train.errors import DataError
 from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.config.sampling import sampler_of
-from topk_registry.train.errors import DataError
+from topk_studies.old_trainer.data.sampling import Draw, expected_copies
 
 
 def create_draw(config: TrainConfig, dataset: Any) -> Draw | None:

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from topk_registry.folders.images import EVALUATION, TRAINING, is_hidden, listed, split_folder
-from topk_studies.old_trainer.config.config import TrainConfig
 from topk_registry.train.errors import DataError
+from topk_studies.old_trainer.config.config import TrainConfig
+from topk_studies.old_trainer.folders.images import EVALUATION, TRAINING, is_hidden, listed, split_folder
 
 # data sets of torchvision with a training and a test part: timm reads the test part for every name not in TRAINING
 TWO_PARTS = ("cifar10", "cifar100", "mnist", "kmnist", "fashion_mnist", "qmnist")

@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 
 from topk_registry.data.labels import class_names_of, kept_labels_of
-from topk_registry.data.recipes import Indices
-from topk_registry.folders.images import count_of, listed
 from topk_registry.train.errors import DataError
+from topk_studies.old_trainer.data.recipes import Indices
+from topk_studies.old_trainer.folders.images import count_of, listed
 
 MOST_NAMED = 3
 MOST_TOLD = 10  # of one process, as they are met; the line of the epoch counts them all
