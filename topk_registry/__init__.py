@@ -16,7 +16,7 @@ Losses of your own
     accepted_context: what a trainer may tell a loss; mean_over_ranks: the mean over the rows of all ranks
 Models
     TopKHead, TopKClassifier, TopKOutput, fit_temperature: probabilities behind a model
-    LinearSmoothTopK, PerturbedTopK, SphericalLinear: layers for many classes; ChunkedUpdate, SphericalSGD: their steps
+    LinearSmoothTopK, PerturbedTopK, SphericalLinear: layers for many classes; SphericalSGD: its optimizer
     CosineClassifier, normalize_classifier: classifiers over unit-norm features
 Targets and distributions
     LabelMixture, KSubset
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
     from topk_registry.losses.base import TopKLoss as TopKLoss
     from topk_registry.losses.batch import BatchLoss as BatchLoss
     from topk_registry.losses.ranks import mean_over_ranks as mean_over_ranks
-    from topk_registry.nn.chunked_update import ChunkedUpdate as ChunkedUpdate
     from topk_registry.nn.classifier import CosineClassifier as CosineClassifier
     from topk_registry.nn.classifier import normalize_classifier as normalize_classifier
     from topk_registry.nn.head import TopKClassifier as TopKClassifier
@@ -102,7 +101,6 @@ else:
 
     _HOMES = {
         "BatchLoss": "losses.batch",
-        "ChunkedUpdate": "nn.chunked_update",
         "ClassificationLoss": "losses.base",
         "CommonOptions": "losses.base",
         "SoftmaxLoss": "losses.base",
