@@ -427,3 +427,19 @@ def test_sigterm_under_load_loses_no_accepted_request(set_file):
         assert total(tallies, "refused") <= len(tallies)
         assert idle.recv(1) == b""
         idle.close()
+
+
+def test_uploads_stay_in_memory(port, monkeypatch):
+    """No file in a folder that other users share."""
+    import tempfile
+
+    def fail(*_):
+        raise AssertionError("a file was written")
+
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", fail)
+    rng = np.random.default_rng(0)
+    buffer = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (1000, 1000, 3), np.uint8)).save(buffer, "PNG")
+    assert len(buffer.getvalue()) > 2**21
+    body, kind = form([buffer.getvalue()])
+    assert predict(port, body, kind=kind)[0] == 200

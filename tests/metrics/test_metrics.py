@@ -90,7 +90,7 @@ def test_bytes_are_labels_like_any_other():
         each.update(logits, torch.tensor([156], dtype=torch.uint8))
     assert metric.compute()["top1"] == 1.0
     assert sum(calibration.reliability()["entries"]) == 200
-    with pytest.raises(ValueError, match=r"target must be in \[0, 99\].*got 156"):
+    with pytest.raises(ValueError, match=r"labels in \[0, 99\], got 156"):
         TopKAccuracy(1, num_classes=100).update(logits[:, :100], torch.tensor([156], dtype=torch.uint8))
 
 
@@ -127,14 +127,14 @@ def test_wrong_options_are_errors(options, message):
 
 
 def test_wrong_batches_are_errors():
-    with pytest.raises(TypeError, match="target must be a tensor, got list"):
+    with pytest.raises(TypeError, match="list"):
         TopKAccuracy(num_classes=3).update(torch.zeros(2, 3), [0, 1])
     metric = TopKAccuracy(num_classes=3)
     with pytest.raises(ValueError, match="the metric has 3 classes, logits have 4"):
         metric.update(torch.zeros(2, 4), torch.zeros(2).long())
-    with pytest.raises(ValueError, match="class indices"):
+    with pytest.raises(ValueError, match="expected integer labels"):
         metric.update(torch.zeros(2, 3), torch.zeros(2, 3))
-    with pytest.raises(ValueError, match=r"target must be in \[0, 2\]"):
+    with pytest.raises(ValueError, match=r"labels in \[0, 2\], got 3"):
         metric.update(torch.zeros(2, 3), torch.tensor([0, 3]))
 
 
