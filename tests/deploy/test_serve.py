@@ -223,7 +223,8 @@ def test_requests_that_are_not_answered(port, method, path, headers, status, wor
 
 def test_hosts_of_loopback(port):
     for host in ("localhost:1", "LOCALHOST", f"127.0.0.1:{port}", "[::1]:80"):
-        assert request(port, "GET", "/healthz", headers={"Host": host})[0] == 200
+        assert request(port, "HEAD", "/", headers={"Host": host})[0] == 200
+    assert request(port, "GET", "/healthz", headers={"Host": "10.1.2.3:8000"})[0] == 200  # as orchestrators ask
 
 
 def test_the_limits_in_force_are_cited(predictor):
