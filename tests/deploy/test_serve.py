@@ -178,6 +178,7 @@ HOSTILE = {
     "empty list": (*form([PIXEL], allow="\n"), "", 400, "empty"),
     "alpha outside": (PIXEL, "image/png", "?alpha=0.7", 400, "0.005 to 0.5"),
     "alpha of another type": (PIXEL, "image/png", "?alpha=x", 400, "number"),
+    "alpha beyond floats": (b'{"images": ["aaaa"], "alpha": 1%s}' % (b"0" * 400), JSON, "", 400, "number"),
     "alpha that is no number": (PIXEL, "image/png", "?alpha=nan", 400, "number"),
     "max_set": (PIXEL, "image/png", "?max_set=0", 400, "1 to 1000"),
     "unknown parameter": (PIXEL, "image/png", "?alpa=0.1", 400, "alpha, allow, max_set"),
@@ -212,6 +213,8 @@ def test_file_names_have_no_effect(port, name):
         ("GET", "/model", {"Host": "evil.example"}, 400, "--allowed-host"),
         ("GET", "/model", {"Host": "[::1"}, 400, "host"),
         ("POST", "/predict", {"Origin": "http://evil.example"}, 403, "another site"),
+        ("POST", "/predict", {"Origin": "http://["}, 403, "another site"),
+        ("POST", "/predict", {"Origin": "null"}, 403, "another site"),
         ("POST", "/predict", {"Content-Encoding": "gzip", "Content-Type": "image/png"}, 415, "gzip"),
     ],
 )
