@@ -2,10 +2,8 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, cast
 
-from timm import utils
 from timm.data import resolve_data_config
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -14,7 +12,6 @@ from topk_registry.data.labels import class_names_of, kept_labels_of
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.ranks import mean_over_ranks
-from topk_registry.nn.chunked_update.states import expand_states
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.train.errors import TrainError
 from topk_studies.old_trainer.config.config import TrainConfig, spelt
@@ -24,13 +21,11 @@ from topk_studies.old_trainer.config.weights import FLAGS
 from topk_studies.old_trainer.engine.evaluate import Crops, Evaluator, LabelSetEvaluator, temperature_of
 from topk_studies.old_trainer.engine.resume import recorded_loss
 from topk_studies.old_trainer.engine.run import Hooks, Run
-from topk_studies.old_trainer.engine.spread_classes import ClassParallelTask, SpreadEvaluator, scaler_of
 from topk_studies.old_trainer.engine.state import RegistryTask, all_ranks
 from topk_studies.old_trainer.folders.images import count_of, listed
 from topk_studies.old_trainer.report.console import Report
 from topk_studies.old_trainer.report.loggers import check_loggers
 from topk_studies.old_trainer.report.progress import Progress
-from topk_studies.old_trainer.setup.class_rows import chunked_update, settle_precision, spread_classifier
 from topk_studies.old_trainer.setup.class_weights import ClassWeights, same_in_all, stats_of, told
 from topk_studies.old_trainer.setup.compute import Compute, check_backend
 from topk_studies.old_trainer.setup.datasets import Data, counts_of, name_of, open_data
@@ -81,8 +76,6 @@ def build(
         kept = " ".join(f"{option}={value}" for option, value in loss.kept.items())
         notes = [*notes, f"loss {loss.name!r} keeps {kept}, its default when the run began"]
     compute = Compute.set_up(given)
-    if given.class_parallel:
-        utils.random_seed(given.seed)  # every process makes the same classifier, and keeps a part
     config = given.replace(eval_metric=parse_metric(given.eval_metric, given.task))
     asked = [each for setting in FLAGS if (each := ClassWeights.of(config, setting)) is not None]
     needs = [f"loss {config.loss!r}"] * loss.needs_class_counts + [each.flag for each in asked if each.needs_counts]
@@ -90,10 +83,6 @@ def build(
     model = parts.model if parts.model is not None else build_model(config, classes_of(config, data))
     config = settle_classes(config, model, data)
     data_config = resolve_data_config(config.to_dict(), model=model, verbose=False)
-    if config.class_parallel:
-        notes = [*notes, spread_classifier(model, compute)]
-        if compute.rank:
-            utils.random_seed(config.seed, compute.rank)
     if config.retrain_head:
         notes = [*notes, freeze_features(config, model, own=parts.model is not None)]
         config = config.replace(dist_bn="")  # frozen statistics are the same in all processes
@@ -114,27 +103,17 @@ def build(
     )
     backend = _backend(rehearsal, compute)
     notes = [*notes, COLD] if backend == "torch" else notes
-    criterion, mixtures = rehearsal.criterion, rehearsal.takes_mixtures(linear=config.class_parallel)
+    criterion, mixtures = rehearsal.criterion, rehearsal.takes_mixtures(linear=False)
     loader = _train_loader(config, parts, data, data_config, compute, mixtures)
     notes = [*notes, *told_draw(config, loader.draw, data.class_names)]
     model = place_model(config, model, compute)
-    if config.classifier_dtype:
-        settle_precision(config.classifier_dtype, model)
     if compute.distributed and config.sync_bn:
         config = config.replace(dist_bn="")
     about: dict[str, Any] = {"loss": record, "device": compute.device, "dtype": compute.dtype, "verbose": False}
-    if config.class_parallel:
-        task = ClassParallelTask(model, criterion, sample=config.class_sample, **about)
-        compute = replace(compute, scaler=scaler_of(compute, task))
-    else:
-        task = RegistryTask(model, criterion, **about)
+    task = RegistryTask(model, criterion, **about)
     task.backend = backend
     config = settle_rate(config, parts, compute.world_size)
     optimizer = parts.optimizer or create_optimizer(config, model, criterion)
-    optimizer.register_load_state_dict_pre_hook(expand_states)  # of a checkpoint of --chunked-update
-    if config.chunked_update:
-        task.update, note = chunked_update(config, model, optimizer, criterion, compute.scaler)
-        notes = [*notes, note]
     evaluator = _evaluator(config, parts, data, data_config, criterion, compute)
     decreasing = evaluator is None or config.eval_metric in LOSSES
     scheduler, epochs = create_schedule(config, optimizer, len(loader), decreasing=decreasing)
@@ -210,8 +189,7 @@ def create_evaluator(
         about: dict[str, Any] = {"channels_last": config.channels_last, "tta": config.tta}
         n, threshold = config.num_classes or 0, config.multilabel_threshold
         return LabelSetEvaluator(loader, compute, num_classes=n, sizes=sizes, threshold=threshold, **about)
-    kind = SpreadEvaluator if config.class_parallel else Evaluator
-    return kind(
+    return Evaluator(
         loader,
         compute,
         num_classes=config.num_classes or 0,
@@ -233,7 +211,7 @@ def distribute(run: Run) -> None:
             task.compile_ema(backend=config.torchcompile, mode=config.torchcompile_mode)
     if run.compute.distributed:
         _share_loss_parameters(run)
-        if task.weighs_rows and not config.class_parallel:  # which divides by the weights of all rows already
+        if task.weighs_rows:
             mean_over_ranks(cast(ClassificationLoss, task.criterion))
         if isinstance(task.criterion, BatchLoss):
             task.criterion.over_ranks()

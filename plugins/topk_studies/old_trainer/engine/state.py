@@ -23,7 +23,6 @@ from torch import distributed as dist
 
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.ranks import sum_over_ranks, weighs_rows, weight_of_rows
-from topk_registry.nn.chunked_update.update import ChunkedUpdate
 from topk_registry.ops.targets.label_mixture import LabelMixture, Target
 from topk_registry.train.errors import SaveError, TrainError
 from topk_studies.old_trainer.report.progress import Progress
@@ -48,7 +47,6 @@ class RegistryTask(ClassificationTask):
         self.run_state = {}
         self.backend = "auto"  # of the operators; a run that goes on keeps it, or its numbers would round differently
         self.loaded_state: dict[str, Any] | None = None
-        self.update: ChunkedUpdate | None = None  # of the classifier, a chunk of classes at a time
 
     def weight_of(self, target: Target) -> Tensor | None:
         """The number [] that the loss's mean over all processes divides by; None where each row counts alike."""
@@ -67,8 +65,6 @@ class RegistryTask(ClassificationTask):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     parameter.grad = parameter.grad * factor
-        if self.update is not None:
-            self.update.scale_gradients(factor)
 
     def prepare_checkpoint(self, optimizer: torch.optim.Optimizer) -> None:
         """Gather what a checkpoint saves from all processes; every process must call it."""

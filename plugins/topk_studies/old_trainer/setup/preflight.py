@@ -12,7 +12,6 @@ from topk_registry.train.errors import TrainError
 from topk_studies.old_trainer.config.config import TrainConfig
 from topk_studies.old_trainer.config.metric_names import parse_metric
 from topk_studies.old_trainer.config.tasks import MULTILABEL
-from topk_studies.old_trainer.setup import class_rows
 from topk_studies.old_trainer.setup.class_weights import ClassWeights, counted_twice, stats_of
 from topk_studies.old_trainer.setup.datasets import PREFIX, check_training_data
 from topk_studies.old_trainer.setup.heads import check_head
@@ -40,7 +39,10 @@ def check(config: TrainConfig, loss: LossSpec, parts: Parts, *, compiles: bool =
     _check_numbers(config)
     n = config.num_classes or (100 if config.dataset.startswith(PREFIX) else _classes_of_model(config.model))
     if config.class_parallel:
-        class_rows.check(config, parts)
+        raise TrainError(
+            "--class-parallel is not supported: use topk_registry.LinearSmoothTopK(process_group=...) in a training "
+            "loop of your own"
+        )
     loss.check_smoothing(config.smoothing)
     loss.check_weights(config.class_weight)
     loss.check_positive_weights(config.loss_pos_weight)
@@ -52,8 +54,6 @@ def check(config: TrainConfig, loss: LossSpec, parts: Parts, *, compiles: bool =
         config, n, class_weight=weights and weights.example(n), pos_weight=positive and positive.example(n)
     )
     rehearsal = Rehearsal(loss, context, splits=config.aug_splits, seed=config.seed, compiles=compiles)
-    if config.class_parallel:
-        class_rows.check_loss(rehearsal, config.class_sample)
     epochs = config.epochs + config.cooldown_epochs + (config.warmup_epochs if config.warmup_prefix else 0)
     rehearsal.check_schedule(epochs)
     return rehearsal, [
