@@ -27,3 +27,16 @@ def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
 def one_minus_p(nll: Tensor) -> Tensor:
     """Return 1 - p from -log p; at least the smallest normal number, so that powers and logarithms have a slope."""
     return (-torch.expm1(-nll)).clamp(min=torch.finfo(nll.dtype).tiny)
+
+
+def softmax_log_odds(logits: Tensor) -> Tensor:
+    """Return log p - log(1 - p) [B, n] of p = softmax(logits), exact if p rounds to 1.
+
+    Only the largest score can have p above 1/2; its odds are taken from the sum over the other classes.
+    """
+    top = logits.max(1, keepdim=True).indices
+    log_p = logits.log_softmax(1).scatter(1, top, -1.0)  # a placeholder: log(1 - p) has no slope at p = 1
+    score = logits.gather(1, top)
+    origin = score.detach().masked_fill(score == -torch.inf, 0.0)  # -inf has no distance to other scores
+    rest = (logits - origin).scatter(1, top, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
+    return (log_p - torch.log1p(-log_p.exp())).scatter(1, top, (score - origin) - rest)

@@ -82,19 +82,28 @@ class KSubsetNLL(ClassificationLoss):
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
         """Return the likelihood of each row's set of labels; None for class indices, whose loss is cross-entropy."""
         target = masses.target
-        if isinstance(target, Tensor) and not target.is_floating_point():
-            return None
         n, dtype = logits.shape[1], torch.promote_types(logits.dtype, torch.float32)
-        q = target.dense(n, torch.float64) if isinstance(target, LabelMixture) else target.double()
+        rows = logits.new_ones(len(logits), dtype=torch.float64)  # what each row counts in a mean
+        if isinstance(target, LabelMixture):
+            q = target.dense(n, torch.float64)
+        elif target.is_floating_point():
+            q = target.double()
+        elif self.weight is not None and self.label_smoothing:  # class weights are of the whole set
+            label = target.long() if masses.counts is None else target.long().masked_fill(~masses.counts, 0)
+            q = torch.zeros(len(logits), n, dtype=torch.float64, device=logits.device).scatter(1, label[:, None], 1.0)
+            rows = self.weight.to(q)[label]
+            rows = rows if masses.counts is None else rows * masses.counts
+        else:
+            return None
         if not torch.compiler.is_compiling() and not is_hidden(q):
             _check_chances(q)
         if self.label_smoothing:  # a set keeps its size
             q = torch.lerp(q, q.mean(-1, keepdim=True).expand_as(q), self.label_smoothing)
         loss = self._of_sets(masses.usable(logits.to(dtype)), q, target)
         if masses.sample_weight is not None:
-            loss = loss * masses.sample_weight.to(loss)
+            loss, rows = loss * masses.sample_weight.to(loss), rows * masses.sample_weight
         if masses.reduction == "mean" and len(loss):
-            loss = loss / (len(loss) if masses.sample_weight is None else masses.sample_weight.sum().to(loss))
+            loss = loss / rows.sum().to(loss)
         return loss if masses.counts is None else torch.where(masses.counts, loss, 0.0)
 
     def _of_sets(self, logits: Tensor, q: Tensor, target: Tensor | LabelMixture) -> Tensor:

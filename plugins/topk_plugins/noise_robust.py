@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import Unpack
 
-from topk_plugins._rows import at_labels, nan_if_invalid, one_minus_p
+from topk_plugins._rows import nan_if_invalid, softmax_log_odds
 from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss, TopKLoss
 from topk_registry.losses.targets import Masses
 from topk_registry.options import number
@@ -199,15 +199,17 @@ class LDRKL(ClassificationLoss):
         self.temperature, self.gap = number(temperature, "temperature", above=0), number(gap, "gap", at_least=0)
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        score = at_labels(logits, labels)
-        near, mean = self._near(logits, score[:, None])
-        nll = F.cross_entropy(logits / self.temperature, labels, reduction="none")
-        return torch.where(mean > HALF, near, self._far(nll, logits.shape[1])[:, None])[:, 0]
+        near, mean = self._near(logits, logits.gather(1, labels[:, None]))
+        shift = torch.full((len(logits), 1), -self.gap / self.temperature, dtype=logits.dtype, device=logits.device)
+        x = (logits / self.temperature).scatter_add(1, labels[:, None], shift)
+        far = self.temperature * (F.cross_entropy(x, labels, reduction="none") - math.log(logits.shape[1]))
+        return torch.where(mean > HALF, near, far[:, None])[:, 0]
 
     def per_class(self, logits: Tensor) -> Tensor:
         near, mean = self._near(logits, logits)
-        far = self._far(-(logits / self.temperature).log_softmax(1), logits.shape[1])
-        return torch.where(mean > HALF, near, far)
+        odds = softmax_log_odds(logits / self.temperature)
+        nll = F.softplus(self.gap / self.temperature - odds, threshold=40.0)
+        return torch.where(mean > HALF, near, self.temperature * (nll - math.log(logits.shape[1])))
 
     def _near(self, s: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses from exponentials minus 1, which keep their digits at a large temperature, and the mean."""
@@ -216,12 +218,6 @@ class LDRKL(ClassificationLoss):
         less = math.expm1(-self.gap / self.temperature)  # the label's own exponential has no gap
         mean = ((s - a) / self.temperature).expm1().mean(-1, keepdim=True) + less / s.shape[1] * own.exp()
         return self.gap + (a - score) + self.temperature * mean.clamp(min=HALF).log1p(), mean
-
-    def _far(self, nll: Tensor, n: int) -> Tensor:
-        """Return the losses lambda (log(1 + e^(gap / lambda - l)) - log n) for log-odds l = log p - log(1 - p)."""
-        relative = self.gap / self.temperature
-        z = torch.logaddexp(torch.zeros_like(nll), relative + nll + one_minus_p(nll).log())
-        return self.temperature * (z - math.log(n))
 
     def extra_repr(self) -> str:
         return f"temperature={self.temperature:g}, gap={self.gap:g}, {super().extra_repr()}"

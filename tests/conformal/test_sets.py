@@ -148,7 +148,7 @@ def coverages(name, rule, alpha, count, splits):
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", SCORES)
 def test_coverage_follows_its_law_on_both_sides(name, rule, alpha):
-    count, splits = 104, 600
+    count, splits = 104, 300
     found = coverages(name, rule, alpha, count, splits)
     a, b = coverage_law(count, alpha)
     expected = np.array([beta_cdf(x, a, b) for x in found])

@@ -16,6 +16,7 @@ from topk_registry.conformal import (
     RULES,
     SCORES,
     PredictionSets,
+    Score,
     SetCounts,
     binomial_interval,
     coverage_law,
@@ -86,7 +87,7 @@ def test_coverage_by_repetition_follows_its_law(plain_file, score):
     """600 calibrations of 99 images: the mean coverage is between 1 - alpha and 1 - alpha + 1 / (N + 1)."""
     from topk_export.calibrate import label_scores
     from topk_export.graph import load
-    from topk_registry.conformal import Score, threshold_table
+    from topk_registry.conformal import threshold_table
 
     pixels, labels = labeled_colors(40_000, seed=3)
     proto = load(plain_file)
@@ -199,6 +200,23 @@ def test_the_report_is_that_of_the_images(plain_file, folders, tmp_path):
     assert counts.summary() == done.counts.summary()
 
 
+def test_splits_and_the_sets_that_the_input_had(set_file, folders, tmp_path, capsys):
+    """The folder of the split is read; calibrating again reports the coverage of the old sets on the new images."""
+    (tmp_path / "data").mkdir()
+    shutil.copytree(folders, tmp_path / "data" / "val")
+    class_folders(tmp_path / "data" / "train", 30, seed=9)
+    output, report = tmp_path / "again.onnx", tmp_path / "report.json"
+    flags = ["--data-dir", str(tmp_path / "data"), "-o", str(output), "--json", str(report), "--device", "cpu"]
+    assert main([str(set_file), *flags]) == 0
+    facts = json.loads(report.read_text())
+    assert facts["samples"] + facts["report_samples"] == 600
+    data, _ = open_folder(folders, NAMES)
+    old = Predictor(set_file, device="cpu")
+    counts = SetCounts.of(old.run(old.preprocess(data.images))["set"], data.labels)
+    assert facts["earlier"] == counts.summary()
+    assert f"{counts.summary()['coverage']:.4f}" in capsys.readouterr().out
+
+
 @pytest.fixture
 def swapped(folders, tmp_path):
     """Class folders of which two have changed their names."""
@@ -245,3 +263,34 @@ def test_the_input_is_not_overwritten(plain_file, folders):
     data, _ = open_folder(folders, NAMES)
     with pytest.raises(ValueError, match="another file"):
         calibrate_file(plain_file, plain_file, data, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A file of the exporter, and labeled images."""
+    import torch
+
+    from topk_export import export_onnx
+
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 12))
+    recipe = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 1.0}
+    path = export_onnx(model, tmp_path_factory.mktemp("export") / "model.onnx", k=3, data_config=recipe, verify=False)
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (8, 8, 3), np.uint8) for _ in range(400)]
+    predictor = Predictor(path, device="cpu")
+    logits = predictor.run(predictor.preprocess(images))["logits"]
+    return path, Images("noise", images, (logits + rng.gumbel(size=logits.shape)).argmax(-1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("score", "rule"), [("lac", "per-class"), ("aps", "marginal"), ("raps", "marginal")])
+def test_verification_recomputes_the_sets_of_an_exported_file(exported, tmp_path, score, rule):
+    from topk_export import verify_file
+
+    source, data = exported
+    output = tmp_path / "sets.onnx"
+    calibrate_file(source, output, data, score=Score(score), rule=rule, force=True, device="cpu")
+    assert verify_file(output)["passed"]
+    changed(output, tmp_path / "changed.onnx", THRESHOLDS, lambda old: old * np.float32(0.9))
+    assert not verify_file(tmp_path / "changed.onnx")["passed"]

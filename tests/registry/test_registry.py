@@ -246,9 +246,7 @@ def test_the_public_functions_are_these(acme):
     tr.register_loss("acme", override=True)(lambda: max)
     assert tr.create_loss("acme") is max
     tr.register_loss("acme", override=True)(lambda: 3.0)
-    with pytest.raises(
-        BrokenPluginError, match=r"of this process \(.*\) returned 3.0, expected a callable"
-    ):
+    with pytest.raises(BrokenPluginError, match=r"of this process \(.*\) returned 3.0, expected a callable"):
         tr.create_loss("acme")
     tr.registry.losses.unregister("acme")
     assert callable(tr.create_loss("acme", k=2))

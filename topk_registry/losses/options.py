@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from topk_registry.ops.values import integer, number, numbers
 from topk_registry.registry.ranges import Interval, Range, option_ranges
 
+CONTEXT = ("class_counts", "num_classes")  # read by constructors alone
+
 
 class KeepsNumbers(nn.Module):
     """A module whose buffers in double precision stay so: they hold options, numbers that a user gave.
@@ -62,14 +64,14 @@ class Adjustable(KeepsNumbers):
     fixed_options: ClassVar[tuple[str, ...]] = ()  # options that only the constructor reads
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if "_parameters" in vars(self) and name in options_of(type(self)):
-            self.set_option(name, value)
-        else:
+        if name.startswith("_") or "_parameters" not in vars(self) or name not in options_of(type(self)):
             super().__setattr__(name, value)
+        else:
+            self.set_option(name, value)
 
     def set_option(self, name: str, value: Any) -> None:
         """Set an option; a subclass brings what depends on it up to date."""
-        if name in self.fixed_options and name in vars(self):
+        if name in CONTEXT or (name in self.fixed_options and name in vars(self)):
             raise AttributeError(
                 f"{name} of {type(self).__name__} cannot be set after it is built: build another one with "
                 f"{name}={value!r}"
@@ -134,7 +136,8 @@ def index(ignore_index: Any) -> int:
 @functools.lru_cache(maxsize=256)
 def options_of(cls: type) -> Mapping[str, Option]:
     """Return the options that the constructors of a class and, through ``**common``, of its bases take."""
-    ranges, found = option_ranges(cls), dict[str, Option]()
+    ranges = option_ranges(cls)
+    found: dict[str, Option] = {}
     for kind in cls.__mro__:
         if "__init__" not in vars(kind) or kind is nn.Module:
             continue

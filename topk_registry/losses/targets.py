@@ -106,8 +106,8 @@ class Masses(NamedTuple):
                 even = shares[:, 0] * label_smoothing
                 shares = shares * (1.0 - label_smoothing)
         scale = None if sample_weight is None else sample_weight.to(shares)
-        if reduction == "mean":
-            scale = 1.0 / divisor if scale is None and divisor else scale if scale is None else scale / divisor
+        if reduction == "mean" and (isinstance(divisor, Tensor) or divisor > 0):
+            scale = 1.0 / divisor if scale is None else scale / divisor
         if even is not None:
             even = even / n if scale is None else even * (scale / n)
         if scale is not None:

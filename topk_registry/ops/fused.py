@@ -1,10 +1,13 @@
 """The autograd function of both operators: forward writes the gradient, and backward scales it in place."""
 
 from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
+from topk_registry.ops.backend import load, too_old
 from topk_registry.ops.tensors import is_plain
 
 Kernel = Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]
@@ -45,11 +48,29 @@ def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Ten
 
 
 def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply a gradient [B, n] by the cotangent g [B] of the losses, and convert it."""
-    if g.numel() and g.stride() == (0,) and g.is_cpu:  # of a sum, most often 1
+    """Multiply a gradient [B, n] by the cotangent g [B] of the losses, and convert it.
+
+    The cotangent of a sum is one number, most often 1, which costs no pass over the gradient.
+    """
+    one_number = g.numel() and g.stride() == (0,)
+    if one_number and g.is_cpu:
         factor = float(g[0])
         if factor != 1.0:
             gradient.mul_(factor)
+    elif one_number and _scales(gradient):
+        load("topk_registry.ops.gpu.scale").scale(gradient, g[0])  # reading g here would wait for the device
     else:
         gradient.mul_(g.to(gradient.dtype)[:, None])
     return gradient if gradient.dtype == dtype else gradient.to(dtype)
+
+
+def _scales(gradient: Tensor) -> bool:
+    """Tell whether a Triton kernel can scale a gradient."""
+    if not gradient.is_cuda or not gradient.is_contiguous() or gradient.dtype == torch.float64:
+        return False
+    return _has_triton() and not too_old(gradient.device)
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None

@@ -119,6 +119,15 @@ def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
     if rest is None:
         return named, False
     target = unbound(builder)
+    keys = _typed_dict(rest.annotation, target)
+    if keys is not None:  # these and no others
+        defaults = parameters(_base(target))[0] if isinstance(target, type) else {}
+        required = getattr(keys, "__required_keys__", ())
+        for key in keys.__annotations__:
+            default = inspect.Parameter.empty if key in required else None
+            plain = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default)
+            named.setdefault(key, defaults.get(key, plain))
+        return named, False
     if isinstance(target, type):
         for base in [each for each in target.__mro__ if "__init__" in vars(each)][1:]:
             if base is object or base.__module__.startswith("torch.nn.modules"):
@@ -128,14 +137,12 @@ def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
             named = {**{p.name: p for p in inherited if p.kind in _BY_NAME}, **named}
             if _var_keyword(signature) is None:
                 return _own_first(named, builder), False
-    keys = _typed_dict(rest.annotation, target)
-    if keys is None:
-        return named, True
-    required = getattr(keys, "__required_keys__", ())
-    for key in keys.__annotations__:
-        default = inspect.Parameter.empty if key in required else None
-        named.setdefault(key, inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default))
-    return named, False
+    return named, True
+
+
+def _base(target: type) -> type:
+    """Return the next class whose constructor gets the ``**common`` of a class."""
+    return next((each for each in target.__mro__[1:] if "__init__" in vars(each)), object)
 
 
 def _own_first(named: dict[str, inspect.Parameter], builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -157,10 +164,6 @@ def _typed_dict(annotation: Any, target: Any) -> Any:
             return None
     inner = next(iter(typing.get_args(annotation)), None)
     return inner if hasattr(inner, "__required_keys__") else None
-
-
-def defaults_since_changed(builder: Callable[..., Any], record: object) -> dict[str, Any]:
-    return {}
 
 
 def _is_plain(value: Any) -> bool:

@@ -11,8 +11,6 @@ or with one test for each check,
         check()
 
 A check that a loss fails for a good reason is listed with that reason in ``expected_failed_checks``; it must then fail.
-
-Data sets and scores of prediction sets have a kit, too: :func:`check_dataset` and :func:`check_score`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -22,20 +20,17 @@ from typing import Any
 import torch
 
 from topk_registry.testing.checks import CHECKS
-from topk_registry.testing.datasets import check_dataset
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError
 from topk_registry.testing.result import CheckResult, ChecksFailedError, Status, why
-from topk_registry.testing.scores import check_score
 from topk_registry.testing.subject import Subject
 
 __all__ = [
+    "CHECKS",
     "CheckResult",
     "ChecksFailedError",
     "LossCheck",
     "LossCheckError",
-    "check_dataset",
     "check_loss",
-    "check_score",
     "iter_checks",
     "parametrize_with_checks",
     "run_checks",

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from topk_registry.losses.base import ClassificationLoss
-from topk_registry.registry.options import tuning_grid
+from topk_registry.registry.options import parameters, tuning_grid
 from topk_registry.registry.ranges import Interval, option_ranges
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close, needs
 from topk_registry.testing.subject import EPOCHS, Loss, Subject, evaluate, value_and_gradient
@@ -51,8 +51,8 @@ def ignore_index_skips_rows(subject: Subject) -> None:
     """Rows labelled ``ignore_index`` cost nothing, push nothing, and are not counted in the mean, NaN or not."""
     subject.require("ignore_index")
     logits, labels = subject.logits(), subject.labels()
-    spoilt = logits.clone()
-    spoilt[1] = torch.nan
+    broken = logits.clone()
+    broken[1] = torch.nan
     kept = torch.tensor([0, 2, 3])
     for index in (-100, int(labels[1])):
         loss = subject.build(ignore_index=index)
@@ -66,7 +66,7 @@ def ignore_index_skips_rows(subject: Subject) -> None:
             f"loss with a row of ignore_index = {index}",
         )
         subject.expect_same_value(
-            lambda loss=loss, marked=marked: loss(spoilt, marked),
+            lambda loss=loss, marked=marked: loss(broken, marked),
             lambda loss=loss, marked=marked: loss(logits, marked),
             f"loss with NaN in a row of ignore_index = {index}",
         )
@@ -105,7 +105,7 @@ def option_ranges_are_kept(subject: Subject) -> None:
         raise NotApplicableError("declares no option_ranges")
     for option, values in ranges.items():
         expect(subject.takes(option), f"expected options of the loss in option_ranges, got {option!r}")
-        default = inspect.signature(subject.factory).parameters[option].default
+        default = parameters(subject.factory)[0][option].default
         usual = [] if default is inspect.Parameter.empty else [default]
         for value in [*usual, *grid.get(option, ())]:
             if isinstance(value, (int, float, str)):  # None and one value a class are no numbers
@@ -134,12 +134,12 @@ def options_can_be_set(subject: Subject) -> None:
         loss = subject.build()
         if not isinstance(loss, ClassificationLoss) and not hasattr(loss, option):
             continue  # a plain module does not know its options
-        evaluate(_told(loss), logits, labels)  # a kernel may remember
+        evaluate(_at_epoch(loss), logits, labels)  # a kernel may remember
         try:
             setattr(loss, option, value)
         except (ValueError, TypeError, AttributeError):
             continue
-        built = _told(subject.build(**{option: value}))
+        built = _at_epoch(subject.build(**{option: value}))
         wanted, got = value_and_gradient(built, logits, labels), value_and_gradient(loss, logits, labels)
         for kind, mine, its in zip(("loss", "gradient"), got, wanted, strict=True):
             expect_close(mine, its, f"{kind} after {option} was set to {value!r}", tolerance=0.0)
@@ -169,13 +169,13 @@ def other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
             if not isinstance(value, torch.Tensor) and value == usual:
                 continue
             try:
-                evaluate(_told(subject.build(**{option: value})), subject.logits(), subject.labels())
+                evaluate(_at_epoch(subject.build(**{option: value})), subject.logits(), subject.labels())
             except (ValueError, TypeError, RuntimeError):
                 continue
             yield option, value
 
 
-def _told(loss: Loss) -> Loss:
+def _at_epoch(loss: Loss) -> Loss:
     """A loss that was told epoch 0, as by a trainer, where it has a schedule."""
     if callable(set_epoch := getattr(loss, "set_epoch", None)):
         set_epoch(0)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from topk_registry.ops.targets.label_mixture import Target
+from topk_registry.losses.targets import Target
 from topk_registry.testing.expect import expect, expect_close, expect_finite, needs, of_rows
 from topk_registry.testing.options import reduction_is_consistent
 from topk_registry.testing.subject import BATCH, Loss, Subject, evaluate, value_and_gradient

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.losses.base import ClassificationLoss
-from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.losses.targets import LabelMixture
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close, needs, of_rows
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 

@@ -1,6 +1,5 @@
 """The transforms of torch: whatever goes through cross-entropy goes through the loss."""
 
-import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topk_registry.losses.base import ClassificationLoss
 from topk_registry.testing.expect import (
     NotApplicableError,
     expect,
@@ -17,7 +15,6 @@ from topk_registry.testing.expect import (
     of_exact_gradients,
     of_rows,
 )
-from topk_registry.testing.options import other_values
 from topk_registry.testing.subject import BATCH, SEED, Subject, evaluate, seed, value_and_gradient
 
 # Central differences of a gradient err as those of a value do, see gradients.py; third derivatives are larger.
@@ -125,59 +122,6 @@ def compile_dynamic(subject: Subject) -> None:
     expect(len(graphs) == 1, f"expected one graph for every batch size, got {len(graphs)}")
 
 
-def options_change_under_compile(subject: Subject) -> None:
-    """A compiled loss whose options are set must follow. torch.compile makes a symbol of a float after its second
-    value; burnt into code that is found again by the symbol, a third is ignored."""
-    from torch._dynamo.eval_frame import is_dynamo_supported
-
-    if not is_dynamo_supported():
-        raise NotApplicableError("torch.compile does not support this Python")
-    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
-    values: dict[str, list[Any]] = {}
-    for option, value in other_values(subject):
-        values.setdefault(option, []).append(value)
-    choices = max((len({value for value in of if isinstance(value, str)}) for of in values.values()), default=0)
-    torch.compiler.reset()
-    backend = _Remembering()
-    compiled = torch.compile(loss, backend=backend)  # soft targets, as smoothed labels are, may break a graph
-    with torch.no_grad():
-        for step in range(-1, 3):
-            if step == 2 and choices < 3 and not backend.saw_symbols:
-                break  # every option has had two values more, and all of them are constants of their graphs
-            changed = {option: of[step % len(of)] for option, of in values.items()} if step >= 0 else {}
-            for option, value in changed.items():
-                if isinstance(loss, ClassificationLoss) or hasattr(loss, option):
-                    with contextlib.suppress(ValueError, TypeError, AttributeError):  # it may refuse
-                        setattr(loss, option, value)
-            got = _quietly(lambda: compiled(logits, labels))
-            _expect_alike(subject, got, evaluate(loss, logits, labels), f"compiled loss after {changed}")
-
-
-class _Remembering:
-    """A backend that finds its code again by the graph alone, as the caches of the default one do, and is quick.
-
-    Only a graph with symbols is traced as the default backend does: the constants of others are in their text.
-    """
-
-    def __init__(self) -> None:
-        self.code: dict[str, Callable[..., Any]] = {}
-        self.saw_symbols = False
-
-    def __call__(self, graph: Any, inputs: Any) -> Callable[..., Any]:
-        from torch._dynamo.backends.debugging import aot_eager
-
-        if not any(isinstance(node.meta.get("example_value"), _SYMBOLS) for node in graph.graph.nodes):
-            return graph
-        self.saw_symbols = True
-        key = f"{graph.code}{[getattr(one, 'shape', one) for one in inputs]}"
-        if key not in self.code:
-            self.code[key] = aot_eager(graph, inputs)
-        return self.code[key]
-
-
-_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
-
-
 def _quietly(call: Callable[[], Any]) -> Any:
     """The result under a seed, without the compiler's own warnings; other checks show those of the loss."""
     seed(SEED)
@@ -212,5 +156,4 @@ CHECKS = (
     meta,
     fake,
     compile_dynamic,
-    options_change_under_compile,
 )

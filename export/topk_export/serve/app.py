@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import ipaddress
 import json
-import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -24,11 +23,21 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from topk_export.errors import ImageError, ImageTooLargeError, ModelFileError, PredictionError
+from topk_export.errors import ImageTooLargeError, PredictionError
+from topk_export.runtime.metadata import ALLOWED
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.ranking import Prediction, check_outputs
 from topk_export.serve.batching import Batcher
-from topk_export.serve.limits import RETRY, Budget, Limits, Wanted, check_pixels, check_query, read_request
+from topk_export.serve.limits import (
+    RETRY,
+    Budget,
+    Limits,
+    Wanted,
+    check_pixels,
+    check_query,
+    read_request,
+    within_seconds,
+)
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src blob: data:; "
@@ -41,7 +50,6 @@ HEADERS = (
 )
 LOCAL = ("localhost", "127.0.0.1", "::1")
 ROUTES = frozenset(("/", "/predict", "/healthz", "/metrics", "/model"))
-logger = logging.getLogger("uvicorn.error")
 
 
 class Metrics:
@@ -58,17 +66,17 @@ class Metrics:
 
     def text(self) -> str:
         values = {
-            "topk_images_total": ("counter", "Images that the model has run on", self.images),
-            "topk_batches_total": ("counter", "Runs of the model", self.batches),
-            "topk_predictions_total": ("counter", "Answered requests for predictions", self.predictions),
-            "topk_predict_seconds_total": ("counter", "Sum of the time of these requests", self.seconds),
-            "topk_images_in_progress": ("gauge", "Images accepted and not answered", self.in_progress),
+            "topk_images_total": self.images,  # that the model has run on
+            "topk_batches_total": self.batches,
+            "topk_predictions_total": self.predictions,  # answered requests
+            "topk_predict_seconds_total": self.seconds,  # sum of the time of these requests
+            "topk_images_in_progress": self.in_progress,
         }
-        lines = ["# HELP topk_requests_total Requests", "# TYPE topk_requests_total counter"]
+        lines = ["# TYPE topk_requests_total counter"]
         for (route, status), count in sorted(self.requests.items()):
             lines.append(f'topk_requests_total{{route="{route}",status="{status}"}} {count}')
-        for name, (kind, text, value) in values.items():
-            lines += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name} {value}"]
+        for name, value in values.items():
+            lines += [f"# TYPE {name} {'counter' if name.endswith('total') else 'gauge'}", f"{name} {value}"]
         return "\n".join(lines) + "\n"
 
 
@@ -77,19 +85,16 @@ class Service:
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self.predictor, self.limits, self.metrics = predictor, limits, Metrics()
-        self.budget = Budget(limits.total_bytes)
+        self.class_lists = ALLOWED in {value.name for value in predictor.session.get_overridable_initializers()}
+        self.budget = Budget(limits)
         self.draining = False
         self._decoders = ThreadPoolExecutor(limits.decoders, thread_name_prefix="decode")
         self._batcher: Batcher | None = None
 
     async def start(self) -> None:
         """Start the threads, and run the model once: the first run allocates memory."""
-        limits = self.limits
-        self._batcher = Batcher(
-            self.predictor, max_batch=limits.batch, max_set=limits.max_set, on_batch=self.metrics.count_batch
-        )
-        self._batcher.start()
-        predictor = self.predictor
+        predictor, limits = self.predictor, self.limits
+        self._batcher = Batcher(predictor, limits.batch, limits.max_set, self.metrics.count_batch)
         await asyncio.to_thread(predictor.run, np.zeros((1, *predictor.input_shape), predictor.input_type))
 
     async def stop(self) -> None:
@@ -101,15 +106,11 @@ class Service:
         """Return the answer of ``POST /predict``."""
         start = time.perf_counter()
         with self._places(1):
-            async with self.budget.body(request, self.limits) as body:
+            async with self.budget.body(request) as body:
                 wanted = await read_request(request, body, self.limits)
                 with self._places(len(wanted.images) - 1):
-                    try:
-                        work = self._predict(wanted)
-                        predictions = await asyncio.wait_for(work, self.limits.request_seconds)
-                    except (TimeoutError, asyncio.TimeoutError) as error:
-                        late = f"no answer within {self.limits.request_seconds:g} s"
-                        raise HTTPException(503, late, RETRY) from error
+                    limit = HTTPException(503, f"no answer within {self.limits.request_seconds:g} s", RETRY)
+                    predictions = await within_seconds(self._predict(wanted), self.limits.request_seconds, limit)
         seconds = time.perf_counter() - start
         self.metrics.predictions += 1
         self.metrics.seconds += seconds
@@ -122,8 +123,9 @@ class Service:
     async def _predict(self, wanted: Wanted) -> list[Prediction]:
         assert self._batcher is not None
         loop, batcher = asyncio.get_running_loop(), self._batcher
+        if wanted.allow is not None and not self.class_lists:  # an error of the run would reach its whole batch
+            raise HTTPException(400, "this file takes no class lists: export it again")
         mask = None if wanted.allow is None else self.predictor.mask_of(wanted.allow)
-        self._check_alpha(wanted.alpha)
         await loop.run_in_executor(self._decoders, check_pixels, wanted.images, self.predictor, self.limits)
 
         async def one(image: bytes) -> Prediction:
@@ -136,15 +138,6 @@ class Service:
         finally:
             for task in tasks:
                 task.cancel()
-
-    def _check_alpha(self, alpha: float | None) -> None:
-        if alpha is None:
-            return
-        levels = self.predictor.metadata.alphas
-        if not levels:
-            raise ValueError("alpha needs a calibrated file: run `topk-registry calibrate`")
-        if not levels[0] <= alpha <= levels[-1]:
-            raise ValueError(f"alpha must be from {levels[0]:g} to {levels[-1]:g}, got {alpha:g}")
 
     @contextlib.contextmanager
     def _places(self, count: int) -> Any:
@@ -181,14 +174,13 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
     app.state.service = service
     app.add_middleware(Guard, service, frozenset(hosts))
     page = (files("topk_export.serve") / "page.html").read_text(encoding="utf-8")
-    model = _model_json(predictor, service.limits)
+    facts = {"name": predictor.name, "device": predictor.device, "exif": predictor.exif}
+    facts |= {"limits": asdict(service.limits), "class_lists": service.class_lists, **asdict(predictor.metadata)}
+    model = json.dumps(facts, ensure_ascii=False).encode()
 
     @app.exception_handler(ValueError)
     async def wrong_input(request: Request, error: ValueError) -> JSONResponse:
-        status = 413 if isinstance(error, ImageTooLargeError) else 400
-        if not isinstance(error, ImageError) and isinstance(error, ModelFileError):
-            status = 409  # the file has no class lists
-        return JSONResponse({"detail": str(error)}, status)
+        return JSONResponse({"detail": str(error)}, 413 if isinstance(error, ImageTooLargeError) else 400)
 
     @app.exception_handler(PredictionError)
     async def no_prediction(request: Request, error: PredictionError) -> JSONResponse:
@@ -248,10 +240,10 @@ class Guard:
 
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        if _name_of(host) not in self._hosts:
-            detail = f"the host {host[:100]!r} is not allowed: start the service with --allowed-host NAME"
+        if scope["path"] != "/healthz" and _name_of(host) not in self._hosts:  # orchestrators ask by address
+            detail = f"the host {host[:100]!r} is not allowed: start the service with --allowed-hosts NAME"
             await JSONResponse({"detail": detail}, 400)(scope, receive, watched)
-        elif scope["method"] == "POST" and origin is not None and urlsplit(origin).netloc != host:
+        elif scope["method"] == "POST" and origin not in (None, f"http://{host}", f"https://{host}"):
             await JSONResponse({"detail": "a page of another site may not send this"}, 403)(scope, receive, watched)
         else:
             await self._app(scope, receive, watched)
@@ -264,13 +256,6 @@ def _name_of(host: str) -> str:
         return str(ipaddress.ip_address(name)) if ":" in name else name
     except ValueError:
         return ""
-
-
-def _model_json(predictor: Predictor, limits: Limits) -> bytes:
-    shown = {**asdict(predictor.metadata), "name": predictor.name, "device": predictor.device, "exif": predictor.exif}
-    optional = {value.name for value in predictor.session.get_overridable_initializers()}
-    shown |= {"limits": asdict(limits), "class_lists": "allowed" in optional}
-    return json.dumps(shown, ensure_ascii=False).encode()
 
 
 def _as_json(prediction: Prediction, max_set: int) -> dict[str, Any]:

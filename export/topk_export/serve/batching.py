@@ -35,24 +35,20 @@ class Batcher:
     """
 
     def __init__(
-        self, predictor: Predictor, *, max_batch: int, max_set: int, on_batch: Callable[[int], Any] = lambda size: None
+        self, predictor: Predictor, max_batch: int, max_set: int, on_batch: Callable[[int], Any] = lambda size: None
     ) -> None:
         self._predictor, self._max_batch, self._max_set, self._on_batch = predictor, max_batch, max_set, on_batch
         self._queue: deque[_Item] = deque()
         self._news = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="inference")
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
         self._task = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
         """Answer everything that waits, then stop."""
         while self._queue:
             await asyncio.sleep(0.01)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.to_thread(self._thread.shutdown)
 
     async def __call__(self, x: np.ndarray, mask: np.ndarray | None = None, alpha: float | None = None) -> Prediction:

@@ -6,10 +6,10 @@ import binascii
 import json
 import math
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
 from starlette.datastructures import UploadFile
@@ -23,92 +23,77 @@ from topk_export.runtime.preprocess import size_of_image
 FORM, JSON = "multipart/form-data", "application/json"
 FIELDS = ("alpha", "allow", "max_set")
 RETRY = {"Retry-After": "1"}
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the service.
-
-    Args:
-        body_bytes: length of a body.
-        total_bytes: sum of the bodies of all requests in progress.
-        body_seconds: time in which a body must arrive.
-        header_seconds: time in which the header of a request must arrive, and the longest idle time of a connection.
-        request_seconds: time in which a request is answered.
-        images: images per request.
-        pixels: pixels of an image, before or after resizing.
-        request_pixels: sum over the images of a request.
-        queue: images that are accepted and not answered.
-        batch: images per run of the model.
-        max_set: classes of a prediction set that an answer lists.
-        decoders: threads that decode images.
-    """
+    """Limits of the service; times in seconds."""
 
     body_bytes: int = 10_000_000
-    total_bytes: int = 256_000_000
-    body_seconds: float = 30.0
-    header_seconds: float = 15.0
-    request_seconds: float = 60.0
-    images: int = 32
-    pixels: int = 25_000_000
+    total_bytes: int = 256_000_000  # bodies of all requests in progress
+    body_seconds: float = 30.0  # until a body has arrived
+    header_seconds: float = 15.0  # until a header has arrived, and the longest idle time of a connection
+    request_seconds: float = 60.0  # until a request is answered
+    images: int = 32  # per request
+    pixels: int = 25_000_000  # of an image, before or after resizing
     request_pixels: int = 100_000_000
-    queue: int = 128
-    batch: int = 16
-    max_set: int = 1000
-    decoders: int = min(4, os.cpu_count() or 1)
+    queue: int = 128  # images that are accepted and not answered
+    batch: int = 16  # images per run of the model
+    max_set: int = 1000  # classes of a prediction set that an answer lists
+    decoders: int = min(4, os.cpu_count() or 1)  # threads
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A request for predictions.
+    """A request for predictions."""
 
-    Args:
-        images: encoded images.
-        allow: names of a class list.
-        alpha: miscoverage level.
-        max_set: classes of a set that the answer lists.
-    """
-
-    images: list[bytes]
-    allow: list[str] | None
+    images: list[bytes]  # encoded
+    allow: list[str] | None  # class list
     alpha: float | None
-    max_set: int
+    max_set: int  # classes of a set that the answer lists
+
+
+async def within_seconds(work: Awaitable[T], seconds: float, late: HTTPException) -> T:
+    """Wait for work, and raise ``late`` if it takes longer."""
+    try:
+        return await asyncio.wait_for(work, seconds)
+    except (TimeoutError, asyncio.TimeoutError) as error:
+        raise late from error
 
 
 class Budget:
     """Bytes of the bodies that are in memory."""
 
-    def __init__(self, limit: int) -> None:
-        self.limit, self.used = limit, 0
+    def __init__(self, limits: Limits) -> None:
+        self._limits, self._used = limits, 0
 
     @asynccontextmanager
-    async def body(self, request: Request, limits: Limits) -> AsyncIterator[bytes]:
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
         """Read a body, and count its bytes until the block ends."""
-        parts: list[bytes] = []
+        content, seconds = bytearray(), self._limits.body_seconds
+        late = HTTPException(408, f"the body did not arrive within {seconds:g} s")
         try:
-            yield await asyncio.wait_for(self._read(request, limits, parts), limits.body_seconds)
+            await within_seconds(self._read(request, content), seconds, late)
+            yield bytes(content)
         except ClientDisconnect as error:
             raise HTTPException(400, "the client disconnected") from error
-        except (TimeoutError, asyncio.TimeoutError) as error:
-            raise HTTPException(408, f"the body did not arrive within {limits.body_seconds:g} s") from error
         finally:
-            self.used -= sum(map(len, parts))
+            self._used -= len(content)
 
-    async def _read(self, request: Request, limits: Limits, parts: list[bytes]) -> bytes:
-        too_long = HTTPException(413, f"the body is longer than the limit of {limits.body_bytes} bytes")
+    async def _read(self, request: Request, content: bytearray) -> None:
+        limit = self._limits.body_bytes
+        too_long = HTTPException(413, f"the body is longer than the limit of {limit} bytes")
         declared = request.headers.get("content-length", "")
-        if declared.isdigit() and (len(declared) > 18 or int(declared) > limits.body_bytes):
+        if declared.isdigit() and (len(declared) > 18 or int(declared) > limit):
             raise too_long
-        size = 0
         async for chunk in request.stream():
-            parts.append(chunk)
-            self.used += len(chunk)
-            size += len(chunk)
-            if size > limits.body_bytes:
+            content += chunk
+            self._used += len(chunk)
+            if len(content) > limit:
                 raise too_long
-            if self.used > self.limit:
+            if self._used > self._limits.total_bytes:
                 raise HTTPException(503, "too many bodies are in progress: try again", RETRY)
-        return b"".join(parts)
 
 
 class _InMemoryParser(MultiPartParser):
@@ -138,12 +123,10 @@ async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
         raise HTTPException(415, f"expected Content-Type image/*, {FORM} or {JSON}, got {kind or 'none'!r}")
     if not 1 <= len(images) <= limits.images or not all(images):
         raise HTTPException(400, f"expected 1 to {limits.images} images, each with content, got {len(images)}")
-    allow = given.get("allow")
-    names = (
-        None
-        if allow is None
-        else [name for text in _texts(allow) for line in text.splitlines() if (name := line.strip())]
-    )
+    allow = given.get("allow", [])
+    if not isinstance(allow, list) or not all(isinstance(text, str) for text in allow):
+        raise HTTPException(400, "allow must be a list of class names")
+    names = [line.strip() for text in allow for line in text.splitlines() if line.strip()] if "allow" in given else None
     alpha = _number(given.get("alpha"), "alpha")
     max_set = _number(given.get("max_set", limits.max_set), "max_set")
     if max_set is None or not 1 <= max_set <= limits.max_set or max_set != int(max_set):
@@ -215,19 +198,13 @@ def _json(body: bytes, limits: Limits) -> tuple[list[bytes], dict[str, Any]]:
         raise HTTPException(400, f"{expected}: {error}") from error
 
 
-def _texts(value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise HTTPException(400, "allow must be a list of class names")
-    return value
-
-
 def _number(value: Any, name: str) -> float | None:
     value = value[-1] if isinstance(value, list) and value else value
     if value is None or value == "":
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise HTTPException(400, f"{name} must be a number, got {str(value)[:50]!r}")

@@ -42,6 +42,8 @@ def smooth_topk(logits: Tensor, masses: Any, *, k: int, tau: float = 1.0, alpha:
     if not isinstance(alpha, Tensor):
         alpha = torch.tensor(float(alpha), dtype=torch.float64)
     alpha = alpha.detach()
+    if alpha.shape not in ((), logits.shape[1:]):
+        raise ValueError(f"alpha must be one number or one per class {list(logits.shape[1:])}, got {list(alpha.shape)}")
     by_definition = any(part is not None and part.requires_grad for part in parts)
     way = Route.OPERATIONS if by_definition else route(logits, alpha, *parts)
     if way is Route.GRAPH:

@@ -143,6 +143,7 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
         y, size[r], u[r] = label[r], INVALID, 1.0
         if share[r] == 0:
             size[r], of_label[r] = CERTAIN, 0
+        if share[r] == 0 or not 0 <= y < n:
             continue
         blocks.pad(s[r, :n], x)
         of_label[r], x[y] = x[y], -np.inf

@@ -132,7 +132,9 @@ def _both_tilts(s, labels, shares, even, dense, k, theta, memory):
         x = memory.x[r]
         blocks.pad(s[r, :n], x)
         size[r] = NO_MASS
-        if _has_mass(r, shares, even, dense):
+        if _out_of_range(labels[r], n):
+            size[r] = INVALID
+        elif _has_mass(r, shares, even, dense):
             size[r], a[r], u[B + r], most[r] = split(
                 x, k, k + 1, LIMIT, theta, memory.space, memory.odds[r], members[B + r], where[r]
             )
@@ -168,6 +170,14 @@ def _leave_one_out(before, after):
         polynomial.without(before, after, j, k - 1, below[j])
         polynomial.without(before, after, j, k, last[j])
     return below, last
+
+
+@compiled
+def _out_of_range(labels, n):
+    for label in labels:  # noqa: SIM110  # a generator would be one more function to compile
+        if not 0 <= label < n:
+            return True
+    return False
 
 
 @compiled

@@ -1,0 +1,29 @@
+# type: ignore
+"""Multiply a gradient by a number that the device alone knows, in place."""
+
+import torch
+import triton
+import triton.language as tl
+
+from topk_registry.ops.tensors import launch
+
+BLOCK = 2048
+PROGRAMS = 1024  # a few for each processor of a large GPU, each with many blocks
+
+
+def scale(gradient: torch.Tensor, g: torch.Tensor) -> None:
+    """Multiply contiguous memory by the number g []; by 1 costs no access to the memory."""
+    count = gradient.numel()
+    if count:
+        launch(multiply, (min(PROGRAMS, -(-count // BLOCK)),), gradient, g, count, BLOCK=BLOCK, num_warps=8)
+
+
+@triton.jit
+def multiply(gradient_ptr, g_ptr, count, BLOCK: tl.constexpr):
+    factor = tl.load(g_ptr).to(tl.float32)
+    if factor != 1.0:
+        first = tl.program_id(0).to(tl.int64) * BLOCK
+        for start in range(0, count, tl.num_programs(0) * BLOCK):
+            at = start + first + tl.arange(0, BLOCK)
+            x = tl.load(gradient_ptr + at, mask=at < count).to(tl.float32)
+            tl.store(gradient_ptr + at, (x * factor).to(gradient_ptr.dtype.element_ty), mask=at < count)
