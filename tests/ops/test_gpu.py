@@ -6,7 +6,7 @@ Run them with ``pytest -m gpu``.
 import pytest
 import torch
 
-from topk_registry import available_losses
+from topk_registry import list_losses
 from topk_registry.functional import perturbed_hinge, perturbed_topk, smooth_topk, topk_marginals
 from topk_registry.losses.targets import LabelMixture, Masses
 from topk_registry.testing import iter_checks
@@ -20,15 +20,16 @@ def targets(B: int, n: int) -> dict[str, Masses]:
     mixture = LabelMixture.mixed(label, label.flip(0), 0.7)
     table = torch.rand(B, n, generator=torch.Generator().manual_seed(0)).softmax(1)
     options = {"labels": (ignored, 0.0), "smoothed": (ignored, 0.1), "mixture": (mixture, 0.0), "dense": (table, 0.0)}
+
+    def on_gpu(target: torch.Tensor | LabelMixture) -> torch.Tensor | LabelMixture:
+        if isinstance(target, torch.Tensor):
+            return target.cuda()
+        return LabelMixture(*(part if part is None else part.cuda() for part in target))
+
     return {
-        kind: Masses.of(
-            target.to("cuda") if isinstance(target, torch.Tensor) else LabelMixture(*(p if p is None else p.cuda() for p in target)),
-            n,
-            label_smoothing=smoothing,
-            reduction="sum",
-        )
+        kind: Masses.of(on_gpu(target), n, label_smoothing=smoothing, reduction="sum")
         for kind, (target, smoothing) in options.items()
-    }  # fmt: skip
+    }
 
 
 def logits(B: int, n: int, seed: int = 0) -> torch.Tensor:
@@ -107,7 +108,7 @@ def test_a_cuda_graph_replays(target):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("loss", sorted(available_losses()))
+@pytest.mark.parametrize("loss", list_losses())
 def test_the_kit_on_cuda(loss):
     (check,) = [check for check in iter_checks(loss) if check.name == "runs_on_cuda"]
     check()
