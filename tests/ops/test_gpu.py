@@ -108,7 +108,7 @@ def test_a_cuda_graph_replays(target):
         torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("loss", list_losses())
+@pytest.mark.parametrize("loss", list_losses(exclude=["ce", "bce", "asl", "poly", "jsd", "twoway", "zlpr", "db"]))
 def test_the_kit_on_cuda(loss):
     (check,) = [check for check in iter_checks(loss) if check.name == "runs_on_cuda"]
     check()
