@@ -12,7 +12,6 @@ from filelock import FileLock
 from tests import WORKERS, workers
 from topk_registry import refresh_plugins
 from topk_registry.cli.commands import commands
-from topk_registry.ops.cpu import entries, library
 from topk_registry.registry import timm_losses
 from topk_registry.registry.registry import Registry
 
@@ -37,23 +36,6 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
         return Path(shutil.copytree(original, tmp_path_factory.mktemp(name), dirs_exist_ok=True))
 
     return copy
-
-
-@pytest.fixture
-def without_library() -> Iterator[None]:
-    """No library of kernels: numba compiles them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(library.VARIABLE, "compile")
-        forget_kernels()
-        yield
-    forget_kernels()
-
-
-def forget_kernels() -> None:
-    """Look for the library and for kernels again."""
-    library.library.cache_clear()
-    entries._addresses.clear()
-    entries.body.cache_clear()
 
 
 @pytest.fixture

@@ -41,7 +41,6 @@ VIOLATIONS = {
     "analysis": ("topk_registry/analysis/measures.py", "import scipy.stats"),
     "operators": ("topk_registry/ops/hinge.py", "import scipy.special"),
     "inside-operators": ("topk_registry/ops/lapsum/api.py", "from topk_registry.ops.sparse import api"),
-    "inside-ksubset": ("topk_registry/ops/ksubset/torch/rows.py", "from topk_registry.ops.ksubset.chunked import api"),
     "kernels": ("topk_registry/nn/head.py", "import triton"),
     "plugins": ("plugins/topk_plugins/hinge.py", "import timm"),
     "runtime": ("export/topk_export/runtime/session.py", "import onnx"),

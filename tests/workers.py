@@ -1,20 +1,15 @@
 """What the workers of ``pytest -n`` share: processors, fixtures of a file, compiled kernels; and seeds."""
 
 import multiprocessing
-import os
 import random
-import shutil
-import zlib
 from collections import Counter
 from importlib.util import find_spec
 from multiprocessing.context import BaseContext
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-LOSSES = Path(__file__).parents[1] / "plugins" / "topk_plugins"
 LOADED = ["torch", "topk_registry.nn.linear"]
 if torch.distributed.is_available():
     LOADED += ["torch.distributed.tensor", "torch.distributed.checkpoint"]
@@ -54,33 +49,12 @@ class Plugin:
             items.sort(key=lambda item: -slow[item.path])
 
     def pytest_configure(self, config):
-        """Compile the kernels of all tests before the workers of a long run start, or each of them compiles its own.
-
-        They become a library, as in a wheel, which pytest's cache folder keeps: tests that are about numba's
-        compiler ask for the fixture ``without_library``.
-        """
+        """Compile the kernels for the CPU before the workers of a long run start, or each of them compiles its own."""
         long = config.args_source is not pytest.Config.ArgsSource.ARGS
         if hasattr(config, "workerinput") or not long or not getattr(config.option, "numprocesses", None):
             return
-        if "TOPK_REGISTRY_KERNELS" not in os.environ and find_spec("numba") is not None and shutil.which("cc"):
-            os.environ["TOPK_REGISTRY_KERNELS"] = str(built_library(Path(config.cache.mkdir("kernels"))))
+        if find_spec("numba") is not None:
+            from topk_registry import create_loss
 
-
-def built_library(folder: Path) -> Path:
-    """A library of all kernels for this processor in a folder; built where it is not there.
-
-    Its name tells the sources of the losses, whose curves are in it under checksums of their files.
-    """
-    from topk_registry.cli.kernels import curves
-    from topk_registry.ops.cpu.library import opened
-    from topk_registry.ops.rows.building import X86, build, levels_here
-
-    level = levels_here()[-1]
-    if level in X86 and torch.backends.cpu.get_cpu_capability() == "AVX512":
-        level = X86[0]
-    sources = b"".join(file.read_bytes() for file in sorted(LOSSES.glob("*.py")))
-    path = folder / f"{level}-{zlib.crc32(sources):08x}.so"
-    if path.is_file() and not opened(path).why:
-        return path
-
-    return build(path, curves(), (level,), folder=folder / "parts", say=lambda done, count: None)
+            for smoothing in (0.0, 0.1):
+                create_loss("smooth_topk_svm", label_smoothing=smoothing)(torch.zeros(1, 20), torch.tensor([0]))

@@ -1,10 +1,8 @@
-"""Choose which backend of an operator runs.
+"""Choose which backend of an operator runs: numba on CPUs, Triton on GPUs, or PyTorch operations everywhere.
 
-A backend is an object that says where it serves and brings the operator's kernels. It is loaded on first use and tried
-on a few numbers. A backend that cannot be used is warned about once, and torch operations take its place.
-
-The choice, from the strongest: ``impl=`` of a call, :func:`use_backend` around it, the environment
-variable ``TOPK_REGISTRY_BACKEND``, and else the fastest that serves.
+A backend is tried on a few numbers before its first use. If it cannot be used, one warning says why, and PyTorch
+operations take its place. The choice, from the strongest: :func:`use_backend` around a call, the environment variable
+``TOPK_REGISTRY_BACKEND``, and else the fastest backend that serves.
 """
 
 import os
@@ -26,7 +24,155 @@ import torch
 NAMES = ("numba", "triton", "torch")
 VARIABLE = "TOPK_REGISTRY_BACKEND"
 OLDEST_GPU = (8, 0)  # compute capability that the Triton kernels are compiled and tested for
-OPERATORS = ("ksubset", "perturbed", "rows", "update")  # folders, each with backends.py
+OPERATORS = ("ksubset", "perturbed")  # each has ``topk_registry.ops.NAME.api`` with ``usual_backend(device) -> str``
+
+SelfTest = Callable[[torch.device], bool]
+
+_wanted: ContextVar[str | None] = ContextVar("topk_registry_backend", default=None)
+_problems: dict[tuple[Any, ...], str] = {}  # of self-tests that ran, "" for none
+
+
+def choose(device: torch.device, backend: str | None, self_test: SelfTest) -> str:
+    """Return the backend for a call: the given one if it is wanted and works, else "torch".
+
+    Args:
+        device: of the scores.
+        backend: the backend with a kernel for the call, "numba" or "triton"; None if no backend has one.
+        self_test: tells whether the kernel is right on a few numbers; called once per device.
+    """
+    if backend is None or preferred() not in ("auto", backend):
+        return "torch"
+    key = backend, device, self_test
+    if (why := _problems.get(key)) is None:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return backend  # a self-test would break the capture of a graph
+        why = _problems[key] = _fault(backend, device, self_test)
+        if why:
+            warnings.warn(f"{why}: the top-k losses are slower", stacklevel=2)
+    return "torch" if why else backend
+
+
+def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:
+    """Return why a backend cannot be used, "" if it can."""
+    if device.type == "cuda" and (old := too_old(device)):
+        return old
+    if find_spec(backend) is None:
+        return f"{backend} is not installed (pip install {backend})"
+    try:
+        return "" if in_clean_thread(lambda: self_test(device)) else f"{backend} is installed but its results are wrong"
+    except Exception as error:
+        return f"{backend} is installed but cannot be used here ({error!r})"
+
+
+def in_clean_thread(function: Callable[[], Any]) -> Any:
+    """Call a function in a thread of its own, where fake tensors, transforms and autocast of the caller are off."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
+
+
+def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
+    """Raise unless a backend has this name, or it is "auto"."""
+    if name not in ("auto", *names):
+        raise ValueError(f"{what} must be 'auto' or one of {', '.join(map(repr, names))}, got {name!r}")
+
+
+@contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """Choose the backend of every operator within a ``with`` block, or within a decorated function.
+
+    The choice holds for the thread or task that enters the block. If the backend does not serve a call, PyTorch
+    operations do.
+
+    Args:
+        name: ``"auto"``, the fastest that serves; ``"torch"``, PyTorch operations alone; ``"numba"``, on CPUs;
+            ``"triton"``, on GPUs.
+
+    Example:
+        >>> with use_backend("torch"):
+        ...     topk_registry.functional.topk_marginals(torch.zeros(1, 4), 2)
+        tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
+    """
+    check_name(name, "backend")
+    token = _wanted.set(name)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def preferred() -> str:
+    """Return the backend that is wanted here: of :func:`use_backend`, else of the environment, else "auto"."""
+    chosen = _wanted.get()
+    if chosen is None:
+        if VARIABLE not in os.environ:  # in a third of the time that its absence takes get()
+            return "auto"
+        chosen = os.environ[VARIABLE] or "auto"
+        check_name(chosen, VARIABLE)
+    return chosen
+
+
+@cache
+def load(module: str) -> ModuleType:
+    """Import a module of kernels."""
+    return import_module(module)
+
+
+@cache
+def too_old(device: torch.device) -> str:
+    """Return why Triton's kernels do not run on a GPU, "" if they do."""
+    if torch.version.hip is not None:
+        return "the GPU kernels are compiled for CUDA, not for ROCm"
+    capability = torch.cuda.get_device_capability(device)
+    needed = ".".join(map(str, OLDEST_GPU))
+    missing = f"the GPU kernels need compute capability {needed}, {device} has {capability[0]}.{capability[1]}"
+    return "" if capability >= OLDEST_GPU else missing
+
+
+def forget_choices() -> None:
+    """Forget the results of self-tests, so that they run again."""
+    load.cache_clear()
+    too_old.cache_clear()
+    _problems.clear()
+    _choices.clear()
+
+
+@dataclass(frozen=True)
+class Record:
+    """Which backend serves an operator on a device, and why."""
+
+    operator: str  # "ksubset" or "perturbed"
+    device: str  # "cpu", "cuda:0", ...
+    backend: str  # the backend that serves
+    why: str
+
+
+def report() -> list[Record]:
+    """Return which backend serves each operator on each device of this machine; kernels are loaded and tried."""
+    devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
+    return [_record(name, device) for name in OPERATORS for device in devices]
+
+
+def _record(operator: str, device: torch.device) -> Record:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        usual = getattr(load(f"topk_registry.ops.{operator}.api"), "usual_backend", None)
+        backend = "torch" if usual is None else usual(device)
+    fastest = "numba" if device.type == "cpu" else "triton"
+    if preferred() not in ("auto", fastest):
+        why = f"chosen by {VARIABLE if _wanted.get() is None else 'topk_registry.use_backend'}"
+    else:
+        problems = [text for key, text in _problems.items() if key[:2] == (fastest, device)]
+        why = next(filter(None, problems), "the fastest that serves")
+    return Record(operator, str(device), backend, why)
+
+
+# Operators with a table of backends, until the last of them is gone
+
+loading = threading.RLock()  # of the thread that imports kernels
+if hasattr(os, "register_at_fork"):
+    # a fork waits for that thread: in the child nobody would finish the import, and who needs it would wait for ever
+    os.register_at_fork(before=loading.acquire, after_in_parent=loading.release, after_in_child=loading.release)
+
 
 Kernels = TypeVar("Kernels")
 
@@ -102,8 +248,6 @@ class Operator(Generic[Kernels]):
         return _problems.setdefault(key, why)
 
 
-# Tried backends and what is wrong with each, "" for nothing
-_problems: dict[tuple[Any, ...], str] = {}
 # The backend of calls that left the choice open
 _choices: dict[tuple[Any, ...], str] = {}
 
@@ -140,105 +284,10 @@ def _tried(one: Backend[Any], trial: Callable[[], bool]) -> str:
     return f"its kernels cannot be used here ({wrong})" if wrong else ""
 
 
-def choose(device: torch.device, backend: str | None, self_test: Callable[[torch.device], bool]) -> str:
-    """Return the backend for a call: the given one if it is wanted and works, else "torch".
-
-    Args:
-        device: of the scores.
-        backend: the backend with a kernel for the call, "numba" or "triton"; None if no backend has one.
-        self_test: tells whether the kernel is right on a few numbers; called once per device.
-    """
-    if backend is None or preferred() not in ("auto", backend):
-        return "torch"
-    key = backend, device, self_test
-    if (why := _problems.get(key)) is None:
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return backend  # a self-test would break the capture of a graph
-        why = _problems[key] = _self_problem(backend, device, self_test)
-        if why:
-            warnings.warn(f"{why}: the top-k losses are slower", stacklevel=2)
-    return "torch" if why else backend
-
-
-def _self_problem(backend: str, device: torch.device, self_test: Callable[[torch.device], bool]) -> str:
-    """Return why a backend cannot be used, "" if it can."""
-    if device.type == "cuda" and (old := too_old(device)):
-        return old
-    if find_spec(backend) is None:
-        return f"{backend} is not installed (pip install {backend})"
-    try:
-        return "" if in_clean_thread(lambda: self_test(device)) else f"{backend} is installed but its results are wrong"
-    except Exception as error:
-        return f"{backend} is installed but cannot be used here ({error!r})"
-
-
-def in_clean_thread(function: Callable[[], Any]) -> Any:
-    """Call a function in a thread of its own, where fake tensors, transforms and autocast of the caller are off."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(function).result()
-
-
 @cache
 def operator(name: str) -> Operator[Any]:
     """The operator in a folder, with its backends."""
     return load(f"topk_registry.ops.{name}.backends").OPERATOR
-
-
-def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
-    """Raise unless a backend has this name, or it is "auto"."""
-    if name not in ("auto", *names):
-        raise ValueError(f"{what} must be 'auto' or one of {', '.join(map(repr, names))}, got {name!r}")
-
-
-_wanted: ContextVar[str | None] = ContextVar("topk_registry_backend", default=None)
-
-
-@contextmanager
-def use_backend(name: str) -> Iterator[None]:
-    """Choose the backend of every operator within a ``with`` block, or within a decorated function.
-
-    It holds for the thread or task that enters it. Where the backend does not serve a call, torch operations do. Graphs
-    that are already compiled keep the backend they were compiled with.
-
-    Args:
-        name: ``"auto"``, the fastest that serves; ``"torch"``, torch operations alone; ``"numba"``, on CPUs;
-            ``"triton"``, on GPUs.
-
-    Example:
-        >>> with use_backend("torch"):
-        ...     topk_registry.functional.topk_marginals(torch.zeros(1, 4), 2)
-        tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
-    """
-    check_name(name, "backend")
-    token = _wanted.set(name)
-    try:
-        yield
-    finally:
-        _wanted.reset(token)
-
-
-def preferred() -> str:
-    """The backend that is wanted here: of :func:`use_backend`, else of the environment, else "auto"."""
-    chosen = _wanted.get()
-    if chosen is None:
-        if VARIABLE not in os.environ:  # in a third of the time that its absence takes get()
-            return "auto"
-        chosen = os.environ[VARIABLE] or "auto"
-        check_name(chosen, VARIABLE)
-    return chosen
-
-
-loading = threading.RLock()  # of the thread that imports kernels
-if hasattr(os, "register_at_fork"):
-    # a fork waits for that thread: in the child nobody would finish the import, and who needs it would wait for ever
-    os.register_at_fork(before=loading.acquire, after_in_parent=loading.release, after_in_child=loading.release)
-
-
-@cache
-def load(module: str) -> ModuleType:
-    """Import a module of kernels."""
-    with loading:
-        return import_module(module)
 
 
 def trial_in(module: str) -> Callable[..., bool]:
@@ -248,17 +297,6 @@ def trial_in(module: str) -> Callable[..., bool]:
 
 def _captures() -> bool:
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-@cache
-def too_old(device: torch.device) -> str:
-    """Why Triton's kernels do not run on a GPU, "" if they do."""
-    if torch.version.hip is not None:
-        return "the GPU kernels are compiled for CUDA, not for ROCm"
-    capability = torch.cuda.get_device_capability(device)
-    wanted = ".".join(map(str, OLDEST_GPU))
-    missing = f"the GPU kernels need compute capability {wanted}, {device} has {capability[0]}.{capability[1]}"
-    return "" if capability >= OLDEST_GPU else missing
 
 
 class NotCompiledError(RuntimeError):
@@ -284,47 +322,3 @@ def check_compiling() -> None:
         raise NotCompiledError("a kernel is not compiled yet, and compiling is forbidden here")
 
 
-def forget_choices() -> None:
-    """Look again at what is installed."""
-    for remembered in (load, too_old):
-        remembered.cache_clear()
-    _problems.clear()
-    _choices.clear()
-
-
-@dataclass(frozen=True)
-class Record:
-    """Which backend serves an operator on a device, and why."""
-
-    operator: str  # "ksubset", "perturbed", "rows" or "update"
-    device: str  # "cpu", "cuda:0", ...
-    backend: str  # the backend that serves
-    why: str  # in words
-
-
-def report() -> list[Record]:
-    """Say which backend serves each operator on each device of this machine, and why.
-
-    Kernels are loaded and tried, as at their first call. One :class:`Record` an operator and device, for scores in
-    single precision and small k: for example ``Record("ksubset", "cpu", "numba", "the fastest that serves")``.
-    """
-    devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
-    return [_record(operator(name), device) for name in OPERATORS for device in devices]
-
-
-def _record(operator: Operator[Any], device: torch.device) -> Record:
-    wanted, reasons, name = preferred(), [], "torch"
-    for name, one in operator.backends.items():
-        if one.package is None:
-            break
-        if not one.serves(device, *operator.example):
-            continue
-        if wanted not in ("auto", name):
-            reasons.append(f"{name} is switched off")
-        elif why := operator.problem(one, device, *operator.example):
-            reasons.append(why)
-        else:
-            break
-    if wanted == name:
-        reasons = [f"chosen by {VARIABLE if _wanted.get() is None else 'topk_registry.use_backend'}"]
-    return Record(operator.name, str(device), name, "; ".join(reasons) or "the fastest that serves")

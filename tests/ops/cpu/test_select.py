@@ -6,14 +6,13 @@ import pytest
 from tests.ops.compiled import for_python
 from topk_registry.ops.cpu import masks, select
 
-largest, lowest_last, room = for_python(select.largest), for_python(select.lowest_last), for_python(select.room)
+largest, room = for_python(select.largest), for_python(select.room)
 reached_by, places_above = for_python(select.reached_by), for_python(masks.places_above)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("order", ["rising", "falling", "random", "equal", "few values", "holes"])
 @pytest.mark.parametrize(("n", "T"), [(65, 64), (100, 50), (257, 1), (300, 257), (300, 290), (3000, 400)])
-@pytest.mark.slow
 def test_the_largest_of_more_candidates_than_are_ranked_one_by_one(n, T, order, dtype):
     generator = np.random.default_rng(0)
     row = {
@@ -99,27 +98,9 @@ def test_places_above(dtype):
                 assert (where[count:] == -1).all()
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("n", "T"), [(3, 1), (3, 2), (40, 40), (100, 50), (300, 257), (1000, 32), (1000, 400)])
-def test_the_largest_with_the_lowest_of_them_last(n, T, dtype):
-    generator, space = np.random.default_rng(n + T), room(n, T, dtype)
-    for values in (np.arange(n), np.arange(n) // 3, np.zeros(n), generator.standard_normal(n)):
-        for left_out in (0, n - T):
-            row = generator.permutation(values).astype(dtype)
-            row[generator.permutation(n)[:left_out]] = -np.inf
-            top, where = np.empty(T, dtype), np.empty(T, np.int64)
-            assert lowest_last(row, top, where, space)
-            expected = np.sort(row)[::-1][:T]
-            assert np.array_equal(np.sort(top)[::-1], expected)
-            assert np.array_equal(top[-2:], expected[-2:])
-            assert np.array_equal(row[where], top)
-            assert len(set(where.tolist())) == T
-
-
 def test_nans_are_not_among_the_largest():
     row = np.array([np.nan, 1.0, 3.0, np.nan, 2.0])
-    for select_, arguments in ((largest, (-1,)), (lowest_last, ())):
-        for T, enough in ((3, True), (4, False)):
-            top, where = np.empty(T), np.empty(T, np.int64)
-            assert select_(row, *arguments, top, where, room(5, T, np.float64)) == enough
-            assert not enough or set(where.tolist()) == {1, 2, 4}
+    for T, enough in ((3, True), (4, False)):
+        top, where = np.empty(T), np.empty(T, np.int64)
+        assert largest(row, -1, top, where, room(5, T, np.float64)) == enough
+        assert not enough or set(where.tolist()) == {1, 2, 4}

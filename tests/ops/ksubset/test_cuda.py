@@ -16,12 +16,9 @@ from tests.ops.triton_runs import (
     runs_kernels,
 )
 from tests.oracles import mp_smooth_svm
-from topk_registry.functional import linear_smooth_topk, topk_label_margins
 from topk_registry.ops import constant
 from topk_registry.ops.hinge import Hinge
 from topk_registry.ops.ksubset import custom_ops, definition, smooth_topk_hinge
-from topk_registry.ops.ksubset.chunked import layer
-from topk_registry.ops.ksubset.chunked.api import linear_label_margins, linear_topk
 from topk_registry.ops.ksubset.torch import backend as composite
 from topk_registry.ops.ksubset.torch.backend import kernels as torch_kernels
 from topk_registry.ops.ksubset.torch.expected import expected_hinges
@@ -209,49 +206,6 @@ def test_chunks_of_classes_are_the_row(n, k, theta, size, tile, monkeypatch):
     g = torch.linspace(-1, 2, len(s), device=DEVICE)
     gradient = torch.cat([chunks.gradient(part, label, found, theta, g, start) for start, part in parts], 1)
     assert ((gradient - g[:, None] * wanted_gradient).abs() <= 40 * EPS).all()
-
-
-@runs_kernels
-def test_a_linear_classifier_in_chunks(monkeypatch):
-    layer.kernels(torch.empty(0, device=DEVICE), 3)  # a backend is tried with the kernels of each device
-    monkeypatch.setattr(layer, "module_of", lambda backend, k: chunks)
-    features, weight = randn(4, 5).requires_grad_(), randn(50, 5, seed=1).requires_grad_()
-    label = torch.tensor([[0, 20, 49, 3]] * 2, device=DEVICE).T[:, 0]  # strided
-    margin = linear_label_margins(features, weight, None, label, 3, temperature=0.6, chunk=20)
-    exact = [t.detach().double().requires_grad_() for t in (features, weight)]
-    wanted = topk_label_margins(exact[0] @ exact[1].T, label, 3, temperature=0.6, impl="torch")
-    torch.testing.assert_close(margin, wanted, rtol=1e-6, atol=3e-6)  # the logits are sums of five products
-    gradients = torch.autograd.grad(margin.sum(), (features, weight)), torch.autograd.grad(wanted.sum(), exact)
-    for found, of_logits in zip(*gradients, strict=True):
-        assert (found - of_logits).abs().max() <= 3e-6 * of_logits.abs().max()
-    with torch.no_grad():
-        best = linear_topk(features, weight, None, 2, temperature=0.6, chunk=20)
-    assert torch.equal(best.indices, (features @ weight.T).topk(2).indices)
-
-
-@runs_kernels
-@pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_linear_classifier_in_half_precision(dtype, mixed, monkeypatch):
-    layer.kernels(torch.empty(0, device=DEVICE), 3)
-    monkeypatch.setattr(layer, "module_of", lambda backend, k: chunks)
-    features, weight = randn(4, 8).to(dtype).requires_grad_(), randn(50, 8, seed=1).to(dtype).requires_grad_()
-    label = torch.tensor([0, 20, 49, 3], device=DEVICE)
-    target = LabelMixture.mixed(label, label.flip(0), 0.7, 0.1) if mixed else label
-    p = layer.problem(features, 50, 3, 0.9, None, 20, dtype)
-    assert all(s.dtype == dtype for _, _, _, s in layer.chunks_of(features.detach(), weight.detach(), None, p))
-    found = linear_smooth_topk(features, weight, None, target, k=3, tau=0.3, chunk=20)
-    exact = [t.detach().double().requires_grad_() for t in (features, weight)]
-    q = target.dense(50, torch.float64) if mixed else target
-    wanted = smooth_topk_hinge(exact[0] @ exact[1].T, q, 3, tau=0.3, reduction="mean", impl="torch")
-    eps = torch.finfo(dtype).eps
-    rounding = 4 * eps * (features.double() @ weight.double().T).abs().max().item()  # of the logits, as F.linear has it
-    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=rounding)
-    gradients = torch.autograd.grad(found, (features, weight)), torch.autograd.grad(wanted, exact)
-    for one, other in zip(*gradients, strict=True):
-        assert one.dtype == dtype
-        # slopes change by the logits' rounding over the temperature
-        assert (one - other).abs().max() <= (rounding / 0.3 + 4 * eps) * other.abs().max()
 
 
 @runs_kernels

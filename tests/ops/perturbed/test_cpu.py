@@ -264,7 +264,7 @@ def test_it_obeys_torch_s_contract_for_operators():
 
 
 @pytest.fixture
-def forgotten(without_library):
+def forgotten():
     backend.forget_choices()
     yield
     backend.forget_choices()

@@ -40,27 +40,6 @@ def largest(row, skip, top, where, space):
 
 
 @compiled
-def lowest_last(row, top, where, space):
-    """As :func:`largest`, in no order but for the last two: the second lowest of the T largest and the lowest."""
-    _, classes, scores = space
-    T, candidates = len(top), _candidates(row, NO_CLASS, len(top), ZERO, space)
-    if candidates < T:
-        return False
-    if candidates > T:  # equal or nearly equal scores, or a bound that many reach
-        in_order(scores, classes, candidates, top, where)
-        return True
-    copy(scores, top)
-    copy(classes, where)
-    for last in range(T - 1, max(T - 3, -1), -1):
-        lowest = 0
-        for j in range(1, last + 1):
-            lowest = j if top[j] < top[lowest] else lowest
-        top[last], top[lowest] = top[lowest], top[last]
-        where[last], where[lowest] = where[lowest], where[last]
-    return True
-
-
-@compiled
 def _candidates(row, skip, T, short, space):
     """Write the T largest scores and their classes, and perhaps some more, in the order of classes; return how many.
 

@@ -1,13 +1,5 @@
 """The k-subset operator: exact log-odds and probabilities of being in the top-k set. See README.md."""
 
 from topk_registry.ops.ksubset.api import smooth_topk, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
-from topk_registry.ops.ksubset.targets_api import smooth_topk_hinge
 
-__all__ = [
-    "smooth_topk",
-    "smooth_topk_hinge",
-    "topk_label_margins",
-    "topk_log_odds",
-    "topk_marginals",
-    "topk_margins",
-]
+__all__ = ["smooth_topk", "topk_label_margins", "topk_log_odds", "topk_marginals", "topk_margins"]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from topk_registry.ops.gpu.layout import compiled_for, power_of_two
 from topk_registry.ops.hinge import invertible
-from topk_registry.ops.ksubset.torch.rows import Coefficients, State
+from topk_registry.ops.ksubset.graph import Coefficients, State
 from topk_registry.ops.ksubset.triton import chunk_targets, streams
 from topk_registry.ops.targets.label_mixture import LabelMixture
 from topk_registry.ops.tensors import launch, operand

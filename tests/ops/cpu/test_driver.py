@@ -1,0 +1,71 @@
+"""Kernels compile at their first use, log it, are cached, and share rows among threads."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from topk_registry.ops.cpu import driver
+from topk_registry.ops.cpu.driver import kernel, spans
+from topk_registry.ops.cpu.memory import array
+
+PROGRAM = (
+    "import torch, topk_registry as tr\n"
+    "loss = tr.create_loss('smooth_topk_svm', k=2)(torch.eye(3, 9), torch.arange(3))\n"
+    "print(float(loss))"
+)
+
+
+@kernel
+def rows_taken(job):
+    """Count how often each row is taken."""
+    _, B, block = array(job, 3, np.int64)
+    counts = array(array(job, 4, np.int64)[3], B, np.int64)
+    for i, j in spans(job, block, B):
+        for r in range(i, j):
+            counts[r] += 1
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("openmp", [True, False])
+def test_each_row_is_taken_once(threads, openmp, monkeypatch):
+    if not openmp:
+        monkeypatch.setattr(driver, "_openmp", lambda: None)
+    for B, block in ((0, 1), (1, 4), (1000, 7)):
+        counts = torch.zeros(B, dtype=torch.int64)
+        rows_taken.run(threads, B, block, counts)
+        assert (counts == 1).all()
+
+
+def run(folder: Path, **environment: str) -> tuple[str, str]:
+    """The first call of the loss in a new process: stdout and stderr."""
+    variables = os.environ | {"NUMBA_CACHE_DIR": str(folder)} | environment
+    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True, env=variables)
+    return done.stdout.split()[0], done.stderr
+
+
+@pytest.mark.slow
+def test_first_use_compiles_once_says_so_and_caches(tmp_path):
+    value, log = run(tmp_path)
+    assert log.count("compiling") == 1
+    assert str(tmp_path) in log
+    again, log = run(tmp_path)
+    assert again == value
+    assert "compiling" not in log
+    for file in tmp_path.rglob("*.nbc"):  # damaged
+        file.write_bytes(file.read_bytes()[:100])
+    again, log = run(tmp_path)
+    assert again == value
+    assert "compiling" in log
+
+
+@pytest.mark.slow
+def test_without_a_place_to_cache_each_process_compiles(tmp_path):
+    (tmp_path / "file").touch()
+    _, log = run(tmp_path / "file" / "no folder", HOME=str(tmp_path / "file"))
+    assert "compiling" in log

@@ -1,1 +1,0 @@
-"""The k-subset operator on the CPU, compiled by numba."""
