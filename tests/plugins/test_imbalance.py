@@ -120,7 +120,9 @@ def test_focal_is_finite_where_p_rounds_to_one(gamma, gap):
         lost = 1 / (1 + math.exp(gap)) if gap < 700 else 0.0
         rounding = 4 * 2.0**-24  # of p, whose rounding 1 - p and -log p have
         exact = lost**gamma * -math.log1p(-lost)
-        assert loss.item() == pytest.approx(exact, rel=1e-5 * (1 + gamma), abs=(1 + gamma) * rounding ** min(1 + gamma, 1))
+        assert loss.item() == pytest.approx(
+            exact, rel=1e-5 * (1 + gamma), abs=(1 + gamma) * rounding ** min(1 + gamma, 1)
+        )
         assert gradient.isfinite().all()
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from tests import oracles
-from topk_registry import KSubset, LabelMixture, create_loss
+from topk_registry import KSubset, create_loss
 from topk_registry.functional import topk_marginals
 
 N = 7

@@ -159,7 +159,6 @@ def test_bad_sizes():
         create_loss("smooth_topk_svm", k=2, alpha=[1.0, 1.0, 1.0])(s, y)
 
 
-
 @pytest.mark.parametrize("name", ["smooth_topk_svm", "topk_nll"])
 def test_a_masked_class_without_mass_leaves_the_gradient_alone(name):
     s = torch.tensor([[1.0, 2.0, 0.0, -torch.inf, 0.5]])
