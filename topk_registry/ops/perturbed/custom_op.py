@@ -1,20 +1,25 @@
-"""Register the operator with torch.library, whole in compiled and exported graphs. Its only randomness is the seed."""
+"""The operator in compiled and exported graphs. Its only randomness is the seed."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from topk_registry.ops.backend import load
 from topk_registry.ops.perturbed.autograd import keep, spread
-from topk_registry.ops.perturbed.backends import OPERATOR
 
 
 @torch.library.custom_op("topk_registry::perturbed_kth", mutates_args=())
 def perturbed_kth(
     scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Mean k-th largest [rows] of scores [rows, n] and the classes it was in [rows, num_samples]."""
-    return OPERATOR[backend].kernels().perturbed_kth(scores, seed, k, epsilon, num_samples)
+    """Mean k-th largest [B] of scores [B, n] and the classes it was in [B, num_samples]."""
+    return kernel(backend)(scores, seed, k, epsilon, num_samples)
+
+
+def kernel(backend: str) -> Any:
+    """Return the function ``kth`` of a backend with its own noise."""
+    return load("topk_registry.ops.perturbed." + {"numba": "cpu", "triton": "triton"}[backend]).kth
 
 
 @perturbed_kth.register_fake

@@ -1,40 +1,209 @@
-"""One row at a time: the height, the draws' candidates, their noise, and the k-th largest of each draw."""
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+"""The perturbed k-th largest score and its hinge on the CPU, compiled by numba; noise is made only where it can matter.
+
+One row at a time: the height, the candidates of each draw, their noise, and the k-th largest of each. See README.md.
+"""
+# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
 # numba's intrinsics are called without their first parameter
 
-import numpy as np
+from typing import Any
 
-from topk_registry.ops.cpu.functions import entry
-from topk_registry.ops.cpu.jobs import spans
+import numpy as np
+import torch
+from torch import Tensor
+
+from topk_registry.ops.cpu.driver import kernel, spans
 from topk_registry.ops.cpu.masks import lowest_bit, number_of_bits, reaching, within
 from topk_registry.ops.cpu.memory import address_of, array, empty
-from topk_registry.ops.cpu.numbers import compiled, inlined
-from topk_registry.ops.perturbed.numba import height as heights
-from topk_registry.ops.perturbed.numba.height import FLOOR, HOPELESS, find_height, in_reach, limits, tails
-from topk_registry.ops.perturbed.numba.noise import AT_ONCE, CALLS_AT_ONCE, FIRST_BYTES, normals_of, philox_of
-from topk_registry.ops.perturbed.numba.table import SHAPE
+from topk_registry.ops.cpu.numbers import compiled, inlined, summing
+from topk_registry.ops.perturbed import height as heights
+from topk_registry.ops.perturbed.height import FLOOR, HOPELESS, find_height, in_reach, limits, tails
+from topk_registry.ops.perturbed.noise import AT_ONCE, CALLS_AT_ONCE, FIRST_BYTES, TABLE, normals_of, philox_of, table
+from topk_registry.ops.tensors import laid_out
 
+LEAST_WORK = 1 << 15  # scores, counted in every draw, per thread at least: about 20 microseconds of work
+SCORES_AT_ONCE = 1 << 14  # scores that a thread takes at a time, at most
 RANKED = 32  # candidates that are ranked without a branch
 LAST = (1 << 64) - 1
 LISTED = 4  # candidates among 64 classes that are listed without a branch: most have none or one
 
 
-@entry()
-def draws_of_rows(precision):
-    """The mean k-th largest of each row, and which class it was at each draw, see backend.py."""
-    real = precision.real
+def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
+    """Return the mean k-th largest score [B] over the draws, and which class it was in each draw [B, num_samples].
 
-    def body(job):
-        _, B, n, k, draws, step, _ = array(job, 7, np.int64)
-        epsilon, address = array(job, 8, np.float64)[7], array(job, 12, np.int64)[8:]
-        s, table = array(address[0], (B, n), real), array(address[1], SHAPE, np.float64)
-        value, index = array(address[2], B, real), array(address[3], (B, draws), np.int64)
-        key, space, guess = array(job, 14, np.uint32)[12:], room(n, k, draws), 0.0
-        for start, stop in spans(job, step, B):
-            for r in range(start, stop):
-                value[r], guess = of_row(s[r], r, k, epsilon, key, table, index[r], guess, space)
+    Args:
+        scores: [B, n] in single precision.
+        seed: int64 []. The noise is a function of the seed, the row's place, the draw and the class.
+        k, epsilon, num_samples: rank, standard deviation of the noise, number of draws.
+    """
+    s = laid_out(scores.detach(), torch.float32)
+    B, n = s.shape
+    value, index = s.new_empty(B), s.new_empty(B, num_samples, dtype=torch.int64)
+    threads, block = _threads_and_block(B, n, num_samples)
+    if B:
+        kth_body.run(
+            threads, B, n, k, num_samples, block, int(seed), float(epsilon), s, table(), value, index
+        )  # fmt: skip
+    return value, index
 
-    return body
+
+def hinge(
+    scores: Tensor, masses: Any, seed: Tensor, k: int, epsilon: float, num_samples: int, alpha: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the losses sum_c q_c scale (alpha_c + f(s) - s_c)_+ [B] and their gradient [B, n], f as in :func:`kth`.
+
+    Args:
+        scores, seed, k, epsilon, num_samples: as in :func:`kth`.
+        masses: a record with ``labels``, ``shares``, ``even`` and ``dense``.
+        alpha: required gap [] or [n].
+        scale: factor of the loss.
+    """
+    s = laid_out(scores, torch.float32)
+    B, n = s.shape
+    value, gradient = s.new_empty(B), torch.empty_like(s)
+    threads, block = _threads_and_block(B, n, num_samples)
+    labels, shares, even = (
+        None if part is None else laid_out(part, kind)
+        for part, kind in ((masses.labels, torch.int64), (masses.shares, torch.float64), (masses.even, torch.float64))
+    )
+    dense = None if masses.dense is None else laid_out(masses.dense, torch.float32)
+    gap = laid_out(alpha, torch.float64)
+    if B:
+        hinge_body.run(
+            threads, B, n, k, num_samples, block, int(seed), float(epsilon), s, table(), value, gradient,
+            0 if labels is None else labels.shape[1], gap.numel(), float(scale), gap, labels, shares, even, dense,
+        )  # fmt: skip
+    return value, gradient
+
+
+def _threads_and_block(B: int, n: int, draws: int) -> tuple[int, int]:
+    """Return how many threads share the rows, and the number of rows that one takes at a time."""
+    threads = max(1, min(torch.get_num_threads(), B, B * n * draws // LEAST_WORK))
+    return threads, max(1, min(SCORES_AT_ONCE // n, -(-B // threads)))
+
+
+@kernel
+def kth_body(job):
+    """Rows of :func:`kth`."""
+    _, B, n, k, draws, block, _ = array(job, 7, np.int64)
+    epsilon, address = array(job, 8, np.float64)[7], array(job, 12, np.int64)[8:]
+    s, quantiles = array(address[0], (B, n), np.float32), array(address[1], TABLE, np.float64)
+    value, index = array(address[2], B, np.float32), array(address[3], (B, draws), np.int64)
+    key, rank, guess = array(job, 14, np.uint32)[12:], min(k, n + 1 - k), 0.0
+    space, negative = room(n, rank, draws), empty(n, np.float32)
+    for start, stop in spans(job, block, B):
+        for r in range(start, stop):
+            value[r], guess = threshold(s[r], r, k, epsilon, key, quantiles, index[r], guess, space, negative)
+
+
+@kernel
+def hinge_body(job):
+    """Rows of :func:`hinge`."""
+    _, B, n, k, draws, block, _ = array(job, 7, np.int64)
+    field, real = array(job, 20, np.int64), array(job, 20, np.float64)
+    s, quantiles = array(field[8], (B, n), np.float32), array(field[9], TABLE, np.float64)
+    value, gradient = array(field[10], B, np.float32), array(field[11], (B, n), np.float32)
+    m, gaps, epsilon, scale = field[12], field[13], real[7], real[14]
+    alpha, labels = array(field[15], gaps, np.float64), array(field[16], (B, m), np.int64)
+    shares = array(field[17], (B, m), np.float64)
+    even = array(field[18], B if field[18] != 0 else 0, np.float64)
+    dense = array(field[19], (B if field[19] != 0 else 0, n), np.float32)
+    key, rank, guess = array(job, 14, np.uint32)[12:], min(k, n + 1 - k), 0.0
+    space, negative, q = room(n, rank, draws), empty(n, np.float32), empty(n, np.float32)
+    index = places(space, draws)
+    for start, stop in spans(job, block, B):
+        for r in range(start, stop):
+            g, few, spread = gradient[r], True, 0.0
+            if len(even):
+                spread = even[r]
+                few = few and spread == 0
+            if len(dense):
+                few = few and not _any(dense[r])
+            g[:] = 0
+            if few and not _any(shares[r]):
+                value[r] = 0
+                continue
+            t, guess = threshold(s[r], r, k, epsilon, key, quantiles, index, guess, space, negative)
+            if t != t:
+                value[r] = np.nan
+                g[:] = np.nan
+                continue
+            cost, slope = 0.0, 0.0
+            if not few:
+                if len(dense):
+                    q[:] = dense[r]
+                else:
+                    q[:] = np.float32(0)
+                cost, slope = hinges(s[r], q, np.float32(spread), t, alpha, scale, g)
+            for j in range(m):
+                y, share = labels[r, j], shares[r, j]
+                violation = alpha[y if gaps > 1 else 0] + (t - np.float64(s[r, y]))
+                if share != 0 and violation >= 0:
+                    cost += share * scale * violation
+                    slope += share * scale
+                    g[y] -= np.float32(share * scale)
+                elif share != 0 and violation != violation:
+                    cost = np.nan
+            value[r] = cost
+            step = np.float32(slope / draws)
+            for i in index:
+                g[i] += step
+
+
+@compiled
+def _any(x):
+    for i in range(len(x)):  # noqa: SIM110 (numba compiles no generators)
+        if x[i] != 0:
+            return True
+    return False
+
+
+@compiled
+def hinges(s, q, spread, threshold, alpha, scale, g):
+    """Return the hinges of all classes with masses q + spread, and the slope in the threshold; g is written."""
+    value, slope = 0.0, 0.0
+    for start in range(0, len(s), 256):
+        stop = start + 256
+        gap = alpha[start:stop] if len(alpha) > 1 else alpha
+        costs, masses = _hinges(
+            s[start:stop], q[start:stop], spread, np.float32(threshold), gap, np.float32(scale), g[start:stop]
+        )
+        value += np.float64(costs)
+        slope += np.float64(masses)
+    return scale * value, scale * slope
+
+
+@summing
+def _hinges(s, q, spread, threshold, alpha, scale, g):
+    """Return the sums of masses times violations, and of masses, over the classes that violate their gap."""
+    value, slope, zero = np.float32(0), np.float32(0), np.float32(0)
+    if len(alpha) > 1:
+        for i in range(len(s)):
+            violation = np.float32(alpha[i]) + (threshold - s[i])
+            mass = q[i] + spread if violation >= zero else zero
+            value += mass * violation if mass != zero else zero  # 0 times infinity is no cost
+            slope += mass
+            g[i] = -scale * mass
+    else:
+        gap = np.float32(alpha[0])
+        for i in range(len(s)):
+            violation = gap + (threshold - s[i])
+            mass = q[i] + spread if violation >= zero else zero
+            value += mass * violation if mass != zero else zero
+            slope += mass
+            g[i] = -scale * mass
+    return value, slope
+
+
+@compiled
+def threshold(row, r, k, epsilon, key, quantiles, index, guess, space, negative):
+    """Return :func:`of_row` for any k, counted from the nearer end; ``negative``: memory [n]."""
+    n = len(row)
+    if 2 * k <= n + 1:
+        return of_row(row, r, k, epsilon, key, quantiles, index, guess, space)
+    for i in range(n):
+        negative[i] = -row[i]
+    value, guess = of_row(negative, r, n + 1 - k, epsilon, key, quantiles, index, guess, space)
+    return -value, guess
 
 
 @compiled
@@ -66,7 +235,7 @@ def _sizes(n, k, draws):
 
 
 @compiled
-def of_row(row, r, k, epsilon, key, table, index, guess, space):
+def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
     """The mean over the draws of the k-th largest perturbed score, 2 k <= n + 1, and a guess of the next row's height.
 
     Args:
@@ -126,7 +295,7 @@ def of_row(row, r, k, epsilon, key, table, index, guess, space):
         calls[stride * held : made] = 0
         philox_of(calls[:made], r, FIRST_BYTES, key, words)
         _passing(calls, words, limit, held, stride, slot, place, first, starts)
-        normals_of(place[: starts[stride]], first, r, key, table, z)
+        normals_of(place[: starts[stride]], first, r, key, quantiles, z)
         for d in range(stride):
             low, high = starts[d], starts[d + 1]
             m = _above(scores, height, epsilon, slot[low:high], z[low:high])

@@ -12,14 +12,16 @@ Reference:
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from topk_plugins._margins import relative_gaps
-from topk_registry import TopKLoss
-from topk_registry.ops.perturbed.row_loss import perturbed_hinge_rows
-from topk_registry.ops.rows.api import RowLoss
+from topk_registry import CommonOptions, TopKLoss
+from topk_registry.functional import perturbed_hinge, perturbed_topk
+from topk_registry.losses.targets import Masses
 from topk_registry.options import integer, number
 
 
@@ -39,7 +41,7 @@ class NoisedTopK(TopKLoss):
         k: size of the set, 1 <= k <= n - 1.
         epsilon: standard deviation of the noise, in the unit of the scores; 0 is the calibrated hinge.
         num_samples: how many draws estimate the expectation and its gradient.
-        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> import torch
@@ -51,7 +53,6 @@ class NoisedTopK(TopKLoss):
     tuning_grid: ClassVar = {"epsilon": (0.1, 0.3, 1.0, 3.0)}
 
     scale: float = 1.0
-    impl: str = "auto"
 
     def __init__(
         self,
@@ -59,28 +60,23 @@ class NoisedTopK(TopKLoss):
         *,
         epsilon: float = 1.0,
         num_samples: int = 5,
-        weight: Tensor | Sequence[float] | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        ignore_index: int = -100,
+        **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(
-            k, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
-        )
+        super().__init__(k, **common)
         self.epsilon = number(epsilon, "epsilon", at_least=0)
         self.num_samples = integer(num_samples, "num_samples", at_least=1)
 
-    takes_half = True
-
-    def row_loss(self, logits: Tensor) -> RowLoss:
-        return perturbed_hinge_rows(
-            self.k + 1,
-            epsilon=self.epsilon,
-            num_samples=self.num_samples,
-            alpha=self.margin(logits),
+    def fused(self, logits: Tensor, masses: Masses) -> Tensor:
+        """Return the rows' losses [B] by the perturbed operator."""
+        return perturbed_hinge(
+            logits, masses, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples, alpha=self.margin(logits),
             scale=self.scale,
-            impl=self.impl,
-        )
+        )  # fmt: skip
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        threshold = perturbed_topk(logits, self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples)
+        gap = torch.as_tensor(self.margin(logits)).to(logits)
+        return self.scale * (gap + threshold[:, None] - logits).clamp(min=0)
 
     def margin(self, logits: Tensor) -> float | Tensor:
         """Return how far the score of a class, as the label, must be above the threshold: one for all, or each [n]."""
@@ -116,7 +112,7 @@ class NoisedTopKImbalanced(NoisedTopK):
         num_samples: how many draws estimate the expectation and its gradient.
         max_margin: the required gap of the rarest class.
         scale: factor of the loss.
-        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> import torch
@@ -125,11 +121,8 @@ class NoisedTopKImbalanced(NoisedTopK):
         tensor(2.5000)
     """
 
-    _version = 2  # checkpoints of before hold the gaps
-
     option_ranges: ClassVar = {"max_margin": "[0, inf)", "scale": "(0, inf)"}
     tuning_grid: ClassVar = {"epsilon": (0.01, 0.05), "max_margin": (0.2, 0.4)}
-    former_defaults: ClassVar = {"epsilon": 0.01}  # of runs that recorded no defaults
 
     relative_gaps: Tensor
 
@@ -142,28 +135,12 @@ class NoisedTopKImbalanced(NoisedTopK):
         num_samples: int = 5,
         max_margin: float = 0.3,
         scale: float = 50.0,
-        weight: Tensor | Sequence[float] | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        ignore_index: int = -100,
+        **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(
-            k,
-            epsilon=epsilon,
-            num_samples=num_samples,
-            weight=weight,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )
+        super().__init__(k, epsilon=epsilon, num_samples=num_samples, **common)
         self.scale, self.max_margin = number(scale, "scale", above=0), number(max_margin, "max_margin", at_least=0)
         # an option, not a state: a checkpoint must load whatever the counts are
         self.register_buffer("relative_gaps", relative_gaps(class_counts), persistent=False)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, metadata: dict, *args: Any) -> None:
-        if metadata.get("version", 1) < 2:
-            state_dict.pop(prefix + "margins", None)
-        super()._load_from_state_dict(state_dict, prefix, metadata, *args)
 
     def margin(self, logits: Tensor) -> Tensor:
         gaps = self.relative_gaps

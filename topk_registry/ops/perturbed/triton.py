@@ -1,11 +1,37 @@
-"""The Triton kernel: one program a row and draw, which makes its noise by Philox where it uses it."""
+"""The perturbed k-th largest score on a GPU: noise is made by Philox where it is used, and never stored.
+
+One program per row and draw. Its noise is a function of the seed, the row's place, the draw and the class: counters 0,
+1, 2, ... of the generator, four normal numbers each. The k-th largest is found one maximum at a time, counted from the
+nearer end. Nothing waits for the device.
+"""
 # the language of kernels is not Python's
 # pyright: reportCallIssue=false, reportOperatorIssue=false
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+from topk_registry.ops.gpu.layout import compiled_for
+from topk_registry.ops.tensors import laid_out, launch
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
+
+
+def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
+    """Return the mean k-th largest score [B], and its class in each draw [B, num_samples], as in cpu.py."""
+    B, n = scores.shape
+    s = laid_out(scores.detach(), torch.float32)
+    value = s.new_empty(B, num_samples)
+    index = torch.empty_like(value, dtype=torch.int64)
+    if B:
+        N = 4 * triton.next_power_of_2(-(-n // 4))
+        rank = min(k, n + 1 - k)
+        launch(
+            kth_of_draw, (B, num_samples), s, seed, value, index, n, rank, 1.0 if rank == k else -1.0, epsilon,
+            N=N, **compiled_for(N // 1024),
+        )  # fmt: skip
+    return value.mean(1), index
 
 
 @triton.jit

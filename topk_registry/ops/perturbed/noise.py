@@ -2,19 +2,24 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
+from functools import lru_cache
+
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+from torch import Tensor
 
 from topk_registry.ops.cpu.masks import numbers_from, repeated
 from topk_registry.ops.cpu.numbers import bits_64, compiled, inlined, number_64
 from topk_registry.ops.cpu.philox import AT_ONCE, LOW, VECTOR, WIDE, WORD, every, words_of
-from topk_registry.ops.perturbed.numba.table import DEGREE, STEPS
 
 CALLS_AT_ONCE = 512  # calls of the generator at a time, a multiple of AT_ONCE
 FIRST_BYTES, OTHER_BYTES = 0, 1  # what the generator is called for
 
+STEPS, DEGREE = 8, 5  # pieces of Q^-1 per octave, and the degree of their polynomials: right to 1e-9
+TABLE = 64 * STEPS + 1, DEGREE + 1  # shape of the table of Q^-1
 MANTISSA = np.int64((1 << 52) // STEPS - 1)
 
 
@@ -100,3 +105,13 @@ def normal_of(first, table, z):
         for j in range(1, DEGREE + 1):
             v = v * t + c[j]
         z[i] = -v if first[i] > 127 else v
+
+
+@lru_cache(maxsize=1)
+def table() -> Tensor:
+    """Return Q^-1(2^-64 m) for m from 1/2 to 2^63, as polynomials in t: m = 2^(e-1) (1 + (step + t) / STEPS)."""
+    nodes = (1 - np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))) / 2
+    octave, step = np.divmod(np.arange(64 * STEPS + 1), STEPS)
+    u = (1 + (step[:, None] + nodes) / STEPS) * 2.0 ** (octave[:, None] - 65)
+    z = -torch.special.ndtri(torch.from_numpy(u))
+    return torch.linalg.solve(torch.from_numpy(np.vander(nodes)), z.T).T.contiguous()
