@@ -16,7 +16,7 @@ Losses of your own
     accepted_context: what a trainer may tell a loss; mean_over_ranks: the mean over the rows of all ranks
 Models
     TopKHead, TopKClassifier, TopKOutput, fit_temperature: probabilities behind a model
-    LinearSmoothTopK, PerturbedTopK, SphericalLinear: layers for many classes; ChunkedUpdate, SphericalSGD: their steps
+    LinearSmoothTopK, PerturbedTopK, SphericalLinear: layers for many classes; SphericalSGD: its optimizer
     CosineClassifier, normalize_classifier: classifiers over unit-norm features
 Targets and distributions
     LabelMixture, KSubset

@@ -16,7 +16,6 @@ from .losses.base import SoftmaxLoss as SoftmaxLoss
 from .losses.base import TopKLoss as TopKLoss
 from .losses.batch import BatchLoss as BatchLoss
 from .losses.ranks import mean_over_ranks as mean_over_ranks
-from .nn.chunked_update import ChunkedUpdate as ChunkedUpdate
 from .nn.classifier import CosineClassifier as CosineClassifier
 from .nn.classifier import normalize_classifier as normalize_classifier
 from .nn.head import TopKClassifier as TopKClassifier
