@@ -1,7 +1,8 @@
-"""Errors that callers may want to catch, of the registry, of training and of folders of images."""
+"""Errors that callers may want to catch; those of training are in ``topk_registry.train``."""
 
-from topk_registry.executors.errors import WorkerDiedError
-from topk_registry.folders.errors import FolderError, WrongLabelsError
+from topk_registry.data.agreement import WrongLabelsError
+from topk_registry.data.folders import FolderError
+from topk_registry.data.selection import UnreadableImageError
 from topk_registry.registry.errors import (
     AmbiguousPluginError,
     BrokenPluginError,
@@ -11,30 +12,16 @@ from topk_registry.registry.errors import (
     PluginError,
     UnknownPluginError,
 )
-from topk_registry.train.errors import (
-    ConfigError,
-    DataError,
-    Interrupted,
-    NonFiniteLossError,
-    SaveError,
-    TrainError,
-)
 
 __all__ = [
     "AmbiguousPluginError",
     "BrokenPluginError",
-    "ConfigError",
-    "DataError",
     "DisabledPluginError",
     "FolderError",
-    "Interrupted",
     "MissingPackageError",
     "NameTakenError",
-    "NonFiniteLossError",
     "PluginError",
-    "SaveError",
-    "TrainError",
     "UnknownPluginError",
-    "WorkerDiedError",
+    "UnreadableImageError",
     "WrongLabelsError",
 ]

@@ -3,6 +3,7 @@
 The images are split at random: one part gives the thresholds, the other measures the reported coverage.
 """
 
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +26,7 @@ from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, gu
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
 from topk_registry.data.agreement import agreement
-from topk_registry.data.folders import class_map, read_folders
+from topk_registry.data.folders import class_map, read_folders, split_folder
 
 BATCH = 4096  # rows of logits per run of the score nodes
 LISTS = {
@@ -60,6 +61,7 @@ class Calibration:
         counts: coverage and sizes on the images of the report.
         calibration_counts: calibration images of each class [n].
         class_names: of the file.
+        earlier: coverage and sizes, on all images, of the sets that the input file had; None without.
     """
 
     sets: PredictionSets
@@ -67,6 +69,7 @@ class Calibration:
     counts: SetCounts
     calibration_counts: np.ndarray
     class_names: tuple[str, ...]
+    earlier: SetCounts | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the facts with coverage per class, as JSON can hold them."""
@@ -79,7 +82,8 @@ class Calibration:
             }
             for i, name in enumerate(self.class_names)
         ]
-        return {**self.facts, "summary": self.counts.summary(), "classes": classes}
+        earlier = None if self.earlier is None else self.earlier.summary()
+        return {**self.facts, "summary": self.counts.summary(), "earlier": earlier, "classes": classes}
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
@@ -96,6 +100,12 @@ class Calibration:
             f"set size    mean {summary['mean_size']:.2f}, median {summary['median_size']:g}, of "
             f"{len(self.class_names)} classes",
         ]
+        if self.earlier is not None:
+            low, high = self.earlier.interval
+            out.append(
+                f"before      the input file's own sets cover {self.earlier.summary()['coverage']:.4f} (95 % interval "
+                f"{low:.4f} to {high:.4f}) of all {self.earlier.total} images"
+            )
         if facts["classes_in_every_set"]:
             out.append(
                 f"note        {facts['classes_in_every_set']} classes have fewer than {fewest(facts['alpha'])} "
@@ -108,23 +118,27 @@ class Calibration:
         return out
 
 
-def open_folder(folder: str | Path, class_names: Sequence[str], *, ignore_unknown: bool = False) -> tuple[Images, str]:
+def open_folder(
+    folder: str | Path, class_names: Sequence[str], *, split: str = "validation", ignore_unknown: bool = False
+) -> tuple[Images, str]:
     """Return the images of ``FOLDER/CLASS/...`` with their labels, and a sentence about how folders became classes.
 
     Args:
-        folder: has one folder per class.
+        folder: has one folder per class, or one folder per split with these.
         class_names: of the file.
+        split: read the folder of this split, or of a synonym such as ``val``, if there is one.
         ignore_unknown: skip folders whose name is no class.
 
     Raises:
         FolderError: folders do not stand for classes of the file.
     """
+    name = Path(os.path.abspath(folder)).name  # of the folder alone: the file is given to others
+    folder = split_folder(folder, split) or folder
     found = read_folders(folder, SUFFIXES)
     mapping = class_map(found.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
     chosen = [(path, mapping.numbers[name]) for path, name in found.images if name in mapping.numbers]
     labels = np.asarray([label for _, label in chosen], np.int64)
-    name = Path(os.path.abspath(folder)).name  # of the folder alone: the file is given to others
-    return Images(name, [path for path, _ in chosen], labels), "; ".join([mapping.summary, *found.notes])
+    return Images(name, [path for path, _ in chosen], labels), "; ".join([f"{folder}: {mapping.summary}", *found.notes])
 
 
 def calibrate_file(
@@ -177,7 +191,7 @@ def calibrate_file(
     check_size(len(calibrate), alpha)
     if not len(report):
         raise ValueError("no images are left for the report: use more images or a larger --report-share")
-    logits = _run(predictor, data.images, len(labels), batch_size, progress)
+    logits, earlier = _run(predictor, data.images, labels, batch_size, progress)
     agreed = agreement(logits.argmax(-1), labels, names)
     agreed.check(force=force)
     proto = graph.load(model)
@@ -195,7 +209,7 @@ def calibrate_file(
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     _write(built, metadata, facts, Path(model), output)
-    return Calibration(sets, facts, counts, np.bincount(labels[calibrate], minlength=n), names)
+    return Calibration(sets, facts, counts, np.bincount(labels[calibrate], minlength=n), names, earlier)
 
 
 def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -211,15 +225,22 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
     return values
 
 
-def _run(predictor: Predictor, images: Any, count: int, size: int, progress: Progress) -> np.ndarray:
+def _run(
+    predictor: Predictor, images: Any, labels: np.ndarray, size: int, progress: Progress
+) -> tuple[np.ndarray, SetCounts | None]:
+    """Return the logits [N, n], and the counts of the file's own sets if it has any."""
+    count = len(labels)
     logits = np.empty((count, predictor.metadata.num_classes), np.float32)
-    starts = range(0, count, size)
+    starts, parts = range(0, count, size), []
     for start in progress(starts, len(starts)):
         batch = predictor.preprocess([images[i] for i in range(start, min(start + size, count))])
-        logits[start : start + len(batch)] = predictor.run(batch)[LOGITS]
+        outputs = predictor.run(batch)
+        logits[start : start + len(batch)] = outputs[LOGITS]
+        if SET in outputs:
+            parts.append(SetCounts.of(outputs[SET], labels[start : start + len(batch)]))
     if len(bad := np.flatnonzero(~np.isfinite(logits.max(-1)))):
         raise ExportError(f"the logits of {len(bad)} images are not finite; the first is number {bad[0]}")
-    return logits
+    return logits, functools.reduce(SetCounts.__add__, parts) if parts else None
 
 
 def _head_sets(built: Any, logits: np.ndarray) -> np.ndarray:

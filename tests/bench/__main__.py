@@ -31,7 +31,7 @@ from tests.bench.report import dumps, environment, record, table
 from topk_studies.timing.contest import Case, Operator
 from topk_studies.timing.measure import measure
 
-OTHERS = ("chunked_update", "first_use", "instructions", "linear", "scoring", "serving", "steps", "targets", "trials")
+OTHERS = ("first_use", "linear", "scoring", "serving", "steps", "targets", "trials")
 QUICK_SHAPES = ((8, 50, 3), (8, 200, 5))
 
 

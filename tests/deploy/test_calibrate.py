@@ -200,6 +200,23 @@ def test_the_report_is_that_of_the_images(plain_file, folders, tmp_path):
     assert counts.summary() == done.counts.summary()
 
 
+def test_splits_and_the_sets_that_the_input_had(set_file, folders, tmp_path, capsys):
+    """The folder of the split is read; calibrating again reports the coverage of the old sets on the new images."""
+    (tmp_path / "data").mkdir()
+    shutil.copytree(folders, tmp_path / "data" / "val")
+    class_folders(tmp_path / "data" / "train", 30, seed=9)
+    output, report = tmp_path / "again.onnx", tmp_path / "report.json"
+    flags = ["--data-dir", str(tmp_path / "data"), "-o", str(output), "--json", str(report), "--device", "cpu"]
+    assert main([str(set_file), *flags]) == 0
+    facts = json.loads(report.read_text())
+    assert facts["samples"] + facts["report_samples"] == 600
+    data, _ = open_folder(folders, NAMES)
+    old = Predictor(set_file, device="cpu")
+    counts = SetCounts.of(old.run(old.preprocess(data.images))["set"], data.labels)
+    assert facts["earlier"] == counts.summary()
+    assert f"{counts.summary()['coverage']:.4f}" in capsys.readouterr().out
+
+
 @pytest.fixture
 def swapped(folders, tmp_path):
     """Class folders of which two have changed their names."""

@@ -28,7 +28,7 @@ def test_the_command_has_allowed_hosts(file):
     command = re.findall(r"^ *(?:CMD|command:) (\[.*\])$", text, re.MULTILINE)[-1]
     args = _parser().parse_args(json.loads(command))
     assert args.host not in LOOPBACK
-    assert args.allowed_host == ["localhost"]
+    assert args.allowed_hosts == ["localhost"]
 
 
 def test_a_busy_server_is_not_restarted():

@@ -178,6 +178,7 @@ HOSTILE = {
     "empty list": (*form([PIXEL], allow="\n"), "", 400, "empty"),
     "alpha outside": (PIXEL, "image/png", "?alpha=0.7", 400, "0.005 to 0.5"),
     "alpha of another type": (PIXEL, "image/png", "?alpha=x", 400, "number"),
+    "alpha beyond floats": (b'{"images": ["aaaa"], "alpha": 1%s}' % (b"0" * 400), JSON, "", 400, "number"),
     "alpha that is no number": (PIXEL, "image/png", "?alpha=nan", 400, "number"),
     "max_set": (PIXEL, "image/png", "?max_set=0", 400, "1 to 1000"),
     "unknown parameter": (PIXEL, "image/png", "?alpa=0.1", 400, "alpha, allow, max_set"),
@@ -212,6 +213,8 @@ def test_file_names_have_no_effect(port, name):
         ("GET", "/model", {"Host": "evil.example"}, 400, "--allowed-host"),
         ("GET", "/model", {"Host": "[::1"}, 400, "host"),
         ("POST", "/predict", {"Origin": "http://evil.example"}, 403, "another site"),
+        ("POST", "/predict", {"Origin": "http://["}, 403, "another site"),
+        ("POST", "/predict", {"Origin": "null"}, 403, "another site"),
         ("POST", "/predict", {"Content-Encoding": "gzip", "Content-Type": "image/png"}, 415, "gzip"),
     ],
 )
@@ -223,7 +226,8 @@ def test_requests_that_are_not_answered(port, method, path, headers, status, wor
 
 def test_hosts_of_loopback(port):
     for host in ("localhost:1", "LOCALHOST", f"127.0.0.1:{port}", "[::1]:80"):
-        assert request(port, "GET", "/healthz", headers={"Host": host})[0] == 200
+        assert request(port, "HEAD", "/", headers={"Host": host})[0] == 200
+    assert request(port, "GET", "/healthz", headers={"Host": "10.1.2.3:8000"})[0] == 200  # as orchestrators ask
 
 
 def test_the_limits_in_force_are_cited(predictor):
@@ -427,3 +431,19 @@ def test_sigterm_under_load_loses_no_accepted_request(set_file):
         assert total(tallies, "refused") <= len(tallies)
         assert idle.recv(1) == b""
         idle.close()
+
+
+def test_uploads_stay_in_memory(port, monkeypatch):
+    """No file in a folder that other users share."""
+    import tempfile
+
+    def fail(*_):
+        raise AssertionError("a file was written")
+
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", fail)
+    rng = np.random.default_rng(0)
+    buffer = io.BytesIO()
+    Image.fromarray(rng.integers(0, 256, (1000, 1000, 3), np.uint8)).save(buffer, "PNG")
+    assert len(buffer.getvalue()) > 2**21
+    body, kind = form([buffer.getvalue()])
+    assert predict(port, body, kind=kind)[0] == 200

@@ -238,7 +238,8 @@ def test_names_of_timm_of_torchvision_and_of_the_trainer():
 
 
 @pytest.mark.parametrize(
-    "name", ["test_vit", "swin_s3_tiny_224", pytest.param("torchvision:vit_b_16", marks=pytest.mark.slow)]
+    "name",
+    ["test_vit", *(pytest.param(n, marks=pytest.mark.slow) for n in ("swin_s3_tiny_224", "torchvision:vit_b_16"))],
 )
 def test_a_model_of_one_size_is_built_for_the_wanted_size(name):
     source = load(name, num_classes=5, data_config={"input_size": (3, 64, 64)})

@@ -80,24 +80,27 @@ def rows_of(n: int, k: int) -> dict[str, np.ndarray]:
         "ties": np.round(normal),
         "width of 1e4": 1e4 * normal,
         "gap after k": gap + normal,
+        "one class 12 above": np.where(np.arange(n) == 0, 12.0, 0.0).astype(np.float32),
         "flat at 1.8e7": np.full(n, 1.8e7, np.float32),
         "k + 1 finite": free,
     }
 
 
-SHAPES = [(3, 1), (12, 5)]
-LARGE = [(100, 5), (51, 50), (1000, 1), (1000, 5), (1000, 50), (21_841, 1), (21_841, 5), (21_841, 50)]
+SHAPES = [(12, 5)]
+LARGE = [(3, 1), (100, 5), (51, 50), (1000, 1), (1000, 5), (1000, 50), (21_841, 1), (21_841, 5), (21_841, 50)]
 
 
 @pytest.mark.parametrize(("n", "k"), [*SHAPES, *(pytest.param(*shape, marks=pytest.mark.slow) for shape in LARGE)])
 def test_marginals_are_exact(head, n, k):
     run = head(n, k)
     for name, row in rows_of(n, k).items():
-        if n > 1000 and name not in ("normal", "flat at 1.8e7", "k + 1 finite"):
+        if n > 1000 and name not in ("normal", "flat at 1.8e7", "k + 1 finite", "one class 12 above"):
             continue
         order = np.argsort(-row, kind="stable")
         classes = sorted({int(order[i]) for i in (0, k - 1, k, min(n, 2 * k + 1) - 1, n // 2, n - 1)})
-        got = run(row[None])["marginals"][0].astype(np.float64)
+        out = run(row[None])
+        got, shares = out["marginals"][0].astype(np.float64), np.exp(row.astype(np.float64) - row.max())
+        np.testing.assert_allclose(out["probabilities"][0], shares / shares.sum(), rtol=1e-5, atol=SMALLEST)
         wanted = np.array([float(value) for value in exact(row, k, classes[: 3 if n > 1000 else None])])
         classes = classes[: len(wanted)]
         assert got.sum() == pytest.approx(k, rel=1e-5), name
@@ -114,7 +117,7 @@ def test_the_float64_definition_of_the_verification_is_exact():
             np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=SMALLEST, err_msg=name)
 
 
-@pytest.mark.parametrize("n", [3, 12, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("n", [pytest.param(3, marks=pytest.mark.slow), 12, pytest.param(1000, marks=pytest.mark.slow)])
 def test_a_row_does_not_depend_on_its_batch(head, n):
     run, rows = head(n, 1 if n == 3 else 5), np.random.default_rng(0).standard_normal((64, n)).astype(np.float32)
     rows[7] = np.nan

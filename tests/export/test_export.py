@@ -76,6 +76,7 @@ def test_the_report_lists_what_was_not_verified(file):
     } <= names
 
 
+@pytest.mark.slow
 def test_normalization_in_the_graph(file, export):
     inside = export(N, k=3, temperature=0.5, in_graph=True)
     recipe = metadata_of(inside).preprocess
@@ -150,6 +151,7 @@ def test_a_failed_verification_leaves_the_file_that_was_there(tmp_path, monkeypa
     assert after == before
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(28, "No space left on device")
@@ -226,6 +228,7 @@ def test_a_graph_that_ends_in_a_squashing_operator_is_an_error(end, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_head_gives_the_scores_of_its_module(tmp_path):
     model = Squashing(nn.Softmax(-1))
     path = export_onnx(load_source(model, head="body.4", data_config=DATA), tmp_path, k=3, verify=False)

@@ -132,6 +132,7 @@ def test_no_images_are_no_predictions(predictor):
     assert shapes == {"logits": (0, n), "marginals": (0, n), "probabilities": (0, n), "indices": (0, K)}
 
 
+@pytest.mark.slow
 def test_normalization_in_the_graph_is_the_same(predictor, in_graph_file):
     inside = Predictor(in_graph_file, device="cpu")
     pixels = inside.preprocess(IMAGES)

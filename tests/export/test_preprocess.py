@@ -133,7 +133,7 @@ def picture(form: str) -> bytes:
 def test_an_image_bomb_is_refused_before_it_is_decoded():
     with pytest.raises(ImageTooLargeError, match=r"9000 x 9000 pixels, the limit is 64000000"):
         read_image(png_of(9000, 9000))
-    with pytest.raises(ImageTooLargeError, match="too many pixels"):
+    with pytest.raises(ImageTooLargeError, match="pixels"):
         read_image(png_of(60_000, 60_000))
     with pytest.raises(ImageTooLargeError, match="100 x 100 pixels, the limit is 9999"):
         read_image(picture("PNG"), max_pixels=9999)

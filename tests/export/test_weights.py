@@ -8,20 +8,21 @@ import onnx
 import pytest
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
-from tests.export.conftest import DATA, tiny
-from topk_export import ModelFileError, Predictor, export_onnx, graph
+from topk_export import ModelFileError, Predictor, graph
 from topk_export.runtime.weights import copy_model, external_sizes, files_of, move_into_place
 from topk_export.verify import verify_file
 
-N, NAME = 300, "model.onnx.data"
+NAME = "model.onnx.data"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("external")
+def model(model_file, tmp_path_factory):
+    path = tmp_path_factory.mktemp("external") / "model.onnx"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph, "LIMIT", 0)
-        return export_onnx(tiny(N), folder, k=5, data_config=DATA)
+        patch.setattr(graph, "SMALL", 100)
+        graph.save(graph.load(model_file), path)
+    return path
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def copied(model, tmp_path):
 
 
 def outputs(path) -> dict[str, np.ndarray]:
-    x = np.random.default_rng(0).standard_normal((3, 3, 8, 8)).astype(np.float32)
+    x = np.random.default_rng(0).standard_normal((3, 3, 32, 40)).astype(np.float32)
     return Predictor(path, device="cpu", threads=1).run(x)
 
 

@@ -89,7 +89,7 @@ def test_gradients_reach_the_allowed_classes_alone():
     torch.testing.assert_close(gradient, expected)
 
 
-@pytest.mark.parametrize("k", [1, 5, 20])
+@pytest.mark.parametrize("k", [5, pytest.param(1, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("with_list", [False, True])
 def test_it_exports_with_any_batch(k, with_list):
     def inputs(rows):

@@ -117,7 +117,9 @@ def bad_input_on_one_rank_is_an_error_on_all():
             linear_smooth_topk(**{**mine, **wrong})
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="module", params=[pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.nightly)]
+)
 def errors(request, tmp_path_factory):
     return ranks.run(request.param, CHECKS, tmp_path_factory.mktemp("ranks"))
 

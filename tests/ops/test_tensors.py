@@ -8,9 +8,8 @@ import torch
 
 import topk_registry
 from topk_registry import create_loss
-from topk_registry.functional import perturbed_topk, topk_label_margins, topk_margins
+from topk_registry.functional import linear_smooth_topk, perturbed_topk, topk_label_margins, topk_margins
 from topk_registry.ops.ksubset import smooth_topk_hinge
-from topk_registry.ops.ksubset.chunked.api import linear_label_margins
 from topk_registry.ops.tensors import Route, address, operand, route
 
 B, N = 8, 12
@@ -109,7 +108,7 @@ def test_a_linear_layer_in_chunks():
     features, weight, bias = randn(B, 6), randn(N, 6, seed=1), randn(N, seed=2)
 
     def margins(features, weight, bias, label):
-        return linear_label_margins(features, weight, bias, label, 2, chunk=5)
+        return linear_smooth_topk(features, weight, bias, label, k=2, chunk=5, reduction="none")
 
     wanted = margins(features, weight, bias, LABEL)
     for views in zip(layouts(features), layouts(weight), layouts(bias), layouts(LABEL), strict=False):

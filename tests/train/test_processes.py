@@ -24,7 +24,6 @@ RESUMED = {
     "average": {"model_ema": True, "model_ema_decay": 0.7},
     "unshared buffers": {"no_ddp_bb": True, "dist_bn": ""},
     "loss with a state": {"loss": "counting", "model_ema": True},
-    "spread classes": {"loss": "topk_nll", "loss_opt": {"k": 2}, "class_parallel": True, "model_ema": True},
     "drawn classes": {"sampler": "sqrt", "long_tail": "exp", "imbalance_factor": 2.0, "batch_size": 4},
     "trained head": {"retrain_head": "average-whole", "model_ema": True, "model_ema_decay": 0.7},
     "several labels": {
@@ -43,17 +42,13 @@ COMPARED = {
     "drw": {"loss": "ldam", "loss_opt": {"drw_epoch": 1, "beta": 0.9}, "long_tail": "exp", "imbalance_factor": 10.0},
     "weights by name": {"loss_opt": {}, "class_weight": "inv_freq", "long_tail": "exp", "imbalance_factor": 4.0},
     "drawn classes": {"sampler": "class_balanced", "long_tail": "exp", "imbalance_factor": 4.0},
-    "spread classes": {
-        "class_parallel": True, "loss": "smooth_topk_svm", "grad_accum_steps": 2, "batch_size": 3,
-        "loss_opt": {"k": 2, "weight": torch.logspace(-1, 1, 12).tolist()},
-    },
     "several labels": {
         "task": "multilabel", "dataset": "topk/several", "dataset_opt": {"size": 48, "things": 12, "eval_size": 31},
         "loss": "ksubset_nll", "loss_opt": {}, "class_weight": "inv_freq", "eval_metric": "map",
         "grad_accum_steps": 2, "batch_size": 3,
     },
 }  # fmt: skip
-ALONE = {"batch_size": 12, "grad_accum_steps": 1, "class_parallel": False}
+ALONE = {"batch_size": 12, "grad_accum_steps": 1}
 
 
 class Counting(torch.nn.Module):

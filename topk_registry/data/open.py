@@ -15,7 +15,7 @@ from topk_registry.data.images import FolderReader, ReaderImages
 from topk_registry.data.label_noise import with_label_noise
 from topk_registry.data.labels import MULTILABEL, class_names_of, is_indexed, superclasses_of
 from topk_registry.data.selection import Selection, hold_out, long_tail, subset
-from topk_registry.registry.options import check_options
+from topk_registry.registry.options import accepts, check_options
 
 PREFIX = "topk/"
 FOLDERS = ("", "folder", "topk/folder")
@@ -82,6 +82,8 @@ def open_dataset(
     if name in FOLDERS:
         dataset = _open_folder(Path(root or ""), split, mode, suffixes, flat=flat, multilabel=multilabel)
     elif name.startswith(PREFIX):
+        if root is not None and accepts(registry.datasets.builder(name.removeprefix(PREFIX)), "root"):
+            own.setdefault("root", root)
         dataset = registry.datasets.create(name.removeprefix(PREFIX), split=split, **own)
         if problem := first_problem(dataset, multilabel=multilabel):
             raise ValueError(f"{name}: {problem}")

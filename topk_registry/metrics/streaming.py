@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from topk_registry.ops.targets.checks import check_logits, check_target, check_tensor
-
 
 class StreamingMetric:
     """Sums over a data set. A subclass adds to ``self.sums`` in ``update`` and divides them in ``ratios``."""
@@ -54,12 +52,18 @@ class StreamingMetric:
 
 
 def check_labels(logits: Tensor, target: Tensor, ignore_index: int) -> None:
-    """Raise unless target is integer [B], within the classes of the scores [B, n]."""
-    check_logits(logits)
-    check_tensor(target, "target")
-    if target.is_floating_point():
-        raise ValueError(f"target must be class indices (integer, [batch]), got {target.dtype} {list(target.shape)}")
-    check_target(logits, target, ignore_index=ignore_index)
+    """Raise an error unless scores are floating point [B, n] and labels integers [B] below n."""
+    if not (isinstance(logits, Tensor) and isinstance(target, Tensor)):
+        raise TypeError(f"expected tensors, got {type(logits).__name__} and {type(target).__name__}")
+    if not logits.is_floating_point() or logits.ndim != 2:
+        raise ValueError(f"expected floating-point scores [batch, classes], got {logits.dtype} {list(logits.shape)}")
+    if target.is_floating_point() or target.dtype == torch.bool or target.shape != logits.shape[:1]:
+        raise ValueError(f"expected integer labels [{len(logits)}], got {target.dtype} {list(target.shape)}")
+    if target.device.type == "cpu":  # reading values would wait for a GPU
+        target = target.long()
+        wrong = target[(target != ignore_index) & ((target < 0) | (target >= logits.shape[1]))]
+        if len(wrong):
+            raise ValueError(f"expected labels in [0, {logits.shape[1] - 1}], got {wrong[0].item()}")
 
 
 def ratio(part: Tensor, whole: Tensor) -> float:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 losses: Registry = Registry("topk_registry.losses", "loss", reserved=timm_losses.reserved())
 datasets: Registry = Registry("topk_registry.datasets", "dataset")
 model_files: Registry = Registry("topk_registry.model_files", "model file")
-loggers, scores, score_nodes, columns = (Registry(f"topk_registry.{n}", n) for n in ("loggers", "scores", "x", "y"))
 
 
 def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:

@@ -22,8 +22,8 @@ def main(argv: Sequence[str]) -> int:
     source = Path(args.model)
     output = Path(args.output or source.with_name(f"{source.stem}-sets.onnx"))
     names = Predictor(source, device="cpu").metadata.class_names
-    data, note = open_folder(args.data_dir, names, ignore_unknown=args.ignore_unknown_classes)
-    say(f"{len(data.labels)} images in {args.data_dir}: {note}")
+    data, note = open_folder(args.data_dir, names, split=args.split, ignore_unknown=args.ignore_unknown_classes)
+    say(f"{len(data.labels)} images in {note}")
     done = calibrate_file(
         source,
         output,
@@ -56,6 +56,7 @@ def _parser() -> ArgumentParser:
         metavar="DIR",
         help="folder with one folder per class, of images used neither in training nor in the choice of the model",
     )
+    add("--split", default="validation", metavar="NAME", help="folder in DIR, if it exists (default: validation)")
     add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
     add("--alpha", type=within("(0, 1)"), default=0.1, help="probability that a set misses the class (default: 0.1)")
     add("--score", choices=SCORES, default="lac", help="nonconformity score (default: lac)")

@@ -13,8 +13,8 @@ def main(argv: Sequence[str]) -> int:
     """Serve an exported file over HTTP."""
     parser = _parser()
     args = parser.parse_args(argv)
-    if args.host not in LOOPBACK and not args.allowed_host:
-        parser.error("--host that is not loopback needs --allowed-host NAME for each name that clients use")
+    if args.host not in LOOPBACK and not args.allowed_hosts:
+        parser.error("--host that is not loopback needs --allowed-hosts with the names that clients use")
     try:
         from topk_export.serve.limits import Limits
         from topk_export.serve.server import listen, make_server
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         batch=args.max_batch,
         request_seconds=args.timeout,
     )
-    names = [name.lower().strip("[]") for name in args.allowed_host]
+    names = [name.lower().strip("[]") for name in args.allowed_hosts]
     server = make_server(predictor, limits, [*LOOPBACK, *names], access_log=args.access_log)
     with listen(args.host, args.port) as listener:
         host = f"[{args.host}]" if ":" in args.host else args.host
@@ -57,11 +57,11 @@ def _parser() -> ArgumentParser:
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
     add("--port", type=within("[0, 65535]", int), default=8000, metavar="N", help="0 chooses one (default: 8000)")
     add(
-        "--allowed-host",
-        action="append",
+        "--allowed-hosts",
+        nargs="+",
         default=[],
         metavar="NAME",
-        help="name in the Host header of requests besides those of loopback; may be repeated",
+        help="names in the Host header of requests, besides those of loopback",
     )
     add("--max-body", type=positive, default=10_000_000, metavar="BYTES", help="length of a body (default: 10000000)")
     add("--max-images", type=positive, default=32, metavar="N", help="images per request (default: 32)")

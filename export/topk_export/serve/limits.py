@@ -204,7 +204,7 @@ def _number(value: Any, name: str) -> float | None:
         return None
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not math.isfinite(number):
         raise HTTPException(400, f"{name} must be a number, got {str(value)[:50]!r}")

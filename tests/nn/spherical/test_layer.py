@@ -167,6 +167,7 @@ def test_factors_are_folded_before_rounding_is_magnified():
     assert (layer.to_linear().weight - exact.weight).abs().max() < 60 * 100 * 6e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOSSES)
 def test_single_precision_storage(name):
     linear, layer = pair(name, dtype=torch.float32)

@@ -1,0 +1,122 @@
+"""``compare``: statistics beside an independent computation, and models in files."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from topk_registry.train.compare import compare_scores, mcnemar, table
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 9), (9, 1), (5, 5), (40, 61), (700, 800)])
+def test_mcnemar_is_the_exact_binomial_test(gained, lost):
+    expected = stats.binomtest(gained, gained + lost).pvalue if gained + lost else 1.0
+    assert mcnemar(gained, lost) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.fixture
+def scores():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 6, 300)
+    first = rng.normal(size=(300, 6)) + 1.0 * np.eye(6)[labels]
+    return [first, first + rng.normal(size=(300, 6)), first + 1.5 * np.eye(6)[labels]], labels
+
+
+def test_values_and_counts_are_those_of_a_plain_computation(scores):
+    logits, labels = scores
+    for other, differences in zip(logits[1:], compare_scores(logits, labels, k=(1, 3), resamples=50), strict=True):
+        found = {d.measure: d for d in differences}
+        assert list(found) == ["top1", "top3", "nll", "macro top1", "macro top3"]
+        for k in (1, 3):
+            a, b = ((np.argsort(-x, axis=1)[:, :k] == labels[:, None]).any(1) for x in (logits[0], other))
+            d = found[f"top{k}"]
+            assert (d.first, d.second) == (pytest.approx(100 * a.mean()), pytest.approx(100 * b.mean()))
+            assert (d.gained, d.lost) == ((b & ~a).sum(), (a & ~b).sum())
+            macro = [100 * np.mean([x[labels == c].mean() for c in range(6)]) for x in (a, b)]
+            assert (found[f"macro top{k}"].first, found[f"macro top{k}"].second) == pytest.approx(macro)
+        nll = [stats_nll(x, labels) for x in (logits[0], other)]
+        assert (found["nll"].first, found["nll"].second) == pytest.approx(nll)
+
+
+def stats_nll(x, labels):
+    p = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    return -np.log(p[np.arange(len(x)), labels]).mean()
+
+
+def test_intervals_are_those_of_scipys_paired_bootstrap(scores):
+    logits, labels = scores
+    found = {d.measure: d for d in compare_scores(logits[:2], labels, k=(1,), resamples=4000)[0]}
+    a, b = (x.argmax(1) == labels for x in logits[:2])
+    reference = stats.bootstrap(
+        (100.0 * (b.astype(float) - a),), np.mean, n_resamples=4000, method="percentile", rng=np.random.default_rng(1)
+    ).confidence_interval
+    spread = reference.high - reference.low
+    assert found["top1"].low == pytest.approx(reference.low, abs=0.1 * spread)
+    assert found["top1"].high == pytest.approx(reference.high, abs=0.1 * spread)
+
+
+def test_a_bootstrap_of_three_images_is_that_of_all_resamples():
+    """27 resamples, enumerated."""
+    labels = np.array([0, 1, 1])
+    first = np.array([[1.0, 0], [1, 0], [0, 1]])
+    second = np.array([[1.0, 0], [0, 1], [0, 1]])
+    gain = np.array([0.0, 100, 0])
+    drawn = [np.mean([gain[i] for i in index]) for index in itertools.product(range(3), repeat=3)]
+    ((d, *_),) = [compare_scores([first, second], labels, k=(1,), resamples=20000)[0]]
+    assert (d.low, d.high) == pytest.approx(tuple(np.quantile(np.repeat(drawn, 1000), [0.025, 0.975])))
+
+
+def test_equal_scores_share_their_credit():
+    flat = np.zeros((4, 4))
+    (d, *_) = compare_scores([flat, flat], np.arange(4), k=(2,), resamples=10)[0]
+    assert (d.first, d.second, d.gained, d.p) == (50.0, 50.0, 0, 1.0)
+
+
+def test_the_table_names_every_model(scores):
+    logits, labels = scores
+    text = table(["a", "b", "c"], compare_scores(logits, labels, k=(1,), resamples=20))
+    assert [line.split()[0] for line in text.splitlines()[1:]] == ["b"] * 3 + ["c"] * 3
+
+
+@pytest.fixture
+def two_models(tmp_path):
+    from topk_registry.cli.main import main
+
+    flags = ["--dataset-opt", "size=96", "superclasses=4", "fine=3", "pixel_noise=1.0", "--model", "topk_convnet"]
+    flags += ["--model-kwargs", "width=2", "-b", "16", "-j", "0", "--no-aug", "--device", "cpu", "--epochs", "1"]
+    files = []
+    for loss in ("ce", "smooth_topk_svm"):
+        argv = ["train", *flags, "--loss", loss, "--output", str(tmp_path), "--experiment", loss]
+        assert main(argv) == 0
+        files.append(str(tmp_path / loss / "last.pth.tar"))
+    return files
+
+
+@pytest.mark.slow
+def test_two_checkpoints_on_the_data_of_their_training(two_models, tmp_path, capsys):
+    from topk_registry.cli.main import main
+
+    assert main(["compare", *two_models, "--resamples", "50", "-j", "0", "--json", str(tmp_path / "c.json")]) == 0
+    out = capsys.readouterr().out
+    assert "12 classes" in out
+    report = json.loads((tmp_path / "c.json").read_text())
+    (comparison,) = report["comparisons"]
+    assert comparison["second"] == two_models[1]
+    assert {d["measure"] for d in comparison["differences"]} >= {"top1", "top5", "macro top1", "nll"}
+
+
+@pytest.mark.parametrize("argv", [["one.pth"], ["a.pth", "a.pth"]])
+def test_wrong_usage_is_status_2(argv):
+    from topk_registry.cli.main import main
+
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", *argv])
+
+
+def test_a_file_that_is_missing_is_status_2(capsys):
+    from topk_registry.cli.main import main
+
+    assert main(["compare", "/no/such/a.pth", "/no/such/b.pth"]) == 2
+    assert "/no/such/a.pth" in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""The public names, for editors and type checkers; ``__init__.py`` imports each of them on first use."""
+
+from . import conformal as conformal
+from . import data as data
+from . import distributions as distributions
+from . import errors as errors
+from . import functional as functional
+from . import metrics as metrics
+from . import options as options
+from . import testing as testing
+from . import train as train
+from .distributions import KSubset as KSubset
+from .losses.base import ClassificationLoss as ClassificationLoss
+from .losses.base import CommonOptions as CommonOptions
+from .losses.base import SoftmaxLoss as SoftmaxLoss
+from .losses.base import TopKLoss as TopKLoss
+from .losses.batch import BatchLoss as BatchLoss
+from .losses.ranks import mean_over_ranks as mean_over_ranks
+from .nn.classifier import CosineClassifier as CosineClassifier
+from .nn.classifier import normalize_classifier as normalize_classifier
+from .nn.head import TopKClassifier as TopKClassifier
+from .nn.head import TopKHead as TopKHead
+from .nn.head import TopKOutput as TopKOutput
+from .nn.head import fit_temperature as fit_temperature
+from .nn.linear import LinearSmoothTopK as LinearSmoothTopK
+from .nn.perturbed import PerturbedTopK as PerturbedTopK
+from .nn.spherical import SphericalLinear as SphericalLinear
+from .nn.spherical import SphericalSGD as SphericalSGD
+from .ops.backend import use_backend as use_backend
+from .ops.targets.label_mixture import LabelMixture as LabelMixture
+from .registry.api import create_loss as create_loss
+from .registry.api import get_loss_builder as get_loss_builder
+from .registry.api import is_loss as is_loss
+from .registry.api import list_losses as list_losses
+from .registry.api import loss_info as loss_info
+from .registry.api import refresh_plugins as refresh_plugins
+from .registry.api import register_loss as register_loss
+from .registry.errors import PluginError as PluginError
+from .registry.options import accepted_context as accepted_context
+from .registry.registry import LossInfo as LossInfo
+
+__version__: str

@@ -1,1 +1,0 @@
-"""The k-subset operator over classes that come in chunks."""

@@ -1,1 +1,0 @@
-"""The k-subset operator in plain torch operations."""

@@ -1,1 +1,0 @@
-"""The step on the CPU, compiled by numba."""

@@ -1,1 +1,0 @@
-"""The step in torch operations."""

@@ -1,0 +1,335 @@
+"""``topk-registry compare A B ...``: models on the same images, with paired intervals and exact tests.
+
+Each model is compared with the first. The interval of a difference is a percentile bootstrap over images, with the same
+resamples for all models and measures; McNemar's exact test counts the images on which one model is right and the other
+wrong.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+MAX_DRAWN = 1 << 22  # images drawn at a time, over a block of resamples: 32 MB
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One measure of two models.
+
+    Args:
+        measure: such as ``top1``, ``macro top5`` and ``nll``; accuracies are in percent.
+        first, second: its values.
+        difference: second - first.
+        low, high: 95 % bootstrap interval of the difference.
+        gained, lost: images on which only the second, or only the first model is right; None for other measures.
+        p: of McNemar's exact test, two-sided; None for other measures.
+    """
+
+    measure: str
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+    gained: int | None = None
+    lost: int | None = None
+    p: float | None = None
+
+
+def mcnemar(gained: int, lost: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test: gained ~ Binomial(gained + lost, 1/2) under no difference.
+
+    Example:
+        >>> round(mcnemar(1, 9), 6)
+        0.021484
+    """
+    total, fewer = gained + lost, min(gained, lost)
+    terms = (math.lgamma(total + 1) - math.lgamma(i + 1) - math.lgamma(total - i + 1) for i in range(fewer + 1))
+    return min(1.0, 2 * math.fsum(math.exp(term - total * math.log(2)) for term in terms))
+
+
+def compare_scores(
+    scores: Sequence[NDArray[Any]],
+    labels: Integers,
+    *,
+    k: Sequence[int] = (1, 5),
+    resamples: int = 2000,
+    seed: int = 0,
+) -> list[list[Difference]]:
+    """Compare each model with the first: top-k accuracy, its mean over classes, and the negative log-likelihood.
+
+    Args:
+        scores: of each model [N, n], with classes in one order; their softmax is the probability.
+        labels: of the images [N].
+        k: sizes of top-k accuracies. Classes with equal scores are ranked at random: the credit is the probability that
+            the label is among the k.
+        resamples: number of bootstrap resamples.
+        seed: of the resamples.
+
+    Returns:
+        The differences of each model but the first.
+    """
+    order = np.argsort(labels, kind="stable")
+    labels = np.asarray(labels)[order]
+    starts = np.flatnonzero(np.r_[True, labels[1:] != labels[:-1]])
+    values = [_per_image(np.asarray(each)[order], labels, k) for each in scores]  # [N, measures]
+    images, sizes = len(labels), np.diff(np.r_[starts, len(labels)])
+    paired = np.concatenate([other - values[0] for other in values[1:]], axis=1)  # [N, models * measures]
+    means, macros = [], []
+    for drawn in _resamples(images, resamples, seed):
+        means.append(drawn @ paired / images)
+        seen = np.add.reduceat(drawn, starts, axis=1)  # [b, classes]
+        columns = [np.add.reduceat(drawn * column, starts, axis=1) for column in paired.T]
+        classes = [np.divide(total, seen, out=np.zeros_like(total), where=seen > 0).sum(1) for total in columns]
+        macros.append(np.stack(classes, 1) / (seen > 0).sum(1, keepdims=True))
+    drawn_mean, drawn_macro = np.concatenate(means), np.concatenate(macros)  # [resamples, models * measures]
+    names = [*(f"top{size}" for size in k), "nll"]
+    results: list[list[Difference]] = []
+    for model, other in enumerate(values[1:]):
+        differences: list[Difference] = []
+        for kind, drawn in (("", drawn_mean), ("macro ", drawn_macro)):
+            for column, name in enumerate(names if not kind else names[:-1]):
+                a, b = values[0][:, column], other[:, column]
+                if kind:
+                    a, b = (np.add.reduceat(each, starts) / sizes for each in (a, b))
+                scale = 1.0 if name == "nll" else 100.0
+                low, high = np.quantile(drawn[:, model * len(names) + column], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+                first, second = scale * a.mean(), scale * b.mean()
+                tested: dict[str, Any] = {}
+                if not kind and name != "nll":
+                    gained, lost = int((b > a).sum()), int((b < a).sum())
+                    tested = {"gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
+                interval = float(scale * low), float(scale * high)
+                differences.append(
+                    Difference(kind + name, float(first), float(second), float(second - first), *interval, **tested)
+                )
+        results.append(differences)
+    return results
+
+
+def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floats:
+    """Credit for each k, and the negative log-likelihood, of each image [N, len(k) + 1]."""
+    scores = scores.astype(np.float64)
+    own = scores[np.arange(len(labels)), labels][:, None]
+    better, equal = (scores > own).sum(1), (scores == own).sum(1)
+    credits = [np.clip((size - better) / equal, 0.0, 1.0) for size in k]
+    shifted = scores - scores.max(1, keepdims=True)
+    nll = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
+    return np.stack([*credits, nll], 1)
+
+
+def _resamples(images: int, count: int, seed: int) -> Iterator[Floats]:
+    """Yield blocks [b, N] that count how often each image was drawn, N draws with replacement per row."""
+    rng = np.random.default_rng(seed)
+    size = max(1, MAX_DRAWN // images)
+    for start in range(0, count, size):
+        rows = min(size, count - start)
+        drawn = rng.integers(0, images, (rows, images)) + images * np.arange(rows)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=rows * images).reshape(rows, images).astype(np.float64)
+
+
+def table(names: Sequence[str], results: Sequence[Sequence[Difference]]) -> str:
+    """Return all differences as one table."""
+    header = ("MODEL", "MEASURE", names[0], "MODEL'S", "DIFFERENCE", "95 % INTERVAL", "ONLY THIS : ONLY FIRST", "P")
+    rows: list[Sequence[str]] = [header]
+    for name, differences in zip(names[1:], results, strict=True):
+        for d in differences:
+            digits = 4 if d.measure == "nll" else 2
+            a, b, difference, low, high = (
+                f"{value:{sign}.{digits}f}"
+                for value, sign in ((d.first, ""), (d.second, ""), (d.difference, "+"), (d.low, "+"), (d.high, "+"))
+            )
+            tested = ("", "") if d.p is None else (f"{d.gained} : {d.lost}", f"{d.p:.3g}")
+            rows.append((name, d.measure, a, b, difference, f"{low} to {high}", *tested))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compare models on the same images, with intervals and exact tests."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if len(args.models) < 2:
+        parser.error("expected at least two models")
+    if len(set(args.models)) < len(args.models):
+        parser.error("a model is named twice")
+    from topk_registry.train.errors import TrainError
+
+    try:
+        names, scores, labels, about = _run(args)
+    except (TrainError, OSError, ValueError) as error:
+        print(f"topk-registry compare: {error}", file=sys.stderr)
+        return 2
+    sizes = [size for size in args.k if size < scores[0].shape[1]]
+    results = compare_scores(scores, labels, k=sizes, resamples=args.resamples, seed=args.seed)
+    print("\n".join(about))
+    print(f"{len(labels)} images of {scores[0].shape[1]} classes; each model is compared with {names[0]}\n")
+    print(table(names, results))
+    if args.json:
+        report = {
+            "models": args.models,
+            "about": about,
+            "images": len(labels),
+            "classes": scores[0].shape[1],
+            "resamples": args.resamples,
+            "seed": args.seed,
+            "comparisons": [
+                {"first": args.models[0], "second": path, "differences": [asdict(d) for d in differences]}
+                for path, differences in zip(args.models[1:], results, strict=True)
+            ],
+        }
+        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
+    """Names, scores with the classes in the order of the first model, labels, and a line about each model."""
+    from topk_registry.train.validate import open_model
+
+    names = _short_names(args.models)
+    scores: list[Floats] = []
+    classes: list[str] = []
+    first_labels = np.empty(0, np.int64)
+    about: list[str] = []
+    data: dict[str, Any] = {}
+    for path, name in zip(args.models, names, strict=True):
+        model = open_model(
+            path, device=args.device, batch_size=args.batch_size, workers=args.workers, weights=args.weights
+        )
+        try:
+            data = data or _data_settings(args, model)
+            dataset = _aligned(_open(data), model, name)
+            batches: list[tuple[Floats, Integers]] = []
+            model.run(dataset, lambda x, y, batches=batches: batches.append((_array(x), _array(y))))
+        finally:
+            model.close()
+        logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        logits = _log_probabilities(model, logits)
+        if bad := int((~np.isfinite(logits).all(1)).sum()):
+            raise ValueError(f"{name} has scores that are not finite for {bad} of {len(labels)} images")
+        about.append(_describe(name, model))
+        if not scores:
+            classes, first_labels = _names(model, logits), labels
+        columns = _columns(classes, _names(model, logits), names[0], name)
+        labels = np.argsort(columns)[labels]
+        if not np.array_equal(labels, first_labels):
+            raise ValueError(f"{names[0]} and {name} read other images or labels")
+        scores.append(logits[:, columns])
+    return names, scores, first_labels, about
+
+
+def _array(values: Any) -> NDArray[Any]:
+    return values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
+
+
+def _names(model: Any, logits: NDArray[Any]) -> list[str]:
+    return list(model.class_names or map(str, range(logits.shape[1])))
+
+
+def _log_probabilities(model: Any, logits: NDArray[Any]) -> NDArray[Any]:
+    """Scores whose softmax is the model's probability, which a loss may define in another way."""
+    if model.probabilities is None:
+        return logits
+    import torch
+
+    with torch.inference_mode():
+        return model.probabilities(torch.from_numpy(logits)).clamp(min=1e-30).log().numpy()
+
+
+def _data_settings(args: Any, model: Any) -> dict[str, Any]:
+    """The data that the flags name, or that the first model was evaluated on."""
+    if args.data_dir or args.dataset:
+        return {"name": args.dataset, "split": args.split, "root": args.data_dir, **args.dataset_opt}
+    config = getattr(model, "config", None)
+    if config is None:
+        raise ValueError("name the images: --data-dir DIR or --dataset NAME")
+    settings = {"name": config.dataset, "root": config.data_dir, **config.dataset_opt}
+    try:
+        fraction = float(config.val_split)
+    except ValueError:
+        return {**settings, "split": args.split or config.val_split}
+    return {**settings, "split": config.train_split, "held_out": fraction, "change_seed": config.seed}
+
+
+def _open(data: dict[str, Any]) -> Any:
+    from topk_registry.data import open_dataset
+
+    settings = {**data, "split": data["split"] or "validation"}
+    return open_dataset(settings.pop("name") or "", training=False, **settings)
+
+
+def _aligned(dataset: Any, model: Any, name: str) -> Any:
+    """The data set under the class numbers of a model."""
+    from topk_registry.data import class_names_of, renumber
+    from topk_registry.data.folders import class_map
+
+    found = class_names_of(dataset)
+    if found is None or model.class_names is None or found == list(model.class_names):
+        return dataset
+    numbers = class_map(found, list(model.class_names), of=name).numbers
+    return renumber(dataset, {i: numbers[each] for i, each in enumerate(found)}, list(model.class_names))
+
+
+def _columns(first: Sequence[str], other: Sequence[str], first_name: str, name: str) -> Integers:
+    """The column of ``other`` for each class of ``first``."""
+    from topk_registry.data.folders import class_map
+
+    if len(first) != len(other):
+        raise ValueError(
+            f"{first_name} has {len(first)} classes and {name} has {len(other)}: expected the same classes"
+        )
+    numbers = class_map(first, other, where=first_name, of=name).numbers
+    return np.asarray([numbers[each] for each in first])
+
+
+def _describe(name: str, model: Any) -> str:
+    used = {**model.preprocessing}
+    size = [" x ".join(str(side) for side in used["input_size"][-2:])] if used.get("input_size") else []
+    crop = [f"crop {used['crop_pct']:g}"] if used.get("crop_pct") else []
+    interpolation = [used["interpolation"]] if used.get("interpolation") else []
+    return f"{name}: " + ", ".join([f"{model.weights} weights", *size, *crop, *interpolation])
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """The shortest ends of the paths that differ."""
+    parts = [Path(path).absolute().parts for path in paths]
+    size = next(i for i in range(1, 1 + max(map(len, parts))) if len({p[-i:] for p in parts}) == len(parts))
+    return ["/".join(p[-size:]) for p in parts]
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="topk-registry compare",
+        description="Compare models on the same images. Each model is compared with the first: accuracies, their means "
+        "over classes and the negative log-likelihood, with 95 %% paired bootstrap intervals of the difference and "
+        "exact McNemar tests. Without --data-dir and --dataset, the images are those of the first model's evaluation.",
+    )
+    add = parser.add_argument
+    add("models", nargs="+", metavar="MODEL", help="checkpoints or ONNX files; the first is the baseline")
+    add("--data-dir", metavar="DIR", help="folder with one folder per class, or where the data set is")
+    add("--dataset", default="", metavar="NAME", help="data set, as in timm train")
+    add("--dataset-opt", nargs="+", default={}, action=ParseOptions, metavar="K=V", help="options of the data set")
+    add("--split", default="", metavar="NAME", help="split of the data set (default: validation)")
+    add("--k", type=positive, nargs="+", default=[1, 5], metavar="K", help="k of top-k accuracies (default: 1 5)")
+    add("--resamples", type=positive, default=2000, metavar="N", help="bootstrap resamples (default: 2000)")
+    add("--seed", type=within("[0, inf)", int), default=0, metavar="S", help="seed of the resamples (default: 0)")
+    add("--weights", choices=("ema", "model"), default="ema", help="weights of checkpoints with both (default: ema)")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    add("-b", "--batch-size", type=positive, default=256, metavar="N", help="images per batch (default: 256)")
+    add(
+        "-j", "--workers", type=within("[0, inf)", int), default=4, metavar="N", help="data loader workers (default: 4)"
+    )
+    add("--json", metavar="FILE", help="also write the results to a JSON file")
+    return parser
