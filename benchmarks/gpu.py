@@ -221,7 +221,8 @@ def _step(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, target: Tens
 
 
 def _compiled(function: Callable) -> Callable:
-    return torch.compile(function, dynamic=False)
+    # a rehearsal traces and compiles nothing
+    return torch.compile(function, dynamic=False, backend="inductor" if torch.cuda.is_available() else "eager")
 
 
 def _graph(step: Step) -> Step:
