@@ -8,10 +8,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import topk_registry as tr
+from tests.nn.reference import log_odds_by_recursion
 from topk_registry import LabelMixture, LinearSmoothTopK
 from topk_registry.functional import linear_smooth_topk
 from topk_registry.nn.linear import linear_topk
-from topk_registry.ops.ksubset.definition import log_odds_by_recursion
 from topk_studies.timing.memory import peak_bytes
 
 N, B, D = 60, 12, 8
