@@ -9,10 +9,11 @@ from topk_registry.losses.targets import Masses, Target, check_logits, check_red
 from topk_registry.nn.linear import linear_smooth_topk
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import smooth_topk, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
-from topk_registry.ops.perturbed import perturbed_topk
+from topk_registry.ops.perturbed import perturbed_hinge, perturbed_topk
 
 __all__ = [
     "linear_smooth_topk",
+    "perturbed_hinge",
     "perturbed_topk",
     "smooth_topk",
     "smooth_topk_loss",

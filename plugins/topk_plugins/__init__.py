@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from topk_plugins.conformal import ConformalTraining, LowVarianceConformalTraining
     from topk_plugins.differentiable_topk import DifferentiableTopK
     from topk_plugins.encouraging import Encouraging, Mirror
-    from topk_plugins.garcin import NoisedTopK, NoisedTopKImbalanced
     from topk_plugins.imbalance import LDAM, BalancedSoftmax, Focal, LogitAdjustment
     from topk_plugins.ksubset import KSubsetNLL
     from topk_plugins.noise_robust import ALDRKL, LDRKL, EpsilonSoftmax, GeneralisedCrossEntropy
+    from topk_plugins.noised_topk import NoisedTopK, NoisedTopKImbalanced
     from topk_plugins.sigmoid import SigmoidMAE, SigmoidMSE
     from topk_plugins.smooth_topk import SmoothTopKSVM, TopKNLL
     from topk_plugins.soft_topk import LapSum, SoftTopK
@@ -42,8 +42,8 @@ _HOMES = {
     "LogitAdjustment": "imbalance",
     "LowVarianceConformalTraining": "conformal",
     "Mirror": "encouraging",
-    "NoisedTopK": "garcin",
-    "NoisedTopKImbalanced": "garcin",
+    "NoisedTopK": "noised_topk",
+    "NoisedTopKImbalanced": "noised_topk",
     "SigmoidMAE": "sigmoid",
     "SigmoidMSE": "sigmoid",
     "SmoothTopKSVM": "smooth_topk",

@@ -10,14 +10,14 @@ from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions, parse_pairs, positive, within
-from topk_registry.executors.interrupts import interruptible
-from topk_registry.executors.pool import PoolExecutor
 from topk_registry.registry.options import takes
 from topk_studies.engine.catalogue import ON_IMAGENET, PAPERS, STUDIES, UnknownStudyError, load_study
 from topk_studies.engine.runner import run_study
 from topk_studies.engine.statistics import LOOKS
 from topk_studies.engine.store import Store
 from topk_studies.engine.study import BUDGETS, ConfigurationError, Options, Study
+from topk_studies.old_trainer.executors.interrupts import interruptible
+from topk_studies.old_trainer.executors.pool import PoolExecutor
 from topk_studies.report import plots
 from topk_studies.report.html import write_html
 from topk_studies.report.output import print_section, write_data
@@ -134,13 +134,13 @@ def _executor(args: argparse.Namespace, store: Store) -> Iterator[PoolExecutor |
 
 
 def _on_ray(args: argparse.Namespace) -> PoolExecutor:
-    from topk_registry.executors.ray import RayExecutor
+    from topk_studies.old_trainer.executors.ray import RayExecutor
 
     return RayExecutor(args.jobs, address=args.ray, cpus=args.cpus_per_job, gpus=args.gpus_per_job)
 
 
 def _on_slurm(args: argparse.Namespace, store: Store) -> PoolExecutor:
-    from topk_registry.executors.slurm import SlurmExecutor
+    from topk_studies.old_trainer.executors.slurm import SlurmExecutor
 
     needs = {"cpus_per_task": max(1, math.ceil(args.cpus_per_job)), "gpus_per_node": math.ceil(args.gpus_per_job)}
     needs["timeout_min"] = 240
@@ -179,7 +179,7 @@ def _read_flags(given: Mapping[str, Any]) -> dict[str, Any]:
     words = {name.replace("-", "_"): value for name, value in given.items()}
     if not any(isinstance(value, str) for value in words.values()):
         return words
-    from topk_registry.train import TrainConfig  # with torch, which other commands here do without
+    from topk_studies.old_trainer import TrainConfig  # with torch, which other commands here do without
 
     usual = TrainConfig().to_dict()
     for name, value in words.items():

@@ -12,11 +12,11 @@ import torch
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions, positive
 from topk_registry.registry.options import accepts
-from topk_registry.train.report.console import label
 from topk_studies.engine import registered
 from topk_studies.engine.study import Record
 from topk_studies.experiments import landscape
 from topk_studies.experiments.landscape_findings import PANELS, REPLICATIONS, SHAPE, triangles
+from topk_studies.old_trainer.report.console import label
 from topk_studies.report import plots
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from torch import distributed as dist
 from torch import multiprocessing as mp
 
 from tests.workers import processes
-from topk_registry.metrics import GradientSparsity, MarginalCalibration, TopKAccuracy
+from topk_registry.metrics import MarginalCalibration, TopKAccuracy
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,7 @@ def test_bytes_are_labels_like_any_other():
 def test_batches_may_come_in_and_out_of_inference_mode(created_inside):
     logits, target = torch.randn(8, 9), torch.arange(8)
     with torch.inference_mode(created_inside):
-        metrics = [TopKAccuracy((1, 3), num_classes=9), GradientSparsity(), MarginalCalibration(1)]
+        metrics = [TopKAccuracy((1, 3), num_classes=9), MarginalCalibration(1)]
     with torch.inference_mode():
         update(metrics, logits.clone(), target.clone())
         inside = [metric.compute() for metric in metrics]
@@ -136,19 +136,6 @@ def test_wrong_batches_are_errors():
         metric.update(torch.zeros(2, 3), torch.zeros(2, 3))
     with pytest.raises(ValueError, match=r"labels in \[0, 2\], got 3"):
         metric.update(torch.zeros(2, 3), torch.tensor([0, 3]))
-
-
-def test_gradient_sparsity_counts_what_the_loss_sends_back():
-    metric = GradientSparsity()
-    logits = torch.randn(6, 50, requires_grad=True)
-    second, own = metric.watch(logits).topk(2).values[:, 1], logits[:, 0]
-    torch.relu(1 + second - own).sum().backward()
-    assert logits.grad is not None
-    expected = sum(value != 0 for row in logits.grad.tolist() for value in row)
-    assert 0 < expected <= 12
-    assert metric.compute() == {"nonzero": expected / 300}
-    metric.update(torch.ones(3, 100))
-    assert metric.compute() == {"nonzero": (expected + 300) / 600}
 
 
 def subsets(x, k):
@@ -228,7 +215,7 @@ def test_bins_must_cover_the_unit_interval(bins):
 def shard(rank, store, results):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     logits, target = batch()
-    metrics = [TopKAccuracy((1, 3), num_classes=9), GradientSparsity(), MarginalCalibration(1)]
+    metrics = [TopKAccuracy((1, 3), num_classes=9), MarginalCalibration(1)]
     if rank == 0:  # the other rank has 5 more batches
         update(metrics, logits[:20], target[:20])
     else:
@@ -245,9 +232,8 @@ def batch():
 
 
 def update(metrics, logits, target):
-    accuracy, sparsity, calibration = metrics
+    accuracy, calibration = metrics
     accuracy.update(logits, target)
-    sparsity.update(logits.relu())
     calibration.update(logits.softmax(-1), target)
 
 
@@ -259,7 +245,7 @@ def test_two_ranks_together_are_one(tmp_path):
         arguments = (str(tmp_path / "store"), results)
         mp.start_processes(shard, arguments, nprocs=2, start_method=context.get_start_method())
         first, second = results[0], results[1]
-    alone = [TopKAccuracy((1, 3), num_classes=9), GradientSparsity(), MarginalCalibration(1)]
+    alone = [TopKAccuracy((1, 3), num_classes=9), MarginalCalibration(1)]
     update(alone, *batch())
     for together, again, _ in (first, second):
         assert together == again  # computing does not add the ranks' sums a second time

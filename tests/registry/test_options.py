@@ -117,8 +117,8 @@ def typed_in_text(k=5, **common: "Unpack[Common]"): ...
     ("factory", "names"),
     [
         (Middle, ["gamma", "weight", "reduction"]),
-        (Bottom, ["tau", "gamma", "weight", "reduction"]),
-        (partial(Bottom, tau=3.0), ["tau", "gamma", "weight", "reduction"]),
+        (Bottom, ["tau", "weight", "reduction"]),
+        (partial(Bottom, tau=3.0), ["tau", "weight", "reduction"]),
         (typed, ["k", "weight", "reduction"]),
         (typed_in_text, ["k", "weight", "reduction"]),
     ],

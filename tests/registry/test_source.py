@@ -70,7 +70,6 @@ def test_a_finder_that_fails_is_no_reason_to_fail(package, monkeypatch):
         ("from elsewhere import *\n", "Mine", ""),
         ("globals()['Mine'] = 3\n", "Mine", ""),
         ("def __getattr__(name): ...\n", "Mine", ""),
-        ("def f():\n    Mine = 3\n", "Mine", "module 'told' has no attribute 'Mine'"),
         ("class Mien: ...\n", "Mine.inner", "module 'told' has no attribute 'Mine'; did you mean 'Mien'?"),
         ("\nclass :\n", "Mine", "SyntaxError: invalid syntax (told, line 2)"),
     ],

@@ -8,7 +8,7 @@ import topk_registry as tr
 from topk_registry.registry import timm_losses
 from topk_registry.registry.errors import BrokenPluginError
 from topk_registry.registry.options import CONTEXT
-from topk_registry.train.setup.loss import Context, LossSpec
+from topk_registry.train.loss import Facts, LossSpec
 
 modern = pytest.mark.skipif(
     not hasattr(timm.loss, "create_classification_loss"), reason="this timm has no create_classification_loss"
@@ -45,16 +45,13 @@ def test_the_distribution_balanced_loss_gets_the_counts():
     build = tr.get_loss_builder("db")
     wanted = {"class_counts", "smoothing", "soft_targets"}
     assert set(tr.accepted_context(build, dict.fromkeys(CONTEXT, 1))) == wanted
-    context = Context(3, 0.0, False, 1, [5, 2, 1], num_samples=8)
-    assert LossSpec.resolve("db", {}).facts(context).items() >= {"class_counts": [5, 2, 1], "num_samples": 8}.items()
 
 
 def test_draws_are_not_the_number_of_training_images():
-    context = Context(3, 0.0, False, 1, [5, 2, 1], num_samples=8)
+    facts = Facts(3, class_counts=[5, 2, 1], num_samples=8)
     for name in ("noised_topk", "noised_topk_imbalanced"):
         spec = LossSpec.resolve(name, {})
-        assert "num_samples" not in spec.facts(context)
-        assert spec.record["defaults"]["num_samples"] == 5
+        assert spec.build(facts).num_samples == spec.record["defaults"]["num_samples"] == 5
 
 
 @modern

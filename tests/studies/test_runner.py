@@ -5,9 +5,9 @@ from importlib.util import find_spec
 
 import pytest
 
-from topk_registry.executors.local import processors
 from topk_studies.engine.runner import Words, run_study
 from topk_studies.engine.study import Options
+from topk_studies.old_trainer.executors.local import processors
 
 from .conftest import QUIET
 
@@ -100,7 +100,7 @@ def test_records_of_other_versions_are_not_taken(stub, store, monkeypatch):
 @pytest.mark.skipif(find_spec("submitit") is None, reason="submitit is not installed: topk-registry[slurm]")
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_study_goes_on_with_another_executor(stub, store, tmp_path, monkeypatch):
-    from topk_registry.executors.slurm import SlurmExecutor
+    from topk_studies.old_trainer.executors.slurm import SlurmExecutor
 
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(stub.study, "COUNT", 2)

@@ -8,12 +8,12 @@ import torch
 import yaml
 
 from topk_registry.data.labels import labels_of
-from topk_registry.data.sampling import Draw, expected_copies
 from topk_registry.train import TrainConfig, Trainer
 from topk_registry.train.config.arguments import parse_args
 from topk_registry.train.config.sampling import SAMPLERS
 from topk_registry.train.errors import ConfigError, DataError
 from topk_registry.train.setup.batches import BatchOrder
+from topk_studies.old_trainer.data.sampling import Draw, expected_copies
 
 from .conftest import TINY, stops_at
 from .ranked import assert_same

@@ -17,8 +17,8 @@ from topk_registry.registry.registry import Registry
 CORE = {
     "train": "topk_registry.train.command:main",
     "validate": "topk_registry.train.validate:main",
-    "compare": "topk_registry.evaluation.compare:main",
-    "run": "topk_registry.train.scripts.torchvision:main",
+    "compare": "topk_registry.train.compare:main",
+    "run": "topk_registry.train.scripts.run:main",
     "losses": "topk_registry.cli.losses:main",
     "check": "topk_registry.cli.check:main",
     "new-plugin": "topk_registry.cli.new_plugin:main",

@@ -1,4 +1,4 @@
-"""Top-k accuracy over samples, classes and groups of classes, and the sparsity of a loss's gradient.
+"""Top-k accuracy over samples, classes and groups of classes.
 
 Every metric is a few sums. ``update`` adds a batch to them without waiting for the device, ``compute`` adds them over
 ranks and divides; logits are never kept.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from topk_registry.metrics.streaming import StreamingMetric, check_labels, ratio, set_sizes
 
-__all__ = ["GradientSparsity", "TopKAccuracy"]
+__all__ = ["TopKAccuracy"]
 
 
 class TopKAccuracy(StreamingMetric):
@@ -95,40 +95,6 @@ class TopKAccuracy(StreamingMetric):
                 present = group & (seen > 0)
                 results[f"{name}_top{k}"] = ratio((hit[present] / seen[present]).sum(), present.sum())
         return results
-
-
-class GradientSparsity(StreamingMetric):
-    """The share of entries of the loss's gradient, with respect to the logits, that are not zero: ``nonzero``.
-
-    Hinge losses on the k-th score move two logits a sample, cross-entropy all n; noise fills the hinge's gradient in.
-
-    Example:
-        >>> metric = GradientSparsity()
-        >>> logits = torch.randn(8, 100, requires_grad=True)
-        >>> topk_registry.create_loss("topk_hinge")(metric.watch(logits), torch.arange(8)).backward()
-        >>> metric.compute()["nonzero"] <= 2 / 100
-        True
-
-    Reference: Garcin et al. 2022, Figure 2.
-    """
-
-    def __init__(self, *, device: torch.device | str | None = None) -> None:
-        zero = torch.zeros((), dtype=torch.int64, device=device)
-        super().__init__(nonzero=zero, entries=zero.clone())
-
-    def update(self, gradient: Tensor) -> None:
-        """Count the entries of a gradient, of any shape."""
-        self.follow(gradient)
-        self.sums["nonzero"] += torch.count_nonzero(gradient)
-        self.sums["entries"] += gradient.numel()
-
-    def watch(self, logits: Tensor) -> Tensor:
-        """Count the gradient of these logits when it comes; returns them."""
-        logits.register_hook(lambda gradient: self.update(gradient.detach()))
-        return logits
-
-    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        return {"nonzero": ratio(totals["nonzero"], totals["entries"])}
 
 
 def class_groups(

@@ -17,7 +17,6 @@ class PerturbedTopK(nn.Module):
         k: which entry, counted from the largest, 1 <= k <= n.
         epsilon: standard deviation of the noise, in the unit of the scores.
         num_samples: how many draws of noise are averaged.
-        impl: as in :func:`perturbed_topk`.
 
     Example:
         >>> import torch
@@ -29,10 +28,9 @@ class PerturbedTopK(nn.Module):
     epsilon: float
     num_samples: int
 
-    def __init__(self, k: int, *, epsilon: float = 1.0, num_samples: int = 5, impl: str = "auto") -> None:
+    def __init__(self, k: int, *, epsilon: float = 1.0, num_samples: int = 5) -> None:
         super().__init__()
-        self.k, self.epsilon, self.num_samples = checked_options(k, epsilon, num_samples, impl)
-        self.impl = impl
+        self.k, self.epsilon, self.num_samples = checked_options(k, epsilon, num_samples)
 
     def forward(self, scores: Tensor, *, generator: Generator | None = None, noise: Tensor | None = None) -> Tensor:
         return perturbed_topk(
@@ -42,7 +40,6 @@ class PerturbedTopK(nn.Module):
             num_samples=self.num_samples,
             generator=generator,
             noise=noise,
-            impl=self.impl,
         )
 
     if TYPE_CHECKING:  # torch declares that a call gives anything

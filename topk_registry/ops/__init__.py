@@ -5,7 +5,7 @@ or as a compiled package, can be loaded from then on.
 """
 
 from topk_registry.ops.ksubset import custom_op as _ksubset
-from topk_registry.ops.perturbed import custom_ops as _perturbed
+from topk_registry.ops.perturbed import custom_op as _perturbed
 
 __all__: list[str] = []
 del _ksubset, _perturbed

@@ -166,10 +166,6 @@ def _typed_dict(annotation: Any, target: Any) -> Any:
     return inner if hasattr(inner, "__required_keys__") else None
 
 
-def defaults_since_changed(builder: Callable[..., Any], record: object) -> dict[str, Any]:
-    return {}
-
-
 def _is_plain(value: Any) -> bool:
     if isinstance(value, list):
         return all(_is_plain(item) for item in value)

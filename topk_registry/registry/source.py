@@ -5,15 +5,16 @@ search path of the level above, so that no package's code runs.
 """
 
 import ast
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from pkgutil import get_importer, iter_modules
 
 _MAX_HOPS = 4  # re-exports that are followed
-_DYNAMIC = ("__getattr__", "globals", "setattr", "exec", "*")  # a module with one of these may define any name
+_DYNAMIC = {"__getattr__", "globals", "setattr", "exec", "import *"}  # a module with one of these may define any name
 
 
 def find_spec(module: str) -> ModuleSpec | None:
@@ -90,13 +91,13 @@ def problem(module: str, attr: str) -> str:
     if text is None:
         return ""
     try:
-        bound = set(_bound(_tree(text)))
+        _tree(text)
     except SyntaxError as error:
         return f"SyntaxError: {error.msg} ({module}, line {error.lineno})"
-    first = attr.partition(".")[0]
-    if first in bound or bound & {*_DYNAMIC} or find_spec(f"{module}.{first}"):
+    first, words = attr.partition(".")[0], set(re.findall(r"import \*|\w+", text))
+    if first in words or words & _DYNAMIC or find_spec(f"{module}.{first}"):
         return ""
-    return f"module {module!r} has no attribute {first!r}{closest(first, bound)}"
+    return f"module {module!r} has no attribute {first!r}{closest(first, words)}"
 
 
 def closest(name: str, names: Iterable[str]) -> str:
@@ -112,23 +113,6 @@ def first_line(docstring: str | None) -> str:
 @lru_cache(maxsize=64)
 def _tree(text: str) -> ast.Module:
     return ast.parse(text)
-
-
-def _bound(node: ast.AST) -> Iterator[str]:
-    """Names that a module's code binds outside of functions and classes, and the dynamic names that it uses."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Name):
-            if isinstance(child.ctx, ast.Store) or child.id in _DYNAMIC:
-                yield child.id
-        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield child.name
-            yield from (name for each in ast.walk(child) if isinstance(each, ast.Global) for name in each.names)
-            continue
-        elif isinstance(child, (ast.Import, ast.ImportFrom)):
-            yield from (alias.asname or alias.name.partition(".")[0] for alias in child.names)
-        elif isinstance(child, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and child.name:
-            yield child.name
-        yield from _bound(child)
 
 
 def _definition(module: str, attr: str, hops: int = _MAX_HOPS) -> tuple[ast.Module, ast.AST]:

@@ -4,9 +4,9 @@
 
     result = Trainer(TrainConfig(loss="smooth_topk_svm", epochs=2)).fit()
 
-``config`` turns flags into one frozen TrainConfig. ``setup`` turns that into the parts of a run. ``engine`` puts the
-parts together and trains: Trainer, epochs, evaluation, checkpoints, signals. ``report`` prints and draws. ``scripts``
-runs timm's and torchvision's own training scripts with a registered loss. ``validate`` evaluates a checkpoint.
+``config`` turns flags into one frozen TrainConfig; ``data``, ``model`` and ``loss`` build the parts of a run;
+``trainer`` puts them together; ``loop`` trains an epoch, ``evaluation`` measures, ``checkpoint`` saves and resumes,
+``report`` prints. ``scripts`` runs timm's and torchvision's own training scripts with a registered loss.
 """
 
 from importlib import import_module
@@ -15,45 +15,29 @@ from typing import TYPE_CHECKING, Any
 from topk_registry.registry.source import closest
 
 if TYPE_CHECKING:
-    from topk_registry.train.config.config import TrainConfig
-    from topk_registry.train.engine.run import Hooks, Run
-    from topk_registry.train.engine.trainer import Trainer, TrainResult
+    from topk_registry.train.config import TrainConfig
     from topk_registry.train.errors import TrainError
-    from topk_registry.train.report.loggers import LoggedRun, Logger, check_logger
-    from topk_registry.train.setup.loss import LossSpec
+    from topk_registry.train.evaluation import evaluate
+    from topk_registry.train.loop import Run
+    from topk_registry.train.trainer import Trainer, TrainResult
 
 # resolved on first use: --help and a misspelt loss need neither torch nor timm
-_HOMES = {
-    "Hooks": "engine.run",
-    "LoggedRun": "report.loggers",
-    "Logger": "report.loggers",
-    "LossSpec": "setup.loss",
-    "Run": "engine.run",
-    "TrainConfig": "config.config",
+_MODULES = {
+    "Run": "loop",
+    "TrainConfig": "config",
     "TrainError": "errors",
-    "TrainResult": "engine.trainer",
-    "Trainer": "engine.trainer",
-    "check_logger": "report.loggers",
+    "TrainResult": "trainer",
+    "Trainer": "trainer",
+    "evaluate": "evaluation",
 }
 
-__all__ = [
-    "Hooks",
-    "LoggedRun",
-    "Logger",
-    "LossSpec",
-    "Run",
-    "TrainConfig",
-    "TrainError",
-    "TrainResult",
-    "Trainer",
-    "check_logger",
-]
+__all__ = ["Run", "TrainConfig", "TrainError", "TrainResult", "Trainer", "evaluate"]
 
 
 if not TYPE_CHECKING:  # which would take any name for one that exists
 
     def __getattr__(name: str) -> Any:
-        if name not in _HOMES:
+        if name not in _MODULES:
             hint = closest(name, __all__)
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}; it has {', '.join(__all__)}")
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

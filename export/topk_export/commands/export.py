@@ -28,8 +28,12 @@ def main(argv: Sequence[str]) -> int:
         head=args.head,
         data_config={name: value for name in _DATA if (value := getattr(args, name)) is not None},
     )
-    size = " x ".join(map(str, source.preprocess.input_size))
-    say(f"{source.name}, weights: {source.weights}, input {size}, crop {source.preprocess.crop_pct:g}")
+    recipe = source.preprocess
+    say(f"{source.name}, weights: {source.weights}")
+    say(
+        f"input {' x '.join(map(str, recipe.input_size))}, {recipe.interpolation}, crop {recipe.crop_pct:g} "
+        f"({recipe.crop_mode}), mean {tuple(recipe.mean)}, std {tuple(recipe.std)}"
+    )
     path = export_onnx(
         source,
         args.output,

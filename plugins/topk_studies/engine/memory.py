@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import Tensor
 
-from topk_registry.train import Run
-from topk_registry.train.setup.batches import Batches, BatchOrder
-from topk_registry.train.setup.loaders import TrainLoader
-from topk_registry.train.setup.loss import uses_soft_targets
+from topk_studies.old_trainer import Run
+from topk_studies.old_trainer.setup.batches import Batches, BatchOrder
+from topk_studies.old_trainer.setup.loaders import TrainLoader
+from topk_studies.old_trainer.setup.loss import uses_soft_targets
 
 LARGEST = 1 << 26  # values of a set of samples: 256 MiB in single precision
 

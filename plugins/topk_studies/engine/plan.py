@@ -15,12 +15,12 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from topk_registry.train import TrainConfig
-from topk_registry.train.setup.datasets import open_data, open_split
 from topk_studies.engine import training
 from topk_studies.engine.experiment import TrainingStudy
 from topk_studies.engine.store import canonical, unique
 from topk_studies.engine.study import Configuration, Options, Record, Study
+from topk_studies.old_trainer import TrainConfig
+from topk_studies.old_trainer.setup.datasets import open_data, open_split
 from topk_studies.report.cells import duration
 from topk_studies.report.display import metric_name
 

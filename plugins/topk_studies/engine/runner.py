@@ -10,12 +10,12 @@ from typing import Any
 
 from tqdm import tqdm
 
-from topk_registry.executors.local import LocalExecutor
-from topk_registry.executors.pool import PoolExecutor
 from topk_studies.engine.claims import Watch
 from topk_studies.engine.job import Job, do, record_of
 from topk_studies.engine.store import Seen, Store, canonical, unique
 from topk_studies.engine.study import Configuration, Options, Record, Study
+from topk_studies.old_trainer.executors.local import LocalExecutor
+from topk_studies.old_trainer.executors.pool import PoolExecutor
 
 Say = Callable[[str], None]
 

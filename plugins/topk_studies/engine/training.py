@@ -19,19 +19,20 @@ from torch import Tensor, nn
 from topk_registry import registry
 from topk_registry.conformal.thresholds import fewest
 from topk_registry.data.labels import kept_labels_of
-from topk_registry.metrics import GradientSparsity, MarginalCalibration, TopKAccuracy
+from topk_registry.metrics import MarginalCalibration, TopKAccuracy
 from topk_registry.ops.ksubset import topk_marginals
 from topk_registry.registry.options import takes
-from topk_registry.train import Run, TrainConfig, Trainer
-from topk_registry.train.engine.build import create_evaluator
-from topk_registry.train.engine.sets import SetEvaluation, logits_of
-from topk_registry.train.engine.state import Checkpoints
 from topk_registry.train.errors import Interrupted, TrainError
-from topk_registry.train.report.progress import Row
-from topk_registry.train.setup.datasets import Data, open_split
-from topk_registry.train.setup.loaders import end_workers
 from topk_studies.engine.memory import keep_samples, kept_batches
 from topk_studies.engine.study import Configuration, ConfigurationError, Options, Progress
+from topk_studies.old_trainer import Run, TrainConfig, Trainer
+from topk_studies.old_trainer.engine.build import create_evaluator
+from topk_studies.old_trainer.engine.sets import SetEvaluation, logits_of
+from topk_studies.old_trainer.engine.state import Checkpoints
+from topk_studies.old_trainer.report.progress import Row
+from topk_studies.old_trainer.setup.datasets import Data, open_split
+from topk_studies.old_trainer.setup.loaders import end_workers
+from topk_studies.sparsity import GradientSparsity
 
 RUNS = "train"
 VERSION = 1

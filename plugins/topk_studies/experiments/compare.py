@@ -16,10 +16,7 @@ from typing import Any
 from topk_registry import registry
 from topk_registry.registry.errors import PluginError
 from topk_registry.registry.options import accepts
-from topk_registry.train import TrainConfig
-from topk_registry.train.config.metric_names import METRIC
 from topk_registry.train.errors import TrainError
-from topk_registry.train.setup.datasets import open_data
 from topk_studies.engine.experiment import TrainingStudy
 from topk_studies.engine.registered import grid_of
 from topk_studies.engine.settings import K, Trial, base_flags, rates
@@ -31,6 +28,9 @@ from topk_studies.engine.tuning import TUNING_SEED, Choice, merge, metric_of, ru
 from topk_studies.experiments import compare_doubts as doubts
 from topk_studies.experiments import compare_findings as findings
 from topk_studies.experiments.compare_findings import BASELINE
+from topk_studies.old_trainer import TrainConfig
+from topk_studies.old_trainer.config.metric_names import METRIC
+from topk_studies.old_trainer.setup.datasets import open_data
 
 TRIALS = 8
 RUNGS = ((8, 8), (4, 4), (2, 2))  # (trials, part of the epochs that each trains for)

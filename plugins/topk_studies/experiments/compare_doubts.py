@@ -10,11 +10,11 @@ from math import sqrt
 from statistics import fmean
 from typing import Any
 
-from topk_registry.train.config.metric_names import METRIC
 from topk_studies.engine.statistics import EFFECT, Claim
 from topk_studies.engine.store import canonical
 from topk_studies.engine.study import Note
 from topk_studies.engine.tuning import Choice, metric_of, score
+from topk_studies.old_trainer.config.metric_names import METRIC
 from topk_studies.report.display import metric_name
 
 FURTHER = 8  # times beyond the edge that the next grid may go

@@ -9,10 +9,6 @@ from torch import Tensor
 
 from topk_registry.functional import topk_marginals
 from topk_registry.metrics import TopKAccuracy
-from topk_registry.train import Run
-from topk_registry.train.engine.evaluate import Crops, readable, temperature_of
-from topk_registry.train.setup.datasets import open_split
-from topk_registry.train.setup.loaders import create_eval_loader
 from topk_studies.engine import training
 from topk_studies.engine.experiment import TrainingStudy
 from topk_studies.engine.settings import BUILT_IN, K
@@ -20,6 +16,10 @@ from topk_studies.engine.statistics import Claim, estimate, paired, settle
 from topk_studies.engine.study import Configuration, Findings, Options, Progress, Record, Table
 from topk_studies.engine.tuning import Choice
 from topk_studies.engine.variants import variant_runs, variants
+from topk_studies.old_trainer import Run
+from topk_studies.old_trainer.engine.evaluate import Crops, readable, temperature_of
+from topk_studies.old_trainer.setup.datasets import open_split
+from topk_studies.old_trainer.setup.loaders import create_eval_loader
 from topk_studies.report.display import commands
 
 TAU = 0.1

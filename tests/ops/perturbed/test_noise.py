@@ -9,9 +9,9 @@ import torch
 
 from tests.ops.compiled import for_python
 from tests.ops.perturbed.noise import normals, philox, uniforms
-from topk_registry.ops.perturbed.numba import height as heights
-from topk_registry.ops.perturbed.numba import noise
-from topk_registry.ops.perturbed.numba.table import table
+from topk_registry.ops.perturbed import height as heights
+from topk_registry.ops.perturbed import noise
+from topk_registry.ops.perturbed.noise import table
 
 # from tests/kat_vectors of Random123: counter, key, words after ten rounds
 KNOWN = [

@@ -76,6 +76,17 @@ def store_masked(pointers, values, col, n: tl.constexpr):
 
 
 @triton.jit
+def clear(
+    value_ptr, gradient_ptr, row, shift, wanted,
+    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Write a loss and a gradient of zero for the wanted rows."""
+    tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=wanted)
+    for tile in range(TILES):
+        store(gradient_ptr, tl.zeros((R, N), tl.float32), wanted, shift, tile, n, R, N, SHIFTED)
+
+
+@triton.jit
 def tiles_of(
     s_ptr, live, y, shift, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
     HELD: tl.constexpr, SHIFTED: tl.constexpr,

@@ -1,26 +1,24 @@
-"""Check arguments, choose a backend, and call the perturbed top-k operator.
-
-Torch operations take any noise, or make it by a generator. The other backends make theirs from a seed (backends.py).
-"""
+"""The public functions of the perturbed top-k operator: arguments, and the choice of the backend."""
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from topk_registry.ops import constant
-from topk_registry.ops.backend import check_name
-from topk_registry.ops.constant import fixed_number
-from topk_registry.ops.distributed import by_shards, generator_of_shard, is_distributed
-from topk_registry.ops.perturbed import custom_ops
+from topk_registry.ops.backend import choose, load
+from topk_registry.ops.fused import Fused
+from topk_registry.ops.perturbed import custom_op, definition
 from topk_registry.ops.perturbed.autograd import PerturbedKth
-from topk_registry.ops.perturbed.backends import OPERATOR, fits
-from topk_registry.ops.perturbed.torch import backend as operations
 from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import integer, number
 
 SEEDS = 2**63 - 1
+EPSILONS = 1e-30, 1e30  # in single precision these can be divided by
+GPU_MAX_N = 16384  # scores that fit into the registers of one program beside their noise
+GPU_MAX_RANK = 64  # counted from the nearer end: as many maxima are taken
 
 
 def perturbed_topk(
@@ -31,29 +29,25 @@ def perturbed_topk(
     num_samples: int = 5,
     generator: Generator | None = None,
     noise: Tensor | None = None,
-    impl: str = "auto",
 ) -> Tensor:
-    """The k-th largest score smoothed by Gaussian noise, estimated without bias from a few draws.
+    """Return the k-th largest score smoothed by Gaussian noise, estimated without bias from a few draws.
 
         f_eps(s) = E[(s + eps Z)_[k]],   grad f_eps(s) = E[one-hot of the class that is k-th in s + eps Z]
 
     Value and gradient are means over the same draws of Z ~ N(0, I). ``epsilon=0`` is the plain k-th largest. A row with
     a NaN gives NaN for that row only.
 
-    The noise for a seed depends on the implementation. ``"torch"`` fills tensors with it. ``"numba"`` and
-    ``"triton"`` take one number from the generator at each call, and their noise is a function of that number, the
-    row's place, the draw and the class: the same for any number of threads, and whatever the scores and the other
-    rows are.
+    The noise of a generator depends on the backend. PyTorch operations fill tensors with it. The kernels take one
+    number from the generator per call, and their noise is a function of that number, the row's place, the draw and the
+    class: the same for any number of threads, and whatever the scores and the other rows are.
 
     Args:
         scores: floating point [..., n].
         k: which largest, 1 <= k <= n.
         epsilon: standard deviation of the noise, in the unit of the scores.
-        num_samples: how many draws B.
-        generator: where the noise comes from, on the device of the scores; without it, torch's global generator.
+        num_samples: number of draws B.
+        generator: source of the noise, on the device of the scores; default: torch's global generator.
         noise: the draws themselves [B, ..., n], instead of random ones.
-        impl: ``"auto"``, the fastest that is installed for the device of the scores; ``"numba"``, on the CPU;
-            ``"triton"``, on GPUs; or ``"torch"``, which also serves where the kernels cannot, as with given noise.
 
     Returns:
         The estimate [...], differentiable, in single precision for half-precision scores.
@@ -67,48 +61,125 @@ def perturbed_topk(
         Garcin, Servajean, Joly, Salmon. Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced
         classification. ICML 2022.
     """
-    k, epsilon, num_samples = checked_options(k, epsilon, num_samples, impl)
+    k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
     _check_shapes(scores, k, num_samples, noise)
-    if is_distributed(scores):
-        own = generator_of_shard(scores, generator) if noise is None else None
-        options = {"epsilon": epsilon, "num_samples": num_samples, "generator": own, "impl": impl}
-        return by_shards(lambda s, z: perturbed_topk(s, k, noise=z, **options), scores, noise, axis=1)
-    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
-    rows = wide.reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
+    rows = _wide(scores).reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
     if noise is not None:
         noise = noise.detach().to(rows).reshape(num_samples, *rows.shape)
-    value = _mean_kth(rows, k, float(epsilon), num_samples, generator, noise, impl)
-    return value.reshape(scores.shape[:-1])
+    return _threshold(rows, k, epsilon, num_samples, generator, noise).reshape(scores.shape[:-1])
 
 
-def _mean_kth(
+def perturbed_hinge(
+    logits: Tensor,
+    masses: Any,
+    *,
+    k: int,
+    epsilon: float = 1.0,
+    num_samples: int = 5,
+    alpha: float | Tensor = 1.0,
+    scale: float = 1.0,
+) -> Tensor:
+    """Return sum_c q_c scale (alpha_c + f_eps(s) - s_c)_+ for each row, f_eps(s) as in :func:`perturbed_topk`.
+
+    The noise comes from torch's global generator. A row without mass has loss 0 and gradient 0, whatever its logits
+    are. Second derivatives are 0; a gradient under ``create_graph=True`` is of the same draws.
+
+    Args:
+        logits: scores [B, n].
+        masses: a record of the masses q with ``labels [B, m]`` and ``shares [B, m]``, ``even [B]`` (the mass of every
+            class) and ``dense [B, n]``, or None for those that are absent.
+        k: which largest score the classes are held against, 1 <= k <= n.
+        epsilon: standard deviation of the noise, in the unit of the scores.
+        num_samples: number of draws that estimate the expectation and its gradient.
+        alpha: required gap, one number or one per class [n]; it gets no gradient.
+        scale: factor of the loss.
+
+    Returns:
+        Losses [B], in single precision for half-precision logits, else in the dtype of the logits.
+    """
+    k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
+    _check_shapes(logits, k, num_samples, None)
+    parts = masses.labels, masses.shares, masses.even, masses.dense
+    if not isinstance(alpha, Tensor):
+        alpha = torch.tensor(float(alpha), dtype=torch.float64)
+    alpha = alpha.detach()
+    way = route(logits, *parts)
+    backend = _backend(logits, k, epsilon, None)
+    trained = any(part is not None and part.requires_grad for part in parts)
+    if way is Route.KERNELS and backend == "numba" and not trained:
+        seed = torch.randint(SEEDS, (1,))
+        options = {"seed": seed, "k": k, "epsilon": epsilon, "num_samples": num_samples}
+        kernel = partial(_on_cpu, masses=masses, alpha=alpha, scale=scale, **options)
+        again = partial(_with_threshold, partial(_by_kernel, backend="numba", **options), parts, alpha, scale)
+        return Fused.apply(logits, kernel, again)  # pyright: ignore[reportReturnType]
+    threshold = partial(_threshold, k=k, epsilon=epsilon, num_samples=num_samples, generator=None, noise=None)
+    return _with_threshold(threshold, parts, alpha, scale, logits)
+
+
+def _on_cpu(logits: Tensor, needs_grad: bool, **options: Any) -> tuple[Tensor, Tensor | None]:
+    return load("topk_registry.ops.perturbed.cpu").hinge(logits.float(), **options)
+
+
+def _with_threshold(
+    threshold: Callable[[Tensor], Tensor], parts: tuple[Tensor | None, ...], alpha: Tensor, scale: float, logits: Tensor
+) -> Tensor:
+    s = torch.where(definition.has_mass(parts), _wide(logits), 0.0)
+    return definition.hinges(s, threshold(s), parts, alpha, scale)
+
+
+def _threshold(
     rows: Tensor,
     k: int,
     epsilon: float,
     num_samples: int,
     generator: Generator | None,
     noise: Tensor | None,
-    impl: str,
 ) -> Tensor:
-    backend = constant.choose(OPERATOR, impl, rows.device) if fits(rows, k, epsilon, noise) else "torch"
-    way = route(rows, noise)
+    """Return the perturbed k-th largest score [B] of rows [B, n]."""
+    backend, way = _backend(rows, k, epsilon, noise), route(rows, noise)
     if backend == "torch" or way is Route.OPERATIONS:
         options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "generator": generator, "noise": noise}
         if way is not Route.KERNELS:
-            return operations.differentiable_kth(rows, **options)
-        return PerturbedKth.apply(rows, partial(operations.perturbed_kth, **options))[0]
+            return definition.differentiable_kth(rows, **options)
+        return PerturbedKth.apply(rows, partial(definition.kth, **options))[0]
     seed = torch.randint(SEEDS, (), generator=generator, device=rows.device)
     if way is Route.GRAPH:
-        return custom_ops.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
+        return custom_op.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
+    return _by_kernel(rows, seed, k, epsilon, num_samples, backend)
+
+
+def _by_kernel(rows: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str) -> Tensor:
     options = {"seed": seed, "k": k, "epsilon": epsilon, "num_samples": num_samples}
-    return PerturbedKth.apply(rows, partial(OPERATOR[backend].kernels().perturbed_kth, **options))[0]
+    return PerturbedKth.apply(rows, partial(custom_op.kernel(backend), **options))[0]
 
 
-def checked_options(k: int, epsilon: float, num_samples: int, impl: str) -> tuple[int, float, int]:
+def _backend(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> str:
+    """Return the backend for a call; kernels draw noise on their own, in single precision."""
+    n, device = rows.shape[-1], rows.device
+    fits = noise is None and EPSILONS[0] <= epsilon <= EPSILONS[1] and rows.dtype != torch.float64
+    if device.type == "cpu":
+        return choose(device, "numba" if fits else None, _works)
+    fits = fits and device.type == "cuda" and n <= GPU_MAX_N and min(k, n + 1 - k) <= GPU_MAX_RANK
+    return choose(device, "triton" if fits else None, _works)
+
+
+def _works(device: torch.device) -> bool:
+    """Tell whether the kernels of a device find the second largest score, of noise too small to matter."""
+    scores = torch.linspace(0, 30, 39).sin().view(3, 13).to(device)
+    kernel = custom_op.kernel("numba" if device.type == "cpu" else "triton")
+    value, index = kernel(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
+    expected, where = (x[:, 1] for x in scores.topk(2))
+    return torch.allclose(value, expected) and bool((index == where[:, None]).all())
+
+
+def checked_options(k: int, epsilon: float, num_samples: int) -> tuple[int, float, int]:
     """Return k, epsilon and num_samples; raise unless they are possible for some scores."""
-    check_name(impl, "impl")
     k, num_samples = integer(k, "k", at_least=1), integer(num_samples, "num_samples", at_least=1)
-    return k, number(fixed_number(epsilon), "epsilon", at_least=0), num_samples
+    return k, number(epsilon, "epsilon", at_least=0), num_samples
+
+
+def _wide(scores: Tensor) -> Tensor:
+    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 
 def _check_shapes(scores: Tensor, k: int, num_samples: int, noise: Tensor | None) -> None:

@@ -1,1 +1,1 @@
-"""Other people's training scripts, run with a registered loss."""
+"""The user's own copy of timm's or torchvision's training script, run with a registered loss."""

@@ -1,4 +1,4 @@
-"""Run a user's own, unmodified copy of timm's or torchvision's training script, with ``--loss`` added to its flags."""
+"""``timm run PATH ...``: an unmodified copy of timm's or torchvision's training script, with a loss by name."""
 
 import argparse
 import importlib.util
@@ -12,102 +12,97 @@ from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions
-from topk_registry.train.config.weights import FLAGS, SETTINGS, idle_setting
 from topk_registry.train.errors import TrainError
 
-ENVIRONMENT = "TIMM_TRAIN_SCRIPT"
+PROGRAM = "topk-registry run"
+NO_SCRIPT = (
+    "expected the path of a training script, timm's train.py or torchvision's references/classification/train.py; pip "
+    "installs neither of them: take a copy from a checkout of the version that is installed"
+)
 
 
-def split_arguments(argv: Sequence[str], *, prog: str, flag: str) -> tuple[argparse.Namespace, list[str]]:
-    """Split the arguments into ours (script, loss, loss_opt and, with a loss, class weights) and the script's own."""
-    parser = ArgumentParser(prog=prog, add_help=False)
-    parser.add_argument(flag, dest="script", default="", metavar="PATH")
-    parser.add_argument("--loss", default="", metavar="NAME")
-    parser.add_argument("--loss-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V")
+def main(argv: Sequence[str]) -> int:
+    """Run your copy of timm's or torchvision's training script with a loss by name."""
+    parser = _parser()
+    if not argv or argv[0] in ("-h", "--help"):
+        parser.print_help()
+        return 0 if argv else 2
     ours, theirs = parser.parse_known_args(argv)
-    if ours.loss:  # else timm's script keeps its own flags of these names
-        parser.add_argument("--class-weight", "--loss-class-weight", default="", metavar="HOW")
-        parser.add_argument("--loss-pos-weight", default="", metavar="HOW")
-        parser.add_argument("--class-stats", default="", metavar="FILE")
-        for name, (default, _) in SETTINGS.items():
-            parser.add_argument("--" + name.replace("_", "-"), type=float, default=default)
-        ours, theirs = parser.parse_known_args(argv)
-    return ours, theirs
+    if not ours.script or not os.path.isfile(ours.script):
+        found = f", got {ours.script!r}, which is no file" if ours.script else ""
+        print(f"{PROGRAM}: {NO_SCRIPT}{found}; see {PROGRAM} --help", file=sys.stderr)
+        return 2
+    if ours.loss:
+        registry.get_loss_builder(ours.loss)  # an unknown name is an error before the script is loaded
+    elif ours.loss_opt or ours.class_weight:
+        print(f"{PROGRAM}: --loss-opt and --class-weight need --loss NAME", file=sys.stderr)
+        return 2
+    try:
+        _run(ours, theirs)
+    except TrainError as error:
+        print(f"{PROGRAM} {Path(ours.script).name}: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
-def run_timm(path: str, argv: Sequence[str], ours: argparse.Namespace) -> int:
-    """Run timm's train.py through its module-level ``parser`` and ``main()``."""
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} PATH [--loss NAME] [--loss-opt K=V ...] [--class-weight HOW] ARGS...",
+        description="Run an unmodified copy of timm's train.py or torchvision's references/classification/train.py "
+        "with a registered loss instead of its own. All other arguments are the script's. An optimizer step without a "
+        "gradient of this loss ends the run with an error. Evaluation keeps the script's criterion.",
+        add_help=False,
+    )
+    parser.add_argument("script", nargs="?", default="", metavar="PATH", help="the training script")
+    parser.add_argument("--loss", default="", metavar="NAME", help="a name of `topk-registry losses`")
+    parser.add_argument(
+        "--loss-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="options of the loss"
+    )
+    parser.add_argument(
+        "--class-weight", default="", metavar="HOW", help="inv_freq, effective_num, a file, or numbers with commas"
+    )
+    return parser
 
-    def go(module: ModuleType, prepare: Callable[[Any], None]) -> None:
-        parser = _need(module, "parser", path)
-        parse = parser.parse_args
+
+def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
+    with _loaded(ours.script, argv) as module:
+        prepare: Callable[[Any], None] = lambda args: None  # noqa: E731
+        if not ours.loss:
+            _call(module, argv, prepare)
+            return
+        # after the script, which may come with a timm of its own
+        from topk_registry.train.scripts.patch import Patch, install
+
+        patch = Patch(ours.loss, ours.loss_opt, ours.class_weight)
+        install(module, patch)
+        with patch.check_steps():
+            _call(module, argv, patch.note_arguments)
+
+
+def _call(module: ModuleType, argv: Sequence[str], prepare: Callable[[Any], None]) -> None:
+    """Call the script's ``main``, and show ``prepare`` the arguments that it parsed."""
+    if hasattr(module, "get_args_parser") and hasattr(module, "main"):  # torchvision's
+        args = module.get_args_parser().parse_args(list(argv))
+        prepare(args)
+        module.main(args)
+    elif hasattr(module, "parser") and hasattr(module, "main"):  # timm's
+        parse = module.parser.parse_args
 
         def parse_and_note(*args: Any, **kwargs: Any) -> Any:
             parsed = parse(*args, **kwargs)
             prepare(parsed)
             return parsed
 
-        parser.parse_args = parse_and_note
-        _need(module, "main", path)()
-
-    return _run(path, argv, ours, go)
-
-
-def run_torchvision(path: str, argv: Sequence[str], ours: argparse.Namespace) -> int:
-    """Run torchvision's references/classification/train.py through ``get_args_parser()`` and ``main(args)``."""
-
-    def go(module: ModuleType, prepare: Callable[[Any], None]) -> None:
-        args = _need(module, "get_args_parser", path)().parse_args(list(argv))
-        prepare(args)
-        _need(module, "main", path)(args)
-
-    return _run(path, argv, ours, go)
-
-
-def _run(
-    path: str,
-    argv: Sequence[str],
-    ours: argparse.Namespace,
-    go: Callable[[ModuleType, Callable[[Any], None]], None],
-) -> int:
-    if not os.path.isfile(path):
-        print(f"there is no training script {path}", file=sys.stderr)
-        return 2
-    if ours.loss:
-        registry.get_loss_builder(ours.loss)  # an unknown name is an error before the script is loaded
-    weights = {name: getattr(ours, name) for name in (*FLAGS, "class_stats", *SETTINGS) if ours.loss}
-    idle = idle_setting(**{name: value for name, value in weights.items() if name != "class_stats"}) if weights else ""
-    if idle:
-        print(idle, file=sys.stderr)
-        return 2
-    try:
-        with _as_main(path, argv) as module:
-            # after the script, which may come with a timm of its own
-            from topk_registry.train.scripts.patch import Seam, enter
-
-            if not ours.loss:  # nothing of ours to put in
-                go(module, lambda args: None)
-                return 0
-            seam = Seam(ours.loss, ours.loss_opt, **weights)
-            enter(module, seam)
-
-            def prepare(args: Any) -> None:
-                seam.args, seam.num_classes = args, getattr(args, "num_classes", None)
-                args.loss_record = seam.record  # into the script's args.yaml and checkpoints
-                if any(weights[flag] for flag in FLAGS):
-                    vars(args).update(weights)
-
-            with seam.tripwire():
-                go(module, prepare)
-    except TrainError as error:
-        print(f"{Path(path).name}: {error}", file=sys.stderr)
-        return 1
-    return 0
+        module.parser.parse_args = parse_and_note
+        module.main()
+    else:
+        raise TrainError("expected timm's or torchvision's training script: it has no main() or no argument parser")
 
 
 @contextmanager
-def _as_main(path: str, argv: Sequence[str]) -> Iterator[ModuleType]:
-    """Load the script as a module with the command line and the import path that it would have if it were run."""
+def _loaded(path: str, argv: Sequence[str]) -> Iterator[ModuleType]:
+    """Load the script as a module, with the command line and import path that it would have as a program."""
     outer = sys.argv, list(sys.path)
     sys.argv = [path, *argv]
     sys.path.insert(0, str(Path(path).resolve().parent))
@@ -123,9 +118,3 @@ def _as_main(path: str, argv: Sequence[str]) -> Iterator[ModuleType]:
     finally:
         sys.argv, sys.path[:] = outer
         sys.modules.pop(name, None)
-
-
-def _need(module: ModuleType, name: str, path: str) -> Any:
-    if not hasattr(module, name):
-        raise TrainError(f"no {name} in {path}: is it timm's or torchvision's training script?")
-    return getattr(module, name)

@@ -1,60 +1,44 @@
 # type: ignore
-"""Store the margins of rows in double precision, or the hinges of them."""
+"""The smooth hinge of a margin, in double precision where the margin is."""
 
 import triton
 import triton.language as tl
 
 
 @triton.jit
-def store_margin(
-    row, wanted, y, s_y, a, ratio, exp_minus_tilt, theta, theta_low, broken, value_ptr,
-    alpha_ptr, weight_ptr, share_ptr, scale, scale_low, tau, inverse_tau, inverse_tau_low, factor,
-    HINGE: tl.constexpr, PER_CLASS: tl.constexpr, WEIGHTED: tl.constexpr, SHARED: tl.constexpr,
+def store_hinge(
+    row, wanted, y, s_y, a, ratio, exp_minus_tilt, share, theta, theta_low, broken, value_ptr, alpha,
+    tau, inverse_tau, inverse_tau_low, k: tl.constexpr, ALPHA: tl.constexpr,
 ):  # fmt: skip
-    """Store (s_y - a) + theta (log(c_{k-1} / c_k) - t) of the wanted rows, or with ``HINGE`` the hinge's value there.
+    """Store the hinges of the margins (s_y - a) + theta (log(c_{k-1} / c_k) - t) of the wanted rows, times shares.
 
-    theta, scale and 1 / tau come as two numbers in single precision each. Returns the factor of the margin's gradient:
-    1, or the slope of the hinge. ``factor``, the label's weight and the row's share multiply value and slope. A row
-    without a share costs nothing.
+    Returns the factor of the margin's gradient: the slope of the hinge times the share.
     """
     log = log64(ratio.to(tl.float64) * exp_minus_tilt.to(tl.float64))
     margin = (s_y.to(tl.float64) - a.to(tl.float64)) + (log * theta + log * theta_low)
     margin = tl.where(broken, float("nan"), margin)
-    of_margin = tl.zeros_like(s_y) + 1.0
-    if HINGE:
-        known = wanted & (margin == margin)  # else the label may be no class
-        alpha = gap_of(alpha_ptr, y, known, PER_CLASS)
-        value, slope = hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low)
-        of_margin = slope.to(tl.float32) * factor
-        if WEIGHTED:
-            weight = tl.load(weight_ptr + y, mask=known, other=0.0).to(tl.float32)
-            of_margin = of_margin * weight
-            value = value * weight
-        value = value * factor
-        if SHARED:
-            share = tl.load(share_ptr + row, mask=wanted, other=0.0).to(tl.float32)
-            of_margin = of_margin * share
-            value = tl.where((share == 0.0) & (value == value), 0.0, value * share)
-        tl.store(value_ptr + row, value, mask=wanted)
-    else:
-        tl.store(value_ptr + row, margin, mask=wanted)
-    return of_margin
+    known = wanted & (margin == margin)  # else the label may be no class
+    value, slope = hinge(margin, gap_of(alpha, y, known, ALPHA), tau, inverse_tau, inverse_tau_low, k)
+    tl.store(value_ptr + row, value * share, mask=wanted)
+    return slope.to(tl.float32) * share
 
 
 @triton.jit
-def gap_of(alpha_ptr, y, known, PER_CLASS: tl.constexpr):
-    """The required gap of classes, or of all, in single precision."""
-    if PER_CLASS:
-        return tl.load(alpha_ptr + y, mask=known, other=0.0).to(tl.float32)
+def gap_of(alpha, y, known, ALPHA: tl.constexpr):
+    """The required gap of classes y: ``alpha`` is a number (ALPHA = 0), or points to one (1) or one per class (2)."""
+    if ALPHA == 0:
+        return tl.zeros((), tl.float32) + alpha
+    elif ALPHA == 1:
+        return tl.load(alpha).to(tl.float32)
     else:
-        return tl.load(alpha_ptr).to(tl.float32)
+        return tl.load(alpha + y, mask=known, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low):
-    """See :class:`topk_registry.ops.hinge.Hinge`."""
+def hinge(margin, alpha, tau, inverse_tau, inverse_tau_low, k: tl.constexpr):
+    """tau softplus((alpha - margin / k) / tau), and its slope."""
     zero = tl.full((), 0.0, tl.float64)
-    violation = alpha - (zero + scale + scale_low) * margin
+    violation = alpha - tl.full((), 1.0 / k, tl.float64) * margin
     z = violation * (zero + inverse_tau + inverse_tau_low)
     e = exp64(tl.minimum(tl.maximum(z, -120.0), 40.0))  # e^-120 is zero in single precision
     log1p = tl.where(e < 1e-6, e * (1.0 - 0.5 * e), log64(1.0 + e))  # within 1e-10 both
@@ -62,7 +46,7 @@ def hinge(margin, alpha, scale, scale_low, tau, inverse_tau, inverse_tau_low):
     e, r = e.to(tl.float32), 1.0 / (1.0 + e.to(tl.float32))
     chance = e * r
     chance += r * (e - chance * (1.0 + e))  # takes back the rounding of the reciprocal and of the product
-    return tl.where(z == z, value, z), -scale * tl.where(z == z, chance, z)
+    return tl.where(z == z, value, z), (-1.0 / k) * tl.where(z == z, chance, z)
 
 
 @triton.jit

@@ -32,18 +32,17 @@ def least_rest(x, mass, lane, k: tl.constexpr):
 
 
 @triton.jit
-def tail_polynomial(P, k: tl.constexpr, J: tl.constexpr):
-    """b_0..b_k of prod (1 + w_i X) from the power sums P_1..P_J, by Newton's identities: j b_j = sum_i (-1)^(i-1)
-    b_{j-i} P_i; scaled by exp(-P_1 / 2) to stay in range. Power sums beyond the J-th count for nothing."""
+def tail_polynomial(P, k: tl.constexpr):
+    """b_0..b_k of prod (1 + w_i X) from the power sums P_1..P_k, by Newton's identities: j b_j = sum_i (-1)^(i-1)
+    b_{j-i} P_i; scaled by exp(-P_1 / 2) to stay in range."""
     b = (tl.exp(-0.5 * P[0]),)
     for j in tl.static_range(1, k + 1):
         total = b[j - 1] * P[0]
         for i in tl.static_range(2, j + 1):
-            if i <= J:
-                if i % 2 == 0:
-                    total -= b[j - i] * P[i - 1]
-                else:
-                    total += b[j - i] * P[i - 1]
+            if i % 2 == 0:
+                total -= b[j - i] * P[i - 1]
+            else:
+                total += b[j - i] * P[i - 1]
         b = b + (total * (1.0 / j),)
     return b
 
@@ -61,52 +60,6 @@ def times(c, q, p, degree: tl.constexpr):
 def lane_of(values, lane, i):
     """The number that a vector holds in lane i."""
     return tl.sum(tl.where(lane == i, values, 0.0), 0)
-
-
-@triton.jit
-def newton(sums_ptr, base, P_ptr, b_ptr, k: tl.constexpr, KP: tl.constexpr):
-    """:func:`tail_polynomial` for large k, from the power sums at ``sums_ptr`` of odds that base is to multiply.
-
-    Not unrolled: b_j, as soon as it is known, is carried into all later sums. Its results lie in memory, P_1..P_k
-    from ``P_ptr`` + 1 and b_0..b_k from ``b_ptr``.
-    """
-    factor = base
-    for j in range(1, k + 1):
-        tl.store(P_ptr + j, tl.load(sums_ptr + j - 1) * factor)
-        factor = factor * base
-    tl.debug_barrier()
-    m = tl.arange(0, KP)
-    total = tl.zeros((KP,), tl.float32)  # j b_j, as far as it is known
-    b_j = tl.exp(-0.5 * tl.load(P_ptr + 1))
-    tl.store(b_ptr, b_j)
-    for j in range(1, k + 1):
-        i = m - j + 1
-        P = tl.load(P_ptr + i, mask=(i > 0) & (m <= k), other=0.0)
-        total += tl.where(i % 2 == 0, -b_j, b_j) * P
-        b_j = lane_of(total, m, j) / j
-        tl.store(b_ptr + j, b_j)
-    tl.debug_barrier()
-
-
-@triton.jit
-def convolve(a_ptr, b_ptr, scale, out_ptr, k: tl.constexpr, KP: tl.constexpr):
-    """Coefficients 0..k-1 of scale * a * b, all of them in memory."""
-    m = tl.arange(0, KP)
-    total = tl.zeros((KP,), tl.float32)
-    for j in range(k):
-        i = m - j
-        total += tl.load(a_ptr + j) * scale * tl.load(b_ptr + i, mask=(i >= 0) & (m < k), other=0.0)
-    tl.store(out_ptr + m, total, mask=m < k)
-    tl.debug_barrier()
-
-
-@triton.jit
-def broadcast(b_ptr, zero, count: tl.constexpr):
-    """Numbers in memory as a tuple of vectors like ``zero``."""
-    out = ()
-    for j in tl.static_range(count):
-        out = out + (zero + tl.load(b_ptr + j),)
-    return out
 
 
 @triton.jit

@@ -13,20 +13,20 @@ REBALANCING = tl.constexpr(2)  # the same when a class has joined the group, fro
 
 
 @triton.jit
-def flat_rows(sums, usable, limit: tl.constexpr, k: tl.constexpr, J: tl.constexpr):
+def flat_rows(sums, usable, k: tl.constexpr):
     """Find the flat ones of the usable rows, their tilt ``base``, and the coefficients 0..k of their polynomials.
 
-    sums: J powers of odds relative to the largest score, of tiles; limit: of the largest odds.
+    sums: k powers of odds relative to the largest score, of tiles.
     """
     mass = tl.sum(sums[0], 1)  # NaN where a score is, or where all are -inf
-    flat = usable & (mass * limit >= k)
+    flat = usable & (mass * LIMIT >= k)
     base = tl.where(flat, k / mass, 1.0)
     P = (mass * base,)
     power = base
-    for j in tl.static_range(1, J):
+    for j in tl.static_range(1, k):
         power = power * base
         P = P + (tl.sum(sums[j], 1) * power,)
-    return flat, base, tail_polynomial(P, k, J)
+    return flat, base, tail_polynomial(P, k)
 
 
 @triton.jit
@@ -47,17 +47,16 @@ def add(a, b, k: tl.constexpr):
 
 
 @triton.jit
-def balanced(c, back, of_margin, k: tl.constexpr, J: tl.constexpr):
-    """Coefficients up to k-2, J of them at most, times of_margin, of c tilted so that the next two are 1.
+def balanced(c, back, of_margin, k: tl.constexpr):
+    """Coefficients up to k-2, times of_margin, of c tilted so that the next two are 1.
 
     back = c_k / c_{k-1}
     """
     out = ()
     rho = of_margin * (back * back / c[k])
     for j in tl.static_range(2, k + 1):
-        if j <= J + 1:
-            out = (c[k - j] * rho,) + out
-            rho = rho * back
+        out = (c[k - j] * rho,) + out
+        rho = rho * back
     return out
 
 

@@ -1,0 +1,1 @@
+"""Modules of data that the old trainer uses."""

@@ -1,0 +1,197 @@
+"""The noised top-k losses against the paper's formula, written out in plain Python."""
+
+import pickle
+from fractions import Fraction
+
+import pytest
+import torch
+from pytopk.functional import bal_noised_topk_loss, imbal_noised_topk_loss
+from pytopk.noised_topk import _noised_topk
+
+from topk_plugins._margins import relative_gaps
+from topk_plugins.noised_topk import NoisedTopK, NoisedTopKImbalanced
+from topk_registry import use_backend
+
+COUNTS = [100, 50, 3, 7, 1, 20, 9]
+N = len(COUNTS)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def seeded(loss: torch.nn.Module, seed: int = 0):
+    """The loss with the same noise at every call."""
+
+    def call(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return loss(logits, target)
+
+    return call
+
+
+def noise_of(seed: int, rows: int, draws: int, dtype: torch.dtype = torch.float64) -> list[list[list[float]]]:
+    """The draws that a loss makes by the torch path after ``torch.manual_seed(seed)``."""
+    source = torch.Generator().manual_seed(seed)
+    return [torch.empty(rows, N, dtype=dtype).normal_(generator=source).tolist() for _ in range(draws)]
+
+
+def by_hand(s: list[float], z: list[list[float]], y: int, k: int, epsilon: float, margin: float, scale: float) -> float:
+    thresholds = [sorted((a + epsilon * b for a, b in zip(s, draw, strict=True)), reverse=True)[k] for draw in z]
+    return max(0.0, scale * (margin + sum(thresholds) / len(thresholds) - s[y]))
+
+
+def balanced(**options) -> NoisedTopK:
+    return NoisedTopK(3, epsilon=0.7, num_samples=4, **options)
+
+
+def imbalanced(**options) -> NoisedTopKImbalanced:
+    return NoisedTopKImbalanced(3, class_counts=COUNTS, epsilon=0.2, num_samples=4, max_margin=0.4, scale=20, **options)
+
+
+def margin_of(build, y: int) -> float:
+    return 1.0 if build is balanced else 0.4 * (min(COUNTS) / COUNTS[y]) ** 0.25
+
+
+@pytest.mark.parametrize(("build", "epsilon", "scale"), [(balanced, 0.7, 1), (imbalanced, 0.2, 20)])
+def test_formula(build, epsilon, scale):
+    logits, target = randn(6, N), torch.tensor([0, 1, 2, 3, 4, 5])
+    loss = seeded(build(reduction="none"))(logits, target)
+    z = noise_of(0, 6, 4)
+    for i, y in enumerate(target.tolist()):
+        draws = [draw[i] for draw in z]
+        wanted = by_hand(logits[i].tolist(), draws, y, 3, epsilon, margin_of(build, y), scale)
+        # the margins are kept in fp32
+        assert loss[i].item() == pytest.approx(wanted, abs=scale * 2**-24)
+
+
+@pytest.mark.parametrize("build", [balanced, imbalanced])
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_gradcheck_with_fixed_noise(build, label_smoothing):
+    logits, target = randn(5, N).requires_grad_(), torch.tensor([0, 6, 2, 3, 4])
+    loss = seeded(build(label_smoothing=label_smoothing))
+    assert torch.autograd.gradcheck(lambda s: loss(s, target), (logits,))
+    dense = randn(5, N, seed=2).softmax(-1)
+    assert torch.autograd.gradcheck(lambda s: loss(s, dense), (logits,))
+
+
+@pytest.mark.parametrize("build", [balanced, imbalanced])
+def test_gradient_is_mean_indicator_less_label(build):
+    loss, target = build(reduction="sum"), torch.tensor([0, 1, 2])
+    logits = torch.zeros(3, N, dtype=torch.float64).requires_grad_()
+    (grad,) = torch.autograd.grad(seeded(loss)(logits, target), logits)
+    indicator = torch.zeros(3, N, dtype=torch.float64)
+    for draw in noise_of(0, 3, 4):
+        for row, z in enumerate(draw):
+            indicator[row, sorted(range(N), key=lambda i, z=z: -z[i])[3]] += 1 / 4
+    active = seeded(build(reduction="none"))(logits, target) > 0
+    assert active.any()
+    wanted = loss.scale * active[:, None] * (indicator - torch.eye(N, dtype=torch.float64)[target])
+    torch.testing.assert_close(grad, wanted, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("build", [balanced, imbalanced])
+@pytest.mark.parametrize("options", [{}, {"weight": [1.0, 2.0, 0.0, 1.0, 3.0, 1.0, 0.5]}, {"reduction": "sum"}])
+def test_one_hot_targets_cost_what_indices_cost(build, options):
+    logits, target = randn(5, N), torch.tensor([0, 6, 2, 3, 4])
+    loss = seeded(build(**{"reduction": "none", **options}))
+    torch.testing.assert_close(loss(logits, torch.eye(N)[target]), loss(logits, target))
+
+
+def test_the_limit_of_no_noise_is_the_calibrated_hinge():
+    logits, target = randn(8, N), torch.arange(8) % N
+    hinge = (1 + logits.sort(-1, descending=True).values[:, 3] - logits.gather(1, target[:, None])[:, 0]).clamp(min=0)
+    zero = NoisedTopK(3, epsilon=0.0, reduction="none")(logits, target)
+    torch.testing.assert_close(zero, hinge, rtol=0, atol=1e-15)
+    for epsilon in (1e-2, 1e-4, 1e-6):
+        noised = seeded(NoisedTopK(3, epsilon=epsilon, reduction="none"))(logits, target)
+        # moving every score by at most eps |z| moves no order statistic further; |z| < 6
+        assert (noised - hinge).abs().max() < 6 * epsilon
+        assert not torch.equal(noised, hinge)
+
+
+@pytest.mark.parametrize("build", [balanced, imbalanced])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_costs_what_its_values_cost_in_fp32(build, dtype):
+    logits, target = randn(5, N).to(dtype).requires_grad_(), torch.tensor([0, 6, 2, 3, 4])
+    loss = seeded(build())
+    assert torch.equal(loss(logits, target), loss(logits.float(), target))
+    loss(logits, target).backward()
+    assert logits.grad.dtype == dtype
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("build", [balanced, imbalanced])
+def test_ignored_rows_cost_nothing(build):
+    logits, target = randn(5, N).requires_grad_(), torch.tensor([0, -100, 2, -100, 4])
+    loss = seeded(build(reduction="sum"))(logits, target)
+    (grad,) = torch.autograd.grad(loss, logits)
+    assert grad[[1, 3]].count_nonzero() == 0
+    torch.testing.assert_close(seeded(build())(logits, target), loss / 3)
+
+
+@pytest.mark.parametrize("build", [balanced, imbalanced])
+def test_pickle_and_state(build):
+    logits, target = randn(5, N), torch.tensor([0, 6, 2, 3, 4])
+    loss = build()
+    assert torch.equal(seeded(pickle.loads(pickle.dumps(loss)))(logits, target), seeded(loss)(logits, target))
+    build().load_state_dict(loss.state_dict())
+
+
+@pytest.mark.parametrize("build", [balanced, imbalanced])
+@pytest.mark.slow
+def test_compiles_to_one_graph(build):
+    loss = build()
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    logits, target = randn(5, N).requires_grad_(), torch.tensor([0, 6, 2, 3, 4])
+    wanted, got = seeded(loss)(logits, target), seeded(compiled)(logits, target)
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(got, logits), torch.autograd.grad(wanted, logits))
+
+
+def test_agrees_with_the_authors():
+    logits, target = randn(9, N, dtype=torch.float32), torch.arange(9) % N
+    z = torch.tensor(noise_of(0, 9, 4, torch.float32)).permute(1, 2, 0)  # [B, n, draws]
+    theirs = bal_noised_topk_loss(logits, target, 3, 0.7, _noised_topk, z)
+    with use_backend("torch"):
+        torch.testing.assert_close(seeded(balanced())(logits, target), theirs)
+    margins = (0.4 * relative_gaps(COUNTS)).float()
+    theirs = imbal_noised_topk_loss(logits, target, 3, margins, 0.2, _noised_topk, z, 20)
+    with use_backend("torch"):
+        torch.testing.assert_close(seeded(imbalanced())(logits, target), theirs)
+
+
+def test_margins():
+    # fourth powers, so that every root is exact
+    assert relative_gaps([16, 81, 256, 16]).tolist() == pytest.approx(
+        [1.0, float(Fraction(2, 3)), 0.5, 1.0], rel=2**-52
+    )
+    assert relative_gaps(torch.tensor([5, 5])).tolist() == [1.0, 1.0]
+
+
+def test_a_class_without_samples_leaves_the_others_margins_alone():
+    assert relative_gaps([160, 10, 0]).tolist() == pytest.approx([0.5, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("counts", [None, [0, 0], [3, -1], [1.0, float("nan")], [1.0, float("inf")], [[1, 2]], []])
+def test_impossible_counts(counts):
+    with pytest.raises(ValueError, match="class_counts"):
+        NoisedTopKImbalanced(1, class_counts=counts)
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="class_counts"):
+        NoisedTopKImbalanced()
+    with pytest.raises(ValueError, match="max_margin must be a finite number of at least 0, got -1"):
+        NoisedTopKImbalanced(class_counts=COUNTS, max_margin=-1)
+    with pytest.raises(ValueError, match="scale must be a finite number above 0, got 0"):
+        NoisedTopKImbalanced(class_counts=COUNTS, scale=0)
+    with pytest.raises(ValueError, match="epsilon must be a finite number of at least 0, got -1"):
+        NoisedTopK(epsilon=-1)
+    with pytest.raises(ValueError, match="num_samples must be an integer of at least 1, got 0"):
+        NoisedTopK(num_samples=0)
+    with pytest.raises(ValueError, match=r"class_counts has 7 entries, logits have 9 classes"):
+        imbalanced()(torch.zeros(2, 9), torch.tensor([0, 1]))
+    with pytest.raises(ValueError, match="k must be below the number of classes: k = 3, logits have 3"):
+        balanced()(torch.zeros(2, 3), torch.tensor([0, 1]))

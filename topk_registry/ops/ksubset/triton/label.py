@@ -1,0 +1,205 @@
+# type: ignore
+"""The smooth top-k hinge of one label per row, and its gradient, in one Triton kernel.
+
+A flat row, with no softmax above 1 / (2 k), is all tail: no class is searched for. After a pass for the largest score
+its power sums and its gradient take one pass each. In any other row the top group is found one maximum at a time: first
+the k largest classes, then those with odds above 1/2 at a tilt that draws k - 1/2 classes.
+"""
+
+import triton
+import triton.language as tl
+
+from topk_registry.ops.gpu.arithmetic import LOG2E, exp2
+from topk_registry.ops.gpu.tiles import aligned, clear, held_and_largest, others, store
+from topk_registry.ops.ksubset.triton.hinge import store_hinge
+from topk_registry.ops.ksubset.triton.polynomial import chances, lane_of, tail_polynomial, times
+from topk_registry.ops.ksubset.triton.rows import (
+    add,
+    balanced,
+    columns,
+    flat_rows,
+    powers,
+    tail_odds,
+    tail_powers,
+    top_group,
+)
+
+
+@triton.jit
+def label_rows(
+    s_ptr, label_ptr, share_ptr, alpha, value_ptr, gradient_ptr, B, depth, theta, theta_low, inverse,
+    tau, inverse_tau, inverse_tau_low,
+    ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr,
+    N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Write the hinge of each row times its share, and its gradient. A row without a share has zeros for both.
+
+    Args:
+        s_ptr: scores, B rows of n, each S numbers after the one before.
+        label_ptr, share_ptr: [B].
+        alpha: required gap, see ``gap_of``.
+        value_ptr, gradient_ptr: output, [B] and as the scores.
+        depth: k, hidden from the compiler, which would unroll loops and run out of registers.
+        theta, theta_low, inverse: the temperature k tau as two numbers in single precision, and its reciprocal.
+        tau, inverse_tau, inverse_tau_low: the smoothing temperature, and its reciprocal as two numbers.
+        TP: lanes of a top group, a power of two. Other constants: see :mod:`topk_registry.ops.gpu.tiles`.
+    """
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    there = row < B
+    share = tl.load(share_ptr + row, mask=there, other=0.0).to(tl.float32)
+    live = there & (share != 0.0)
+    y, s_y = label_and_score(s_ptr, label_ptr, row, live, n, S)
+    start, shift = aligned(row, S, VECTOR)
+    scores_ptr = s_ptr + start
+    steep = inverse * LOG2E
+
+    held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
+
+    if HELD:
+        odds = ()
+        for tile in tl.static_range(TILES):
+            odds = odds + (exp2((held[tile] - a[:, None]) * steep),)
+        sums = powers(odds[0], k)
+        for tile in tl.static_range(1, TILES):
+            sums = add(sums, powers(odds[tile], k), k)
+    else:
+        sums = powers(tl.zeros((R, N), tl.float32), k)
+        for tile in tl.range(TILES, loop_unroll_factor=2):
+            w = exp2((others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - a[:, None]) * steep)
+            sums = add(sums, powers(w, k), k)
+    flat, base, c = flat_rows(sums, live & (s_y == s_y), k)
+    ratio = c[k - 1] / c[k]
+    of_margin = store_hinge(
+        row, flat, y, s_y, a, ratio, base, share, theta, theta_low, flat == 0, value_ptr, alpha,
+        tau, inverse_tau, inverse_tau_low, k, ALPHA,
+    )  # fmt: skip
+
+    if tl.max(flat.to(tl.int32), 0) > 0:
+        balanced_c = columns(balanced(c, 1.0 / ratio, of_margin, k), k - 1)
+        tilt = (base * ratio)[:, None]
+        if HELD:
+            for tile in tl.static_range(TILES):
+                value = gradient(odds[tile] * tilt, balanced_c, of_margin[:, None], k - 1)
+                store(gradient_ptr + start, value, flat, shift, tile, n, R, N, SHIFTED)
+        else:
+            for tile in tl.range(TILES, loop_unroll_factor=2):
+                u = (others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - a[:, None]) * steep
+                value = gradient(exp2(u + tl.log2(tilt)), balanced_c, of_margin[:, None], k - 1)
+                store(gradient_ptr + start, value, flat, shift, tile, n, R, N, SHIFTED)
+        tl.debug_barrier()  # the label's entries have been written with odds of zero, by other threads
+        tl.store(gradient_ptr + row * S + y, of_margin, mask=flat)
+
+    for r in range(R):
+        here = tl.program_id(0).to(tl.int64) * R + r
+        if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
+            search_row(
+                s_ptr, label_ptr, share_ptr, alpha, value_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
+                tau, inverse_tau, inverse_tau_low, ALPHA, n, S, k, TP, N, TILES, VECTOR, SHIFTED,
+            )  # fmt: skip
+    empty = there & (live == 0)
+    if tl.max(empty.to(tl.int32), 0) > 0:
+        clear(value_ptr, gradient_ptr + start, row, shift, empty, n, R, N, TILES, SHIFTED)
+
+
+@triton.jit
+def search_row(
+    s_ptr, label_ptr, share_ptr, alpha, value_ptr, gradient_ptr, here, depth, theta, theta_low, inverse,
+    tau, inverse_tau, inverse_tau_low,
+    ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
+    N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Do a row that is not flat, or that has a NaN, too few scores, or a label that is no class.
+
+    The row is read again for each pass: keeping it would take the registers of other rows, and was not faster on an
+    H200.
+    """
+    label, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
+    share = tl.load(share_ptr + here).to(tl.float32)
+    row = here + tl.arange(0, 1)  # beside it only numbers: vectors of lanes take their layout from what they meet
+    live = row >= 0
+    y = label + tl.zeros((1,), tl.int32)
+    start, shift = aligned(row, S, VECTOR)
+    scores_ptr = s_ptr + start
+    lane = tl.arange(0, TP)
+    tiles = TILES + depth - k
+    top, where, size, a, u, v, i, broken = top_group(
+        (), scores_ptr, live, y, shift, s_y == s_y, depth, inverse, k, TP, TP, n, N, TILES, False, SHIFTED
+    )
+    x = (top - a) * inverse
+    P = tail_powers((), scores_ptr, live, y, shift, a, u, v, i, inverse, tiles, k, n, N, TILES, False, SHIFTED)
+    b = tail_polynomial(P, k)
+    e = ()
+    for j in tl.static_range(k + 1):
+        e = e + (b[j] + tl.zeros((TP,), tl.float32),)
+    for f in range(size):
+        q, p = chances(lane_of(x, lane, f), 1.0 / u)
+        e = times(e, tl.where(lane == f, 1.0, q), tl.where(lane == f, 0.0, p), k)
+    c = ()
+    for j in tl.static_range(k + 1):
+        c = c + (lane_of(e[j], lane, TP - 1),)  # the last lane leaves out nothing
+    ratio = c[k - 1] / c[k]
+    of_margin = store_hinge(
+        here, here >= 0, label, s_y, a, ratio, u, share, theta, theta_low, broken, value_ptr, alpha,
+        tau, inverse_tau, inverse_tau_low, k, ALPHA,
+    )  # fmt: skip
+    of_margin = tl.where(broken, float("nan"), of_margin)
+
+    balanced_c = balanced(c, 1.0 / ratio, of_margin, k)
+    tilt = u * ratio
+    for tile in range(tiles):
+        odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
+        value = gradient(odds * tilt, balanced_c, of_margin, k - 1)
+        store(gradient_ptr + start, value, live, shift, tile, n, 1, N, SHIFTED)
+    _, p = chances(x, 1.0 / u)
+    in_top = -e[k - 1] / c[k]
+    if k > 1:
+        in_top += e[k - 2] / c[k - 1]
+    tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
+    tl.store(gradient_ptr + here * S + where, of_margin * (p * in_top), mask=(lane < size) & (where < n))
+    tl.store(gradient_ptr + here * S + label, of_margin, mask=label >= 0)
+    if broken & (a == float("-inf")):  # a set of k classes holds all with a finite score
+        settle_few(s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n, S, N)
+
+
+@triton.jit
+def settle_few(
+    s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n: tl.constexpr, S: tl.constexpr, N: tl.constexpr
+):
+    """Write a gradient of zero, and a loss of zero, or inf if the label's score is -inf; not where a score is NaN."""
+    _, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
+    stop = n + depth - depth
+    bad = tl.zeros((N,), tl.int32)
+    for first in range(0, stop, N):
+        col = first + tl.arange(0, N)
+        s = tl.load(s_ptr + here * S + col, mask=col < n, other=0.0).to(tl.float32)
+        bad = bad | (s != s).to(tl.int32)
+    if (tl.max(bad, 0) == 0) & (s_y == s_y):
+        for first in range(0, stop, N):
+            col = first + tl.arange(0, N)
+            zero = tl.zeros((N,), tl.float32).to(gradient_ptr.dtype.element_ty)
+            tl.store(gradient_ptr + here * S + col, zero, mask=col < n)
+        tl.store(value_ptr + here, tl.where(s_y == float("-inf"), float("inf"), 0.0))
+
+
+@triton.jit
+def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexpr):
+    """The label, -1 if it is no class, and its score."""
+    y = tl.load(label_ptr + row, mask=live, other=-1)
+    known = (y >= 0) & (y < n)
+    s_y = tl.load(s_ptr + row * S + y, mask=known, other=float("nan")).to(tl.float32)
+    return tl.where(known, y, -1).to(tl.int32), s_y
+
+
+@triton.jit
+def gradient(v, c, of_margin, count: tl.constexpr):
+    """of_margin v (d_{k-2} (1 + v) - 1), where d_{k-2} - d_{k-1} = d_{k-2} (1 + v) - 1; v the balanced odds.
+
+    c: ``count`` coefficients up to k-2.
+    """
+    out = -v * of_margin
+    if count > 0:
+        d = tl.zeros_like(v) + c[0]
+        for j in tl.static_range(1, count):
+            d = c[j] - v * d
+        out = v * ((d - of_margin) + d * v)
+    return out

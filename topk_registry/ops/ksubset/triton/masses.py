@@ -1,0 +1,602 @@
+# type: ignore
+"""The smooth top-k hinges of the masses of each row, and their gradient, in one Triton kernel.
+
+The rows are split as for one label (label.py), with no class left out: a flat row is all tail, and in any other row the
+top group is that of k + 1 classes. There the margins of the k largest classes are computed at a tilt that draws k + 1/2
+classes, and those of all others at one that draws k - 1/2: leaving out one of the k largest moves the balance to the
+class after them. The gradient is carried back through the polynomial c of all classes: with d = c / (1 + v X) and
+e = d / (1 + v X), class i of the tail puts its chain_i into
+
+    W_0 = -sum_i chain_i d_{k-1},   W_r = sum_i chain_i (-v_i)^(r-1),
+
+and its gradient is chain (d_{k-1} - v e_{k-2}) + v h, h the last of coefficients 0..k-1 of c W / (1 + v X). So a row is
+read for its maximum, for power sums, for the hinges with W, and for the gradient.
+
+Masses lie in memory for all classes (M = 0), or for M labels beside a mass that all classes share (``EVEN``). Without
+that mass the hinges of the labels alone are computed.
+"""
+
+import triton
+import triton.language as tl
+
+from topk_registry.ops.gpu.arithmetic import LN2, LOG2E, exp2, log2, reciprocal
+from topk_registry.ops.gpu.tiles import aligned, classes, clear, held_and_largest, others, store
+from topk_registry.ops.ksubset.triton.hinge import gap_of, hinge, log64
+from topk_registry.ops.ksubset.triton.polynomial import chances, lane_of, tail_polynomial, times
+from topk_registry.ops.ksubset.triton.rows import (
+    add,
+    balance,
+    balanced,
+    columns,
+    flat_rows,
+    number,
+    powers,
+    tail_odds,
+    tail_powers,
+    top_group,
+)
+
+
+@triton.jit
+def mass_rows(
+    s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
+    B, depth, theta, theta_low, inverse, tau, inverse_tau, inverse_tau_low,
+    M: tl.constexpr, EVEN: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr,
+    k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
+    VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Write the sum of a row's hinges times their masses, and its gradient. A row without mass has zeros for both.
+
+    Args:
+        s_ptr: scores, B rows of n, each S numbers after the one before.
+        q_ptr: masses of all classes if M = 0, rows SQ numbers apart.
+        label_ptr, share_ptr: [B, M] labels and their masses.
+        even_ptr: [B] mass of every class, if ``EVEN``.
+        alpha: required gap, see ``gap_of``.
+        value_ptr, gradient_ptr: output, [B] and as the scores.
+        Numbers and other constants: as in ``label_rows``.
+    """
+    row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
+    there = row < B
+    y = tl.full((R,), -1, tl.int32)  # no class is left out
+    start, shift = aligned(row, S, VECTOR)
+    scores_ptr = s_ptr + start
+    masses_ptr = q_ptr + (start if SQ == S else row * SQ - shift)
+    LABELS_ONLY: tl.constexpr = M > 0 and not EVEN  # classes with a mass
+    steep = inverse * LOG2E
+    known, counted, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, there, M, EVEN, n)
+    live = there & counted
+
+    held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
+
+    sums = powers(tl.zeros((R, N), tl.float32), k)
+    if HELD:
+        for tile in tl.static_range(TILES):
+            sums = add(sums, powers(exp2((held[tile] - a[:, None]) * steep), k), k)
+    else:
+        for tile in tl.range(TILES, loop_unroll_factor=2):
+            s = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED)
+            sums = add(sums, powers(exp2((s - a[:, None]) * steep), k), k)
+    flat, base, c = flat_rows(sums, live & known, k)
+    ratio = c[k - 1] / c[k]
+    c = balanced(c, 1.0 / ratio, 1.0, k)
+    tilt = base * ratio
+
+    if tl.max(flat.to(tl.int32), 0) > 0:
+        of_row = columns(c, k - 1)
+        reference = a[:, None]
+        log_tilt = tl.log2(tilt)[:, None]
+        direct = ()
+        if LABELS_ONLY:
+            wanted = ()
+            for _ in tl.static_range(M):
+                wanted = wanted + (flat,)
+            costs, W, odds, _, steps = few_hinges(
+                s_ptr + row * S, alpha, labels, shares, wanted, a, a, steep, tl.log2(tilt),
+                tl.log2(tilt), inverse_tau, c, tau, M, ALPHA, k,
+            )  # fmt: skip
+        elif HELD:
+            totals = powers(tl.zeros((R, N), tl.float32), k + 1)
+            for tile in tl.static_range(TILES):
+                u = held[tile] - reference
+                v, cost, chain, d, e = flat_hinges(
+                    u, masses_ptr, alpha, labels, shares, live, shift, tile, steep, log_tilt,
+                    inverse_tau, of_row, tau, M, ALPHA, n, k, R, N, SHIFTED,
+                )  # fmt: skip
+                totals = add(totals, moments(cost, chain, d, v, k), k + 1)
+                direct = direct + (chain * (d - v * e),)
+        else:
+            totals = powers(tl.zeros((R, N), tl.float32), k + 1)
+            for tile in tl.range(TILES, loop_unroll_factor=2):
+                u = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - reference
+                v, cost, chain, d, e = flat_hinges(
+                    u, masses_ptr, alpha, labels, shares, live, shift, tile, steep, log_tilt,
+                    inverse_tau, of_row, tau, M, ALPHA, n, k, R, N, SHIFTED,
+                )  # fmt: skip
+                totals = add(totals, moments(cost, chain, d, v, k), k + 1)
+        if LABELS_ONLY:
+            tl.store(value_ptr + row, costs, mask=flat)
+        else:
+            tl.store(value_ptr + row, tl.sum(totals[0], 1), mask=flat)
+            W = ()
+            for j in tl.static_range(k):
+                W = W + (tl.sum(totals[j + 1], 1),)
+        of_all = product(with_last(c, tilt, k - 1), W, k)
+        H = columns(of_all, k)
+        if HELD:
+            for tile in tl.static_range(TILES):
+                v = exp2((held[tile] - reference) * steep + log_tilt)
+                out = v * quotient(v, H, k)
+                if not LABELS_ONLY:
+                    out += direct[tile]
+                store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
+        else:
+            for tile in tl.range(TILES, loop_unroll_factor=2):
+                u = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - reference
+                if LABELS_ONLY:
+                    v = exp2(u * steep + log_tilt)
+                    out = v * quotient(v, H, k)
+                else:
+                    v, _, chain, d, e = flat_hinges(
+                        u, masses_ptr, alpha, labels, shares, live, shift, tile, steep,
+                        log_tilt, inverse_tau, of_row, tau, M, ALPHA, n, k, R, N, SHIFTED,
+                    )  # fmt: skip
+                    out = chain * (d - v * e) + v * quotient(v, H, k)
+                store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
+        if LABELS_ONLY:
+            tl.debug_barrier()  # the labels' entries have been written as all others, by other threads
+            for m in tl.static_range(M):
+                own = at_label(steps, labels, m, M) + odds[m] * quotient(odds[m], of_all, k)
+                tl.store(gradient_ptr + row * S + labels[m + 1], own, mask=flat)
+
+    for r in range(R):
+        here = tl.program_id(0).to(tl.int64) * R + r
+        if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
+            search_masses(
+                held, s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
+                here, depth, theta, theta_low, inverse, tau, inverse_tau, inverse_tau_low,
+                M, EVEN, ALPHA, n, S, SQ, k, TP, N, TILES, HELD and R == 1, VECTOR, SHIFTED,
+            )  # fmt: skip
+    empty = there & (live == 0)
+    if M > 0:  # noqa: SIM102 (a constant, that of the next line is not)
+        if tl.max(empty.to(tl.int32), 0) > 0:
+            clear(value_ptr, gradient_ptr + start, row, shift, empty, n, R, N, TILES, SHIFTED)
+
+
+@triton.jit
+def search_masses(
+    held, s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
+    here, depth, theta, theta_low, inverse, tau, inverse_tau, inverse_tau_low,
+    M: tl.constexpr, EVEN: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr,
+    k: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
+    VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Do a row that the flat rows leave: not flat, with a NaN, too few scores, or a label that is no class.
+
+    There are two families: the k largest classes, and all others. Lanes i and TP + i leave out class i of the group:
+    lane i from the polynomial with the tilt of the others, lane TP + i from that of the k largest. The last lane of
+    each leaves out nothing.
+    ``depth`` is k, see ``top_group``.
+    """
+    LABELS_ONLY: tl.constexpr = M > 0 and not EVEN
+    row = here + tl.arange(0, 1)
+    live = row >= 0
+    y = tl.full((1,), -1, tl.int32)
+    start, shift = aligned(row, S, VECTOR)
+    scores_ptr = s_ptr + start
+    masses_ptr = q_ptr + (start if SQ == S else row * SQ - shift)
+    tiles = TILES + depth - k
+    known, _counted, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, M, EVEN, n)
+    known = tl.sum(known.to(tl.int32), 0) > 0
+    top, where, size, after, u_after, v, i, broken = top_group(
+        held, scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, HELD, SHIFTED
+    )
+    lane = tl.arange(0, 2 * TP)
+    member = lane % TP
+    in_group = member < size
+    kth = lane_of(top, lane, depth - 1)
+    gap = tl.exp((after - kth) * inverse)
+    P_after = tail_powers(
+        held, scores_ptr, live, y, shift, after, u_after, v, i, inverse, tiles, k, n, N, TILES, HELD, SHIFTED
+    )
+    x = tl.where(in_group & (lane < TP), (top - kth) * inverse, float("-inf"))
+    u_kth = balance(x, P_after[0] / u_after * gap, lane, depth, k)
+    to_kth = gap * (u_kth / u_after)
+    P = ()
+    factor_j = to_kth
+    for j in tl.static_range(k):
+        P = P + (P_after[j] * factor_j,)
+        factor_j = factor_j * to_kth
+    b = tail_polynomial(P, k)
+    b_after = tail_polynomial(P_after, k)
+
+    first = lane >= TP  # the family of the k largest
+    own = in_group & (first == (member < depth))
+    reference = tl.where(first, after, kth)
+    tilt = tl.where(first, u_after, u_kth)
+    e = per_lane(first, b_after, b, k + 1)
+    for f in range(size):
+        q, p = chances((lane_of(top, lane, f) - reference) * inverse, 1.0 / tilt)
+        e = times(e, tl.where(member == f, 1.0, q), tl.where(member == f, 0.0, p), k)
+    c = ()
+    for j in tl.static_range(k + 1):
+        c = c + (lane_of(e[j], lane, TP - 1),)
+    ratio = c[k - 1] / c[k]
+
+    # the hinges of the top group, in double precision as those of labels
+    log = log64((e[k - 1] / e[k]).to(tl.float64) * tilt.to(tl.float64))
+    margin = (top.to(tl.float64) - reference.to(tl.float64)) + (log * theta + log * theta_low)
+    q = masses_at(q_ptr + here * SQ, labels, shares, where, own, M)
+    required = gap_of(alpha, where, own, ALPHA)
+    cost, slope = hinge(margin, required, tau, inverse_tau, inverse_tau_low, k)
+    has_mass = own & (q != 0.0)
+    value = tl.sum(tl.where(has_mass, q * cost, 0.0), 0)
+    g = tl.where(has_mass, q * slope.to(tl.float32), 0.0)
+    to_below = tl.where(own, g / e[k - 1], 0.0)
+    to_last = tl.where(own, -g / e[k], 0.0)
+
+    of_row = balanced(c, 1.0 / ratio, 1.0, k)
+    to_first = gap * u_kth  # from odds relative to the class after the k-th
+    log_tilt = tl.log2(u_kth * ratio)
+    of_tail = ()
+    if LABELS_ONLY:
+        wanted = in_tail(s_ptr + row * S, labels, v, i, M, n)
+        costs, cotangents, _, odds, steps = few_hinges(
+            s_ptr + row * S, alpha, labels, shares, wanted, kth, after, inverse * LOG2E,
+            tl.log2(to_first * ratio), log_tilt, inverse_tau, of_row, tau, M, ALPHA, k,
+        )  # fmt: skip
+        value += tl.sum(costs, 0)
+        for j in tl.static_range(k):
+            of_tail = of_tail + (tl.sum(cotangents[j], 0),)
+    else:
+        sums = powers(tl.zeros((1, N), tl.float32), k + 1)
+        for tile in range(tiles):
+            distance, w, mass, required, gain = tail_tile(
+                scores_ptr, masses_ptr, alpha, labels, shares, live, y, shift, tile,
+                kth, after, v, i, inverse, inverse_tau, M, ALPHA, n, N, SHIFTED,
+            )  # fmt: skip
+            balanced_w = w * (to_first * ratio)
+            costs, chain, d, _ = tail_hinges(
+                distance, balanced_w, mass, required, gain, of_row, tau, log_tilt, k
+            )  # fmt: skip
+            sums = add(sums, moments(costs, chain, d, balanced_w, k), k + 1)
+        value += number(sums[0])
+        for j in tl.static_range(k):
+            of_tail = of_tail + (number(sums[j + 1]),)
+    W = ()
+    back = 1.0 / c[k]
+    for j in tl.static_range(k):
+        W = W + (of_tail[j] * back,)
+        back = back / ratio
+    tl.store(value_ptr + here, tl.where(broken, float("nan"), value))
+
+    H = product(b, W, k)
+    F = ()
+    for j in tl.static_range(k):
+        F = F + (tl.where(first, 0.0, H[j]),)
+    e = per_lane(first, b_after, b, k)
+    for f in range(size):
+        q, p = chances((lane_of(top, lane, f) - reference) * inverse, 1.0 / tilt)
+        here_too = (first == (f < depth)) & (member != f)
+        below = tl.where(here_too, tl.sum(tl.where(member == f, to_below, 0.0), 0), 0.0)
+        last = tl.where(here_too, tl.sum(tl.where(member == f, to_last, 0.0), 0), 0.0)
+        q = tl.where(member == f, 1.0, q)
+        p = tl.where(member == f, 0.0, p)
+        F = with_cotangents(F, e, q, p, below, last, k - 1)
+        e = times(e, q, p, k - 1)
+    H = ()
+    H_after = ()
+    for j in tl.static_range(k):
+        H = H + (lane_of(F[j], lane, TP - 1),)
+        H_after = H_after + (lane_of(F[j], lane, 2 * TP - 1),)
+
+    spoilt = tl.where(broken, float("nan"), 0.0)
+    for tile in range(tiles):
+        if LABELS_ONLY:
+            w = tail_odds(scores_ptr, live, y, shift, tile, after, v, i, inverse, n, N, SHIFTED)
+            out = of_both(w, to_first, u_after, H, H_after, k)
+        else:
+            distance, w, mass, required, gain = tail_tile(
+                scores_ptr, masses_ptr, alpha, labels, shares, live, y, shift, tile,
+                kth, after, v, i, inverse, inverse_tau, M, ALPHA, n, N, SHIFTED,
+            )  # fmt: skip
+            balanced_w = w * (to_first * ratio)
+            _, chain, d, e_below = tail_hinges(
+                distance, balanced_w, mass, required, gain, of_row, tau, log_tilt, k
+            )  # fmt: skip
+            out = chain * (d - balanced_w * e_below) + of_both(w, to_first, u_after, H, H_after, k)
+        store(gradient_ptr + start, out + spoilt, live, shift, tile, n, 1, N, SHIFTED)
+    _, p = chances((top - reference) * inverse, 1.0 / tilt)
+    entry = tl.where(in_group, p * F[k - 1] + g, 0.0)
+    entry = tl.sum(tl.reshape(entry, (2, TP)), 0)
+    where = tl.max(tl.reshape(where, (2, TP)), 0)
+    lane = tl.arange(0, TP)
+    tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
+    tl.store(gradient_ptr + here * S + where, entry + spoilt, mask=(lane < size) & (where < n))
+    if LABELS_ONLY:
+        for m in tl.static_range(M):
+            own = at_label(steps, labels, m, M) + of_both(odds[m], to_first, u_after, H, H_after, k)
+            tl.store(gradient_ptr + row * S + labels[m + 1], own + spoilt, mask=wanted[m])
+    if broken & known:
+        settle_broken(
+            scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr + start, row, live, y, shift, after, tiles,
+            M, n, N, TILES, SHIFTED,
+        )  # fmt: skip
+
+
+@triton.jit
+def settle_broken(
+    scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr, row, live, y, shift, after, tiles,
+    M: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Write what a broken row has in place of NaN: zeros if it has no mass or, with at most k finite scores and no NaN,
+    a loss of zero for these and inf for all other classes."""
+    bad = tl.zeros((1, N), tl.int32)
+    some = tl.zeros((1, N), tl.int32)
+    missed = tl.zeros((1, N), tl.int32)
+    for tile in range(tiles):
+        s = others(scores_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
+        q = masses(masses_ptr, labels, shares, live, shift, tile, M, n, 1, N, SHIFTED)
+        bad = bad | (s != s).to(tl.int32)
+        some = some | (q != 0.0).to(tl.int32)
+        missed = missed | ((q != 0.0) & (s == float("-inf"))).to(tl.int32)
+    too_few = (after == float("-inf")) & (tl.max(tl.max(bad, 1), 0) == 0)
+    if (tl.max(tl.max(some, 1), 0) == 0) | too_few:
+        tl.debug_barrier()
+        clear(value_ptr, gradient_ptr, row, shift, live, n, 1, N, TILES, SHIFTED)
+        tl.debug_barrier()
+        tl.store(value_ptr + row, tl.where(tl.max(missed, 1) > 0, float("inf"), 0.0))
+
+
+@triton.jit
+def in_tail(s_ptr, labels, v, i, M: tl.constexpr, n: tl.constexpr):
+    """Mark the labels that are classes and come after score v at i."""
+    out = ()
+    for m in tl.static_range(M):
+        known = (labels[m + 1] >= 0) & (labels[m + 1] < n)
+        s = tl.load(s_ptr + labels[m + 1], mask=known, other=float("inf")).to(tl.float32)
+        out = out + (known & ((s < v) | ((s == v) & (labels[m + 1] > i))),)
+    return out
+
+
+@triton.jit
+def few_hinges(
+    s_ptr, alpha, labels, shares, wanted, kth, after, steep, log_scale, log_tilt,
+    inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr, k: tl.constexpr,
+):  # fmt: skip
+    """The hinges of the wanted labels alone: their costs, W_0..W_{k-1}, balanced odds, odds and own steps.
+
+    kth and after: what distances and odds are relative to; log_scale: what balances the odds.
+    """
+    costs = tl.zeros_like(shares[0])
+    W = powers(costs, k)
+    balanced_odds = ()
+    odds = ()
+    steps = ()
+    for m in tl.static_range(M):
+        y = labels[m + 1]
+        s = tl.load(s_ptr + y, mask=wanted[m], other=0.0).to(tl.float32)
+        q = tl.where(wanted[m], shares[m], 0.0)
+        required = gap_of(alpha, y, wanted[m], ALPHA)
+        u = (s - after) * steep
+        v = exp2(u + log_scale)
+        cost, chain, d, e = tail_hinges(
+            s - kth, v, q, required, tl.exp(-required * inverse_tau), c, tau, log_tilt, k
+        )  # fmt: skip
+        terms = moments(cost, chain, d, v, k)
+        costs += terms[0]
+        W = add(W, terms[1:], k)
+        balanced_odds = balanced_odds + (v,)
+        odds = odds + (exp2(u),)
+        steps = steps + (chain * (d - v * e),)
+    return costs, W, balanced_odds, odds, steps
+
+
+@triton.jit
+def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
+    """The sum of the own steps of the m-th label's class, which others may share."""
+    out = tl.zeros_like(steps[m])
+    for other in tl.static_range(M):
+        out += tl.where(labels[other + 1] == labels[m + 1], steps[other], 0.0)
+    return out
+
+
+@triton.jit
+def of_both(w, to_first, to_after, H, H_after, k: tl.constexpr):
+    """A class's part of the sums of both families."""
+    first = w * to_first
+    last = w * to_after
+    return first * quotient(first, H, k) + last * quotient(last, H_after, k)
+
+
+@triton.jit
+def gaps(
+    alpha, inverse_tau, shift, tile,
+    ALPHA: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """The required gaps of a tile's classes, or of all, and exp(-alpha / tau)."""
+    col, there = classes(shift, tile, n, N, SHIFTED)
+    required = gap_of(alpha, col, there, ALPHA)
+    return required, tl.exp(-required * inverse_tau)
+
+
+@triton.jit
+def flat_hinges(
+    u, q_ptr, alpha, labels, shares, live, shift, tile, steep, log_tilt,
+    inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr,
+    n: tl.constexpr, k: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """The balanced odds of a tile of flat rows, whose scores are u above their tilts' references; and its hinges."""
+    q = masses(q_ptr, labels, shares, live, shift, tile, M, n, R, N, SHIFTED)
+    required, gain = gaps(alpha, inverse_tau, shift, tile, ALPHA, n, N, SHIFTED)
+    v = exp2(u * steep + log_tilt)
+    cost, chain, d, e = tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k)
+    return v, cost, chain, d, e
+
+
+@triton.jit
+def tail_tile(
+    s_ptr, q_ptr, alpha, labels, shares, live, y, shift, tile,
+    kth, after, v, i, inverse, inverse_tau,
+    M: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """Of the classes after score v at i: scores less the k-th, odds relative to ``after``, masses, gaps; else zeros."""
+    s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
+    col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
+    in_group = (s > v) | ((s == v) & (col <= i))
+    w = tl.where(in_group, 0.0, tl.exp((s - after) * inverse))
+    q = masses(q_ptr, labels, shares, live, shift, tile, M, n, 1, N, SHIFTED)
+    required, gain = gaps(alpha, inverse_tau, shift, tile, ALPHA, n, N, SHIFTED)
+    return tl.where(in_group, 0.0, s - kth), w, tl.where(in_group, 0.0, q), required, gain
+
+
+@triton.jit
+def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
+    """The hinge of each class times its mass q, its chain, d_{k-1} and e_{k-2}; the hinge is tau log(1 + exp(alpha /
+    tau) / odds), the odds v d_{k-1} / d_k.
+
+    u: the score less the tilt's reference; v: balanced odds; c: coefficients up to k-2, the next two are 1;
+    gain: exp(-required / tau).
+    """
+    d = tl.zeros_like(v) + 1.0
+    e = tl.zeros_like(v)
+    if k > 1:
+        d = tl.zeros_like(v) + c[0]
+        for j in tl.static_range(1, k - 1):
+            e = d - v * e
+            d = c[j] - v * d
+        e = d - v * e
+        d = 1.0 - v * d
+    x = 1.0 - v * d * (1.0 - gain)
+    r = reciprocal(x * d)
+    cost = (required - u * (1.0 / k)) + (tau * LN2) * (log2(x * x * r) - log_tilt)
+    return tl.where(q != 0.0, q * cost, 0.0), -(q * (1.0 / k)) * r, d, e
+
+
+@triton.jit
+def moments(cost, chain, d, v, count: tl.constexpr):
+    """The cost, and a class's terms of W_0..W_{count-1}."""
+    out = (cost, -chain * d)
+    term = chain
+    for _ in tl.static_range(1, count):
+        out = out + (term,)
+        term = -v * term
+    return out
+
+
+@triton.jit
+def product(a, b, k: tl.constexpr):
+    """Coefficients 0..k-1 of a b, numbers of rows."""
+    out = ()
+    for m in tl.static_range(k):
+        total = a[m] * b[0]
+        for j in tl.static_range(1, m + 1):
+            total += a[m - j] * b[j]
+        out = out + (total,)
+    return out
+
+
+@triton.jit
+def quotient(v, H, count: tl.constexpr):
+    """The last coefficient of H / (1 + v X), from the last ``count`` of H."""
+    h = tl.zeros_like(v) + H[0]
+    for j in tl.static_range(1, count):
+        h = H[j] - v * h
+    return h
+
+
+@triton.jit
+def with_last(c, like, count: tl.constexpr):
+    """``count`` balanced coefficients up to k-2, and the next one, which is 1; ``like`` is a number of each row."""
+    out = ()
+    for j in tl.static_range(count):
+        out = out + (c[j],)
+    return out + (tl.zeros_like(like) + 1.0,)
+
+
+@triton.jit
+def per_lane(chosen, one, other, count: tl.constexpr):
+    """Numbers as vectors of lanes: of ``one`` where chosen, else of the other."""
+    out = ()
+    for j in tl.static_range(count):
+        out = out + (tl.where(chosen, one[j], other[j]),)
+    return out
+
+
+@triton.jit
+def with_cotangents(F, e, q, p, alpha, beta, degree: tl.constexpr):
+    """Coefficients 0..degree of (q + p X) F + (alpha X + beta) e."""
+    out = (q * F[0] + beta * e[0],)
+    for j in tl.static_range(1, degree + 1):
+        out = out + (q * F[j] + p * F[j - 1] + (beta * e[j] + alpha * e[j - 1]),)
+    return out
+
+
+@triton.jit
+def few_labels(label_ptr, share_ptr, even_ptr, row, there, M: tl.constexpr, EVEN: tl.constexpr, n: tl.constexpr):
+    """Return ``known`` (all labels are classes), ``counted`` (the row has a mass), the labels after a leading -1, and
+    their masses, with that of every class last."""
+    known = there
+    labels = (row.to(tl.int32) * 0 - 1,)  # no class
+    even = tl.zeros_like(labels[0].to(tl.float32))
+    shares = ()
+    if M == 0:
+        counted = there
+    else:
+        counted = there & (there == 0)
+        for m in tl.static_range(M):
+            label = tl.load(label_ptr + row * M + m, mask=there, other=0)
+            known = known & (label >= 0) & (label < n)
+            share = tl.load(share_ptr + row * M + m, mask=there, other=0.0).to(tl.float32)
+            counted = counted | (there & (share != 0.0))
+            labels = labels + (label.to(tl.int32),)
+            shares = shares + (share,)
+        if EVEN:
+            even = tl.load(even_ptr + row, mask=there, other=0.0).to(tl.float32)
+        counted = counted | (there & ((even != 0.0) | (known == 0)))
+    return known, counted, labels, shares + (even,)
+
+
+@triton.jit
+def masses(
+    q_ptr, labels, shares, live, shift, tile,
+    M: tl.constexpr, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
+):  # fmt: skip
+    """The masses of a tile's classes [R, N]; 0 for what is not in the row."""
+    col, there = classes(shift, tile, n, N, SHIFTED)
+    inside = live[:, None] & there
+    if M == 0:
+        q = tl.load(q_ptr[:, None] + (tile * N + tl.arange(0, N)[None, :]), mask=inside, other=0.0).to(tl.float32)
+    elif R > 1:
+        q = masked_masses(col, inside, labels, shares, M)
+    else:  # most tiles are within the row and without a label: they need no comparisons
+        first = tile * N - tl.sum(shift, 0)
+        plain = (first >= 0) & (first + N <= n)
+        for m in tl.static_range(M):
+            label = tl.sum(labels[m + 1], 0)
+            plain = plain & ((label < first) | (label >= first + N))
+        if plain:
+            q = tl.zeros((R, N), tl.float32) + shares[M][:, None]
+        else:
+            q = masked_masses(col, inside, labels, shares, M)
+    return q
+
+
+@triton.jit
+def masked_masses(col, inside, labels, shares, M: tl.constexpr):
+    q = tl.where(inside, shares[M][:, None], 0.0)
+    for m in tl.static_range(M):
+        q += tl.where(col == labels[m + 1][:, None], shares[m][:, None], 0.0)
+    return q
+
+
+@triton.jit
+def masses_at(q_ptr, labels, shares, where, wanted, M: tl.constexpr):
+    """The masses of the classes ``where``, of a row that is alone."""
+    if M == 0:
+        q = tl.load(q_ptr + where, mask=wanted, other=0.0).to(tl.float32)
+    else:
+        q = tl.where(wanted, tl.sum(shares[M], 0), 0.0)
+        for m in tl.static_range(M):
+            q += tl.where(where == tl.sum(labels[m + 1], 0), tl.sum(shares[m], 0), 0.0)
+    return q

@@ -1,0 +1,38 @@
+"""The operator in compiled and exported graphs. Its only randomness is the seed."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from topk_registry.ops.backend import load
+from topk_registry.ops.perturbed.autograd import keep, spread
+
+
+@torch.library.custom_op("topk_registry::perturbed_kth", mutates_args=())
+def perturbed_kth(
+    scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Mean k-th largest [B] of scores [B, n] and the classes it was in [B, num_samples]."""
+    return kernel(backend)(scores, seed, k, epsilon, num_samples)
+
+
+def kernel(backend: str) -> Any:
+    """Return the function ``kth`` of a backend with its own noise."""
+    return load("topk_registry.ops.perturbed." + {"numba": "cpu", "triton": "triton"}[backend]).kth
+
+
+@perturbed_kth.register_fake
+def _(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape[0]), scores.new_empty((scores.shape[0], num_samples), dtype=torch.int64)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    keep(ctx, inputs[0], *output)
+
+
+def _spread(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    return spread(ctx, grad), None, None, None, None, None
+
+
+perturbed_kth.register_autograd(_spread, setup_context=_keep)

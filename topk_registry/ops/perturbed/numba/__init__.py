@@ -1,1 +1,0 @@
-"""The perturbed top-k operator on the CPU, compiled by numba."""

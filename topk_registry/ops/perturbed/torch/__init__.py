@@ -1,1 +1,0 @@
-"""The perturbed top-k operator in plain torch operations."""

@@ -1,1 +1,0 @@
-"""The perturbed top-k operator on GPUs, in Triton."""

@@ -1,0 +1,371 @@
+"""Checkpoints: what they hold, how they are written and resumed, and the signals that end a run.
+
+timm's ``CheckpointSaver`` writes the file and timm's ``resume_task_checkpoint`` reads it. The state of the run travels
+in the task's own state: loss, history, schedule, and every random generator of every process. It is made of plain
+types, so that loading executes no code.
+"""
+
+import os
+import random
+import shlex
+import shutil
+import signal
+import sys
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from pickle import UnpicklingError
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from timm.task import ClassificationTask, load_task_ema_checkpoint, resume_task_checkpoint
+from timm.task.classification import MultiLabelClassificationTask
+from timm.utils import CheckpointSaver
+from timm.utils.checkpoint_saver import load_checkpoint_metadata
+from torch import distributed as dist
+from torch import nn
+
+from topk_registry.train.config import TrainConfig
+from topk_registry.train.data import SIGNALS
+from topk_registry.train.errors import SaveError, TrainError
+
+LAST = "last.pth.tar"
+OUTPUT = "output/train"
+RESULTS = ("*.pth.tar", "summary.csv", "curves.svg")  # what a run leaves in its folder
+PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
+SAME_REQUEST = 1.0  # seconds: one request may come twice, from the sender and through the process group
+
+# Settings in which the parts of one run may differ: how long, where and how fast it runs, and what it shows.
+FREE = {
+    *("resume", "epochs", "early_stop", "output", "experiment", "dry_run", "overwrite", "device", "workers", "pin_mem"),
+    *("channels_last", "torchcompile", "grad_checkpointing", "log_interval", "val_interval", "validation_batch_size"),
+    *("checkpoint_hist", "eval_metric", "multi_crop", "marginal_temperature", "dataset_download", "log"),
+}
+Row = dict[str, float]  # metrics of one epoch by name
+
+
+@dataclass
+class Progress:
+    """Completed epochs of a run and their measurements; ``stale`` counts evaluations since the best."""
+
+    epoch: int = 0
+    history: list[Row] = field(default_factory=list)
+    best: float | None = None
+    best_epoch: int | None = None
+    stale: int = 0
+
+    def close(self, row: Row, value: float | None, decreasing: bool) -> None:
+        """Append the row of an epoch, with the value of the metric that picks checkpoints if it was measured."""
+        self.history.append(row)
+        if value is not None and (self.best is None or (value < self.best if decreasing else value > self.best)):
+            self.best, self.best_epoch, self.stale = value, self.epoch, 0
+        elif value is not None:
+            self.stale += 1
+        self.epoch += 1
+
+
+class RunState:
+    """Mixin of timm's tasks: checkpoints hold the state of the loss and of the run too."""
+
+    criterion: nn.Module
+    loss_record: dict[str, Any]
+    run_state: dict[str, Any]
+    loaded: dict[str, Any]
+
+    def get_task_state(self, module: nn.Module | None = None, ema: bool = False) -> dict[str, Any]:
+        return {} if ema else self.run_state
+
+    def load_task_state(
+        self, state: dict[str, Any] | None, strict: bool = True, module: nn.Module | None = None, ema: bool = False
+    ) -> None:
+        if not ema:
+            self.loaded = state or {}
+
+
+class SingleLabelTask(RunState, ClassificationTask):
+    """timm's classification task with the state of a run."""
+
+
+class SeveralLabelsTask(RunState, MultiLabelClassificationTask):
+    """timm's multi-label classification task with the state of a run."""
+
+
+def create_task(
+    model: nn.Module, criterion: nn.Module, *, multilabel: bool, record: dict[str, Any], **about: Any
+) -> Any:
+    """Return timm's task of this model and loss."""
+    kind: Any = SeveralLabelsTask if multilabel else SingleLabelTask
+    task = kind(model, criterion, verbose=False, **about)
+    task.loss_record, task.run_state, task.loaded = record, {}, {}
+    return task
+
+
+class Saver(CheckpointSaver):
+    """timm's saver, whose files are whole or absent at any moment; they are numbered from 1, as epochs are printed."""
+
+    def _checkpoint_path(self, epoch: int) -> str:
+        return super()._checkpoint_path(epoch + 1)
+
+    def _save(self, save_path: str, epoch: int, metric: float | None = None) -> None:
+        super()._save(save_path, epoch, metric)
+        _sync(save_path)
+
+    def _replace(self, src: str, dst: str) -> None:
+        os.replace(src, dst)
+        _sync(self.checkpoint_dir)
+
+    def _duplicate(self, src: str, dst: str) -> None:
+        half = f"{dst}.tmp"
+        with suppress(FileNotFoundError):
+            os.unlink(half)
+        try:
+            os.link(src, half)
+        except OSError:  # a file system without hard links
+            shutil.copy2(src, half)
+        os.replace(half, dst)
+
+    def save(self, epoch: int, metric: float | None) -> None:
+        """Save after an epoch, counted from 0.
+
+        Raises:
+            SaveError: the file cannot be written; the last good one stays.
+        """
+        try:
+            self.save_checkpoint(epoch, metric)
+        except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as a RuntimeError
+            with suppress(OSError):
+                os.remove(os.path.join(self.checkpoint_dir, "tmp.pth.tar"))
+            free = shutil.disk_usage(self.checkpoint_dir).free >> 20
+            raise SaveError(f"cannot write a checkpoint to {self.checkpoint_dir} ({free} MiB free): {error}") from error
+
+
+def _sync(path: str) -> None:
+    """Wait until a file or folder is on the disk."""
+    if os.name == "nt" and os.path.isdir(path):
+        return
+    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def snapshot(task: Any, progress: Progress, scheduler: Any) -> None:
+    """Bring the state that a checkpoint holds up to date; every process must call it."""
+    states = all_ranks((generator_states(), {name: v.cpu() for name, v in task.criterion.state_dict().items()}))
+    plateau = getattr(scheduler, "lr_scheduler", None)
+    counts = {} if plateau is None else {name: getattr(plateau, name) for name in PLATEAU}
+    ema = task.get_trainable_module(ema=True)
+    task.run_state = {
+        "loss": task.loss_record,
+        "progress": asdict(progress),
+        "plateau": counts | ({} if plateau is None else {"restore_lr": scheduler.restore_lr}),
+        "generators": [each[0] for each in states],
+        "criterion": [each[1] for each in states],
+        "ema_generator": None if ema is None else ema._sr_generator.get_state(),
+    }
+
+
+def resume(
+    task: Any, path: Path, progress: Progress, *, optimizer: Any, scaler: Any, scheduler: Any, rank: int, world: int
+) -> list[str]:
+    """Restore a checkpoint, of this trainer or of timm's script; return sentences on what was restored.
+
+    Raises:
+        TrainError: it cannot be read, or belongs to another model or optimizer.
+    """
+    try:
+        epoch = resume_task_checkpoint(task, str(path), optimizer=optimizer, loss_scaler=scaler, log_info=False)
+        if task.has_ema():
+            load_task_ema_checkpoint(task, str(path))
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, TypeError, UnpicklingError) as error:
+        raise TrainError(f"cannot resume from {path}: {_origin(path)}{error}") from error
+    state = task.loaded
+    if "progress" not in state:
+        progress.epoch = epoch or 0
+        return [f"restored  weights, optimizer and epoch {progress.epoch} of timm's checkpoint, not the generators"]
+    for name, value in state["progress"].items():
+        setattr(progress, name, value)
+    notes = []
+    if state["loss"] == task.loss_record:
+        states = state["criterion"]
+        task.criterion.load_state_dict(states[rank] if len(states) == world else states[0])
+    else:
+        notes.append(f"          the checkpoint was trained with loss {state['loss']['name']!r} and other options")
+    if (plateau := getattr(scheduler, "lr_scheduler", None)) is not None and state["plateau"]:
+        scheduler.restore_lr = state["plateau"]["restore_lr"]
+        vars(plateau).update({name: state["plateau"][name] for name in PLATEAU})
+    if task.has_ema() and state["ema_generator"] is not None:
+        task.get_trainable_module(ema=True)._sr_generator.set_state(state["ema_generator"])
+    if len(state["generators"]) != world:
+        notes.append(f"          with {world} processes, not {len(state['generators'])}: not bit for bit")
+    return [f"resumed   {path} after epoch {progress.epoch}", *notes]
+
+
+def restore_generators(task: Any, rank: int, world: int) -> None:
+    """Set the random generators to the states in the checkpoint, if it holds them for as many processes."""
+    states = task.loaded.get("generators", ())
+    if len(states) == world:
+        set_generator_states(states[rank])
+
+
+def _origin(path: Path) -> str:
+    """Return the model of a checkpoint for the start of an error message."""
+    saved = settings_in(path)
+    return f"it holds {saved['model']} with {saved.get('num_classes')} classes. " if saved.get("model") else ""
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the states of the generators of Python, NumPy and PyTorch in this process."""
+    name, keys, *rest = np.random.get_state()
+    return {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+    }
+
+
+def set_generator_states(state: Mapping[str, Any]) -> None:
+    name, keys, *rest = state["numpy"]
+    random.setstate(state["python"])
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def all_ranks(value: Any) -> list[Any]:
+    """Return the value of each process, in the order of their ranks."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
+
+
+def folder_of(config: TrainConfig) -> Path | None:
+    """Return the folder that ``--experiment`` names, if it does."""
+    return Path(config.output or OUTPUT, config.experiment) if config.experiment else None
+
+
+def results(folder: Path) -> list[Path]:
+    """Return the checkpoints and records that a run left in a folder."""
+    return [path for pattern in RESULTS for path in sorted(folder.glob(pattern))]
+
+
+def check_folder(config: TrainConfig) -> None:
+    """Raise a TrainError if the folder of a new run holds another run."""
+    folder = folder_of(config)
+    if folder is None or config.overwrite or config.dry_run or config.resume == "auto":
+        return
+    if config.resume and Path(config.resume).resolve().parent == folder.resolve():
+        return
+    if results(folder):
+        raise TrainError(f"{folder} holds another run: --resume auto continues it, --overwrite starts anew")
+
+
+def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
+    """Return the checkpoint to resume from, and a sentence if ``auto`` found none.
+
+    Raises:
+        TrainError: there is no such checkpoint, or ``--experiment`` names a run with other settings.
+    """
+    if config.resume != "auto":
+        path = Path(config.resume) if config.resume else None
+        if path is not None and path.is_dir():
+            raise TrainError(f"--resume {path} is a folder: name the checkpoint, such as {path / LAST}")
+        if path is not None and not path.is_file():
+            raise TrainError(f"--resume {path}: there is no such checkpoint")
+        return path, ""
+    folder, root = folder_of(config), Path(config.output or OUTPUT)
+    paths = [each / LAST for each in ([folder] if folder else root.glob("*")) if (each / LAST).is_file()]
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        differ = differences(settings_in(path), config)
+        if not differ:
+            return path, ""
+        if folder:
+            raise TrainError(f"--resume auto: {folder} has other settings: {'; '.join(differ)}")
+    return None, f"--resume auto: no checkpoint of this run in {folder or root}, starting anew"
+
+
+def differences(saved: Mapping[str, Any], config: TrainConfig) -> list[str]:
+    """Return the settings in which a run may not differ and does, as ``name: saved -> now``."""
+    now = {name: value for name, value in config.to_dict().items() if name not in FREE and value not in (None, "")}
+    return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
+
+
+def settings_in(checkpoint: Path) -> dict[str, Any]:
+    """Return the settings that a checkpoint holds; none if it cannot be read."""
+    try:
+        args = load_checkpoint_metadata(str(checkpoint)).get("args")
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, UnpicklingError):
+        return {}
+    return vars(args) if isinstance(args, Namespace) else {}
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file beside the old one, then rename it: a reader sees one or the other."""
+    half = path.with_name(path.name + ".tmp")
+    try:
+        half.write_text(text, encoding="utf-8")
+        os.replace(half, path)
+    except OSError as error:
+        half.unlink(missing_ok=True)
+        raise SaveError(f"cannot write {path}: {error}") from error
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    write_text(folder / "args.yaml", yaml.safe_dump(dict(settings), default_flow_style=False))
+
+
+def continue_command(folder: Path) -> str:
+    """Return the command line that continues a run, started as this process was."""
+    program = Path(sys.argv[0])
+    words = ["python", "-m", "topk_registry"] if program.name == "__main__.py" else [program.name]
+    if program.stem not in ("__main__", "timm", "topk-registry", "topk-train"):
+        words = ["timm"]  # called from Python
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        words = ["torchrun", f"--nproc-per-node={os.environ['LOCAL_WORLD_SIZE']}", "-m", "topk_registry"]
+    words += [] if words[-1] == "topk-train" else ["train"]
+    return shlex.join([*words, "--config", str(folder / "args.yaml"), "--resume", "auto"])
+
+
+class StopRequest:
+    """A context manager that notes the first signal in ``signum``, and puts the old handlers back.
+
+    A second Ctrl-C stops at once. Other repeated signals change nothing: batch systems send SIGTERM to a process and
+    again to its group, and end with SIGKILL what does not stop.
+    """
+
+    def __init__(self) -> None:
+        self.signum = 0
+        self._time = 0.0
+        self._old: dict[int, Any] = {}
+
+    def __bool__(self) -> bool:
+        return self.signum != 0
+
+    def __enter__(self) -> "StopRequest":
+        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+            for signum in SIGNALS:
+                if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup
+                    self._old[signum] = signal.signal(signum, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for signum, handler in self._old.items():
+            signal.signal(signum, handler)
+
+    def _note(self, signum: int, frame: FrameType | None) -> None:
+        if not self.signum:
+            self.signum, self._time = signum, time.monotonic()
+        elif signum == signal.SIGINT and time.monotonic() - self._time > SAME_REQUEST:
+            raise KeyboardInterrupt

@@ -1,0 +1,596 @@
+# ruff: noqa: RUF009 -- a flag is a dataclass field
+"""The settings of ``timm train``: one table, from which the parser, ``args.yaml`` and the checks are made.
+
+Flags have timm's names, meanings and defaults. Parsing needs neither torch nor timm.
+"""
+
+import argparse
+import copy
+import re
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from difflib import get_close_matches
+from functools import partial
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from topk_registry.cli.parser import ArgumentParser, ParseOptions, parse_pairs
+from topk_registry.registry.ranges import Interval
+from topk_registry.train.errors import ConfigError
+
+CLASSIFICATION, MULTILABEL = TASKS = ("classification", "multilabel")
+INTERPOLATIONS = ("", "nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+WEIGHT_METHODS = ("inv_freq", "effective_num")  # of --class-weight, from the counts of the training labels
+METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top[1-9]\d*|nll|loss")
+MULTILABEL_METRIC = re.compile(r"map|(?:micro|macro|sample)[-_]f1|exact[-_]match|top[1-9]\d*[-_]recall|bce|loss")
+DECREASING = ("nll", "bce", "train_loss")  # metrics of which a lower value is better
+
+# Defaults if no data is named: a job that a laptop finishes in a minute.
+BUILTIN_DEFAULTS: dict[str, Any] = {
+    "dataset": "topk/hierarchy",
+    "model": "topk_convnet",
+    "epochs": 12,
+    "batch_size": 64,
+    "validation_batch_size": 500,
+    "opt": "adamw",
+    "lr": 2e-3,
+    "weight_decay": 0.05,
+    "warmup_epochs": 1,
+    "sched_on_updates": True,
+    "no_aug": True,
+    "smoothing": 0.0,
+    "workers": 0,
+}
+MULTILABEL_DEFAULTS: dict[str, Any] = {"loss": "bce", "smoothing": 0.0, "eval_metric": "map"}  # as timm's
+
+# the flags that --help shows; --help-all shows every flag
+COMMON = (
+    *("data_dir", "dataset", "dataset_opt", "val_split", "loss", "loss_opt", "class_weight", "model", "pretrained"),
+    *("num_classes", "img_size", "batch_size", "device", "amp", "opt", "lr", "weight_decay", "epochs", "smoothing"),
+    *("mixup", "model_ema", "eval_metric", "workers", "experiment", "resume"),
+)
+
+# Flags of timm's training script that this trainer does not have, with timm's defaults: an args.yaml of timm's script
+# that leaves them alone is accepted.
+TIMM_ONLY: dict[str, Any] = {
+    **dict.fromkeys(
+        (
+            *(
+                "fast_norm",
+                "torchscript",
+                "no_ddp_bb",
+                "synchronize_step",
+                "resplit",
+                "split_bn",
+                "model_ema_force_cpu",
+            ),
+            *(
+                "jsd_loss",
+                "bce_loss",
+                "bce_sum",
+                "save_images",
+                "use_multi_epochs_loader",
+                "log_wandb",
+                "no_resume_opt",
+            ),
+            *("naflex_loader", "naflex_patchify_channels_first", "dataset_trust_remote_code"),
+        ),
+        False,
+    ),
+    **dict.fromkeys(
+        (
+            *("head_init_scale", "head_init_bias", "torchcompile_mode", "device_modules", "opt_eps", "opt_betas"),
+            *("layer_decay_no_opt_scale", "lr_noise", "start_epoch", "color_jitter_prob", "grayscale_prob"),
+            *("gaussian_blur_prob", "bce_target_thresh", "bce_pos_weight", "cutmix_minmax", "drop_connect"),
+            *("drop_block", "bn_momentum", "bn_eps", "wandb_project", "train_img_sizes", "train_batch_sizes"),
+            *("train_size_probs", "train_batches_per_epoch", "naflex_patch_sizes", "naflex_patch_size_probs"),
+            *("kd_model_name", "kd_student_feature_dim", "kd_teacher_feature_dim", "distill_loss_weight"),
+            *("task_loss_weight", "class_stats", "loss_weight_max", "lr_decay_fn", "lr_stable_timescale"),
+            "save_epochs",
+        )
+    ),
+    **dict.fromkeys(("fuser", "lr_base_scale", "wandb_resume_id", "loss_pos_weight"), ""),
+    "layer_decay_min_scale": 0,
+    "lr_noise_pct": 0.67,
+    "lr_noise_std": 1.0,
+    "lr_cycle_mul": 1.0,
+    "lr_cycle_decay": 0.5,
+    "lr_cycle_limit": 1,
+    "lr_k_decay": 1.0,
+    "epoch_repeats": 0.0,
+    "recount": 1,
+    "recovery_interval": 0,
+    "tta": 0,
+    "wandb_tags": [],
+    "worker_seeding": "all",
+    "local_rank": 0,
+    "train_size_schedule": "constant",
+    "train_size_schedule_spread": 0.65,
+    "train_size_random_mix": 0.1,
+    "variable_batch_loss_scale": "none",
+    "naflex_train_seq_lens": [128, 256, 576, 784, 1024],
+    "naflex_max_seq_len": 576,
+    "naflex_loss_scale": "linear",
+    "kd_distill_type": "logit",
+    "kd_loss_type": "kl",
+    "kd_temperature": 4.0,
+    "kd_token_distill_type": "soft",
+    "loss_weight_power": 1.0,
+    "loss_weight_beta": 0.999,
+    "multilabel_threshold": 0.5,
+}
+NOT_SETTINGS = ("loss_record", "config", "class_names")  # entries of an args.yaml beside settings
+
+
+def flag(
+    group: str,
+    default: Any,
+    help: str,
+    *,
+    metavar: str | None = None,
+    short: str = "",
+    choices: tuple[Any, ...] = (),
+    within: str = "(-inf, inf)",
+    nargs: int | None = None,
+    const: Any = None,
+) -> Any:
+    """Return a dataclass field that is also a command-line flag.
+
+    Args:
+        group: heading of the flag in ``--help``.
+        default: value if the flag is not given.
+        help: line of ``--help``.
+        metavar: name of the value in ``--help``.
+        short: a further name of the flag, such as ``-b``.
+        choices: the accepted values.
+        within: interval of the accepted numbers; of a list, of each of its numbers.
+        nargs: number of values of a list.
+        const: value of the flag if it is given without one.
+    """
+    said = {"group": group, "help": help, "metavar": metavar, "short": short, "choices": choices, "within": within}
+    said |= {"nargs": nargs, "const": const}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: copy.copy(default), metadata=said)
+    return field(default=default, metadata=said)
+
+
+_LOSS, _DATA, _MODEL, _DEVICE, _OPT, _SCHEDULE, _AUG, _RUN = (
+    partial(flag, group)
+    for group in ("Loss", "Data", "Model", "Device", "Optimizer", "Schedule", "Augmentation", "Run")
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Settings of a training run, under the names of the flags of ``timm train``.
+
+    Defaults are timm's; with ``task="multilabel"`` those of timm's multi-label task. If neither ``data_dir`` nor
+    ``dataset`` is given, the defaults are those of a small job on a built-in data set.
+
+    Raises:
+        ConfigError: a value has a wrong type or is out of range, or settings exclude each other.
+
+    Example:
+        >>> config = TrainConfig(loss="focal", epochs=2)
+        >>> config.epochs, config.dataset, config.model
+        (2, 'topk/hierarchy', 'topk_convnet')
+    """
+
+    task: str = _LOSS(
+        "classification", "one label per image (classification), or any number (multilabel)", choices=TASKS
+    )
+    loss: str = _LOSS("ce", "a registered loss (`timm losses` lists them) or one of timm's", metavar="NAME")
+    loss_opt: dict[str, Any] = _LOSS({}, "options of the loss; a repeated flag adds options")
+    class_weight: str = _LOSS(
+        "", "class weights of the loss: inv_freq or effective_num, a file, or numbers joined by commas", metavar="HOW"
+    )
+    normalize_classifier: float | None = _LOSS(
+        None,
+        "replace the classifier by a cosine classifier with this scale",
+        metavar="SCALE",
+        within="(0, inf)",
+        const=1.0,
+    )
+    learn_scale: bool = _LOSS(False, "train the scale of the cosine classifier")
+
+    data_dir: str | None = _DATA(None, "root directory of the data", metavar="DIR")
+    dataset: str = _DATA(
+        "", "TYPE/NAME as in timm, topk/NAME for a registered data set, or empty for a folder of images", metavar="NAME"
+    )
+    dataset_opt: dict[str, Any] = _DATA({}, "options of a registered data set, such as size=20000 noise=0.4")
+    train_split: str = _DATA("train", "split to train on", metavar="NAME")
+    val_split: str = _DATA(
+        "validation", "split to evaluate on; a number such as 0.1 holds out that share of each class; '' for none",
+        metavar="NAME",
+    )  # fmt: skip
+    train_num_samples: int | None = _DATA(None, "images in a streamed training split", metavar="N", within="[1, inf)")
+    val_num_samples: int | None = _DATA(None, "images in a streamed evaluation split", metavar="N", within="[1, inf)")
+    dataset_download: bool = _DATA(False, "allow torch/ and tfds/ data sets to download themselves")
+    class_map: str = _DATA("", "file that maps class names to indices", metavar="FILE")
+    input_img_mode: str | None = _DATA(None, "PIL mode that images are converted to, such as RGB or L")
+    input_key: str | None = _DATA(None, "key of the image in the data set; of a folder, the file endings")
+    target_key: str | None = _DATA(None, "key of the label in the data set")
+    target_format: str | None = _DATA(
+        None, "with --task multilabel: what --target-key holds (default: indices)", choices=("indices", "multihot")
+    )
+    sampler: str = _DATA("", "class_balanced: draw each class equally often", choices=("", "class_balanced"))
+
+    model: str = _MODEL("resnet50", "a timm model", metavar="NAME")
+    pretrained: bool = _MODEL(False, "start from the published weights of the model")
+    pretrained_path: str | None = _MODEL(
+        None, "start from this file as if it were the published weights", metavar="PATH"
+    )
+    initial_checkpoint: str = _MODEL("", "load this checkpoint into the model first", metavar="PATH")
+    num_classes: int | None = _MODEL(
+        None, "number of classes (default: of the data, else of the model)", metavar="N", within="[1, inf)"
+    )
+    gp: str | None = _MODEL(None, "global pooling", metavar="POOL")
+    img_size: int | None = _MODEL(None, "image size (default: of the model)", metavar="N", within="[1, inf)")
+    in_chans: int | None = _MODEL(None, "input channels (default: 3)", metavar="N", within="[1, inf)")
+    input_size: list[int] | None = _MODEL(
+        None, "input channels, height and width", metavar="N", nargs=3, within="[1, inf)"
+    )
+    crop_pct: float | None = _MODEL(
+        None, "share of the image in evaluation's center crop", metavar="PCT", within="(0, inf)"
+    )
+    mean: list[float] | None = _MODEL(None, "channel means", metavar="MEAN")
+    std: list[float] | None = _MODEL(None, "channel standard deviations", metavar="STD", within="(0, inf)")
+    interpolation: str = _MODEL("", "interpolation of evaluation (default: of the model)", choices=INTERPOLATIONS)
+    channels_last: bool = _MODEL(False, "use the channels-last memory layout")
+    grad_checkpointing: bool = _MODEL(False, "recompute activations to save memory")
+    model_kwargs: dict[str, Any] = _MODEL({}, "further options of the model")
+    torchcompile: str | None = _MODEL(None, "compile the model", metavar="BACKEND", const="inductor")
+    drop: float = _MODEL(0.0, "dropout rate", metavar="P", within="[0, 1]")
+    drop_path: float | None = _MODEL(None, "stochastic depth rate", metavar="P", within="[0, 1]")
+    sync_bn: bool = _MODEL(False, "compute batch norm over all processes")
+    dist_bn: str = _MODEL(
+        "reduce", "share batch-norm statistics after each epoch; '' to leave them", choices=("broadcast", "reduce", "")
+    )
+    model_ema: bool = _MODEL(False, "keep an exponential moving average of the weights (EMA), and evaluate it too")
+    model_ema_decay: float = _MODEL(0.9998, "decay of the EMA", within="[0, 1]")
+    model_ema_warmup: bool = _MODEL(False, "let the decay of the EMA grow from 0")
+
+    device: str = _DEVICE("auto", "auto is CUDA if there is a CUDA device, else the CPU")
+    amp: bool = _DEVICE(False, "train in mixed precision")
+    amp_dtype: str | None = _DEVICE(
+        None, "precision of --amp (default: float16; bfloat16 on a CPU)", choices=("float16", "bfloat16")
+    )
+    model_dtype: str | None = _DEVICE(
+        None, "precision of the model, without --amp", choices=("float32", "float16", "bfloat16")
+    )
+    workers: int = _DEVICE(4, "data loader processes", metavar="N", short="-j", within="[0, inf)")
+    pin_mem: bool = _DEVICE(False, "pin the memory of batches")
+    no_prefetcher: bool = _DEVICE(False, "normalize and mix images on the CPU")
+
+    batch_size: int = _OPT(128, "training batch size per process", metavar="N", short="-b", within="[1, inf)")
+    validation_batch_size: int | None = _OPT(
+        None, "evaluation batch size (default: as in training)", metavar="N", short="-vb", within="[1, inf)"
+    )
+    grad_accum_steps: int = _OPT(1, "batches per update", metavar="N", within="[1, inf)")
+    opt: str = _OPT("sgd", "a timm optimizer", metavar="NAME")
+    momentum: float = _OPT(0.9, "momentum", metavar="M", within="[0, 1]")
+    weight_decay: float = _OPT(2e-05, "weight decay", within="[0, inf)")
+    clip_grad: float | None = _OPT(
+        None, "clip gradients, see --clip-mode (default: no)", metavar="NORM", within="(0, inf)"
+    )
+    clip_mode: str = _OPT("norm", "what --clip-grad limits", choices=("norm", "value", "agc"))
+    layer_decay: float | None = _OPT(None, "factor of the learning rate per layer, from the last", within="(0, inf)")
+    opt_kwargs: dict[str, Any] = _OPT({}, "further options of the optimizer, such as eps=1e-6 betas=(0.9,0.99)")
+
+    epochs: int = _SCHEDULE(300, "epochs to train", metavar="N", within="[1, inf)")
+    sched: str = _SCHEDULE("cosine", "learning rate schedule", metavar="NAME")
+    sched_on_updates: bool = _SCHEDULE(False, "step the schedule per update, not per epoch")
+    lr: float | None = _SCHEDULE(None, "learning rate (default: from --lr-base)", metavar="LR", within="[0, inf)")
+    lr_base: float = _SCHEDULE(0.1, "lr = lr_base * global batch / lr_base_size", metavar="LR", within="[0, inf)")
+    lr_base_size: int = _SCHEDULE(256, "batch size that --lr-base is for", metavar="N", within="[1, inf)")
+    warmup_lr: float = _SCHEDULE(1e-05, "learning rate at the start of warmup", metavar="LR", within="[0, inf)")
+    min_lr: float = _SCHEDULE(0.0, "least learning rate", metavar="LR", within="[0, inf)")
+    decay_milestones: list[int] = _SCHEDULE(
+        [90, 180, 270], "epochs at which the schedule multistep lowers the rate", metavar="N", within="[1, inf)"
+    )
+    decay_epochs: float = _SCHEDULE(90, "epochs between drops of the schedule step", metavar="N", within="(0, inf)")
+    warmup_epochs: int = _SCHEDULE(5, "epochs of warmup", metavar="N", within="[0, inf)")
+    warmup_prefix: bool = _SCHEDULE(False, "warm up before the schedule, not within it")
+    cooldown_epochs: int = _SCHEDULE(0, "epochs at the least learning rate, at the end", metavar="N", within="[0, inf)")
+    patience_epochs: int = _SCHEDULE(10, "patience of the schedule plateau", metavar="N", within="[0, inf)")
+    decay_rate: float = _SCHEDULE(
+        0.1, "factor of the schedules step, multistep and plateau", metavar="RATE", short="--dr", within="[0, inf)"
+    )
+
+    no_aug: bool = _AUG(False, "resize images only, whatever the flags below say")
+    train_crop_mode: str | None = _AUG(None, "crop of training images, such as rrc, rkrc or rkrr")
+    scale: list[float] = _AUG(
+        [0.08, 1.0], "area of the random crop, as a share of the image", metavar="PCT", within="(0, inf)"
+    )
+    ratio: list[float] = _AUG([3.0 / 4.0, 4.0 / 3.0], "aspect ratio of the random crop", metavar="R", within="(0, inf)")
+    hflip: float = _AUG(0.5, "probability of a horizontal flip", within="[0, 1]")
+    vflip: float = _AUG(0.0, "probability of a vertical flip", within="[0, 1]")
+    color_jitter: float = _AUG(0.4, "strength of color jitter", metavar="F", within="[0, inf)")
+    aa: str | None = _AUG(None, "AutoAugment policy, such as rand-m9-mstd0.5-inc1, v0 or augmix", metavar="NAME")
+    aug_repeats: float = _AUG(0, "repeats of each image per epoch (several processes only)", within="[0, inf)")
+    aug_splits: int = _AUG(0, "augmentation splits of a batch, for --loss jsd: 0, or at least 2", within="[0, inf)")
+    reprob: float = _AUG(0.0, "probability of random erasing", metavar="P", within="[0, 1]")
+    remode: str = _AUG("pixel", "what random erasing writes", choices=("const", "rand", "pixel"))
+    mixup: float = _AUG(0.0, "alpha of mixup; 0 is off", metavar="ALPHA", within="[0, inf)")
+    cutmix: float = _AUG(0.0, "alpha of cutmix; 0 is off", metavar="ALPHA", within="[0, inf)")
+    mixup_prob: float = _AUG(1.0, "probability that a batch is mixed", within="[0, 1]")
+    mixup_switch_prob: float = _AUG(0.5, "probability of cutmix if mixup is on too", within="[0, 1]")
+    mixup_mode: str = _AUG("batch", "images that share a mixing ratio", choices=("batch", "pair", "elem", "half"))
+    mixup_off_epoch: int = _AUG(0, "epoch at which mixup and cutmix end; 0: never", metavar="N", within="[0, inf)")
+    smoothing: float = _AUG(0.1, "label smoothing (with --task multilabel: 0)", within="[0, 1]")
+    train_interpolation: str = _AUG(
+        "random", "interpolation of training images; '': as in evaluation", choices=("random", *INTERPOLATIONS)
+    )
+
+    seed: int = _RUN(42, "random seed", metavar="S", within="[0, inf)")
+    eval_metric: str = _RUN(
+        "top1", "metric of the best checkpoint: nll, topK, macro-topK, many-, medium-, few-topK; multilabel: map, "
+        "micro-f1, macro-f1, sample-f1, exact-match, topK-recall, bce", metavar="NAME",
+    )  # fmt: skip
+    multi_crop: int = _RUN(0, "evaluate crops of an image, and average their top-k marginals", choices=(0, 5, 10))
+    marginal_temperature: float | None = _RUN(
+        None, "temperature of the marginals of --multi-crop (default: of the loss)", metavar="T", within="(0, inf)"
+    )
+    val_interval: int = _RUN(1, "epochs between evaluations", metavar="N", within="[1, inf)")
+    early_stop: int = _RUN(
+        0, "stop after N evaluations without a better --eval-metric; 0: never", metavar="N", within="[0, inf)"
+    )
+    log_interval: int = _RUN(50, "updates between lines of progress", metavar="N", within="[1, inf)")
+    log: list[str] = _RUN([], "also log to tensorboard or wandb", metavar="NAME", choices=("tensorboard", "wandb"))
+    checkpoint_hist: int = _RUN(10, "checkpoints to keep", metavar="N", within="[1, inf)")
+    output: str = _RUN("", "folder of all runs (default: output/train)", metavar="DIR")
+    experiment: str = _RUN("", "name of the folder of this run (default: time, model and loss)", metavar="NAME")
+    overwrite: bool = _RUN(False, "start anew if the folder of --experiment holds a run")
+    resume: str = _RUN("", "continue from a checkpoint; auto: from the newest of this run", metavar="PATH")
+    dry_run: bool = _RUN(False, "build everything, try the loss on one batch, and stop")
+
+    def __new__(cls, **given: Any) -> "TrainConfig":
+        config = super().__new__(cls)
+        object.__setattr__(config, "_given", frozenset(given))  # only __new__ sees which values were given
+        return config
+
+    def __post_init__(self) -> None:
+        given = self.__dict__.pop("_given")
+        defaults = dict(MULTILABEL_DEFAULTS) if self.task == MULTILABEL else {}
+        if not (self.data_dir or self.dataset):
+            defaults = {**BUILTIN_DEFAULTS, **({"dataset": "topk/several"} if defaults else {}), **defaults}
+        for name, value in defaults.items():
+            if name not in given or name == "dataset":
+                object.__setattr__(self, name, value)
+        hints = _hints()
+        for setting in fields(self):
+            value = _checked(setting.name, getattr(self, setting.name), hints[setting.name])
+            _check_range(setting, value)
+            object.__setattr__(self, setting.name, value)
+        self._check_together()
+
+    @classmethod
+    def from_dict(cls, settings: Mapping[str, Any]) -> "TrainConfig":
+        """Return the configuration of an args.yaml, of this trainer or of timm's script.
+
+        Raises:
+            ConfigError: a name is unknown, or belongs to timm's script alone.
+        """
+        return cls(**clean_settings(settings))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return names and values of all settings, as plain types."""
+        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
+
+    def replace(self, **settings: Any) -> "TrainConfig":
+        """Return a copy with other values of these settings."""
+        return replace(self, **settings)
+
+    @property
+    def mixes(self) -> bool:
+        """Whether mixup or cutmix makes the targets soft."""
+        return self.mixup > 0 or self.cutmix > 0
+
+    @property
+    def metric(self) -> str:
+        """The eval metric as a column name: ``macro-top5`` is ``macro_top5``, timm's ``loss`` is ``nll``."""
+        name = {"loss": "bce" if self.task == MULTILABEL else "nll"}.get(self.eval_metric, self.eval_metric)
+        return name.replace("-", "_")
+
+    def _check_together(self) -> None:
+        multilabel = self.task == MULTILABEL
+        if not (MULTILABEL_METRIC if multilabel else METRIC).fullmatch(self.eval_metric):
+            known = "map, micro-f1, topK-recall, bce" if multilabel else "nll, topK, macro-topK, many-topK, few-topK"
+            raise ConfigError(f"--eval-metric must be one such as {known}, got {self.eval_metric!r}")
+        if self.overwrite and self.resume:
+            raise ConfigError("--overwrite removes a run and --resume continues it: leave one out")
+        if self.mixes and self.batch_size % 2:
+            raise ConfigError(f"mixup and cutmix need an even --batch-size, got {self.batch_size}")
+        if self.aug_splits and (self.aug_splits == 1 or self.no_aug or self.mixes):
+            raise ConfigError("--aug-splits must be 0, or at least 2 without --no-aug, mixup and cutmix")
+        if self.amp and self.model_dtype not in (None, "float32"):
+            raise ConfigError(f"--amp needs a float32 model, got --model-dtype {self.model_dtype}")
+        if self.learn_scale and self.normalize_classifier is None:
+            raise ConfigError("--learn-scale needs --normalize-classifier")
+        if self.model_kwargs.keys() & {"num_classes", "in_chans"}:
+            raise ConfigError("--model-kwargs num_classes and in_chans have flags: --num-classes, --in-chans")
+        for name in ("sampler", "multi_crop", "marginal_temperature"):
+            if multilabel and getattr(self, name):
+                raise ConfigError(f"{flag_of(name)} needs one label per image, and --task multilabel has several")
+
+
+def flag_of(name: str) -> str:
+    """Return the flag of a setting: ``batch_size`` is ``--batch-size``."""
+    return "--" + name.replace("_", "-")
+
+
+def parse_args(argv: Sequence[str]) -> TrainConfig:
+    """Return the configuration of a run: flags before ``--config`` before the defaults."""
+    parser = create_parser()
+    _refuse_timm_only(parser, argv)
+    given = vars(parser.parse_args(argv))
+    given.pop("help_all", None)
+    file = given.pop("config", "")
+    if given.get("loss") == "":
+        parser.error("--loss is empty: expected the name of a loss (`timm losses` lists them)")
+    try:
+        saved = read_config(file) if file else {}
+        if given.get("loss", saved.get("loss")) != saved.get("loss"):
+            saved.pop("loss_opt", None)  # they belong to the loss of the file
+        merged = {**saved, **given}
+        if "loss_opt" in saved and "loss_opt" in given:
+            merged["loss_opt"] = {**saved["loss_opt"], **given["loss_opt"]}
+        return TrainConfig(**merged)
+    except ConfigError as error:
+        parser.error(str(error))
+
+
+def read_config(file: str) -> dict[str, Any]:
+    """Return the settings in a YAML file; text is parsed as the flag would parse it.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds other names.
+    """
+    try:
+        with open(file, encoding="utf-8") as stream:
+            settings = yaml.safe_load(stream)
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config {file}: {getattr(error, 'strerror', None) or error}") from error
+    if settings is None:
+        raise ConfigError(f"--config {file}: the file is empty")
+    if not isinstance(settings, dict):
+        raise ConfigError(f"--config {file}: expected names and values, got {type(settings).__name__}")
+    try:
+        cleaned = clean_settings(settings)
+        TrainConfig(**cleaned)
+    except ConfigError as error:
+        raise ConfigError(f"--config {file}: {error}") from error
+    return cleaned
+
+
+def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return known settings by name, with text parsed; None stands for the default."""
+    hints, cleaned = _hints(), {}
+    for name, value in settings.items():
+        name = {"data": "data_dir"}.get(name, name)
+        if name in TIMM_ONLY:
+            if (value or None) != (TIMM_ONLY[name] or None):
+                raise ConfigError(_timm_only(name))
+        elif name not in hints and name not in NOT_SETTINGS:
+            close = get_close_matches(str(name), hints, n=1)
+            raise ConfigError(f"there is no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        elif name in hints and (value is not None or (type(None) in get_args(hints[name]))):
+            cleaned[name] = _from_text(name, value, hints[name]) if isinstance(value, str) else value
+    return cleaned
+
+
+def create_parser(full: bool = False) -> ArgumentParser:
+    """Return the parser of ``timm train``; its result holds the given flags only.
+
+    Args:
+        full: show every flag in the help, not only the common ones.
+    """
+    parser = ArgumentParser(
+        prog="timm train",
+        usage="timm train [DIR] [--loss NAME] [--model NAME] [flags]",
+        description="Train an image classifier with a loss by name. Without data: on a built-in data set. "
+        + ("" if full else "--help-all shows every flag; `timm run PATH` runs timm's own training script."),
+        argument_default=argparse.SUPPRESS,
+    )
+    parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag")
+    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file of settings, such as an args.yaml")
+    parser.add_argument("data_dir", nargs="?", metavar="DIR", help="root directory of the data")
+    hints, groups = _hints(), {}
+    for setting in fields(TrainConfig):
+        name = setting.metadata["group"]
+        group = groups[name] = groups.get(name) or parser.add_argument_group(name)
+        _add(group, setting, hints[setting.name], shown=full or setting.name in COMMON)
+    return parser
+
+
+class _HelpAll(argparse.Action):
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        create_parser(full=True).print_help()
+        parser.exit()
+
+
+def _add(group: Any, setting: "Field[Any]", hint: Any, *, shown: bool) -> None:
+    said, (kind, items) = setting.metadata, _value_type(hint)
+    default = None if setting.default is MISSING else setting.default
+    text = "" if default in (None, "", False) or "default" in said["help"] else f" (default: {default})"
+    options: dict[str, Any] = {"help": (said["help"] + text).replace("%", "%%") if shown else argparse.SUPPRESS}
+    if kind is bool:
+        options["action"] = "store_true"
+    elif kind is dict:
+        options |= {"nargs": "*", "action": ParseOptions, "metavar": "K=V"}
+    else:
+        options |= {"type": items or kind, "metavar": said["metavar"], "choices": said["choices"] or None}
+        if items:
+            options["nargs"] = said["nargs"] or "+"
+        elif said["const"] is not None:
+            options |= {"nargs": "?", "const": said["const"]}
+    group.add_argument(*filter(None, [said["short"]]), flag_of(setting.name), dest=setting.name, **options)
+
+
+def _refuse_timm_only(parser: ArgumentParser, argv: Sequence[str]) -> None:
+    for word in argv:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if word.startswith("--") and name in TIMM_ONLY:
+            parser.error(_timm_only(name))
+
+
+def _timm_only(name: str) -> str:
+    flag = flag_of(name)
+    return f"{flag} belongs to timm's own script: timm run PATH/train.py ... {flag} ... --loss NAME"
+
+
+def _from_text(name: str, text: str, hint: Any) -> Any:
+    """Return a value of a YAML file that is text as the flag would parse it."""
+    kind, items = _value_type(hint)
+    try:
+        if kind is dict:
+            return parse_pairs(text.split())
+        if items is not None:
+            return [items(word) for word in text.replace(",", " ").split()]
+        return kind(text) if kind in (int, float) else text
+    except ValueError as error:
+        raise ConfigError(f"{flag_of(name)}: {error}") from error
+
+
+def _value_type(hint: Any) -> tuple[type, type | None]:
+    """Return the type of a setting without None, and the type of its items if it is a list."""
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(each for each in get_args(hint) if each is not type(None))
+    if get_origin(hint) is list:
+        return list, get_args(hint)[0]
+    return (dict, None) if get_origin(hint) is dict else (hint, None)
+
+
+def _hints() -> dict[str, Any]:
+    return get_type_hints(TrainConfig)
+
+
+def _check_range(setting: "Field[Any]", value: Any) -> None:
+    said, interval = setting.metadata, Interval.parse(setting.metadata["within"])
+    for one in value if isinstance(value, list) else [value]:
+        if said["choices"] and one is not None and one not in said["choices"]:
+            known = ", ".join(str(choice) or "''" for choice in said["choices"])
+            raise ConfigError(f"{flag_of(setting.name)} must be one of {known}, got {one!r}")
+        if type(one) in (int, float) and one not in interval:
+            raise ConfigError(f"{flag_of(setting.name)} must be {interval.in_words()}, got {one!r}")
+    if said["nargs"] and value is not None and len(value) != said["nargs"]:
+        raise ConfigError(f"{flag_of(setting.name)} takes {said['nargs']} numbers, got {len(value)}")
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    """Return the value in the type of its setting."""
+    if value is None and type(None) in get_args(hint):
+        return None
+    kind, items = _value_type(hint)
+    if items is not None and isinstance(value, (list, tuple)):
+        return [_checked(name, item, items) for item in value]
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if kind is dict and isinstance(value, Mapping):
+        return dict(value)
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        expected = f"a list of {items.__name__}" if items else kind.__name__
+        raise ConfigError(f"{flag_of(name)} must be {expected}, got {value!r}")
+    return value

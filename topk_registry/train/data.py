@@ -1,0 +1,438 @@
+"""Data of a run: timm's data sets by timm's names, registered ones by ``topk/NAME``, and their loaders."""
+
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.data import (
+    AugMixDataset,
+    FastCollateMixup,
+    Mixup,
+    MultiLabelTarget,
+    create_loader,
+)
+from timm.data.readers.class_map import load_class_map
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from topk_registry.data.folders import listed, split_folder
+from topk_registry.data.labels import class_counts, class_names_of, is_indexed, kept_labels_of, labels_of
+from topk_registry.data.open import FOLDERS, PREFIX, open_dataset
+from topk_registry.data.selection import class_balanced_epoch, renumber
+from topk_registry.losses.targets import LabelMixture
+from topk_registry.train.config import MULTILABEL, TrainConfig
+from topk_registry.train.errors import DataError
+from topk_registry.train.model import Compute
+
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+
+@dataclass
+class Data:
+    """Training and evaluation data; ``counts`` are the training images per class."""
+
+    train: Any
+    validation: Any = None
+    class_names: list[str] | None = None
+    counts: list[int] | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes by name, else by label; None if neither is known."""
+        return len(self.class_names or self.counts or ()) or None
+
+    @property
+    def num_samples(self) -> int | None:
+        return len(self.train) if is_indexed(self.train) else None
+
+
+class ClassBalanced:
+    """A data set whose samples are drawn anew for each epoch, so that all classes are equally frequent."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset, self.seed, self.labels = dataset, seed, labels_of(dataset)
+        self.indices = np.arange(len(dataset))
+        self.classes = class_names_of(dataset)
+
+    @property
+    def transform(self) -> Any:
+        return self.dataset.transform
+
+    @transform.setter
+    def transform(self, transform: Any) -> None:
+        self.dataset.transform = transform
+
+    def set_epoch(self, epoch: int) -> None:
+        self.indices = class_balanced_epoch(self.labels, np.random.default_rng([self.seed, epoch]))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[int(self.indices[index])]
+
+
+def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = False) -> Data:
+    """Open the training and evaluation data of a run.
+
+    Args:
+        config: the settings.
+        channels: of the images.
+        needs_counts: count the classes, even if each sample has to be read for it.
+
+    Raises:
+        DataError: a split does not exist or cannot be used.
+    """
+    fraction = held_out_fraction(config)
+    check_splits(config, fraction)
+    train = open_split(config, config.train_split, training=True, channels=channels, held_out=fraction)
+    notes = list(getattr(train, "notes", ())) or list(getattr(getattr(train, "dataset", None), "notes", ()))
+    data = Data(train, class_names=class_names_of(train), notes=notes)
+    try:
+        if fraction:
+            data.validation = open_split(config, config.train_split, channels=channels, held_out=fraction)
+            notes.append(f"held out {len(data.validation)} training images for evaluation")
+        elif config.val_split:
+            data.validation = open_split(config, config.val_split, channels=channels)
+            _align(config, data)
+        _count(config, data, needs_counts or bool(config.sampler))
+    except (DataError, ValueError) as error:
+        raise DataError("; ".join([*notes, f"{error}"])) from error
+    if config.sampler:
+        if not is_indexed(data.train):
+            raise DataError(f"--sampler {config.sampler} needs random access, and {name_of(config)} is a stream")
+        data.train = ClassBalanced(data.train, config.seed)
+    return data
+
+
+def open_split(
+    config: TrainConfig, split: str, *, training: bool = False, channels: int = 3, held_out: float = 0.0
+) -> Any:
+    """Open one split; the loader sets its transform.
+
+    Args:
+        config: the settings.
+        split: its name.
+        training: options such as label noise change this split, and a stream shuffles.
+        channels: of the images.
+        held_out: share of each class that training leaves to evaluation.
+
+    Raises:
+        DataError: it cannot be opened.
+    """
+    options: dict[str, Any] = {"multilabel": config.task == MULTILABEL}
+    options["mode"] = config.input_img_mode or ("RGB" if channels == 3 else "L")
+    if config.dataset in FOLDERS:
+        options |= {"suffixes": tuple(config.input_key.split(";"))} if config.input_key else {}
+    elif not config.dataset.startswith(PREFIX):
+        options["timm_options"] = {
+            "is_training": training,
+            "class_map": config.class_map,
+            "download": config.dataset_download,
+            "batch_size": config.batch_size,
+            "seed": config.seed,
+            "input_key": config.input_key,
+            "target_key": config.target_key,
+            "num_samples": config.train_num_samples if training else config.val_num_samples,
+        }
+        if config.task == MULTILABEL:
+            if not config.num_classes:
+                raise DataError(f"{config.dataset} with --task multilabel needs --num-classes")
+            dense = config.target_format == "multihot"
+            encode = MultiLabelTarget(config.num_classes, dense=dense)
+            options["timm_options"] |= {"target_format": config.target_format, "target_transform": encode}
+    about: dict[str, Any] = {"training": training, "held_out": held_out, **options, **config.dataset_opt}
+    try:
+        dataset = open_dataset(config.dataset, split, config.data_dir, **about)
+        return _mapped(config, dataset) if config.class_map and config.dataset in FOLDERS else dataset
+    except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
+        raise DataError(f"cannot open split {split!r} of {name_of(config)}: {error}") from error
+
+
+def _mapped(config: TrainConfig, dataset: Any) -> Any:
+    """Return a folder of images under the numbers of ``--class-map``; other folders are left out."""
+    numbers = load_class_map(config.class_map, config.data_dir or "")
+    order = {int(number): str(name) for name, number in numbers.items()}
+    classes = [order.get(i, str(i)) for i in range(max(order) + 1)]
+    own = class_names_of(dataset) or []
+    return renumber(dataset, {i: numbers[name] for i, name in enumerate(own) if name in numbers}, classes)
+
+
+def name_of(config: TrainConfig) -> str:
+    place = repr(config.data_dir) if config.data_dir else ""
+    return " in ".join(filter(None, [config.dataset or "image folder", place]))
+
+
+def held_out_fraction(config: TrainConfig) -> float:
+    """Return the share of the training images that ``--val-split`` holds out; 0 if it is a name."""
+    try:
+        fraction = float(config.val_split)
+    except ValueError:
+        return 0.0
+    if not 0.0 < fraction < 1.0:
+        raise DataError(f"a fractional --val-split must be above 0 and below 1, got {config.val_split}")
+    return fraction
+
+
+def check_splits(config: TrainConfig, fraction: float) -> None:
+    """Raise a DataError if a folder has no such split: evaluation would read the training images."""
+    root = Path(config.data_dir or "")
+    if config.dataset not in FOLDERS or not root.is_dir() or fraction:
+        return
+    train, evaluation = (split_folder(root, split) for split in (config.train_split, config.val_split))
+    if config.val_split and (train is None or evaluation is None):
+        folders = listed(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."))
+        missing = config.train_split if train is None else config.val_split
+        raise DataError(
+            f"{root} has no split {missing!r}; it holds {folders or 'no folders'}. --val-split 0.1 holds out a part, "
+            "--val-split '' evaluates nothing"
+        )
+
+
+def align(dataset: Any, classes: Sequence[str], where: str) -> Any:
+    """Return a data set under the numbers of these classes.
+
+    Raises:
+        DataError: it has other classes.
+    """
+    names = class_names_of(dataset)
+    if names is None or names == list(classes):
+        return dataset
+    unknown = [name for name in names if name not in classes]
+    if unknown or not is_indexed(dataset):
+        raise DataError(f"{where} has classes that training lacks: {listed(unknown)}; it has {listed(list(classes))}")
+    numbers = {i: list(classes).index(name) for i, name in enumerate(names)}
+    return renumber(dataset, numbers, list(classes))
+
+
+def _align(config: TrainConfig, data: Data) -> None:
+    names = data.class_names
+    if not names:
+        return
+    data.validation = align(data.validation, names, f"split {config.val_split!r}")
+    labels = kept_labels_of(data.validation) if config.task != MULTILABEL and is_indexed(data.validation) else None
+    if labels is not None and (absent := sorted({*range(len(names))} - {*labels.tolist()})):
+        data.notes.append(f"no evaluation images of {listed([names[c] for c in absent])}")
+
+
+def _count(config: TrainConfig, data: Data, read: bool) -> None:
+    if not is_indexed(data.train):
+        return
+    if config.task == MULTILABEL:
+        targets = getattr(data.train, "targets", None)
+        data.counts = None if targets is None else (np.asarray(targets) >= 0.5).sum(0).tolist()
+        return
+    labels = labels_of(data.train) if read else kept_labels_of(data.train)
+    if labels is not None:
+        n = config.num_classes or data.num_classes or int(labels.max()) + 1
+        data.counts = class_counts(labels, n)
+
+
+class LabelMixup(Mixup):
+    """timm's mixup with a :class:`LabelMixture` as target: labels and shares in place of a distribution [B, n].
+
+    timm mixes images and draws shares; it is given row numbers as labels, so that its small targets say how much of
+    each row there is.
+    """
+
+    def __init__(self, *, smoothing: float, **options: Any) -> None:
+        super().__init__(**options, label_smoothing=0.0)
+        self.smoothing = smoothing
+
+    def __call__(self, x: Tensor, target: Tensor) -> Any:
+        self.num_classes = len(target)
+        x, rows = super().__call__(x, torch.arange(len(target), device=target.device))
+        return x, _mixture(rows, target, self.smoothing)
+
+
+class LabelMixupCollate(FastCollateMixup):
+    """timm's mixing collation with a :class:`LabelMixture` as target."""
+
+    def __init__(self, *, smoothing: float, **options: Any) -> None:
+        super().__init__(**options, label_smoothing=0.0)
+        self.smoothing = smoothing
+
+    def __call__(self, batch: list[Any], _: object = None) -> Any:
+        self.num_classes = len(batch)
+        x, rows = super().__call__([(image, row) for row, (image, *_) in enumerate(batch)])
+        return x, _mixture(rows, default_collate([target for _, target, *_ in batch]), self.smoothing)
+
+
+def _mixture(rows: Tensor, target: Tensor, smoothing: float) -> LabelMixture:
+    label, count = target.long(), len(rows)  # timm's mode "half" halves the batch
+    return LabelMixture.mixed(label[:count], label.flip(0)[:count], rows.diagonal(), smoothing)
+
+
+class TrainLoader:
+    """The training batches on the device.
+
+    Args:
+        loader: yields images and targets.
+        device, dtype: of the images; None leaves the precision.
+        mixup: mixes batches on the device.
+        mixup_off_epoch: epoch at which mixing ends; 0 for never.
+    """
+
+    def __init__(
+        self,
+        loader: Any,
+        device: torch.device,
+        dtype: torch.dtype | None = None,
+        mixup: Mixup | None = None,
+        mixup_off_epoch: int = 0,
+    ) -> None:
+        self.loader, self.device, self.dtype = loader, device, dtype
+        self.mixup, self.mixup_off_epoch = mixup, mixup_off_epoch
+        try:
+            self.size = len(loader)
+        except TypeError as error:
+            raise DataError("the training loader has no length: pass --train-num-samples") from error
+        if not self.size:
+            raise DataError("the training data has less than one batch: lower --batch-size")
+
+    def __len__(self) -> int:
+        return self.size
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch, counted from 0: samplers shuffle anew, and mixing ends when it should."""
+        for part in (getattr(self.loader, name, None) for name in ("dataset", "sampler")):
+            if callable(tell := getattr(part, "set_epoch", None)):
+                tell(epoch)
+        if self.mixup_off_epoch and epoch >= self.mixup_off_epoch:
+            if self.mixup is not None:
+                self.mixup.mixup_enabled = False
+            elif hasattr(self.loader, "mixup_enabled"):
+                self.loader.mixup_enabled = False
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
+        for images, target, *_ in self.loader:
+            images, target = images.to(device=self.device, dtype=self.dtype), target.to(device=self.device)
+            yield self.mixup(images, target) if self.mixup is not None else (images, target)
+
+
+def create_train_loader(
+    config: TrainConfig, dataset: Any, preprocessing: dict[str, Any], compute: Compute, *, mixtures: bool = False
+) -> TrainLoader:
+    """Return the training batches, by timm's transforms and collation.
+
+    Args:
+        config: the settings.
+        dataset: the training data.
+        preprocessing: size, mean, standard deviation and interpolation.
+        compute: device and precision.
+        mixtures: mixed targets are a LabelMixture, not a distribution [B, n].
+    """
+    if is_indexed(dataset) and len(dataset) < config.batch_size * compute.world_size:
+        raise DataError(
+            f"{len(dataset)} training images are less than one batch of {config.batch_size * compute.world_size}: "
+            "lower --batch-size"
+        )
+    collate = mixup = None
+    if config.mixes:
+        options: dict[str, Any] = {"mixup_alpha": config.mixup, "cutmix_alpha": config.cutmix}
+        options |= {"prob": config.mixup_prob, "switch_prob": config.mixup_switch_prob, "mode": config.mixup_mode}
+        if mixtures:
+            mixer: Any = (LabelMixup if config.no_prefetcher else LabelMixupCollate)(
+                smoothing=config.smoothing, **options
+            )
+        else:
+            options |= {"num_classes": config.num_classes, "multi_label": config.task == MULTILABEL}
+            mixer = (Mixup if config.no_prefetcher else FastCollateMixup)(label_smoothing=config.smoothing, **options)
+        collate, mixup = (None, mixer) if config.no_prefetcher else (mixer, None)
+    if config.aug_splits > 1:
+        dataset = AugMixDataset(dataset, num_splits=config.aug_splits)
+    same = config.no_aug or not config.train_interpolation
+    augmentation = ("no_aug", "train_crop_mode", "scale", "ratio", "hflip", "vflip", "color_jitter")
+    try:
+        loader = create_loader(
+            dataset,
+            batch_size=config.batch_size,
+            is_training=True,
+            **{name: getattr(config, name) for name in augmentation},
+            re_prob=config.reprob,
+            re_mode=config.remode,
+            auto_augment=config.aa,
+            num_aug_repeats=config.aug_repeats,  # pyright: ignore[reportArgumentType]
+            num_aug_splits=config.aug_splits,
+            interpolation=preprocessing["interpolation"] if same else config.train_interpolation,
+            collate_fn=collate,
+            **_common(config, preprocessing, compute),
+        )
+    except (AssertionError, KeyError, ValueError, NotImplementedError) as error:
+        raise DataError(
+            "timm cannot create the training transforms; see --aa, --train-crop-mode, --color-jitter, --scale, --ratio "
+            f"and --aug-repeats: {error or type(error).__name__}"
+        ) from error
+    dtype = compute.dtype if config.no_prefetcher else None
+    return TrainLoader(_without_signals(loader), compute.device, dtype, mixup, config.mixup_off_epoch)
+
+
+def create_eval_loader(config: TrainConfig, dataset: Any, preprocessing: dict[str, Any], compute: Compute) -> Any:
+    """Return the evaluation batches."""
+    loader = create_loader(
+        dataset,
+        batch_size=config.validation_batch_size or config.batch_size,
+        is_training=False,
+        interpolation=preprocessing["interpolation"],
+        crop_pct=preprocessing["crop_pct"],
+        **_common(config, preprocessing, compute, prefetcher=bool(config.multi_crop)),
+    )
+    if config.multi_crop:
+        dataset.transform = Crops(preprocessing, config.multi_crop)
+    return _without_signals(loader)
+
+
+def _common(
+    config: TrainConfig, preprocessing: dict[str, Any], compute: Compute, prefetcher: bool = False
+) -> dict[str, Any]:
+    return {
+        "input_size": tuple(preprocessing["input_size"]),
+        "mean": tuple(preprocessing["mean"]),
+        "std": tuple(preprocessing["std"]),
+        "num_workers": config.workers,
+        "distributed": compute.distributed,
+        "pin_memory": config.pin_mem and compute.device.type == "cuda",
+        "img_dtype": compute.dtype,
+        "device": compute.device,
+        "use_prefetcher": prefetcher or not config.no_prefetcher,
+        "persistent_workers": False,  # workers that start anew each epoch have no state that a checkpoint would lack
+    }
+
+
+def _without_signals(loader: Any) -> Any:
+    """Let workers ignore the signals that stop a run: they end with the run."""
+    inner = getattr(loader, "loader", loader)
+    inner.worker_init_fn = partial(_ignore_signals, then=inner.worker_init_fn)
+    return loader
+
+
+def _ignore_signals(worker: int, then: Callable[[int], object] | None) -> None:
+    for signum in SIGNALS:
+        signal.signal(signum, signal.SIG_IGN)
+    if then is not None:
+        then(worker)
+
+
+class Crops:
+    """An image as 5 or 10 crops (corners and center, and their mirror images), each a uint8 array [3, h, w]."""
+
+    def __init__(self, preprocessing: dict[str, Any], crops: int) -> None:
+        from timm.data.transforms import str_to_interp_mode
+        from torchvision.transforms import FiveCrop, Resize, TenCrop
+
+        height, width = preprocessing["input_size"][1:]
+        margin = min(preprocessing["crop_pct"], 0.875)  # a full-size center crop has no corners: leave timm's margin
+        mode: Any = str_to_interp_mode(preprocessing["interpolation"])
+        self.resize = Resize(round(max(height, width) / margin), mode)
+        self.crop = (FiveCrop if crops == 5 else TenCrop)((height, width))
+
+    def __call__(self, image: Image.Image) -> tuple[np.ndarray[Any, Any], ...]:
+        crops = self.crop(self.resize(image))
+        return tuple(np.ascontiguousarray(np.asarray(crop).transpose(2, 0, 1)) for crop in crops)

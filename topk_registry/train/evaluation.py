@@ -1,0 +1,195 @@
+"""Evaluation: metrics of a model over a loader, and models from checkpoints and ONNX files alike.
+
+A class is ranked by its score, or by the loss's own ``probabilities(logits)`` if it has them (the spherical family).
+With several crops, an image's ranking for top-k is the mean over crops of the top-k marginals (Berrada et al. 2018).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from timm.task.evaluator import evaluation_sample_limit
+from torch import Tensor, nn
+
+from topk_registry.functional import topk_marginals
+from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, StreamingMetric, TopKAccuracy
+from topk_registry.train.errors import DataError
+
+LEAST_LIKELIHOOD = math.log(1e-30)  # log-likelihood of a label whose probability is 0
+Keep = Callable[[Tensor, Tensor], object]
+
+
+class MeanNLL(StreamingMetric):
+    """Mean negative log-likelihood of the label."""
+
+    def __init__(self) -> None:
+        super().__init__(nll=torch.zeros((), dtype=torch.float64), seen=torch.zeros((), dtype=torch.float64))
+
+    def update(self, log_p: Tensor, target: Tensor) -> None:
+        self.follow(log_p)
+        self.sums["nll"] += nn.functional.nll_loss(log_p, target, reduction="sum")
+        self.sums["seen"] += len(target)
+
+    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        return {"nll": (totals["nll"] / totals["seen"]).item()}
+
+
+class SingleLabel:
+    """NLL and top-k accuracy over samples and classes, in percent, of images with one label each."""
+
+    def __init__(
+        self,
+        num_classes: int,
+        k: Sequence[int],
+        *,
+        device: torch.device,
+        probabilities: Callable[[Tensor], Tensor] | None = None,
+        class_counts: Sequence[int] | None = None,
+        crops: int = 0,
+        temperature: float = 1.0,
+        calibration: int = 0,
+    ) -> None:
+        self.k, self.probabilities, self.crops, self.temperature = list(k), probabilities, crops, temperature
+        classes: dict[str, Any] = (
+            {"num_classes": num_classes} if class_counts is None else {"class_counts": class_counts}
+        )
+        groups = [[size] for size in self.k] if crops else [self.k]
+        self.accuracy = [TopKAccuracy(sizes, **classes, device=device) for sizes in groups]
+        self.nll, self.num_classes = MeanNLL(), num_classes
+        self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
+
+    def update(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Count a batch of which the first ``len(target)`` images are real; return the scores that rank classes."""
+        likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
+        ranked = [likelihood if self.probabilities else logits]
+        if self.crops:
+            marginals = [self._mean(self._marginals(logits, k)) for k in self.k]
+            likelihood = self._mean(likelihood)
+            ranked = [likelihood] * len(self.k) if self.probabilities else marginals
+        b = len(target)
+        log_p = likelihood[:b].log().clamp(min=LEAST_LIKELIHOOD)
+        if b:
+            self.nll.update(log_p, target)
+            for metric, scores in zip(self.accuracy, ranked, strict=True):
+                metric.update(scores[:b], target)
+            if self.calibration is not None:
+                self.calibration.update(topk_marginals(log_p, min(self.calibration.k, self.num_classes - 1)), target)
+        return log_p if self.probabilities or self.crops else logits[:b]
+
+    def compute(self) -> dict[str, float]:
+        results = self.nll.compute()
+        for metric in self.accuracy:  # a group without classes has no accuracy
+            results |= {name: 100 * value for name, value in metric.compute().items() if not math.isnan(value)}
+        return results | (self.calibration.compute() if self.calibration is not None else {})
+
+    def _marginals(self, logits: Tensor, k: int) -> Tensor:
+        k = k if k < logits.shape[1] else 1  # with every class in the set, any ranking contains the label
+        return topk_marginals(logits, k, temperature=self.temperature)
+
+    def _mean(self, values: Tensor) -> Tensor:
+        return values.unflatten(0, (self.crops, -1)).mean(0)
+
+
+class MultiLabel:
+    """Mean average precision, F1 and top-k recall, in percent, of images with several labels."""
+
+    def __init__(self, num_classes: int, k: Sequence[int], *, device: torch.device) -> None:
+        self.metric = LabelSetMetrics(num_classes, k=list(k), device=device)
+
+    def update(self, logits: Tensor, target: Tensor) -> Tensor:
+        if len(target):
+            self.metric.update(logits[: len(target)], target)
+        return logits[: len(target)]
+
+    def compute(self) -> dict[str, float]:
+        return {name: value if name == "bce" else 100 * value for name, value in self.metric.compute().items()}
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    loader: Any,
+    *,
+    num_classes: int,
+    k: Sequence[int] = (1, 5),
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    probabilities: Callable[[Tensor], Tensor] | None = None,
+    class_counts: Sequence[int] | None = None,
+    crops: int = 0,
+    temperature: float = 1.0,
+    calibration: int = 0,
+    multilabel: bool = False,
+    channels_last: bool = False,
+    keep: Keep | None = None,
+    progress: Callable[[int], bool] = lambda batch: False,
+) -> dict[str, float] | None:
+    """Return the metrics of a model over the batches of a loader; accuracies in percent.
+
+    Args:
+        model: gives logits [B, n]; it is left in evaluation mode.
+        loader: yields images [B, ...] and labels [B], or k-hot targets [B, n] with ``multilabel``.
+        num_classes: number of classes n.
+        k: set sizes of top-k accuracy.
+        device: of the model (default: that of its parameters).
+        dtype: of the images (default: as the loader gives them).
+        autocast: context of the forward pass.
+        probabilities: of the classes, from logits, if they are not softmax.
+        class_counts: training images per class, for many-, medium- and few-shot accuracy.
+        crops: number of consecutive groups of a batch that are crops of the same images.
+        temperature: of the marginals that crops are averaged by.
+        calibration: set size k of the calibration error of top-k marginals; 0 for none.
+        multilabel: images have several labels.
+        channels_last: memory layout of the images.
+        keep: called with the scores [B, n] and targets of each batch.
+        progress: called with the number of each batch; True abandons the evaluation.
+
+    Returns:
+        ``nll``, ``top1``, ``macro_top1``, ...; with ``multilabel`` ``map``, ``micro_f1``, ...; None if abandoned.
+
+    Example:
+        >>> metrics = evaluate(model, loader, num_classes=100)  # doctest: +SKIP
+        >>> metrics["top5"], metrics["macro_top5"]  # doctest: +SKIP
+    """
+    device = torch.device(device) if device is not None else next(model.parameters()).device
+    if multilabel:
+        metrics: Any = MultiLabel(num_classes, k, device=device)
+    else:
+        options: dict[str, Any] = {"probabilities": probabilities, "class_counts": class_counts, "crops": crops}
+        options |= {"temperature": temperature, "calibration": calibration}
+        metrics = SingleLabel(num_classes, k, device=device, **options)
+    model.eval()
+    limit = evaluation_sample_limit(loader)
+    for batch, (images, target) in enumerate(readable(loader)):
+        if progress(batch):
+            return None
+        images = images.to(device=device, dtype=dtype)
+        if channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        with autocast():
+            output = model(images)
+        logits = (output[0] if isinstance(output, (tuple, list)) else output).float()
+        target = target.to(device)[: len(target) // max(1, crops)]
+        if limit is not None:  # what follows pads the last batches of the processes
+            target = target[: max(0, limit)]
+            limit -= len(target)
+        scores = metrics.update(logits, target)
+        if keep is not None:
+            keep(scores, target)
+    return metrics.compute()
+
+
+def readable(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the batches; raise a DataError if one cannot be read."""
+    batches = iter(loader)
+    while True:
+        try:
+            images, target, *_ = next(batches)
+        except StopIteration:
+            return
+        except (OSError, RuntimeError, SyntaxError, ValueError) as error:
+            raise DataError(f"cannot read the evaluation data: {error}") from error
+        yield images, target

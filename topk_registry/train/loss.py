@@ -1,0 +1,257 @@
+"""The loss of a run: its name, options and facts, tried on one batch before training."""
+
+import copy
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from topk_registry import registry
+from topk_registry.losses.base import ClassificationLoss
+from topk_registry.losses.batch import BatchLoss
+from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks, weighs_rows
+from topk_registry.losses.targets import LabelMixture
+from topk_registry.registry import timm_losses
+from topk_registry.registry.options import accepted_context, accepts, recorded_defaults
+from topk_registry.train.config import WEIGHT_METHODS
+from topk_registry.train.errors import TrainError
+
+SMOOTHING = ("smoothing", "label_smoothing")  # names of the option that smooths labels
+WEIGHT = ("weight", "class_weight")  # names of the option that weighs classes
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a loss may learn from a run, by naming it in its signature.
+
+    Args:
+        num_classes: number of classes n.
+        smoothing: label smoothing; 0 with mixup, whose targets are smoothed already.
+        soft_targets: mixup or cutmix is on.
+        total_epochs: epochs of the run.
+        class_counts: training images per class [n].
+        num_samples: training images.
+        class_weight: weights of the classes [n].
+        multilabel: targets are k-hot.
+    """
+
+    num_classes: int
+    smoothing: float = 0.0
+    soft_targets: bool = False
+    total_epochs: int = 1
+    class_counts: Sequence[float] | None = None
+    num_samples: int | None = None
+    class_weight: Sequence[float] | None = None
+    multilabel: bool = False
+
+
+class FunctionLoss(nn.Module):
+    """A loss that is a plain function, as a module."""
+
+    def __init__(self, function: Callable[[Tensor, Any], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, logits: Tensor, target: Any) -> Tensor:
+        return self.function(logits, target)
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """A training loss by name, looked up once; ``distribution`` and ``version`` say where it came from."""
+
+    name: str
+    options: dict[str, Any]
+    distribution: str
+    version: str
+    factory: Callable[..., Any]
+
+    @classmethod
+    def resolve(cls, name: str, options: Mapping[str, Any], multilabel: bool = False) -> "LossSpec":
+        """Look a loss up, which imports its plug-in.
+
+        Raises:
+            TrainError: the loss does not take k-hot targets, and the task is multilabel.
+        """
+        info = registry.loss_info(name)
+        if multilabel and not registry.takes_k_hot(name):
+            known = [other for other in registry.list_losses() if registry.takes_k_hot(other)]
+            raise TrainError(
+                f"loss {name!r} does not declare takes_k_hot = True, which --task multilabel needs; there are "
+                f"{', '.join(known)}"
+            )
+        factory = registry.get_loss_builder(name)
+        if multilabel and info.status == "timm":
+            factory = timm_losses.builder(name.rpartition(":")[2], several=True)
+        return cls(name, dict(options), info.distribution, info.version, factory)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Name, options, origin and the defaults of the other options, as plain types."""
+        about = {"name": self.name, "options": self.options, "distribution": self.distribution}
+        return {**about, "version": self.version, "defaults": recorded_defaults(self.factory, self.options)}
+
+    @property
+    def needs_class_counts(self) -> bool:
+        return accepts(self.factory, "class_counts")
+
+    @property
+    def takes_smoothing(self) -> bool:
+        return any(accepts(self.factory, name) for name in SMOOTHING)
+
+    def describe(self) -> str:
+        """Return the name, the options, and the defaults of options that were not given."""
+        owner = f"({self.distribution} {self.version})" if self.distribution else ""
+        given = [f"{name}={value}" for name, value in self.options.items()]
+        usual = [f"{name}={value}" for name, value in self.record["defaults"].items() if value is not None]
+        return " ".join(filter(None, [self.name, *given, f"(default: {', '.join(usual)})" if usual else "", owner]))
+
+    def guess(self, num_classes: int) -> str:
+        """Return a note if a random guess is in the loss's top k more often than not, else nothing."""
+        k = {**self.record["defaults"], **self.options}.get("k")
+        if not isinstance(k, int) or not num_classes // 2 < k <= num_classes:
+            return ""
+        return f"k={k} of {num_classes} classes: a random guess is in the top {k} in {100 * k / num_classes:.0f} %"
+
+    def build(self, facts: Facts) -> nn.Module:
+        """Return the loss with its options and the facts that it names.
+
+        Raises:
+            TrainError: the loss refuses an option, or takes no class weights.
+        """
+        for name in SMOOTHING:
+            if name in self.options and facts.smoothing and not facts.multilabel:
+                raise TrainError(
+                    f"--smoothing {facts.smoothing:g} and --loss-opt {name}={self.options[name]} both smooth labels: "
+                    "leave one out (--smoothing 0)"
+                )
+        own = next((name for name in WEIGHT if name in self.options), None)
+        if facts.class_weight is not None and own:
+            raise TrainError(f"--class-weight and --loss-opt {own} both weigh classes: leave one out")
+        try:
+            loss = registry.build_loss(self.name, self.factory, **{**self._arguments(facts), **self.options})
+        except (TypeError, ValueError) as error:
+            raise TrainError(f"loss {self.name!r} with {self.options or 'its default options'}: {error}") from error
+        return loss if isinstance(loss, nn.Module) else FunctionLoss(loss)
+
+    def _arguments(self, facts: Facts) -> dict[str, Any]:
+        known = {"num_classes": facts.num_classes, "smoothing": facts.smoothing, "soft_targets": facts.soft_targets}
+        known |= {"total_epochs": facts.total_epochs}
+        if facts.class_counts is not None:
+            known["class_counts"] = list(facts.class_counts)
+        arguments = accepted_context(self.factory, known)
+        if accepts(self.factory, "label_smoothing") and not accepts(self.factory, "smoothing"):
+            arguments["label_smoothing"] = facts.smoothing
+        if facts.num_samples is not None and self.distribution == "timm" and accepts(self.factory, "num_samples"):
+            arguments["num_samples"] = facts.num_samples
+        if facts.class_weight is not None:
+            name = next((name for name in WEIGHT if accepts(self.factory, name)), None)
+            if name is None:
+                raise TrainError(f"loss {self.name!r} takes no class weights, so --class-weight has no effect")
+            arguments[name] = torch.tensor(facts.class_weight)
+        return {name: value for name, value in arguments.items() if name not in self.options}
+
+
+def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
+    """Return the loss of a run; timm's ``ce`` with class weights is torch's, since timm's takes none."""
+    if facts.class_weight is not None and spec.name == "ce" and not facts.multilabel:
+        return nn.CrossEntropyLoss(torch.tensor(facts.class_weight), label_smoothing=facts.smoothing)
+    return spec.build(facts)
+
+
+def over_ranks(criterion: nn.Module) -> nn.Module:
+    """Return the loss with weighted means, and whole batches, over all processes."""
+    if number_of_ranks() > 1 and isinstance(criterion, ClassificationLoss) and weighs_rows(criterion):
+        return mean_over_ranks(criterion)
+    if number_of_ranks() > 1 and isinstance(criterion, BatchLoss):
+        criterion.over_ranks()
+    return criterion
+
+
+def set_epoch(criterion: object, epoch: int) -> None:
+    """Tell a loss with a schedule which epoch begins, counted from 0."""
+    if callable(tell := getattr(criterion, "set_epoch", None)):
+        tell(epoch)
+
+
+def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0) -> None:
+    """Call a copy of the loss on one batch of random scores, forward and backward.
+
+    Args:
+        spec: for messages.
+        criterion: the loss as it was built.
+        facts: of the run; they say what the targets are.
+        splits: augmentation splits of a batch.
+
+    Raises:
+        TrainError: the loss fails, or returns anything but one finite number with a gradient.
+    """
+    rows, n = 2 * max(1, splits), facts.num_classes
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        logits = torch.randn(rows, n, requires_grad=True)
+        target: Tensor = torch.arange(rows) % n
+        kind = "class indices"
+        if facts.multilabel or facts.soft_targets:
+            target, kind = nn.functional.one_hot(target, n).float(), "k-hot targets"
+        if facts.soft_targets:
+            target, kind = 0.5 * target + 0.5 * target.flip(0), "soft targets (mixup or cutmix)"
+        try:
+            loss = copy.deepcopy(criterion)
+            set_epoch(loss, 0)
+            value = loss(logits, target)
+            if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+                got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(f"expected one floating-point number, got {got} (is its reduction 'none'?)")
+            value.backward()
+        except Exception as error:
+            raise TrainError(f"loss {spec.name!r} does not train on {kind}: {error}") from error
+    if not (torch.isfinite(value) and logits.grad is not None and torch.isfinite(logits.grad).all()):
+        raise TrainError(f"loss {spec.name!r} has no finite value and gradient on {kind}")
+
+
+def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
+    """Return whether mixed targets can reach the loss as labels with shares, which costs less than as [B, n]."""
+    if facts.multilabel or not (facts.soft_targets and isinstance(criterion, ClassificationLoss)):
+        return False
+    label = torch.arange(2) % facts.num_classes
+    try:  # a third party's loss may have a forward of its own
+        with torch.random.fork_rng(devices=[]):
+            loss = copy.deepcopy(criterion)
+            set_epoch(loss, 0)
+            loss(torch.randn(2, facts.num_classes), LabelMixture.mixed(label, label.flip(0), 0.5, 0.1))
+    except Exception:
+        return False
+    return True
+
+
+def class_weights(how: str, counts: Sequence[float] | None, num_classes: int) -> list[float]:
+    """Return one weight per class, of mean 1 if computed from counts.
+
+    Args:
+        how: ``inv_freq`` or ``effective_num``, a file, or numbers joined by commas.
+        counts: training images per class [n].
+        num_classes: number of classes n.
+
+    Raises:
+        TrainError: counts are needed and unknown, or the weights are not n non-negative numbers.
+    """
+    from timm.loss import resolve_class_weights
+
+    if how in WEIGHT_METHODS and counts is None:
+        raise TrainError(f"--class-weight {how} needs class counts, which this data set does not tell: give numbers")
+    stats = None if counts is None else (torch.tensor(counts, dtype=torch.float64), int(sum(counts)))
+    try:
+        weights = resolve_class_weights(how, "class_weight", class_stats=stats)
+    except (OSError, ValueError, TypeError, json.JSONDecodeError) as error:
+        known = f"{', '.join(WEIGHT_METHODS)}, a file, or numbers joined by commas"
+        hint = f"{error}" if Path(how).is_file() else f"expected {known}"
+        raise TrainError(f"--class-weight {how[:60]}: {hint}") from error
+    values = torch.as_tensor(weights, dtype=torch.float64).reshape(-1)
+    if len(values) != num_classes or not bool((torch.isfinite(values) & (values >= 0)).all()) or not values.any():
+        raise TrainError(f"--class-weight: expected {num_classes} non-negative numbers, one per class, got {how[:60]}")
+    return values.tolist()

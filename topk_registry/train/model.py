@@ -1,0 +1,219 @@
+"""The model of a run: timm's, by name, with its device, precision and classifier."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm import utils
+from timm.data import resolve_data_config
+from timm.layers import convert_sync_batchnorm
+from timm.models import create_model, is_model, list_models, load_checkpoint
+from timm.optim import create_optimizer_v2, optimizer_kwargs
+from timm.scheduler import create_scheduler_v2, scheduler_kwargs
+from torch import nn
+
+from topk_registry.nn import convnet  # noqa: F401  registers the built-in network
+from topk_registry.nn.classifier import normalize_classifier
+from topk_registry.train.config import TrainConfig
+from topk_registry.train.errors import TrainError
+
+BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", " bf16")  # of /proc/cpuinfo; the last on ARM
+PREPROCESSING = ("input_size", "crop_pct", "mean", "std", "interpolation")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Device, precision and processes of a run; ``amp`` is the lower precision of autocast, or None."""
+
+    device: torch.device
+    dtype: torch.dtype = torch.float32
+    amp: torch.dtype | None = None
+    scaler: utils.NativeScaler | None = None
+    rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def set_up(cls, config: TrainConfig) -> "Compute":
+        """Take the configured device and precision, and join the process group.
+
+        Raises:
+            TrainError: there is no such device.
+        """
+        place = utils.distributed.init_distributed_device_so(device_of(config.device))
+        device = torch.device(place["device"])
+        if device.type == "cuda":
+            torch.backends.cuda.matmul.allow_tf32 = True
+            torch.backends.cudnn.benchmark = True
+        amp = None
+        if config.amp:
+            usual = "bfloat16" if device.type == "cpu" else "float16"
+            amp = getattr(torch, config.amp_dtype or usual)
+        scaler = utils.NativeScaler(device=device.type) if amp == torch.float16 and device.type == "cuda" else None
+        dtype = getattr(torch, config.model_dtype or "float32")
+        return cls(device, dtype, amp, scaler, place["global_rank"], place["world_size"])
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self.amp is None else torch.autocast(self.device.type, self.amp)
+
+    @property
+    def distributed(self) -> bool:
+        return self.world_size > 1
+
+    @property
+    def primary(self) -> bool:
+        """Whether this process prints and writes."""
+        return self.rank == 0
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return warnings on precisions that are slow on this device."""
+        if self.device.type != "cpu":
+            return []
+        if torch.float16 in (self.amp, self.dtype):
+            return ["warning: float16 is slow on a CPU, and the loss is not scaled"]
+        if torch.bfloat16 in (self.amp, self.dtype) and not cpu_has_bfloat16():
+            return ["warning: this CPU has no bfloat16 instructions: bfloat16 may be 50 times slower than float32"]
+        return []
+
+
+def cpu_has_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
+    """Return whether the CPU computes in bfloat16; True if the system does not tell."""
+    try:
+        text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+    return any(flag in text for flag in BFLOAT16_FLAGS)
+
+
+def device_of(name: str) -> str:
+    """Return the device of ``--device``; ``auto`` is CUDA if there is a CUDA device.
+
+    Raises:
+        TrainError: torch has no such device.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise TrainError(f"--device {name}: expected auto, cpu, cuda or another device of torch") from error
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if count <= (device.index or 0):
+        raise TrainError(f"--device {name}: there are {count} CUDA devices; --device auto falls back to the CPU")
+    return name
+
+
+def check_model(name: str) -> None:
+    """Raise a TrainError with similar names if timm has no such model."""
+    if ":" in name or is_model(name.split("/", 1)[-1].split(".")[0]):
+        return
+    known = list_models()
+    close = [other for other in known if other.startswith(name)][:5] or get_close_matches(name, known, n=5)
+    raise TrainError(f"timm has no model {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
+
+
+def channels_of(config: TrainConfig) -> int:
+    return config.in_chans or (config.input_size[0] if config.input_size else 3)
+
+
+def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
+    """Return the model with ``num_classes`` outputs; None leaves the number of classes of the model.
+
+    Raises:
+        TrainError: timm cannot create it.
+    """
+    check_model(config.model)
+    if config.initial_checkpoint and not os.path.isfile(config.initial_checkpoint):
+        raise TrainError(f"--initial-checkpoint {config.initial_checkpoint}: there is no such file")
+    overlay = {"file": config.pretrained_path, "num_classes": -1} if config.pretrained_path else None
+    try:
+        model = create_model(
+            config.model,
+            pretrained=config.pretrained or bool(config.pretrained_path),
+            in_chans=channels_of(config),
+            num_classes=num_classes,
+            drop_rate=config.drop,
+            drop_path_rate=config.drop_path,
+            global_pool=config.gp,
+            checkpoint_path=config.initial_checkpoint,
+            pretrained_cfg_overlay=overlay,
+            **_sized(config),
+            **config.model_kwargs,
+        )
+    except (TypeError, ValueError, RuntimeError, OSError, AssertionError) as error:
+        raise TrainError(f"cannot create model {config.model!r}: {error}") from error
+    if config.normalize_classifier is not None:
+        normalize_classifier(model, scale=config.normalize_classifier, learn_scale=config.learn_scale)
+    if config.grad_checkpointing:
+        model.set_grad_checkpointing(enable=True)
+    return model
+
+
+def _sized(config: TrainConfig) -> dict[str, Any]:
+    """Return the image size for networks that are built for one, such as vision transformers."""
+    from timm.models import get_pretrained_cfg
+
+    if ":" in config.model or "img_size" in config.model_kwargs:
+        return {}
+    size = tuple(config.input_size[1:]) if config.input_size else config.img_size
+    fixed = getattr(get_pretrained_cfg(config.model, allow_unregistered=True), "fixed_input_size", False)
+    return {"img_size": size} if size and fixed else {}
+
+
+def place_model(config: TrainConfig, model: nn.Module, compute: Compute) -> nn.Module:
+    """Return the model on its device, in its precision and layout, with synchronized batch norm if asked."""
+    model.to(device=compute.device, dtype=compute.dtype)
+    if config.channels_last:
+        model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return convert_sync_batchnorm(model) if compute.distributed and config.sync_bn else model
+
+
+def preprocessing_of(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
+    """Return how training's evaluation prepares images: size, crop, means, standard deviations, interpolation."""
+    resolved = resolve_data_config(config.to_dict(), model=model, verbose=False)
+    return {name: list(v) if isinstance(v := resolved[name], tuple) else v for name in PREPROCESSING}
+
+
+def settle_rate(config: TrainConfig, world_size: int) -> TrainConfig:
+    """Return the configuration with its learning rate: as given, or by timm's rule for the global batch size."""
+    if config.lr:
+        return config
+    ratio = config.batch_size * world_size * config.grad_accum_steps / config.lr_base_size
+    root = any(name in config.opt.lower() for name in ("ada", "lamb"))
+    return config.replace(lr=config.lr_base * (ratio**0.5 if root else ratio))
+
+
+def create_optimizer(config: TrainConfig, model: nn.Module, criterion: nn.Module) -> torch.optim.Optimizer:
+    """Return timm's optimizer of the model, and of the parameters of the loss, without weight decay."""
+    try:
+        optimizer = create_optimizer_v2(model, **optimizer_kwargs(cfg=config), **config.opt_kwargs)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise TrainError(f"cannot create optimizer {config.opt!r}: {error}") from error
+    if learned := [parameter for parameter in criterion.parameters() if parameter.requires_grad]:
+        optimizer.add_param_group({"params": learned, "weight_decay": 0.0})
+    return optimizer
+
+
+def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updates: int, decreasing: bool) -> Any:
+    """Return timm's schedule and its number of epochs."""
+    settings: dict[str, Any] = scheduler_kwargs(config, decreasing_metric=decreasing)
+    try:
+        return create_scheduler_v2(optimizer, **settings, updates_per_epoch=updates)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise TrainError(f"cannot create schedule {config.sched!r}: {error}") from error
+
+
+def load_weights(model: nn.Module, path: str, ema: bool = True) -> None:
+    """Load a checkpoint into a model: its EMA weights if it has some, unless ``ema`` is False.
+
+    Raises:
+        TrainError: the checkpoint belongs to another model.
+    """
+    try:
+        load_checkpoint(model, path, use_ema=ema)
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise TrainError(f"cannot load {path} into {type(model).__name__}: {error}") from error

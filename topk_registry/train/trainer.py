@@ -1,0 +1,490 @@
+"""Train from a configuration: build the parts, print the plan, run the epochs."""
+
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from timm import utils
+from timm.models import safe_model_name
+from torch import distributed as dist
+from torch import nn
+
+from topk_registry.data.folders import listed
+from topk_registry.nn.classifier import num_classes_of
+from topk_registry.train import checkpoint, data, model
+from topk_registry.train.checkpoint import LAST, OUTPUT, Row, Saver
+from topk_registry.train.config import MULTILABEL, TrainConfig, flag_of
+from topk_registry.train.data import Data, TrainLoader
+from topk_registry.train.errors import Interrupted, TrainError
+from topk_registry.train.evaluation import evaluate
+from topk_registry.train.loop import Run, train_epoch
+from topk_registry.train.loss import (
+    Facts,
+    LossSpec,
+    build_loss,
+    class_weights,
+    over_ranks,
+    set_epoch,
+    takes_mixtures,
+    try_loss,
+)
+from topk_registry.train.model import Compute
+from topk_registry.train.report import Report, best_row, check_loggers
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run leaves.
+
+    Args:
+        metrics: the row of the best epoch by ``eval_metric``: ``train_loss``, ``eval_top1``, ...
+        history: one row per epoch.
+        folder: checkpoints, ``summary.csv``, ``args.yaml``, ``classes.txt`` and ``curves.svg``.
+        model: the trained model, with the weights of the last epoch.
+    """
+
+    metrics: Row
+    history: list[Row]
+    folder: Path | None
+    model: nn.Module
+
+
+class Trainer:
+    """Train a classifier as a configuration says.
+
+    Args:
+        config: the settings; by default a job on a built-in data set.
+        model: your own model, instead of timm's by name.
+        train_loader, eval_loader: your own batches (images, labels), instead of a data set by name.
+        on_step: called after each batch with the run and the loss of the batch, a tensor on the device.
+        on_epoch: called after each epoch with the run and the row of the epoch.
+        quiet: print nothing and draw no curves.
+
+    Example:
+        >>> from topk_registry.train import Trainer, TrainConfig
+        >>> result = Trainer(TrainConfig(loss="focal", epochs=2)).fit()  # doctest: +SKIP
+        >>> result.metrics["eval_top5"], result.folder  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig | None = None,
+        *,
+        model: nn.Module | None = None,
+        train_loader: Iterable[Any] | None = None,
+        eval_loader: Iterable[Any] | None = None,
+        on_step: Callable[..., object] | None = None,
+        on_epoch: Callable[..., object] | None = None,
+        quiet: bool = False,
+    ) -> None:
+        self.config = TrainConfig() if config is None else config
+        if eval_loader is not None and train_loader is None:
+            raise TrainError("an eval_loader needs a train_loader")
+        if model is not None:
+            self.config = self.config.replace(model=type(model).__name__)
+        self._parts = (model, train_loader, eval_loader)
+        self._hooks, self._report, self._run = (on_step, on_epoch), Report(quiet=quiet), None
+
+    @property
+    def run(self) -> Run:
+        """Parts and state of the run; built when first asked for, resumed if the configuration says so.
+
+        Raises:
+            TrainError: the configuration cannot work.
+        """
+        if self._run is None:
+            checkpoint.check_folder(self.config)
+            self._run = build(self.config, *self._parts, self._report)
+            self._run.on_step, self._run.on_epoch = self._hooks
+        return self._run
+
+    def fit(self) -> TrainResult:
+        """Train to the last epoch, or as ``early_stop`` says.
+
+        Raises:
+            Interrupted: Ctrl-C or SIGTERM; the message says how to continue.
+            TrainError: the run cannot begin or go on.
+        """
+        run = self.run
+        open_folder(run)
+        try:
+            with run.stop:
+                run_epochs(run)
+        finally:
+            run.report.close()
+        run.report.finish(run.progress)
+        return TrainResult(best_row(run.progress), run.progress.history, run.folder, run.model)
+
+    def dry_run(self) -> None:
+        """Try one batch forward and backward; nothing is written."""
+        run = self.run
+        set_epoch(run.criterion, run.progress.epoch)
+        run.loader.set_epoch(run.progress.epoch)
+        images, target = next(iter(run.loader))
+        run.model.train()
+        with run.compute.autocast():
+            loss = run.task(images, target)["loss"]
+        loss.backward()
+        shape = list(target.labels.shape if hasattr(target, "labels") else target.shape)
+        run.report.say(f"dry run   images {list(images.shape)}, targets {shape}: loss {loss.item():.4f}")
+
+
+def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: Any, report: Report) -> Run:
+    """Build the run, and resume it if the configuration says so; nothing is written.
+
+    Raises:
+        TrainError: it cannot work.
+    """
+    multilabel = config.task == MULTILABEL
+    spec = LossSpec.resolve(config.loss, config.loss_opt, multilabel)
+    check_loggers(config.log)
+    resume, note = checkpoint.resume_path(config)
+    if own_model is None:
+        model.check_model(config.model)
+    compute = Compute.set_up(config)
+    report.primary = compute.primary
+    weights_by_count = config.class_weight in ("inv_freq", "effective_num")
+    if train_loader is not None:
+        opened = Data(train_loader, eval_loader)
+    else:
+        channels = model.channels_of(config)
+        opened = data.open_data(config, channels=channels, needs_counts=spec.needs_class_counts or weights_by_count)
+    utils.random_seed(config.seed, compute.rank)  # as timm's script, before the model
+    network = own_model if own_model is not None else model.build_model(config, _classes(config, opened))
+    n = _settled_classes(config, network, opened)
+    preprocessing = model.preprocessing_of(config, network)
+    config = model.settle_rate(config.replace(num_classes=n, **preprocessing), compute.world_size)
+    _check_metric(config, opened)
+    network = model.place_model(config, network, compute)
+    weights = class_weights(config.class_weight, opened.counts, n) if config.class_weight else None
+    facts = Facts(
+        n,
+        smoothing=0.0 if config.mixes else config.smoothing,
+        soft_targets=config.mixes,
+        total_epochs=config.epochs,
+        class_counts=opened.counts if spec.needs_class_counts else None,
+        num_samples=opened.num_samples,
+        class_weight=weights,
+        multilabel=multilabel,
+    )
+    if spec.needs_class_counts and opened.counts is None:
+        raise TrainError(f"loss {spec.name!r} needs class counts, which this data set does not tell")
+    criterion = build_loss(spec, facts)
+    states = checkpoint.generator_states()
+    try_loss(spec, criterion, facts, config.aug_splits)
+    mixtures = takes_mixtures(criterion, facts)
+    checkpoint.set_generator_states(states)
+    criterion = over_ranks(criterion)
+    if train_loader is not None:
+        loader, tests = TrainLoader(train_loader, compute.device, compute.dtype), eval_loader
+    else:
+        loader = data.create_train_loader(config, opened.train, preprocessing, compute, mixtures=mixtures)
+        held = opened.validation
+        tests = None if held is None else data.create_eval_loader(config, held, preprocessing, compute)
+    record = spec.record | ({"class_weight": weights} if weights else {})
+    about = {"device": compute.device, "dtype": compute.dtype}
+    task = checkpoint.create_task(network, criterion, multilabel=multilabel, record=record, **about)
+    optimizer = model.create_optimizer(config, network, task.criterion)
+    run = Run(
+        config, compute, opened, spec, task.criterion, loader, tests, task, optimizer, None, 0, report, preprocessing,
+        own_parts=own_model is not None or train_loader is not None,
+    )  # fmt: skip
+    run.scheduler, run.num_epochs = model.create_schedule(config, optimizer, run.updates_per_epoch, run.decreasing)
+    report.metric, report.epochs = run.metric, run.num_epochs
+    report.title = f"{config.loss} on {data.name_of(config)}, {config.model}"
+    _say_plan(run)
+    if note:
+        report.say(note)
+    _resume_and_wrap(run, resume)
+    return run
+
+
+def _resume_and_wrap(run: Run, resume: Path | None) -> None:
+    """Restore the checkpoint, then compile and wrap the model, in timm's order."""
+    config, task, compute = run.config, run.task, run.compute
+    if config.model_ema:
+        task.setup_ema(decay=config.model_ema_decay, use_warmup=config.model_ema_warmup)
+    if resume is not None:
+        _check_same_classes(run, resume)
+        parts: dict[str, Any] = {"optimizer": run.optimizer, "scaler": compute.scaler, "scheduler": run.scheduler}
+        notes = checkpoint.resume(task, resume, run.progress, **parts, rank=compute.rank, world=compute.world_size)
+        run.report.say("\n".join(notes))
+        if run.scheduler is not None and run.progress.epoch and not hasattr(run.scheduler, "lr_scheduler"):
+            run.scheduler.step_update(run.progress.epoch * run.updates_per_epoch)
+            run.scheduler.step(run.progress.epoch)
+    if config.torchcompile:
+        task.compile(backend=config.torchcompile)
+        if config.model_ema:
+            task.compile_ema(backend=config.torchcompile)
+    if compute.distributed:
+        run.control = dist.new_group(backend="gloo")
+        task.prepare_distributed(device_ids=[compute.device] if compute.device.type == "cuda" else None)
+    checkpoint.restore_generators(task, compute.rank, compute.world_size)
+
+
+def open_folder(run: Run) -> None:
+    """Create the run's folder with ``args.yaml`` and ``classes.txt``, on the first process."""
+    config = run.config
+    names = [_folder(run)] if run.compute.primary else [None]
+    if run.compute.distributed:
+        dist.broadcast_object_list(names, src=0)
+    folder = run.folder = names[0]
+    assert folder is not None
+    if not run.compute.primary:
+        return
+    run.report.folder = folder
+    # the settings continue the run in its folder
+    run.config = config = config.replace(output=str(folder.parent), experiment=folder.name)
+    settings = {**config.to_dict(), "overwrite": False, "resume": "", "loss_record": run.task.loss_record}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in checkpoint.results(folder) if config.overwrite else []:
+            path.unlink()
+    except OSError as error:
+        raise TrainError(f"cannot open the folder {folder}: {error}") from error
+    checkpoint.write_settings(folder, settings)
+    if run.data.class_names:
+        checkpoint.write_text(folder / "classes.txt", "".join(f"{name}\n" for name in run.data.class_names))
+    run.saver = Saver(
+        model=run.model,
+        optimizer=run.optimizer,
+        args=Namespace(**settings, class_names=run.data.class_names),
+        amp_scaler=run.compute.scaler,
+        checkpoint_dir=str(folder),
+        recovery_dir=str(folder),
+        decreasing=run.decreasing,
+        max_history=config.checkpoint_hist,
+        task=run.task,
+    )
+    if run.progress.epoch and (folder / LAST).exists():
+        run.saver.load_state_dict_from_checkpoint(str(folder / LAST))
+    run.report.open_loggers(config.log, settings, run.progress.epoch * run.updates_per_epoch)
+
+
+def run_epochs(run: Run) -> None:
+    """Train to the last epoch, or to where ``--early-stop`` or a signal ends the run.
+
+    Raises:
+        Interrupted: a signal came.
+        TrainError: the run cannot go on.
+    """
+    progress, config = run.progress, run.config
+    while progress.epoch < run.num_epochs:
+        clock, epoch = time.perf_counter(), progress.epoch
+        set_epoch(run.criterion, epoch)
+        loss = train_epoch(run, epoch)
+        row = None if loss is None else measure(run, loss)
+        if row is None:
+            raise _interrupted(run)
+        value = row.get(run.metric)
+        progress.close(row, value, run.decreasing)
+        if run.scheduler is not None:
+            run.scheduler.step(epoch + 1, value)
+        checkpoint.snapshot(run.task, progress, run.scheduler)
+        if run.saver is not None:
+            run.saver.save(epoch, value)
+        if run.compute.primary:
+            run.report.epoch_done(row, progress.history, time.perf_counter() - clock)
+        if run.on_epoch is not None:
+            run.on_epoch(run, row)
+        if config.early_stop and progress.stale >= config.early_stop:
+            run.report.say(f"stopped early: no better {run.metric} in {progress.stale} evaluations")
+            return
+        if run.should_stop() and progress.epoch < run.num_epochs:
+            raise _interrupted(run)
+
+
+def measure(run: Run, loss: float) -> Row | None:
+    """Return the row of an epoch, evaluated with the weights and with their EMA; None if stopped."""
+    config, compute, epoch = run.config, run.compute, run.progress.epoch
+    row: Row = {"epoch": epoch + 1, "train_loss": loss, "lr": run.lr}
+    shares = compute.distributed and config.dist_bn and not config.sync_bn
+    if shares:
+        utils.distribute_bn(run.model, compute.world_size, config.dist_bn == "reduce")
+    due = (epoch + 1) % config.val_interval == 0 or epoch + 1 == run.num_epochs
+    if run.eval_loader is None or not due:
+        return row
+    for prefix, ema in (("eval_", False), ("ema_", True))[: 1 + config.model_ema]:
+        if ema and shares:
+            utils.distribute_bn(run.task.get_trainable_module(ema=True), compute.world_size, config.dist_bn == "reduce")
+        metrics = measure_weights(run, ema)
+        if metrics is None:
+            return None
+        row |= {prefix + name: value for name, value in metrics.items()}
+    return row
+
+
+def measure_weights(run: Run, ema: bool) -> dict[str, float] | None:
+    """Evaluate the weights of a run, or their EMA, on its evaluation data; None if stopped."""
+    config, batches = run.config, len(run.eval_loader)
+
+    def progress(batch: int) -> bool:
+        run.report.testing("Test (EMA)" if ema else "Test", batch, batches, config.log_interval)
+        return run.control is None and bool(run.stop)  # several processes finish the evaluation together
+
+    return evaluate(
+        run.task.get_eval_model(ema=ema),
+        run.eval_loader,
+        progress=progress,
+        **evaluation_options(config, run.compute, run.criterion, run.data.counts),
+    )
+
+
+def evaluation_options(config: TrainConfig, compute: Compute, criterion: object, counts: Any) -> dict[str, Any]:
+    """Return the options of :func:`evaluate` that a configuration implies."""
+    metric = config.metric
+    size = "".join(letter for letter in metric.partition("top")[2] if letter.isdecimal())
+    temperature = config.marginal_temperature or getattr(criterion, "temperature", None) or 1.0
+    shots = counts is not None and len({(c > 100) + (c >= 20) for c in counts}) > 1
+    return {
+        "num_classes": config.num_classes or 0,
+        "k": sorted({1, 5, *([int(size)] if size else [])}),
+        "device": compute.device,
+        "dtype": compute.dtype,
+        "autocast": compute.autocast,
+        "probabilities": getattr(criterion, "probabilities", None),
+        "class_counts": counts if shots or metric.startswith(("many", "medium", "few")) else None,
+        "crops": config.multi_crop,
+        "temperature": temperature if isinstance(temperature, (int, float)) else 1.0,
+        "multilabel": config.task == MULTILABEL,
+        "channels_last": config.channels_last,
+    }
+
+
+def train(config: TrainConfig) -> int:
+    """Run ``timm train``; return 0, 1 if the run broke off, 2 if it could not begin, 128 + N for signal N."""
+    trainer = Trainer(config)
+    try:
+        if config.dry_run:
+            trainer.dry_run()
+            return 0
+        run = trainer.run
+    except TrainError as error:
+        return _fail(f"{error}", 2)
+    except KeyboardInterrupt:
+        return _fail("stopped before training began", 130)
+    try:
+        trainer.fit()
+    except Interrupted as error:
+        return _fail(f"{error}" if run.compute.primary else "", 128 + error.signum)
+    except TrainError as error:
+        return _fail(f"{error}", 1)
+    finally:
+        with suppress(Exception):
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    return 0
+
+
+def _fail(message: str, status: int) -> int:
+    if message:
+        print(f"timm train: {message}", file=sys.stderr)
+    return status
+
+
+def _interrupted(run: Run) -> Interrupted:
+    error = Interrupted(run.stop.signum or 15)
+    kept = f"epoch {run.progress.epoch} is saved" if run.progress.epoch else "no epoch is complete"
+    command = (
+        "" if run.folder is None or run.own_parts else f"; continue with\n  {checkpoint.continue_command(run.folder)}"
+    )
+    error.args = (f"stopped by signal {error.signum}: {kept}{command}",)
+    return error
+
+
+def _folder(run: Run) -> Path:
+    config = run.config
+    if config.experiment:
+        return Path(config.output or OUTPUT, config.experiment)
+    if config.resume and config.resume != "auto" and (Path(config.resume).parent / "args.yaml").exists():
+        return Path(config.resume).parent
+    if run.progress.epoch and (found := checkpoint.resume_path(config)[0]) is not None:
+        return found.parent
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    path = Path(config.output or OUTPUT, f"{stamp}-{safe_model_name(config.model)}-{config.loss}")
+    return next(each for i in count(1) if not (each := path.with_name(f"{path.name}{f'-{i}' * (i > 1)}")).exists())
+
+
+def _classes(config: TrainConfig, opened: Data) -> int | None:
+    """Return the number of classes: as configured, else of the data; None leaves that of the model."""
+    known, given = opened.num_classes, config.num_classes
+    if known and given and given < known:
+        raise TrainError(f"--num-classes {given}: {data.name_of(config)} has {known} classes")
+    if (given or known) == 1 and config.task != MULTILABEL:
+        raise TrainError(f"{data.name_of(config)} has one class: expected a folder per class")
+    return given or known
+
+
+def _settled_classes(config: TrainConfig, network: Any, opened: Data) -> int:
+    n = getattr(network, "num_classes", None) or num_classes_of(network)
+    expected = _classes(config, opened)
+    if expected is not None and n != expected:
+        raise TrainError(f"the model has {n} outputs, expected {expected}, one per class")
+    if opened.counts is not None:
+        opened.counts = [*opened.counts, *[0] * (n - len(opened.counts))]
+    return n
+
+
+def _check_metric(config: TrainConfig, opened: Data) -> None:
+    if config.metric.startswith(("many", "medium", "few")) and opened.counts is None:
+        raise TrainError(
+            f"{flag_of('eval_metric')} {config.eval_metric} needs class counts, which the data does not tell"
+        )
+
+
+def _check_same_classes(run: Run, path: Path) -> None:
+    before, now = checkpoint.settings_in(path).get("class_names"), run.data.class_names
+    if before and now and before != now:
+        gone, new = [name for name in before if name not in now], [name for name in now if name not in before]
+        raise TrainError(
+            f"cannot resume from {path}: its classes are not those of the data; missing {listed(gone) or 'none'}, new "
+            f"{listed(new) or 'none'}"
+        )
+
+
+def _say_plan(run: Run) -> None:
+    """Print what will be trained, on what, and how."""
+    config, compute, opened = run.config, run.compute, run.data
+    n, prepared = config.num_classes or 0, run.preprocessing
+    parameters = sum(parameter.numel() for parameter in run.model.parameters()) / 1e6
+    precision = str(compute.amp or compute.dtype).removeprefix("torch.")
+    processes = f", {compute.world_size} processes" if compute.distributed else ""
+    batch = config.batch_size * compute.world_size * config.grad_accum_steps
+    updates = run.num_epochs * run.updates_per_epoch
+    notes = [*opened.notes, *compute.warnings, run.spec.guess(n)]
+    if config.smoothing and not (config.mixes or run.spec.takes_smoothing):
+        notes.append(f"--smoothing {config.smoothing:g} has no effect: loss {config.loss!r} smooths no labels")
+    if config.class_weight and (weights := run.task.loss_record.get("class_weight")):
+        notes.append(f"class weights from {min(weights):.4g} to {max(weights):.4g}")
+    if config.model_ema and not config.model_ema_warmup and updates < 1 / max(1 - config.model_ema_decay, 1e-9):
+        notes.append(
+            f"warning: {updates} updates are few for --model-ema-decay {config.model_ema_decay:g}, which averages over "
+            f"{1 / max(1 - config.model_ema_decay, 1e-9):.0f}: lower the decay or use --model-ema-warmup"
+        )
+    size = "x".join(map(str, prepared["input_size"][1:]))
+    mean, std = (", ".join(f"{value:.3g}" for value in prepared[name]) for name in ("mean", "std"))
+    lines = [
+        f"loss      {run.spec.describe()}",
+        f"data      {data.name_of(config)}: {_size(opened.train)} to train, {_size(opened.validation)} to evaluate, "
+        f"{n} classes",
+        f"images    {size}, crop {prepared['crop_pct']:g}, {prepared['interpolation']}, mean {mean}, std {std}",
+        f"model     {config.model}, {parameters:.2f} M parameters, {precision} on {compute.device}{processes}",
+        f"optimizer {config.opt}, lr {config.lr:g} {config.sched}, batch {batch}, {run.num_epochs} epochs of "
+        f"{run.updates_per_epoch} updates",
+        *(f"          {note}" for note in notes if note),
+    ]
+    run.report.say("\n".join(lines))
+
+
+def _size(dataset: Any) -> str:
+    try:
+        return "none" if dataset is None else f"{len(dataset)}"
+    except TypeError:
+        return "a stream"
