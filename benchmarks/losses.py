@@ -89,7 +89,8 @@ def mixed(labels: Tensor, classes: int) -> Tensor:
 class Timer:
     """The steps of one process, kept warm."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
         self.steps: dict[tuple[Any, ...], tuple[Callable[[], None], int]] = {}
 
     def seconds(self, *case: Any) -> float:
@@ -102,15 +103,15 @@ class Timer:
             call()
             self.steps[case] = call, max(1, int(LEAST_SECONDS / (time.perf_counter() - begin)))
         call, calls = self.steps[case]
-        begin = time.perf_counter()
+        begin = self.clock()
         for _ in range(calls):
             call()
-        return (time.perf_counter() - begin) / calls
+        return (self.clock() - begin) / calls
 
 
-def work() -> None:
+def work(clock: Callable[[], float]) -> None:
     """Answer requests on stdin, each a case as a JSON list, with the seconds per call, until stdin closes."""
-    timer = Timer()
+    timer = Timer(clock)
     for line in sys.stdin:
         case = json.loads(line)
         try:
@@ -121,10 +122,10 @@ def work() -> None:
 
 
 @contextmanager
-def worker(python: Path, threads: int) -> Iterator[Callable[..., float | str]]:
+def worker(python: Path, threads: int, *flags: str) -> Iterator[Callable[..., float | str]]:
     """Start a process that times the losses of an environment; yield ``seconds(*case)``."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
-    command = [str(python), str(Path(__file__).resolve()), "--worker"]
+    command = [str(python), str(Path(__file__).resolve()), "--worker", *flags]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
     ) as process:
@@ -213,15 +214,17 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--against", type=Path, help="interpreter of another environment")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--processor-time", action="store_true", help="time of the processor, for a busy machine")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
-        work()
+        work(time.process_time if args.processor_time else time.perf_counter)
         return 0
     losses, rows = args.losses.split(","), []
+    flags = ["--processor-time"] if args.processor_time else []
     with (
-        worker(Path(sys.executable), args.threads) as this,
-        worker(args.against or Path(sys.executable), args.threads) as other,
+        worker(Path(sys.executable), args.threads, *flags) as this,
+        worker(args.against or Path(sys.executable), args.threads, *flags) as other,
     ):
         subjects = {"this": this} | ({} if args.against is None else {"against": other})
         print(f"{'loss':24} {'target':10} {'shape':>10} {'time':>13} {'x CE':>6} {'bound':>6}  x against")

@@ -65,14 +65,23 @@ def kernel(function: Callable) -> Kernel:
 
 
 def _job(values: tuple[Tensor | float | None, ...]) -> ctypes.Array:
-    fields = "".join("d" if isinstance(value, float) else "q" for value in values)
-    numbers = (0 if v is None else v.data_ptr() if isinstance(v, Tensor) else v for v in values)
-    return ctypes.create_string_buffer(_layout(fields).pack(0, *numbers))
+    numbers: list[Any] = [0]
+    fields = "=q"
+    for value in values:
+        kind = type(value)
+        if kind is int:
+            numbers.append(value)
+            fields += "q"
+        elif kind is float:
+            numbers.append(value)
+            fields += "d"
+        else:
+            numbers.append(0 if value is None else value.data_ptr())  # pyright: ignore[reportOptionalMemberAccess]
+            fields += "q"
+    return ctypes.create_string_buffer(_layout(fields).pack(*numbers))
 
 
-@lru_cache
-def _layout(fields: str) -> struct.Struct:
-    return struct.Struct(f"=q{fields}")
+_layout = cache(struct.Struct)
 
 
 @intrinsic

@@ -41,11 +41,13 @@ def smooth_topk(logits: Tensor, masses: Any, *, k: int, tau: float = 1.0, alpha:
     parts = Parts(masses.labels, masses.shares, masses.even, masses.dense)
     if not isinstance(alpha, Tensor):
         alpha = torch.tensor(float(alpha), dtype=torch.float64)
-    alpha = alpha.detach()
-    if alpha.shape not in ((), logits.shape[1:]):
+    if alpha.ndim and alpha.shape != logits.shape[1:]:
         raise ValueError(f"alpha must be one number or one per class {list(logits.shape[1:])}, got {list(alpha.shape)}")
-    by_definition = any(part is not None and part.requires_grad for part in parts)
-    way = Route.OPERATIONS if by_definition else route(logits, alpha, *parts)
+    if alpha.requires_grad:
+        alpha = alpha.detach()
+    way = route(logits, alpha, *parts)
+    if way is Route.KERNELS and any([part is not None and part.requires_grad for part in parts]):  # noqa: C419
+        way = Route.OPERATIONS  # learned masses get their gradient by autograd
     if way is Route.GRAPH:
         return in_graph(logits, *parts, alpha, k, tau)[0]
     definition = partial(autograd.losses_of, parts=parts, k=k, tau=tau, alpha=alpha)
