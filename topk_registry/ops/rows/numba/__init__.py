@@ -1,1 +1,0 @@
-"""Row kernels on the CPU, compiled by numba."""

@@ -1,1 +1,0 @@
-"""Row kernels on GPUs, in Triton."""
