@@ -96,10 +96,13 @@ class LDAM(ClassificationLoss):
 
     option_ranges: ClassVar = {"max_margin": "[0, inf)", "scale": "(0, inf)", "beta": "[0, 1)"}
     tuning_grid: ClassVar = {"max_margin": (0.2, 0.35, 0.5)}
-    fixed_options: ClassVar = ("beta", "total_epochs", "drw_epoch")
+    fixed_options: ClassVar = ("beta", "class_counts", "drw_epoch", "total_epochs")
 
     relative_gaps: Tensor
     balance: Tensor
+    beta: float
+    drw_epoch: int | None
+    total_epochs: int | None
 
     def __init__(
         self,
@@ -114,13 +117,12 @@ class LDAM(ClassificationLoss):
     ) -> None:
         super().__init__(**common)
         self.max_margin, self.scale = number(max_margin, "max_margin", at_least=0), number(scale, "scale", above=0)
-        self.beta = number(beta, "beta", at_least=0, below=1)
+        vars(self)["beta"] = number(beta, "beta", at_least=0, below=1)
         # options, not state: a checkpoint must load whatever the counts are
         self.register_buffer("relative_gaps", relative_gaps(class_counts), persistent=False)
         assert class_counts is not None, "relative_gaps raises without it"
         self.register_buffer("balance", effective_number_weights(class_counts, beta), persistent=False)
-        self.total_epochs = total_epochs
-        self.drw_epoch = first_epoch(drw_epoch, total_epochs)
+        vars(self).update(total_epochs=total_epochs, drw_epoch=first_epoch(drw_epoch, total_epochs))
         self.reweights = self.drw_epoch == 0
 
     @property
@@ -190,6 +192,7 @@ class LogitAdjustment(ClassificationLoss):
 
     option_ranges: ClassVar = {"tau": "[0, inf)"}
     tuning_grid: ClassVar = {"tau": (0.5, 1.0, 1.5)}
+    fixed_options: ClassVar = ("class_counts",)
 
     log_prior: Tensor
 

@@ -111,7 +111,7 @@ class KSubsetNLL(ClassificationLoss):
         x = logits.double() / self.temperature
         size = q.sum(-1)
         k = size.round()
-        given = target.dtype if isinstance(target, Tensor) else torch.float32
+        given = target.dtype if isinstance(target, Tensor) and target.is_floating_point() else torch.float32
         between = (size - k).abs() > 8 * q.shape[1] * torch.finfo(given).eps
         partition = _log_sigma(x, torch.where(between, size.floor(), k).long())
         if torch.compiler.is_compiling() or is_hidden(between) or bool(between.any()):

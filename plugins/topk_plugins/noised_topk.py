@@ -122,6 +122,7 @@ class NoisedTopKImbalanced(NoisedTopK):
     """
 
     option_ranges: ClassVar = {"max_margin": "[0, inf)", "scale": "(0, inf)"}
+    fixed_options: ClassVar = ("class_counts",)
     tuning_grid: ClassVar = {"epsilon": (0.01, 0.05), "max_margin": (0.2, 0.4)}
 
     relative_gaps: Tensor

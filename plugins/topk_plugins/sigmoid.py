@@ -2,7 +2,6 @@
 
 from torch import Tensor
 
-from topk_plugins._rows import at_labels
 from topk_registry import ClassificationLoss
 
 
@@ -12,9 +11,9 @@ class _SigmoidLoss(ClassificationLoss):
     power: int
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        score = at_labels(logits, labels)
-        total = self._power(logits.sigmoid()).sum(1)
-        return (total + (self._power((-score).sigmoid()) - self._power(score.sigmoid()))) / logits.shape[1]
+        labels = labels[:, None]
+        errors = logits.sigmoid().scatter(1, labels, (-logits.gather(1, labels)).sigmoid())
+        return self._power(errors).mean(1)
 
     def per_class(self, logits: Tensor) -> Tensor:
         p = self._power(logits.sigmoid())

@@ -65,10 +65,6 @@ def test_gaps_and_priors_are_those_of_double_precision():
 def test_an_option_is_as_given():
     assert create_loss("smooth_topk_svm", alpha=0.1).alpha.item() == 0.1
     assert create_loss("focal", weight=DECIMALS).weight.tolist() == DECIMALS
-    layer = tr.LinearSmoothTopK(4, N, k=2, alpha=0.1, class_weight=DECIMALS).half()
-    assert layer.alpha.item() == 0.1
-    assert layer.class_weight.tolist() == DECIMALS
-    assert layer.weight.dtype == torch.float16
 
 
 @pytest.mark.parametrize("name", ["smooth_topk_svm", "topk_svm"])
@@ -134,8 +130,6 @@ def test_a_plug_ins_options_are_held_to_their_ranges():
     assert torch.equal(loss(logits, label), Powered(2.0)(logits, label))
     with pytest.raises(ValueError, match="gamma must be a finite number above 0"):
         loss.gamma = 0.0
-    with pytest.raises(AttributeError, match="temperature of Powered cannot be set"):
-        loss.temperature = 2.0
     loss.other = 3  # no option
 
 

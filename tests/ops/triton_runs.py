@@ -1,14 +1,13 @@
-"""Running Triton's kernels where there is no GPU: by its interpreter, or as far as the compiler takes them.
+"""Running Triton's kernels without a GPU: by its interpreter, or as far as the compiler takes them.
 
-The interpreter must be asked for before triton is imported, and other tests want a triton that compiles. So a module of
-kernel tests runs as it is on a machine with a GPU; elsewhere its tests wait for one that runs the module again in a
-process of its own.
+The interpreter must be asked for before triton is imported, and other tests want a triton that compiles. So the tests
+of a module of kernel tests are skipped, but for one that runs the module again in a process of its own.
 """
 
 import os
 import re
 import subprocess
-import tempfile
+import sys
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -19,43 +18,20 @@ from typing import Any
 import pytest
 import torch
 
-from tests.ops import interpreted
-from tests.workers import processes
-
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-ON_GPU = torch.cuda.is_available() and not INTERPRETED
-DEVICE = "cuda" if ON_GPU else "cpu"
 
-_somewhere = pytest.mark.skipif(not (ON_GPU or INTERPRETED), reason="runs under the interpreter, in another process")
+interprets = pytest.mark.skipif(not INTERPRETED, reason="runs under the interpreter, in another process")
 compiles = pytest.mark.skipif(INTERPRETED, reason="the interpreter does not compile")
-interprets = pytest.mark.skipif(ON_GPU or INTERPRETED, reason="the tests of this module run as they are")
 
 
-KERNEL_MARKS = (pytest.mark.gpu, _somewhere)
-
-
-def runs_kernels(test: Any) -> Any:
-    """Mark a test that starts kernels: one for a GPU, or for the interpreter."""
-    for mark in KERNEL_MARKS:
-        test = mark(test)
-    return test
-
-
-def pass_under_the_interpreter(file: str) -> None:
-    """Run the tests in a file again, on the CPU."""
+def pass_under_the_interpreter(file: str, marks: str) -> None:
+    """Run the tests in a file with these marks again, in a process in which Triton interprets."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "output"
-        # a copy of one that has loaded torch, which takes seconds
-        run = processes().Process(target=interpreted.run, args=(file, environment, str(output)))
-        run.start()
-        run.join(900)
-        if run.is_alive():
-            run.kill()
-            run.join()
-        said = output.read_text() if output.exists() else ""
-    assert run.exitcode == 0, said
-    assert re.search(r"\d+ passed", said), said
+    environment |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, file]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert re.search(r"\d+ passed", run.stdout), run.stdout
 
 
 def replace_once() -> None:

@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_plugins.lapsum import LapSum
+from topk_plugins.soft_topk import LapSum
 from topk_registry import create_loss
-from topk_registry.ops.lapsum.definition import threshold
 
 N = 9
 
@@ -56,7 +55,7 @@ def test_the_jacobian_is_the_papers():
     """diag(d) - d q^T, q = d / sum d."""
     s, k, tau = scores(1), 2.5, 0.7
     found = torch.autograd.functional.jacobian(lambda s: (-LapSum(k, tau=tau).per_class(s)).exp()[0], s)[:, 0]
-    b = threshold(s / tau, k)
+    b = LapSum(k).threshold(s / tau)
     d = (-(s[0] / tau - b).abs()).exp() / (2 * tau)
     torch.testing.assert_close(found, torch.diag(d) - torch.outer(d, d / d.sum()))
 
@@ -72,7 +71,7 @@ def test_derivatives(k):
 def test_a_gap_wider_than_exponentials_reach():
     """With k scores far above the others, b lies half-way: the hard top-k, with exact small losses and gradients."""
     s = torch.tensor([[2000.0, 2001.0, 0.0, -1.0]], dtype=torch.float64, requires_grad=True)
-    assert threshold(s, 2).item() == pytest.approx(
+    assert LapSum(2).threshold(s).item() == pytest.approx(
         1000.0 + (mpmath.log(1 + mpmath.e**-1) - mpmath.log(1 + mpmath.e**-1)) / 2
     )
     losses = LapSum(2).per_class(s)

@@ -7,9 +7,8 @@ import pytest
 import torch
 from mpmath import coth, mp, mpf
 
-from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound
+from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound, optimal_xi
 from topk_registry import use_backend
-from topk_registry.ops.squares.definition import optimal_xi
 
 LOSSES = [LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound]
 

@@ -54,7 +54,8 @@ def kept_k_hot_of(dataset: Any) -> KHot | None:
         if k_hot.ndim != 2:
             raise ValueError(f"expected k-hot targets [N, n] for --task multilabel, got {list(k_hot.shape)}")
         return k_hot
-    encode, reader = getattr(dataset, "target_transform", None), getattr(dataset, "reader", None)
+    encode: Any = getattr(dataset, "target_transform", None)
+    reader: Any = getattr(dataset, "reader", None)
     if encode is not None and hasattr(reader, "iter_targets"):
         return np.stack([np.asarray(encode(target), np.float32) for target in reader.iter_targets()])
     return None

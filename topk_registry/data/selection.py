@@ -52,21 +52,21 @@ class Selection:
         classes: Sequence[str] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
-        indices = np.arange(len(dataset)) if indices is None else np.asarray(indices, np.int64)
+        chosen: Indices = np.arange(len(dataset)) if indices is None else np.asarray(indices, np.int64)
         known, true = targets_of(dataset), getattr(dataset, "true_targets", None)
-        known, true = (None if each is None else each[indices] for each in (known, true))
+        known, true = (None if each is None else each[chosen] for each in (known, true))
         self.classes = list(classes) if classes is not None else class_names_of(dataset)
         self.superclasses = None if classes is not None else superclasses_of(dataset)
         self.strict = getattr(dataset, "strict", False)
         self.notes = [*getattr(dataset, "notes", ()), *notes]
         if isinstance(dataset, Selection):
-            indices, dataset = dataset.indices[indices], dataset.dataset
-        self.dataset, self.indices = dataset, indices
+            chosen, dataset = dataset.indices[chosen], dataset.dataset
+        self.dataset, self.indices = dataset, chosen
         self.targets = known if targets is None else targets
         if true_targets is None:
             true_targets = self.targets if targets is not None or true is None else true
         self.true_targets = true_targets
-        self._state = torch.zeros(len(indices), dtype=torch.uint8).share_memory_()  # written by worker processes
+        self._state = torch.zeros(len(chosen), dtype=torch.uint8).share_memory_()  # written by worker processes
         self._messages = 0
 
     @property

@@ -93,20 +93,10 @@ class ClassificationLoss(Adjustable):
 
     def per_class(self, logits: Tensor) -> Tensor:
         """Return the table L(s, c) [B, n] of scores [B, n]: the loss of each row if its label were each class."""
-        rows = self.row_loss(logits)
-        if rows is not None:
-            return rows.definition(logits, None)
         raise TypeError(f"{type(self).__name__} must define per_class(logits [B, n]) -> [B, n]")
-
-    def row_loss(self, logits: Tensor) -> Any:
-        """Return the loss as one of the definitions of ops; None if it has none."""
-        return None
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return L(s, y) [B] at labels [B]."""
-        rows = self.row_loss(logits)
-        if rows is not None:
-            return rows.definition(logits, labels)
         return self._checked(self.per_class(logits), "per_class", logits.shape).gather(1, labels[:, None])[:, 0]
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
@@ -129,6 +119,13 @@ class ClassificationLoss(Adjustable):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch, counted from 0, before it begins. A loss with a schedule overrides this and calls it."""
         self._epoch_was_set = True
+
+    def checked_option(self, name: str, value: Any) -> Any:
+        """Return the value of an option as the loss keeps it."""
+        if name == "weight" and value is not None:
+            like = next((b for b in self.buffers() if b.dtype == torch.float64), None)
+            return check_weight(value) if like is None else check_weight(value).to(like)
+        return super().checked_option(name, value)
 
     # The call path
 

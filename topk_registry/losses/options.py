@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from topk_registry.ops.values import integer, number, numbers
 from topk_registry.registry.ranges import Interval, Range, option_ranges
 
-CONTEXT = ("class_counts", "num_classes")  # read by constructors alone
-
 
 class KeepsNumbers(nn.Module):
     """A module whose buffers in double precision stay so: they hold options, numbers that a user gave.
@@ -61,7 +59,7 @@ class Adjustable(KeepsNumbers):
     """
 
     option_ranges: ClassVar[Mapping[str, Any]] = {}
-    fixed_options: ClassVar[tuple[str, ...]] = ()  # options that only the constructor reads
+    fixed_options: ClassVar[tuple[str, ...]] = ()  # options that only the constructor reads; it sets them by vars()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or "_parameters" not in vars(self) or name not in options_of(type(self)):
@@ -71,7 +69,7 @@ class Adjustable(KeepsNumbers):
 
     def set_option(self, name: str, value: Any) -> None:
         """Set an option; a subclass brings what depends on it up to date."""
-        if name in CONTEXT or (name in self.fixed_options and name in vars(self)):
+        if name in self.fixed_options:
             raise AttributeError(
                 f"{name} of {type(self).__name__} cannot be set after it is built: build another one with "
                 f"{name}={value!r}"

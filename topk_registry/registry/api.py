@@ -103,7 +103,7 @@ def build_loss(name: str, factory: Builder, /, **options: Any) -> "Loss":
     loss = losses.build(name, factory, options)
     if not callable(loss):
         raise BrokenPluginError(f"{losses.describe(name)} returned {loss!r}, expected a callable (logits, target)")
-    is_module = any(base.__module__ == "torch.nn.modules.module" for base in type(loss).__mro__)
+    is_module = any(base.__module__ == "torch.nn.modules.module" for base in getattr(type(loss), "__mro__", ()))
     if is_module and "_parameters" not in vars(loss):
         raise BrokenPluginError(f"{losses.describe(name)} does not call super().__init__() in its __init__")
     return loss  # pyright: ignore[reportReturnType]  # a plain function

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_plugins.sander import SparseTopK
+from topk_plugins.sparse_topk import SparseTopK, topk_mask
 from topk_registry import create_loss, use_backend
-from topk_registry.ops.sparse.definition import sparse_topk, topk_mask
 
 N = 9
 LABELS = torch.arange(6)
@@ -96,9 +95,9 @@ def test_the_table_of_all_classes_is_that_of_two_masks_a_class(kind, n, k):
         s[:, 3] = -torch.inf
     q = torch.rand(4, n, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * s.isfinite()
     table, alone = s.clone().requires_grad_(), s.clone().requires_grad_()
-    found = sparse_topk(k, 1.0, table, q)
+    found = SparseTopK(k, reduction="none")(table, q)
     label = torch.arange(n).repeat(4)
-    each = sparse_topk(k, 1.0, alone.repeat_interleave(n, 0), label).view(4, n)
+    each = SparseTopK(k, reduction="none")(alone.repeat_interleave(n, 0), label).view(4, n)
     wanted = torch.where(q > 0, q * each, 0.0).sum(-1)
     torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11 * n)
     (of_table,), (of_each,) = torch.autograd.grad(found.sum(), table), torch.autograd.grad(wanted.sum(), alone)
@@ -135,7 +134,7 @@ def test_soft_targets_take_memory_for_a_few_tables():
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        sparse_topk(5, 1.0, s, q).sum().backward()
+        SparseTopK(5, reduction="none")(s, q).sum().backward()
     assert max(saved) <= 2 * s.numel()
     assert sum(saved) <= 60 * s.numel()
     assert s.grad.isfinite().all()
@@ -147,8 +146,8 @@ def test_gradients():
     assert torch.autograd.gradgradcheck(lambda s: loss(s, LABELS), s)
     q = torch.softmax(scores().flip(0), -1)
     for k in (1, 3, 7):
-        assert torch.autograd.gradcheck(lambda s, k=k: sparse_topk(k, 2.0, s, q), s)
-        assert torch.autograd.gradgradcheck(lambda s, k=k: sparse_topk(k, 2.0, s, q), s)
+        assert torch.autograd.gradcheck(lambda s, k=k: SparseTopK(k, tau=2.0, reduction="none")(s, q), s)
+        assert torch.autograd.gradgradcheck(lambda s, k=k: SparseTopK(k, tau=2.0, reduction="none")(s, q), s)
 
 
 def test_a_class_that_is_ruled_out():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from topk_plugins.hinge import TopKHinge, TopKHingeCalibrated, TopKHingeConvex, TopKSVM
+from topk_plugins.topk_hinge import TopKHinge, TopKHingeCalibrated, TopKHingeConvex, TopKSVM
 
 LOSSES = [TopKSVM, TopKHinge, TopKHingeConvex, TopKHingeCalibrated]
 SIZES = [(2, 1), (6, 1), (6, 2), (6, 3), (6, 5), (11, 5)]

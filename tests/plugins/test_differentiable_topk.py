@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_registry import create_loss
-from topk_registry.ops.ranking.relaxations import (
+from topk_plugins._relaxations import (
     NETWORKS,
     RELAXATIONS,
     _bitonic,
@@ -18,6 +17,7 @@ from topk_registry.ops.ranking.relaxations import (
     network,
     rank_logits,
 )
+from topk_registry import create_loss
 
 N = 8
 
@@ -128,7 +128,7 @@ def test_soft_targets_of_many_rows_are_computed_in_blocks(monkeypatch):
     s, q = scores().requires_grad_(), torch.softmax(scores().flip(0), -1)
     loss = create_loss("differentiable_topk", k=2, candidates=4, relaxation="bitonic")
     whole = torch.autograd.grad(loss(s, q), s)[0]
-    monkeypatch.setattr("topk_registry.ops.ranking.definition.ROWS", 2 * N)
+    monkeypatch.setattr("topk_plugins.differentiable_topk.ROWS", 2 * N)
     torch.testing.assert_close(torch.autograd.grad(loss(s, q), s)[0], whole)
 
 

@@ -5,9 +5,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_plugins.gupta import SoftTopK
+from topk_plugins.soft_topk import SoftTopK
 from topk_registry import create_loss, use_backend
-from topk_registry.ops.threshold.definition import threshold
 
 N = 9
 
@@ -86,7 +85,7 @@ def test_the_jacobian():
     """diag(v) - v v^T / sum v, over tau."""
     s, k, tau = scores(1), 2.5, 0.7
     found = torch.autograd.functional.jacobian(lambda s: (-SoftTopK(k, tau=tau).per_class(s)).exp()[0], s)[:, 0]
-    p = torch.sigmoid(s[0] / tau - threshold(s / tau, k))
+    p = torch.sigmoid(s[0] / tau - SoftTopK(k).threshold(s / tau))
     v = p * (1 - p)
     torch.testing.assert_close(found, (torch.diag(v) - torch.outer(v, v / v.sum())) / tau)
 
@@ -105,7 +104,7 @@ def test_a_gap_wider_than_exponentials_reach(backend):
     if backend == "numba":
         pytest.importorskip("numba")
     s = torch.tensor([[2000.0, 2001.0, 0.0, -1.0]], dtype=torch.float64, requires_grad=True)
-    assert threshold(s, 2).item() == pytest.approx(1000.0)
+    assert SoftTopK(2).threshold(s).item() == pytest.approx(1000.0)
     loss = create_loss("soft_topk", k=2)
     with use_backend(backend):
         assert loss(s, torch.tensor([0])).item() == 0.0
