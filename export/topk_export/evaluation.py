@@ -1,6 +1,5 @@
 """Exported files for the commands that evaluate models (entry point group ``topk_registry.model_files``)."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import numpy as np
 from topk_export.errors import ModelFileError
 from topk_export.runtime.metadata import LOGITS
 from topk_export.runtime.predictor import Predictor, read_ahead
-from topk_export.runtime.weights import digest_of, files_of
 
 
 class ExportedFile:
@@ -23,11 +21,6 @@ class ExportedFile:
 
     def __init__(self, path: Path, running: Any) -> None:
         self.path, self.running = path, running
-
-    @property
-    def fingerprint(self) -> str:
-        """The SHA-256 of the file and its external weights; preprocessing and classes are in the file."""
-        return hashlib.sha256(f"onnx {digest_of(*files_of(self.path))}".encode()).hexdigest()
 
     def open(self, images: Any) -> "_Opened":
         """Open the file; images are read when they are asked for."""
@@ -47,15 +40,15 @@ class _Opened:
     def class_names(self) -> Sequence[str]:
         return self.predictor.metadata.class_names
 
-    def run(self, images: Any, keep: Callable[[np.ndarray, np.ndarray], object], *, start: int = 0) -> None:
-        """Run the file over the images from number ``start`` on."""
+    def run(self, images: Any, keep: Callable[[np.ndarray, np.ndarray], object]) -> None:
+        """Run the file over the images, and pass logits and labels of each batch to ``keep``."""
         predictor, dataset = self.predictor, images.dataset
 
         def read(item: Any) -> tuple[np.ndarray, int]:
             image, label = dataset[item] if images.indexed else item
             return predictor.input_of(image), int(label)
 
-        items: Iterator[Any] = iter(range(start, len(dataset))) if images.indexed else iter(dataset)
+        items: Iterator[Any] = iter(range(len(dataset))) if images.indexed else iter(dataset)
         dataset.transform = None
         for batch in read_ahead(read, items, batch=self.running.batch_size, workers=predictor.workers):
             inputs, labels = zip(*batch, strict=True)

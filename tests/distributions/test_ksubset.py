@@ -294,7 +294,7 @@ LARGE = {
         *((1100, 1098, kind) for kind in LARGE),
         *((2300, 1150, kind) for kind in LARGE),
         (2300, 501, "k above all others"),
-        *(pytest.param(20000, 10000, kind, marks=pytest.mark.slow) for kind in ("normal", "ties", "outliers")),
+        *(pytest.param(20000, 10000, kind, marks=pytest.mark.nightly) for kind in ("normal", "ties", "outliers")),
     ],
 )
 def test_large_k_against_the_recursion_in_logarithms(n, k, kind):

@@ -9,16 +9,16 @@ import torch
 import torchvision
 from torch import nn
 
+from tests.nn.reference import log_odds_by_recursion
 from topk_registry import TopKClassifier, TopKHead, create_loss, fit_temperature
 from topk_registry.functional import topk_marginals
-from topk_registry.ops.ksubset import definition
 
 
 def test_head_gives_scores_probabilities_and_classes():
     s = torch.randn(3, 12, dtype=torch.float64)
     out = TopKHead(4, temperature=0.5)(s)
     assert out.logits is s
-    torch.testing.assert_close(out.marginals, torch.sigmoid(definition.log_odds_by_recursion(s / 0.5, 4)))
+    torch.testing.assert_close(out.marginals, torch.sigmoid(log_odds_by_recursion(s / 0.5, 4)))
     assert torch.equal(out.indices, out.marginals.topk(4).indices)
     assert "k=4, temperature=0.5" in repr(TopKHead(4, temperature=0.5))
 

@@ -1,5 +1,6 @@
 """The linear layer in chunks of classes: loss, gradients and predictions are those of the definition on all logits."""
 
+import itertools
 import math
 
 import pytest
@@ -8,11 +9,10 @@ from torch import nn
 from torch.nn import functional as F
 
 import topk_registry as tr
+from tests.nn.reference import log_odds_by_recursion
 from topk_registry import LabelMixture, LinearSmoothTopK
 from topk_registry.functional import linear_smooth_topk
 from topk_registry.nn.linear import linear_topk
-from topk_registry.ops.ksubset.definition import log_odds_by_recursion
-from topk_studies.timing.memory import peak_bytes
 
 N, B, D = 60, 12, 8
 DOUBLE = torch.float64
@@ -291,6 +291,15 @@ def test_bad_input(options, word):
 def test_bad_options_of_the_module(options, word):
     with pytest.raises(ValueError, match=word):
         LinearSmoothTopK(D, N, **options)
+
+
+def peak_bytes(step):
+    """Most bytes that tensors made by ``step()`` held at one time."""
+    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+        step()
+    events = [event for event in profiler.kineto_results.events() if event.name() == "[memory]"]
+    changes = sorted((event.start_ns(), order, event.nbytes()) for order, event in enumerate(events))
+    return max(itertools.accumulate((nbytes for _, _, nbytes in changes), initial=0))
 
 
 @pytest.mark.parametrize("n", [20_000, 40_000])

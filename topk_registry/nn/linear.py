@@ -112,11 +112,10 @@ def linear_smooth_topk(
         raise ValueError(f"weight has {n} rows, num_classes is {num_classes}")
     masses = masses_of(target, n, features)
     x, size = masses.usable(features), chunked.chunk_size(features, chunk)
-    if n <= size or n < chunked.min_classes(k):
-        losses = smooth_topk(F.linear(x, weight, bias), masses, k=k, tau=tau, alpha=alpha)
-    else:
-        losses = _losses(x, weight, bias, masses, alpha, tau, _problem(x, k, k * tau, size))
-    return losses if reduction == "none" else _total(losses, reduction)
+    if n > size and n >= chunked.min_classes(k):
+        return _in_chunks(x, weight, bias, masses, alpha, tau, reduction, _problem(x, k, k * tau, size))
+    losses = smooth_topk(F.linear(x, weight, bias), masses, k=k, tau=tau, alpha=alpha)
+    return _reduced(losses, reduction)
 
 
 @outside_graphs
@@ -164,6 +163,19 @@ def linear_topk(
 
 
 @outside_graphs
+def _in_chunks(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    masses: Masses,
+    alpha: Tensor,
+    tau: float,
+    reduction: str,
+    p: Problem,
+) -> Tensor:
+    return _reduced(_losses(x, weight, bias, masses, alpha, tau, p), reduction)
+
+
 def _losses(
     x: Tensor, weight: Tensor, bias: Tensor | None, masses: Masses, alpha: Tensor, tau: float, p: Problem
 ) -> Tensor:
@@ -208,11 +220,13 @@ def _over_ranks(
         own = OwnRows.apply(losses, sizes, group)
         assert isinstance(own, Tensor)
         return own
-    return _total(losses, reduction)
+    return _reduced(losses, reduction)
 
 
-def _total(losses: Tensor, reduction: str) -> Tensor:
-    """Return the sum of losses whose masses hold the mean's divisor; a mean of no rows is NaN."""
+def _reduced(losses: Tensor, reduction: str) -> Tensor:
+    """Reduce losses whose masses hold the mean's divisor; a mean of no rows is NaN."""
+    if reduction == "none":
+        return losses
     return losses.mean() if reduction == "mean" and not len(losses) else losses.sum()
 
 

@@ -2,7 +2,6 @@
 
 import numpy as np
 
-from topk_registry.ops.cpu import storage
 from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import compiled, number_at, place_of, summing
 
@@ -25,32 +24,6 @@ def pad(row, x):
         x[i] = row[i]
     for i in range(len(row), len(x)):
         x[i] = -np.inf
-
-
-@compiled
-def load(row, is_bfloat16, x):
-    """Copy a row to padded memory, in its precision; the scores beyond the row's end are -inf.
-
-    Scores of 16 bits are float16, or bfloat16 where ``is_bfloat16`` says so.
-    """
-    n = len(row)
-    if row.itemsize == 2:
-        storage.widen(row, is_bfloat16, x[:n])
-    else:
-        for i in range(n):
-            x[i] = row[i]
-    for i in range(n, len(x)):
-        x[i] = -np.inf
-
-
-@compiled
-def store(x, is_bfloat16, row):
-    """Copy padded memory to a row, in bfloat16 where its numbers have 16 bits."""
-    if row.itemsize == 2:
-        storage.narrow(x[: len(row)], row)
-    else:
-        for i in range(len(row)):
-            row[i] = x[i]
 
 
 @compiled

@@ -24,9 +24,9 @@ NO_SCRIPT = (
 def main(argv: Sequence[str]) -> int:
     """Run your copy of timm's or torchvision's training script with a loss by name."""
     parser = _parser()
-    if not argv or argv[0] in ("-h", "--help"):
+    if argv and argv[0] in ("-h", "--help"):
         parser.print_help()
-        return 0 if argv else 2
+        return 0
     ours, theirs = parser.parse_known_args(argv)
     if not ours.script or not os.path.isfile(ours.script):
         found = f", got {ours.script!r}, which is no file" if ours.script else ""
