@@ -1,1 +1,0 @@
-"""Benchmarks, gated by the tests: ``python -m tests.bench ksubset``."""
