@@ -134,11 +134,11 @@ class SmoothTopKSVM(SeveralSizes):
         """Return the rows' losses [B] by the operator; None for a likelihood of several k."""
         if not self._is_linear:
             return None
-        alpha = self._checked_alpha(logits)
+        alpha, sums = self._checked_alpha(logits), self.reduction != "none" and len(logits) > 0
         if len(self.sizes) == 1:
-            return smooth_topk(logits, masses, k=self.k, tau=self.tau, alpha=alpha)
+            return smooth_topk(logits, masses, k=self.k, tau=self.tau, alpha=alpha, sums=sums)
         losses = [
-            share * smooth_topk(logits, masses, k=k, tau=self.tau, alpha=alpha)
+            share * smooth_topk(logits, masses, k=k, tau=self.tau, alpha=alpha, sums=sums)
             for k, share in zip(self.sizes, self.shares, strict=True)
         ]
         return torch.stack(losses).sum(0)

@@ -100,7 +100,7 @@ class ClassificationLoss(Adjustable):
         return self._checked(self.per_class(logits), "per_class", logits.shape).gather(1, labels[:, None])[:, 0]
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the rows' losses [B] by an operator with its own gradient, or None if none serves."""
+        """Return the rows' losses [B], or their sum [], by an operator with its own gradient; None if none serves."""
         return None
 
     def check_classes(self, n: int) -> None:
@@ -169,6 +169,8 @@ class ClassificationLoss(Adjustable):
                 losses = self._row_losses(logits, masses)
         else:
             losses = self._row_losses(logits, masses)
+        if losses.ndim == 0:  # a fused operator has added the rows up
+            return losses
         if self.reduction != "none":
             # the mean of no rows is NaN, as in cross-entropy
             return losses.sum() if len(losses) or self.reduction == "sum" else losses.sum() * torch.nan

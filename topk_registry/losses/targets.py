@@ -10,6 +10,7 @@ class indices divides by the sum of the labels' weights, any other mean by the n
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -77,6 +78,10 @@ class Masses(NamedTuple):
             ignores: whether any row may have the ignored index.
         """
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
+        plain = weight is None and sample_weight is None and not label_smoothing and not ignores
+        if plain and isinstance(target, Tensor) and target.dtype == torch.int64 and _can_look(target):
+            share = 1.0 / len(target) if reduction == "mean" and len(target) else 1.0
+            return cls(target[:, None], _equal_shares(len(target), share), None, None, None, *facts)
         if isinstance(target, Tensor) and target.is_floating_point():
             return cls(None, None, None, _dense(*facts[:3], reduction, sample_weight), None, *facts)
         if isinstance(target, LabelMixture):
@@ -149,6 +154,13 @@ def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, s
         factor = weight.to(q) * factor
     q = q if isinstance(factor, float) and factor == 1.0 else q * factor
     return q if sample_weight is None else q * sample_weight.to(q)[:, None]
+
+
+@lru_cache(maxsize=16)
+def _equal_shares(rows: int, share: float) -> Tensor:
+    """Return the same share for each row [B, 1]; kept, because an operation per call costs as much as a small batch."""
+    with torch.inference_mode(False):
+        return torch.full((rows, 1), share, dtype=torch.float64)
 
 
 def _ones(labels: Tensor) -> Tensor:

@@ -16,51 +16,57 @@ Kernel = Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]
 class Fused(torch.autograd.Function):
     """Losses [B] of logits [B, n] by ``kernel(logits, needs_grad) -> (losses, gradient or None)``.
 
+    If ``sums``, the sum of the losses [] is returned instead, without a node of the graph for it.
+
     Under ``create_graph=True``, and if gradients are batched, the gradient is computed again from
     ``definition(logits)``, in differentiable operations. A second backward pass through a retained graph calls the
     kernel again, because the first one has handed out the memory of the gradient.
     """
 
     @staticmethod
-    def forward(ctx, logits: Tensor, kernel: Kernel, definition: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx, logits: Tensor, kernel: Kernel, definition: Callable[[Tensor], Tensor], sums: bool = False
+    ) -> Tensor:
         losses, ctx.gradient = kernel(logits, ctx.needs_input_grad[0])
         ctx.kernel, ctx.definition = kernel, definition
         ctx.save_for_backward(logits)
-        return losses
+        return losses.sum() if sums else losses
 
     @staticmethod
     def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         (logits,) = ctx.saved_tensors
         if torch.is_grad_enabled() or not is_plain(g):
-            return by_definition(ctx.definition, logits, g), None, None
+            return by_definition(ctx.definition, logits, g), None, None, None
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
             gradient = ctx.kernel(logits, True)[1]
-        return scaled_in_place(gradient, g, logits.dtype), None, None
+        return scaled_in_place(gradient, g, logits.dtype), None, None, None
 
 
 def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Tensor) -> Tensor:
-    """Return the gradient for the cotangent g [B] of the losses, differentiable to the logits and to g."""
+    """Return the gradient for the cotangent g, [B] of the losses or [] of their sum, differentiable to both."""
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         s = logits if differentiable else logits.detach().requires_grad_()
-        return torch.autograd.grad(definition(s), s, g, create_graph=differentiable)[0]
+        losses = definition(s)
+        return torch.autograd.grad(losses, s, g.expand_as(losses), create_graph=differentiable)[0]
 
 
 def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply a gradient [B, n] by the cotangent g [B] of the losses, and convert it.
+    """Multiply a gradient [B, n] by the cotangent g, [B] of the losses or [] of their sum, and convert it.
 
     The cotangent of a sum is one number, most often 1, which costs no pass over the gradient.
     """
-    one_number = g.numel() and g.stride() == (0,)
-    if one_number and g.is_cpu:
-        factor = float(g[0])
+    if g.ndim and g.numel() and g.stride() == (0,):
+        g = g[0]
+    if g.ndim == 0 and g.is_cpu:
+        factor = float(g)
         if factor != 1.0:
             gradient.mul_(factor)
-    elif one_number and _scales(gradient):
-        load("topk_registry.ops.gpu.scale").scale(gradient, g[0])  # reading g here would wait for the device
+    elif g.ndim == 0 and _scales(gradient):
+        load("topk_registry.ops.gpu.scale").scale(gradient, g)  # reading g here would wait for the device
     else:
-        gradient.mul_(g.to(gradient.dtype)[:, None])
+        gradient.mul_(g.to(gradient.dtype) if g.ndim == 0 else g.to(gradient.dtype)[:, None])
     return gradient if gradient.dtype == dtype else gradient.to(dtype)
 
 

@@ -19,7 +19,9 @@ from topk_registry.ops.values import number
 MAX_TEMPERATURE = 1e30  # beyond it, margins leave the range of single precision
 
 
-def smooth_topk(logits: Tensor, masses: Any, *, k: int, tau: float = 1.0, alpha: float | Tensor = 1.0) -> Tensor:
+def smooth_topk(
+    logits: Tensor, masses: Any, *, k: int, tau: float = 1.0, alpha: float | Tensor = 1.0, sums: bool = False
+) -> Tensor:
     """Compute sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) for each row, at the temperature k tau.
 
     The forward pass also writes the gradient, so that the backward pass is at most one multiplication. A row without
@@ -33,6 +35,8 @@ def smooth_topk(logits: Tensor, masses: Any, *, k: int, tau: float = 1.0, alpha:
         k: size of the set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive; lower values approach a hard hinge.
         alpha: required gap, one number or one per class [n]; it gets no gradient.
+
+        sums: let kernels return the sum of the losses [], with one node of the graph.
 
     Returns:
         Losses [B], in single precision for half-precision logits, else in the dtype of the logits.
@@ -54,7 +58,7 @@ def smooth_topk(logits: Tensor, masses: Any, *, k: int, tau: float = 1.0, alpha:
     if way is Route.OPERATIONS:
         return definition(logits)
     kernel = partial(run, masses=masses, parts=parts, k=k, tau=tau, alpha=alpha)
-    return Fused.apply(logits, kernel, definition)  # pyright: ignore[reportReturnType]
+    return Fused.apply(logits, kernel, definition, sums)  # pyright: ignore[reportReturnType]
 
 
 def run(
