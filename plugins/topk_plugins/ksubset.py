@@ -69,7 +69,7 @@ class KSubsetNLL(ClassificationLoss):
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture, sample_weight: Tensor | None = None) -> Tensor:
         k_hot = isinstance(target, Tensor) and isinstance(logits, Tensor) and target.shape == logits.shape
-        if k_hot and logits.ndim == 2 and not target.is_floating_point():
+        if k_hot and isinstance(target, Tensor) and logits.ndim == 2 and not target.is_floating_point():
             target = target.to(torch.promote_types(logits.dtype, torch.float32))
         return super().forward(logits, target, sample_weight)
 

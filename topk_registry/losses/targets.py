@@ -83,7 +83,8 @@ class Masses(NamedTuple):
             share = 1.0 / len(target) if reduction == "mean" and len(target) else 1.0
             return cls(target[:, None], _equal_shares(len(target), share), None, None, None, *facts)
         if isinstance(target, Tensor) and target.is_floating_point():
-            return cls(None, None, None, _dense(*facts[:3], reduction, sample_weight), None, *facts)
+            dense = _dense(target, weight, label_smoothing, reduction, sample_weight)
+            return cls(None, None, None, dense, None, *facts)
         if isinstance(target, LabelMixture):
             mixture, counts = target.smooth(label_smoothing), None
             mass = (

@@ -320,5 +320,3 @@ def check_compiling() -> None:
     """Raise :class:`NotCompiledError` where compiling is forbidden."""
     if _forbidden:
         raise NotCompiledError("a kernel is not compiled yet, and compiling is forbidden here")
-
-

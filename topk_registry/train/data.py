@@ -93,7 +93,7 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
     fraction = held_out_fraction(config)
     check_splits(config, fraction)
     train = open_split(config, config.train_split, training=True, channels=channels, held_out=fraction)
-    notes = list(getattr(train, "notes", ())) or list(getattr(getattr(train, "dataset", None), "notes", ()))
+    notes: list[str] = list(getattr(train, "notes", ())) or list(getattr(getattr(train, "dataset", None), "notes", ()))
     data = Data(train, class_names=class_names_of(train), notes=notes)
     try:
         if fraction:

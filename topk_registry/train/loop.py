@@ -149,7 +149,7 @@ def _backward(run: Run, loss: Tensor, needs_update: bool) -> None:
         return
     loss.backward(create_graph=second_order)
     if needs_update:
-        if clipped is not None:
+        if clipped is not None and config.clip_grad is not None:
             utils.dispatch_clip_grad(clipped, value=config.clip_grad, mode=config.clip_mode)
         optimizer.step()
 

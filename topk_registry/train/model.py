@@ -54,7 +54,7 @@ class Compute:
             amp = getattr(torch, config.amp_dtype or usual)
         scaler = utils.NativeScaler(device=device.type) if amp == torch.float16 and device.type == "cuda" else None
         dtype = getattr(torch, config.model_dtype or "float32")
-        return cls(device, dtype, amp, scaler, place["global_rank"], place["world_size"])
+        return cls(device, dtype, amp, scaler, int(place["global_rank"]), int(place["world_size"]))
 
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.amp is None else torch.autocast(self.device.type, self.amp)
@@ -149,7 +149,7 @@ def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
     if config.normalize_classifier is not None:
         normalize_classifier(model, scale=config.normalize_classifier, learn_scale=config.learn_scale)
     if config.grad_checkpointing:
-        model.set_grad_checkpointing(enable=True)
+        model.set_grad_checkpointing(enable=True)  # pyright: ignore[reportCallIssue]
     return model
 
 

@@ -232,7 +232,7 @@ def _resume_and_wrap(run: Run, resume: Path | None) -> None:
 def open_folder(run: Run) -> None:
     """Create the run's folder with ``args.yaml`` and ``classes.txt``, on the first process."""
     config = run.config
-    names = [_folder(run)] if run.compute.primary else [None]
+    names: list[Any] = [_folder(run)] if run.compute.primary else [None]
     if run.compute.distributed:
         dist.broadcast_object_list(names, src=0)
     folder = run.folder = names[0]

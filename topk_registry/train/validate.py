@@ -103,7 +103,8 @@ def open_model(
     compute = model.Compute.set_up(config)
     network = model.build_model(config, config.num_classes)
     model.load_weights(network, str(path), ema=weights == "ema")
-    n = config.num_classes or network.num_classes  # pyright: ignore
+    known: Any = config.num_classes or network.num_classes
+    n = int(known)
     preprocessing = model.preprocessing_of(config, network)
     config = config.replace(num_classes=n, **preprocessing)
     network = model.place_model(config, network, compute)
@@ -111,12 +112,12 @@ def open_model(
     if config.loss not in ("ce", "bce"):
         with suppress(TrainError):  # a loss that cannot be built without class counts has no probabilities
             spec = loss.LossSpec.resolve(config.loss, config.loss_opt, config.task == MULTILABEL)
-            counts = [1] * int(n) if spec.needs_class_counts else None
-            criterion = loss.build_loss(spec, loss.Facts(int(n), class_counts=counts))
+            counts = [1] * n if spec.needs_class_counts else None
+            criterion = loss.build_loss(spec, loss.Facts(n, class_counts=counts))
             probabilities = getattr(criterion.to(compute.device), "probabilities", None)
     from topk_registry.train.trainer import evaluation_options
 
-    options = evaluation_options(config, compute, None, None) | {"probabilities": probabilities}
+    options: dict[str, Any] = evaluation_options(config, compute, None, None) | {"probabilities": probabilities}
 
     def loader(dataset: Any) -> Any:
         return data.create_eval_loader(config, dataset, preprocessing, compute)
@@ -124,11 +125,12 @@ def open_model(
     def run(dataset: Any, keep: Callable[..., object]) -> object:
         return evaluation.evaluate(network, loader(dataset), keep=keep, **options)
 
+    saved_ema = False
     with suppress(Exception):
         saved_ema = "state_dict_ema" in load_checkpoint_metadata(str(path))
     used = "EMA" if weights == "ema" and saved_ema else "model"
     names = saved.get("class_names")
-    return Evaluated(path, names, int(n), used, preprocessing, config, probabilities, run, options, loader, network)
+    return Evaluated(path, names, n, used, preprocessing, config, probabilities, run, options, loader, network)
 
 
 def _open_onnx(path: Path, device: str, batch_size: int, workers: int) -> Evaluated:
@@ -139,7 +141,7 @@ def _open_onnx(path: Path, device: str, batch_size: int, workers: int) -> Evalua
 
     running = SimpleNamespace(device=device, batch_size=batch_size, workers=workers)
     opened = registry.model_files.builder("onnx")(path, running).open(None)
-    names = list(opened.class_names or ()) or None
+    names: list[str] | None = list(opened.class_names or ()) or None
 
     def run(dataset: Any, keep: Callable[..., object]) -> object:
         images = SimpleNamespace(dataset=dataset, indexed=is_indexed(dataset))
