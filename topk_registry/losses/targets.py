@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from topk_registry.ops.targets.label_mixture import LabelMixture
+from topk_registry.losses.label_mixture import LabelMixture, widest
 from topk_registry.ops.tensors import Route, route
 from topk_registry.ops.values import choice, numbers
 
@@ -102,7 +102,7 @@ class Masses(NamedTuple):
                 counts = labels != ignore_index
                 labels = labels.masked_fill(~counts, 0)
             labels = labels[:, None]
-            shares = _ones(labels) if counts is None else counts[:, None].to(_wide(labels))
+            shares = _ones(labels) if counts is None else counts[:, None].to(widest(labels))
             row_weights = shares if weight is None else shares * weight.to(shares)[labels]
             if sample_weight is not None:
                 row_weights = row_weights * sample_weight[:, None].to(shares)
@@ -165,11 +165,7 @@ def _equal_shares(rows: int, share: float) -> Tensor:
 
 
 def _ones(labels: Tensor) -> Tensor:
-    return torch.ones(labels.shape, dtype=_wide(labels), device=labels.device)
-
-
-def _wide(like: Tensor) -> torch.dtype:
-    return torch.float32 if like.device.type == "mps" else torch.float64  # few numbers per row, exact for any scores
+    return torch.ones(labels.shape, dtype=widest(labels), device=labels.device)
 
 
 def _can_look(t: Tensor) -> bool:

@@ -1,11 +1,8 @@
-"""Say how the numbers of a tensor may be reached, and hand them to kernels.
+"""Decide whether a kernel may read a tensor, and bring it into the layout that kernels expect.
 
-Kernels read and write memory by its address. That is right only for a tensor that is plain memory of its device, in the
-layout the kernel expects. :func:`route` decides which tensors may reach a kernel, :func:`operand` brings an argument
-into the layout, and :func:`address`, :func:`own_address` and :func:`launch` alone let go of an address.
+Kernels read and write memory by its address, which is right only for plain memory of the device.
 """
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from enum import Enum
 from typing import Any
@@ -22,7 +19,6 @@ from torch.autograd import forward_ad
 
 PLAIN = (Tensor, torch.nn.Parameter)
 NUMBERS = frozenset((bool, int, float, type(None)))
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)  # of scores that kernels read
 
 
 class Route(Enum):
@@ -50,27 +46,6 @@ def route(*tensors: Tensor | None) -> Route:
         if not is_plain(t):
             way = Route.OPERATIONS
     return way
-
-
-def readable(scores: Tensor, target: Tensor | Sequence[Tensor | None], weight: Tensor | None = None) -> bool:
-    """Whether kernels of rows can read these: plain memory of one device, in shapes that belong together.
-
-    The target is class indices [B], masses [B, n] or the parts of a :class:`LabelMixture`, and gets no gradient. What
-    is not readable goes through torch operations, which check it and say what is wrong.
-    """
-    if scores.ndim != 2 or scores.shape[1] < 2 or scores.dtype not in DTYPES:
-        return False
-    parts, device = target, scores.device
-    if isinstance(target, Tensor):
-        if target.shape != (scores.shape if target.is_floating_point() else scores.shape[:1]):
-            return False
-        parts = (target,)
-    for part in parts:
-        if part is not None and (part.requires_grad or part.device != device or part.dtype == torch.bool):
-            return False
-    if weight is not None and (weight.device != device or len(weight) != scores.shape[1]):
-        return False
-    return route(scores, weight, *parts) is Route.KERNELS
 
 
 def is_plain(t: Tensor) -> bool:
@@ -110,31 +85,6 @@ def laid_out(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t if as_it_is else t.detach().to(dtype).resolve_neg().contiguous()
 
 
-def operand(t: Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return an argument of a kernel as contiguous memory, a copy where it is not; raise unless it is what is wanted.
-
-    The address of the first number does not show strides or a pending negation, as labels sliced from a matrix,
-    expanded scalars and negated views have.
-    """
-    if t.shape != shape or t.dtype != dtype or t.device != device:
-        raise ValueError(
-            f"a kernel needs {dtype} {list(shape)} on {device}, got {t.dtype} {list(t.shape)} on {t.device}"
-        )
-    return laid_out(t, dtype)
-
-
-def address(t: Tensor) -> int:
-    """The address of a tensor's numbers on the CPU; raises unless they lie there one after the other."""
-    _check_contiguous(t)
-    if not t.is_cpu:
-        raise TypeError(f"a kernel on the CPU was given a tensor on {t.device}")
-    return t.data_ptr()
-
-
-own_address = Tensor.data_ptr
-"""The address of numbers that the caller has allocated or laid out itself, in one piece on the CPU: no checks."""
-
-
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Start a Triton kernel on a grid of programs, on the device of its first argument."""
     device, seen = args[0].device, None
@@ -153,6 +103,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
 def _check_contiguous(t: Tensor) -> None:
     if not is_plain(t) or t.is_meta or t.is_neg() or not t.is_contiguous():
         raise TypeError(
-            f"a kernel needs plain contiguous memory (see topk_registry.ops.tensors.operand), got {type(t).__name__} "
+            f"a kernel needs plain contiguous memory, got {type(t).__name__} "
             f"{list(t.shape)} with strides {t.stride()} on {t.device}"
         )

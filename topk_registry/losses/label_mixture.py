@@ -5,8 +5,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from topk_registry.ops.tensors import laid_out
-
 
 class LabelMixture(NamedTuple):
     """A distribution over n classes for each row, never written out: q_c = uniform / n + sum_j shares_j [c = labels_j].
@@ -83,21 +81,12 @@ class LabelMixture(NamedTuple):
         labels, shares, uniform = self
         return LabelMixture(moved(labels), moved(shares), None if uniform is None else moved(uniform))
 
-    def in_memory(self) -> "LabelMixture":
-        """Lay out for kernels on the CPU: contiguous, shares in double precision."""
-        labels, shares, uniform = self
-        even = None if uniform is None else laid_out(uniform, torch.float64)
-        return LabelMixture(laid_out(labels, torch.int64), laid_out(shares, torch.float64), even)
-
     def dense(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
         """The distribution as a tensor [B, n], in torch's default dtype unless one is given."""
         q = self.shares.new_zeros(len(self.labels), n, dtype=dtype or torch.get_default_dtype())
         if self.uniform is not None:
             q += (self.uniform / n).to(q)[:, None]
         return q.scatter_add_(1, self.labels, self.shares.to(q))
-
-
-Target = Tensor | LabelMixture  # of a loss: indices, a distribution or a mixture of labels
 
 
 def widest(like: Tensor) -> torch.dtype:

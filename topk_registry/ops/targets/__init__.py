@@ -1,1 +1,0 @@
-"""Targets of every kind as masses on labels."""
