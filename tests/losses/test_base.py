@@ -1,5 +1,7 @@
 """The shared base means by its options what cross-entropy means: its table of -log_softmax is compared throughout."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -329,3 +331,15 @@ def test_a_class_that_only_names_a_tensor_changes_nothing(name, kind):
     named.backward()
     assert torch.equal(named, value)
     assert torch.equal(leaf.grad.as_subclass(Tensor), gradient)
+
+
+def test_a_first_call_does_not_import_the_compiler():
+    """It takes two seconds."""
+    program = (
+        "import sys, torch, topk_registry as tr\n"
+        "tr.create_loss('focal')(torch.randn(4, 10, requires_grad=True), torch.arange(4)).backward()\n"
+        "print([name for name in ('torch._dynamo', 'timm', 'sympy') if name in sys.modules])"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    assert done.stdout.split("\n")[-2] == "[]", done.stdout

@@ -6,9 +6,8 @@ operations take its place. The choice, from the strongest: :func:`use_backend` a
 """
 
 import os
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,7 +16,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 
@@ -133,7 +132,6 @@ def forget_choices() -> None:
     load.cache_clear()
     too_old.cache_clear()
     _problems.clear()
-    _choices.clear()
 
 
 @dataclass(frozen=True)
@@ -164,159 +162,3 @@ def _record(operator: str, device: torch.device) -> Record:
         problems = [text for key, text in _problems.items() if key[:2] == (fastest, device)]
         why = next(filter(None, problems), "the fastest that serves")
     return Record(operator, str(device), backend, why)
-
-
-# Operators with a table of backends, until the last of them is gone
-
-loading = threading.RLock()  # of the thread that imports kernels
-if hasattr(os, "register_at_fork"):
-    # a fork waits for that thread: in the child nobody would finish the import, and who needs it would wait for ever
-    os.register_at_fork(before=loading.acquire, after_in_parent=loading.release, after_in_child=loading.release)
-
-
-Kernels = TypeVar("Kernels")
-
-
-@dataclass(frozen=True)
-class Backend(Generic[Kernels]):
-    """One way to compute an operator."""
-
-    name: str  # one of NAMES
-    home: str  # the module that holds its ``kernels``, an object of the operator's type for them; loaded on first use
-    package: str | None  # what it needs beside torch
-    serves: Callable[..., bool]  # (device, *request): whether it is made for scores there, and for such a request
-    where: str  # the same in words
-    takes_half: bool = False  # accepts float16 and bfloat16 scores; others are given single precision
-    takes_strides: bool = False  # reads rows where they lie; others are given contiguous ones
-    checks_labels: bool = False  # gives NaN for a label out of range; else labels are checked before the call
-    is_prebuilt: Callable[[], bool] = lambda: False  # whether a library has its kernels, without the package
-    # is told what is wrong with the library's kernels
-    reject: Callable[[str], None] = lambda why: None
-
-    def kernels(self) -> Kernels:
-        """Import the kernels. Raises where that fails."""
-        return load(self.home).kernels
-
-
-@dataclass(frozen=True)
-class Operator(Generic[Kernels]):
-    """An operator with its backends, the fastest first; the last one serves everything."""
-
-    name: str
-    backends: Mapping[str, Backend[Kernels]]
-    trial: Callable[..., bool]  # (kernels, device, *tried): whether they are right on a few scores
-    example: tuple[Any, ...] = ()  # a common request
-    what: str = "the top-k losses are"  # slower without its kernels
-    # (*request): what a trial depends on, the precision at least
-    tried: Callable[..., tuple[Any, ...]] = lambda *request: request[-1:]
-
-    def __getitem__(self, name: str) -> Backend[Kernels]:
-        return self.backends[name]
-
-    def choose(self, impl: str, device: torch.device, *request: Any) -> str:
-        """The name of the backend for a call: ``impl``, or for "auto" the first that serves, is wanted and works."""
-        if impl == "auto":
-            wanted = preferred()
-            key = self.name, wanted, device, request
-            if (chosen := _choices.get(key)) is None:
-                chosen = next(name for name in self.backends if self._chosen(name, wanted, device, request))
-                if device.type != "cuda" or not _captures():  # no trial while a graph is captured: decide again later
-                    _choices[key] = chosen
-            return chosen
-        check_name(impl, "impl", self.backends)
-        if not self[impl].serves(device, *request):
-            raise ValueError(f"impl {impl!r} is for {self[impl].where}: {', '.join(map(str, (device, *request)))}")
-        return impl
-
-    def _chosen(self, name: str, wanted: str, device: torch.device, request: tuple[Any, ...]) -> bool:
-        one = self[name]
-        if one.package is None:
-            return True
-        return wanted in ("auto", name) and one.serves(device, *request) and not self.problem(one, device, *request)
-
-    def problem(self, one: Backend[Kernels], device: torch.device, *request: Any) -> str:
-        """Why a backend cannot be used on a device, "" if it can. Found out once, with a warning."""
-        tried = self.tried(*request)
-        key = one.home, device, tried
-        if key in _problems:
-            return _problems[key]
-        if device.type == "cuda" and _captures():
-            return ""  # a trial would break the graph off
-        why = _problem(one, device, lambda: self.trial(one.kernels(), device, *tried))
-        if why and why not in _problems.values():
-            warnings.warn(f"{why}: {self.what} slower", stacklevel=2)
-        return _problems.setdefault(key, why)
-
-
-# The backend of calls that left the choice open
-_choices: dict[tuple[Any, ...], str] = {}
-
-
-def _problem(one: Backend[Any], device: torch.device, trial: Callable[[], bool]) -> str:
-    if one.package is None:
-        return ""
-    if device.type == "cuda" and (old := too_old(device)):
-        return old
-    if not one.is_prebuilt() and find_spec(one.package) is None:
-        return f"{one.package} is not installed (pip install {one.package})"
-    why = _tried(one, trial)
-    if why and one.is_prebuilt():
-        warnings.warn(f"the library of kernels is installed but {why}: numba serves", stacklevel=2)
-        one.reject(why)
-        return _problem(one, device, trial)
-    return why and f"{one.package} is installed but {why}"
-
-
-def _tried(one: Backend[Any], trial: Callable[[], bool]) -> str:
-    """Why kernels that are installed cannot be used, "" if they can."""
-    try:
-        in_clean_thread(one.kernels)
-    except NotCompiledError:
-        raise
-    except Exception as error:
-        return f"cannot be used ({error!r})"
-    try:
-        wrong = "" if in_clean_thread(trial) else "their results are wrong"
-    except NotCompiledError:
-        raise
-    except Exception as error:
-        wrong = repr(error)
-    return f"its kernels cannot be used here ({wrong})" if wrong else ""
-
-
-@cache
-def operator(name: str) -> Operator[Any]:
-    """The operator in a folder, with its backends."""
-    return load(f"topk_registry.ops.{name}.backends").OPERATOR
-
-
-def trial_in(module: str) -> Callable[..., bool]:
-    """The function ``trial`` of a module that is imported when it is called: a trial may use the whole operator."""
-    return lambda *request: load(module).trial(*request)
-
-
-def _captures() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-class NotCompiledError(RuntimeError):
-    """A kernel would have to be compiled, within :func:`without_compiling`."""
-
-
-_forbidden: list[None] = []  # one for each block that forbids it; of all threads, as trials run in threads
-
-
-@contextmanager
-def without_compiling() -> Iterator[None]:
-    """Raise :class:`NotCompiledError` in a ``with`` block where a kernel for the CPU would have to be compiled."""
-    _forbidden.append(None)
-    try:
-        yield
-    finally:
-        _forbidden.pop()
-
-
-def check_compiling() -> None:
-    """Raise :class:`NotCompiledError` where compiling is forbidden."""
-    if _forbidden:
-        raise NotCompiledError("a kernel is not compiled yet, and compiling is forbidden here")
