@@ -1,19 +1,33 @@
 """Runs small enough that a whole training takes a second."""
 
 import csv
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from topk_registry import registry
 from topk_registry.cli.main import main
-from topk_registry.train.engine.signals import StopRequest
-from topk_registry.train.report import console
+from topk_registry.train import TrainConfig
 
+SETTINGS = {
+    "dataset": "topk/hierarchy",
+    "dataset_opt": {"size": 96, "superclasses": 4, "fine": 3, "pixel_noise": 1.0},
+    "model": "topk_convnet",
+    "model_kwargs": {"width": 4},
+    "batch_size": 16,
+    "workers": 0,
+    "no_aug": True,
+    "device": "cpu",
+    "epochs": 2,
+    "opt": "adamw",
+    "lr": 0.01,
+    "warmup_epochs": 0,
+    "smoothing": 0.0,
+}
 TINY = (
     *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "pixel_noise=1.0"),
     *("--model", "topk_convnet", "--model-kwargs", "width=4", "-b", "16", "-j", "0", "--no-aug", "--device", "cpu"),
@@ -21,11 +35,15 @@ TINY = (
 )
 
 
-def unclosed_files(test):
-    """timm's reader leaves the closing of image files to the garbage collector, which warns of each."""
-    for warning in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
-        test = pytest.mark.filterwarnings(f"ignore::{warning}")(test)
-    return test
+@pytest.fixture(autouse=True)
+def _one_thread(one_thread):
+    """All these runs are too small to share."""
+
+
+@pytest.fixture
+def config(tmp_path):
+    """``config(epochs=1)``: the settings of a tiny run in a folder of its own."""
+    return lambda **changes: TrainConfig(**{**SETTINGS, "output": str(tmp_path), "experiment": "run", **changes})
 
 
 def rows(path):
@@ -34,11 +52,13 @@ def rows(path):
         return [{name: float(value or "nan") for name, value in row.items()} for row in csv.DictReader(file)]
 
 
-def stops_at(monkeypatch, at):
-    """Ask the run to stop when it asks the ``at``-th time whether it should."""
-    asked = []
-    monkeypatch.setattr(StopRequest, "__bool__", lambda self: asked.append(1) or len(asked) == at)
-    monkeypatch.setattr(StopRequest, "signum", signal.SIGTERM, raising=False)
+def weights(folder, name="last.pth.tar"):
+    return torch.load(Path(folder, name), map_location="cpu", weights_only=False)["state_dict"]
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 @dataclass
@@ -54,25 +74,17 @@ class Finished:
     def summary(self):
         return rows(self.folder / "summary.csv")
 
-    def checkpoint(self, name="last.pth.tar"):
-        from timm.utils.checkpoint_saver import load_checkpoint_metadata
-
-        return load_checkpoint_metadata(self.folder / name)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread(one_thread):
-    """All these runs are too small to share."""
-
 
 @pytest.fixture
-def train(tmp_path, capsys, monkeypatch):
-    """``train("--loss", ..., name="run")``: a tiny run of ``timm train`` in this process, its picture not drawn."""
-    monkeypatch.setattr(console, "draw", lambda title, panels: "<svg/>")
+def train(tmp_path, capsys):
+    """``train("--loss", ..., name="run")``: a tiny run of ``timm train`` in this process."""
 
     def run(*argv, name="run", tiny=TINY):
         capsys.readouterr()
-        status = main(["train", *tiny, "--output", str(tmp_path), "--experiment", name, *map(str, argv)])
+        try:
+            status = main(["train", *tiny, "--output", str(tmp_path), "--experiment", name, *map(str, argv)])
+        except SystemExit as exit:  # of the parser
+            status = exit.code
         printed = capsys.readouterr()
         return Finished(status, tmp_path / name, printed.out, printed.err)
 

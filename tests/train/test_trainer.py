@@ -1,129 +1,223 @@
 """The trainer as a notebook uses it: a configuration, hooks, and parts of one's own."""
 
-import multiprocessing
-import re
+import math
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
-from topk_registry.data.hierarchy import Hierarchy
-from topk_registry.train import TrainConfig, Trainer, TrainError
-from topk_registry.train.engine.epochs import how_to_resume
+from topk_registry import create_loss
+from topk_registry.train import TrainConfig, Trainer, TrainError, evaluate
+from topk_registry.train.errors import Interrupted
 
-TINY = {
-    "dataset": "topk/hierarchy",
-    "dataset_opt": {"size": 96, "superclasses": 4, "fine": 3, "pixel_noise": 1.0},
-    "model": "topk_convnet",
-    "model_kwargs": {"width": 4},
-    "batch_size": 16,
-    "workers": 0,
-    "no_aug": True,
-    "device": "cpu",
-    "epochs": 2,
-    "opt": "adamw",
-    "lr": 0.01,
-    "warmup_epochs": 0,
-    "smoothing": 0.0,
-    "experiment": "run",
-}
+from .conftest import SETTINGS, TINY, assert_same, rows, weights
 
 
-def test_no_worker_outlives_a_run(tmp_path):
-    """At the interpreter's exit those that ignore SIGTERM would be waited for without an end."""
-    trainer = Trainer(TrainConfig(loss="ce", output=str(tmp_path), **{**TINY, "workers": 1, "epochs": 1}))
-    before = multiprocessing.active_children()  # of other tests
-    trainer.fit()
-    assert trainer.run.evaluator is not None  # its loader is still there, and so is the one that trained
-    assert set(multiprocessing.active_children()) <= set(before)
+def fit(config, **parts):
+    return Trainer(config, quiet=True, **parts).fit()
 
 
-def test_five_lines_train_as_the_command_line_does(train, tmp_path):
-    trainer = Trainer(TrainConfig(loss="smooth_topk_svm", output=str(tmp_path / "python"), **TINY))
-    result = trainer.fit()
-    same = train("--loss", "smooth_topk_svm")
-    assert result.history == same.summary
+def test_five_lines_train_as_the_command_line_does(train, config):
+    result = fit(config(loss="smooth_topk_svm", experiment="python"))
+    assert result.history == train("--loss", "smooth_topk_svm").summary
     assert result.metrics["eval_top1"] == max(row["eval_top1"] for row in result.history)
     assert (result.folder / "last.pth.tar").exists()
-    assert result.model is trainer.run.model
 
 
-def test_the_example_of_the_docs_runs(tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).parents[2] / "docs/guide/train.md").read_text(encoding="utf-8")
-    code = re.search(r"<!-- train from Python -->\n```python\n(.*?)```", page, re.DOTALL)[1]
-    monkeypatch.chdir(tmp_path)
-    exec(code.replace("epochs=2", 'epochs=2, dataset_opt={"size": 128}, device="cpu"'))
-    assert "epoch 2/2" in capsys.readouterr().out
+def test_a_seed_repeats_a_run_bit_for_bit(config):
+    first, again, other = (fit(config(experiment=name, seed=seed)) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    assert first.history == again.history
+    assert_same(weights(first.folder), weights(again.folder))
+    assert first.history != other.history
 
 
-def test_hooks_see_every_step_epoch_and_evaluation(tmp_path):
+def test_hooks_see_every_step_and_epoch(config):
     steps, epochs = [], []
-    trainer = Trainer(
-        TrainConfig(loss="focal", output=str(tmp_path), **TINY),
-        on_step=lambda run, loss: steps.append((run.progress.step, loss)),
-        on_epoch=lambda run, row: epochs.append((run.progress.epoch, row["eval_norm"])),
-        on_evaluate=lambda run, model, metrics: {"norm": sum(p.norm().item() for p in model.parameters())},
-        quiet=True,
+    result = fit(
+        config(loss="focal"),
+        on_step=lambda run, loss: steps.append(loss.item()),
+        on_epoch=lambda run, row: epochs.append(row["eval_top1"]),
     )
-    result = trainer.fit()
-    assert [step for step, _ in steps] == [1, 2, 3, 4, 5, 6] * 2
-    assert epochs == [(1, result.history[0]["eval_norm"]), (2, result.history[1]["eval_norm"])]
+    assert len(steps) == 12
+    assert epochs == [row["eval_top1"] for row in result.history]
+    assert result.history[0]["train_loss"] == pytest.approx(sum(steps[:6]) / 6, rel=1e-5)
 
 
-def test_quiet_says_nothing(tmp_path, capsys):
-    Trainer(TrainConfig(output=str(tmp_path), **{**TINY, "epochs": 1}), quiet=True).fit()
+def test_quiet_says_nothing(config, capsys):
+    fit(config(epochs=1))
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_model_loaders_and_an_optimizer_of_ones_own(tmp_path):
-    class Pixels(Hierarchy):
-        def __getitem__(self, index):
-            image, label = super().__getitem__(index)
-            return torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).float() / 255 - 0.5, label
-
-    data = [Pixels(split, **TINY["dataset_opt"]) for split in ("train", "validation")]
-    model = torch.nn.Sequential(torch.nn.Linear(32 * 32 * 3, 12))
-    before = model[0].weight.detach().clone()
-    trainer = Trainer(
-        TrainConfig(loss="ldam", num_classes=12, epochs=3, device="cpu", output=str(tmp_path), warmup_epochs=0),
-        model=model,
-        train_loader=DataLoader(data[0], 16, shuffle=True),
-        eval_loader=DataLoader(data[1], 32),
-        optimizer=torch.optim.AdamW(model.parameters(), lr=0.003),
-    )
-    result = trainer.fit()
-    assert not torch.equal(model[0].weight, before)
-    assert result.history[-1]["train_loss"] < result.history[0]["train_loss"]
-    assert 0 <= result.metrics["eval_top1"] <= 100
-    assert trainer.run.data.counts == [8] * 12  # from the labels of the loader's data
-    # the command line could not bring these parts
-    assert "with the same parts and TrainConfig(resume=" in how_to_resume(trainer.run)
+def linear_data(rows=120, classes=4):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 8, generator=generator)
+    return TensorDataset(x, (x @ torch.randn(8, classes, generator=generator)).argmax(1))
 
 
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ({"eval_loader": []}, "an eval_loader needs a train_loader"),
-        ({"optimizer": torch.optim.SGD([torch.zeros(1, requires_grad=True)])}, "an optimizer needs the model"),
-    ],
-    ids=["eval", "optimizer"],
-)
-def test_parts_that_do_not_go_together_are_refused(parts, message):
-    with pytest.raises(TrainError, match=message):
-        Trainer(**parts)
+def test_a_model_and_loaders_of_ones_own(tmp_path):
+    data, model = linear_data(), torch.nn.Linear(8, 4)
+    settings = {"loss": "smooth_topk_svm", "loss_opt": {"k": 2}, "num_classes": 4, "epochs": 8, "device": "cpu"}
+    settings |= {"output": str(tmp_path), "warmup_epochs": 0, "lr": 0.5, "smoothing": 0.0, "eval_metric": "top1"}
+    loader = DataLoader(data, 120)
+    result = fit(TrainConfig(**settings), model=model, train_loader=DataLoader(data, 20), eval_loader=loader)
+    assert result.history[-1]["train_loss"] < 0.5 * result.history[0]["train_loss"]
+    x, y = data.tensors
+    top1 = 100 * (model(x).argmax(1) == y).float().mean().item()
+    assert result.history[-1]["eval_top1"] == pytest.approx(top1)
+    assert top1 > 80
 
 
-def test_what_cannot_train_raises_before_anything_is_written(tmp_path):
-    trainer = Trainer(TrainConfig(loss="smooth_topk_svm", loss_opt={"k": 0}, output=str(tmp_path), **TINY))
-    with pytest.raises(TrainError, match="k must be an integer of at least 1"):
-        trainer.fit()
+def test_the_first_steps_are_those_of_plain_pytorch(tmp_path):
+    """An epoch of gradient descent without momentum, written out, gives the same weights."""
+    data = linear_data(40)
+    model, plain = torch.nn.Linear(8, 4), torch.nn.Linear(8, 4)
+    plain.load_state_dict(model.state_dict())
+    settings = {"loss": "smooth_topk_svm", "loss_opt": {"k": 2}, "num_classes": 4, "epochs": 2, "device": "cpu"}
+    settings |= {"output": str(tmp_path), "warmup_epochs": 0, "lr": 0.1, "smoothing": 0.0, "sched": "none"}
+    settings |= {"opt": "sgd", "momentum": 0.0, "weight_decay": 0.0, "eval_metric": "top1"}
+    fit(TrainConfig(**settings), model=model, train_loader=DataLoader(data, 10), eval_loader=DataLoader(data, 40))
+    loss, optimizer = create_loss("smooth_topk_svm", k=2), torch.optim.SGD(plain.parameters(), 0.1)
+    for _ in range(2):
+        for x, y in DataLoader(data, 10):
+            optimizer.zero_grad()
+            loss(plain(x), y).backward()
+            optimizer.step()
+    torch.testing.assert_close(model.weight, plain.weight, rtol=1e-5, atol=1e-6)
+
+
+def test_accumulated_gradients_are_those_of_one_batch(tmp_path):
+    found = []
+    for batch, accumulated in ((40, 1), (10, 4)):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 4)
+        settings = {"num_classes": 4, "epochs": 1, "device": "cpu", "output": str(tmp_path), "warmup_epochs": 0}
+        settings |= {"lr": 0.1, "smoothing": 0.0, "sched": "none", "grad_accum_steps": accumulated}
+        data = linear_data(40)
+        fit(
+            TrainConfig(**settings, eval_metric="top1"),
+            model=model,
+            train_loader=DataLoader(data, batch),
+            eval_loader=DataLoader(data, 40),
+        )
+        found.append(model.weight.detach())
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-6)
+
+
+def test_class_weights_reach_the_loss(config):
+    """Without weight for all classes but one, the model learns that one."""
+    result = fit(config(class_weight=",".join(["1"] + ["0.001"] * 11), epochs=3))
+    images, _ = next(iter(Trainer(config(experiment="other"), quiet=True).run.loader))
+    assert (result.model.eval()(images).argmax(1) == 0).all()
+
+
+def test_the_average_of_weights_is_kept_and_measured(config):
+    result = fit(config(model_ema=True, model_ema_decay=0.5))
+    saved = torch.load(result.folder / "last.pth.tar", weights_only=False)
+    assert "state_dict_ema" in saved
+    assert any(not torch.equal(saved["state_dict"][name], ema) for name, ema in saved["state_dict_ema"].items())
+
+
+def test_evaluate_is_the_definition(tmp_path):
+    model, data = torch.nn.Linear(8, 4), linear_data()
+    found = evaluate(model, DataLoader(data, 32), num_classes=4, k=(1, 2))
+    x, y = data.tensors
+    logits = model(x)
+    rank = (logits > logits.gather(1, y[:, None])).sum(1)
+    for k in (1, 2):
+        assert found[f"top{k}"] == pytest.approx(100 * (rank < k).float().mean().item())
+    assert found["nll"] == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-5)
+
+
+def test_what_cannot_train_raises_before_anything_is_written(config, tmp_path):
+    with pytest.raises(TrainError, match="k must be"):
+        fit(config(loss="smooth_topk_svm", loss_opt={"k": 0}))
+    with pytest.raises(TrainError, match="an eval_loader needs a train_loader"):
+        Trainer(config(), eval_loader=[])
     assert not list(tmp_path.iterdir())
+
+
+def test_several_labels_per_image(tmp_path):
+    settings = {"task": "multilabel", "dataset": "topk/several", "dataset_opt": {"size": 200, "eval_size": 100}}
+    settings |= {"epochs": 1, "device": "cpu", "workers": 0, "output": str(tmp_path), "warmup_epochs": 0, "lr": 0.01}
+    settings |= {"loss": "bce", "no_aug": True, "smoothing": 0.0, "model": "topk_convnet", "model_kwargs": {"width": 4}}
+    result = fit(TrainConfig(**settings))
+    assert math.isfinite(result.history[0]["train_loss"])
+    assert any(name.startswith("eval_") for name in result.history[0])
+
+
+def test_an_interrupted_run_continues_as_if_it_had_not_been(config):
+    whole = fit(config(experiment="whole", epochs=4))
+
+    def interrupt(run, row):
+        if row["epoch"] == 2:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Interrupted, match="resume"):
+        fit(config(experiment="cut", epochs=4), on_epoch=interrupt)
+    assert len(rows(Path(config().output, "cut", "summary.csv"))) == 2
+    continued = fit(config(experiment="cut", epochs=4, resume="auto"))
+    assert continued.history == whole.history
+    assert_same(weights(continued.folder), weights(whole.folder))
+
+
+def test_a_run_with_other_settings_is_not_continued(config):
+    fit(config(epochs=1))
+    with pytest.raises(TrainError, match=r"other settings.*loss"):
+        fit(config(epochs=1, loss="focal", resume="auto"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed_by", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_a_killed_process_leaves_a_checkpoint_that_continues(killed_by, tmp_path, train):
+    flags = [*TINY, "--epochs", "40", "--output", str(tmp_path), "--experiment", "killed"]
+    code = "import sys; from topk_registry.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen([sys.executable, "-c", code, "train", *flags], stdout=subprocess.DEVNULL)
+    last, deadline = tmp_path / "killed" / "last.pth.tar", time.time() + 120
+    while not last.exists() and time.time() < deadline:
+        time.sleep(0.05)
+    process.send_signal(killed_by)
+    assert process.wait(120) != 0
+    done = torch.load(last, weights_only=False)["epoch"]
+    assert done < 40
+    run = train("--epochs", "40", "--resume", "auto", name="killed")
+    assert run.status == 0, run.err
+    assert [row["epoch"] for row in run.summary] == list(range(1, 41))
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(tmp_path):
+    """Each of two has half of the batch; their gradients are averaged."""
+    code = "import sys; from topk_registry.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    script = tmp_path / "train.py"
+    script.write_text(code)
+    flags = ["train", *TINY, "--epochs", "1", "--output", str(tmp_path), "--opt", "sgd", "--loss", "smooth_topk_svm"]
+    base = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    for name, ranks, batch in (("one", 1, 16), ("two", 2, 8)):
+        command = [*base, f"--nproc-per-node={ranks}", str(script), *flags, "-b", str(batch), "--experiment", name]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+    one, two = (rows(tmp_path / name / "summary.csv") for name in ("one", "two"))
+    assert two[0]["train_loss"] == pytest.approx(one[0]["train_loss"], rel=0.05)  # other batches of the same images
+    assert len(one) == len(two) == 1
 
 
 @pytest.mark.slow
 def test_the_names_are_resolved_when_they_are_used():
     code = "import sys, topk_registry.train as t; t.TrainConfig(); assert 'torch' not in sys.modules; t.Trainer"
-    assert subprocess.run([sys.executable, "-c", code], timeout=600).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 0
+
+
+def test_settings_are_checked_where_they_are_made():
+    with pytest.raises(TypeError, match="epochz"):
+        TrainConfig(epochz=3)
+    for wrong in ({"epochs": 0}, {"lr": -1.0}, {"opt": 3}, {"sampler": "other"}):
+        with pytest.raises((TrainError, TypeError, ValueError), match=next(iter(wrong))):
+            TrainConfig(**wrong)
+    config = TrainConfig(**SETTINGS)
+    assert TrainConfig.from_dict(config.to_dict()) == config
