@@ -5,8 +5,6 @@ from fractions import Fraction
 
 import pytest
 import torch
-from pytopk.functional import bal_noised_topk_loss, imbal_noised_topk_loss
-from pytopk.noised_topk import _noised_topk
 
 from topk_plugins._margins import relative_gaps
 from topk_plugins.noised_topk import NoisedTopK, NoisedTopKImbalanced
@@ -151,13 +149,15 @@ def test_compiles_to_one_graph(build):
 
 
 def test_agrees_with_the_authors():
+    authors = pytest.importorskip("pytopk.functional")
+    _noised_topk = pytest.importorskip("pytopk.noised_topk")._noised_topk
     logits, target = randn(9, N, dtype=torch.float32), torch.arange(9) % N
     z = torch.tensor(noise_of(0, 9, 4, torch.float32)).permute(1, 2, 0)  # [B, n, draws]
-    theirs = bal_noised_topk_loss(logits, target, 3, 0.7, _noised_topk, z)
+    theirs = authors.bal_noised_topk_loss(logits, target, 3, 0.7, _noised_topk, z)
     with use_backend("torch"):
         torch.testing.assert_close(seeded(balanced())(logits, target), theirs)
     margins = (0.4 * relative_gaps(COUNTS)).float()
-    theirs = imbal_noised_topk_loss(logits, target, 3, margins, 0.2, _noised_topk, z, 20)
+    theirs = authors.imbal_noised_topk_loss(logits, target, 3, margins, 0.2, _noised_topk, z, 20)
     with use_backend("torch"):
         torch.testing.assert_close(seeded(imbalanced())(logits, target), theirs)
 

@@ -80,7 +80,7 @@ def test_the_first_steps_are_those_of_plain_pytorch(tmp_path):
     plain.load_state_dict(model.state_dict())
     settings = {"loss": "smooth_topk_svm", "loss_opt": {"k": 2}, "num_classes": 4, "epochs": 2, "device": "cpu"}
     settings |= {"output": str(tmp_path), "warmup_epochs": 0, "lr": 0.1, "smoothing": 0.0, "sched": "none"}
-    settings |= {"opt": "sgd", "momentum": 0.0, "weight_decay": 0.0, "eval_metric": "top1"}
+    settings |= {"opt": "momentum", "momentum": 0.0, "weight_decay": 0.0, "eval_metric": "top1"}
     fit(TrainConfig(**settings), model=model, train_loader=DataLoader(data, 10), eval_loader=DataLoader(data, 40))
     loss, optimizer = create_loss("smooth_topk_svm", k=2), torch.optim.SGD(plain.parameters(), 0.1)
     for _ in range(2):
