@@ -12,7 +12,7 @@ from topk_registry.train import TrainConfig, TrainError, checkpoint
 from topk_registry.train.checkpoint import LAST, Saver
 from topk_registry.train.config import flag_of
 
-FOUR = ("--epochs", "4", "--loss", "noised_topk", "--model-kwargs", "width=4", "drop_rate=0.2", "--reprob", "0.3")
+FOUR = ("--epochs", "4", "--loss", "noised_topk", "--drop", "0.2", "--reprob", "0.3")
 
 
 def same_run(one, other):
@@ -37,7 +37,7 @@ class Stops:
 
 
 @pytest.mark.parametrize("flags", [(), ("--mixup", "0.4"), ("--model-ema",), ("--sampler", "class_balanced")], ids=str)
-@pytest.mark.parametrize("at", [9, 22], ids=["epoch 1", "epoch 3"])
+@pytest.mark.parametrize("at", [22, 40])
 def test_resume_auto_gives_the_weights_of_an_uninterrupted_run(train, monkeypatch, flags, at):
     whole = train(*FOUR, *flags, name="whole")
     with monkeypatch.context() as patched:
