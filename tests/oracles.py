@@ -11,7 +11,7 @@ from math import fsum
 
 import numpy as np
 
-from topk_studies.baselines.exact import mp_log_odds, mp_marginals, mp_smooth_svm
+from tests.exact import mp_log_odds, mp_marginals, mp_smooth_svm
 
 __all__ = [
     "log_odds",

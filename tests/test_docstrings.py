@@ -15,12 +15,8 @@ import torchvision
 import topk_registry
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ((ROOT, "topk_registry"), (ROOT / "plugins", "topk_plugins"), (ROOT / "plugins", "topk_studies"))
+SOURCES = ((ROOT, "topk_registry"), (ROOT / "plugins", "topk_plugins"))
 SOURCES += ((ROOT / "export", "topk_export"),)
-EXPENSIVE = {
-    "linear_smooth_topk": "a million classes",
-    "LinearSmoothTopK": "a million classes",
-}
 
 
 def modules_with_examples() -> list[str]:
@@ -65,7 +61,6 @@ def names() -> dict[str, object]:
         "topk_registry": topk_registry,
         **{name: getattr(topk_registry, name) for name in dir(topk_registry)},
         **{name: getattr(topk_registry.functional, name) for name in topk_registry.functional.__all__},
-        **{name: getattr(topk_registry.rows, name) for name in topk_registry.rows.__all__},
         "logits": logits,
         "val_logits": logits,
         "held_out_logits": logits,
@@ -83,16 +78,9 @@ def names() -> dict[str, object]:
 def test_examples_run_and_show_what_they_give(module):
     runner = doctest.DocTestRunner(Checker(), optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     report: list[str] = []
-    for name, test in examples(module).items():
-        if name.split(".")[-1] in EXPENSIVE:
-            continue
+    for test in examples(module).values():
         test.globs = {**names(), **test.globs}
         with warnings.catch_warnings():
             runner.run(test, out=report.append)
     topk_registry.refresh_plugins()
     assert not report, "".join(report)
-
-
-def test_the_expensive_examples_still_exist():
-    found = {name for module in modules_with_examples() for name in examples(module)}
-    assert set(EXPENSIVE) <= found

@@ -1,1 +1,0 @@
-"""Runs of a study: configurations, cache, workers, tuning, statistics."""

@@ -1,1 +1,0 @@
-"""Modules of data that the old trainer uses."""

@@ -1,1 +1,0 @@
-"""Build a run from its parts and train it: epochs, evaluation, checkpoints and signals."""

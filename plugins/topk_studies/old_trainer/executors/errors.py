@@ -1,5 +1,0 @@
-"""Errors of executors."""
-
-
-class WorkerDiedError(RuntimeError):
-    """A worker process ended in the middle of a call."""

@@ -1,1 +1,0 @@
-"""Folders of images as classes: one reading of names and files for training, evaluation and exported files."""

@@ -1,1 +1,0 @@
-"""Console output and curves of a run."""

@@ -1,1 +1,0 @@
-"""From the configuration of a run to its parts: data, loaders, model, loss, device."""

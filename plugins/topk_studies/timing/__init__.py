@@ -1,1 +1,0 @@
-"""Times and peak memory of several contestants, side by side in one run."""

@@ -1,0 +1,1 @@
+"""Studies of four papers on top-k losses: ``topk-registry study NAME``."""

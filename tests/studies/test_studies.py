@@ -1,0 +1,104 @@
+"""The studies: what they choose, compare and keep; and the published algorithms that they hold as references."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from topk_registry import create_loss
+
+studies = pytest.importorskip("topk_studies.studies", reason="pip install --editable plugins/topk_studies")
+runner = pytest.importorskip("topk_studies.runner", reason="pip install --editable plugins/topk_studies")
+pytestmark = pytest.mark.slow
+
+STUDY = studies.Study(
+    "?", "-", {"a": {"noise": 0.0}}, (studies.Contestant("ce"), studies.Contestant("focal")), "top5", ("top5",)
+)
+
+
+def made_up(flags):
+    """The best rate on the validation split is 1e-3; focal gains 2 points, give or take 1 by seed."""
+    gain = (2.0 + flags["seed"] % 2) if flags["loss"] == "focal" else 0.0
+    return {"top5": 50 + gain - abs(flags["lr"] - 1e-3) * 1000 + flags["seed"]}
+
+
+def test_a_rate_is_chosen_on_validation_and_losses_are_compared_seed_by_seed(tmp_path):
+    calls = []
+
+    def train(flags):
+        calls.append(flags)
+        return made_up(flags)
+
+    rows = runner.run(STUDY, {}, range(4), runner.Runs(tmp_path / "runs.jsonl", train))
+    assert [row["chosen"]["lr"] for row in rows] == [1e-3, 1e-3]
+    assert {flags["seed"] for flags in calls if flags["val_split"] == "validation"} == {runner.TUNING_SEED}
+    assert {flags["seed"] for flags in calls if flags["val_split"] == "test"} == {0, 1, 2, 3}
+    assert rows[1]["top5"]["difference"] == pytest.approx(2.5)
+    assert rows[1]["top5"]["half_width"] == pytest.approx(3.182 * (1 / 3) ** 0.5 / 2, rel=1e-3)
+
+
+def test_an_interrupted_study_repeats_no_run(tmp_path):
+    path, left = tmp_path / "runs.jsonl", 5
+
+    def interrupted(flags):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return made_up(flags)
+
+    with pytest.raises(KeyboardInterrupt):
+        runner.run(STUDY, {}, range(2), runner.Runs(path, interrupted))
+    with path.open("a") as file:
+        file.write('{"flags": {"loss"')  # killed while it wrote
+    again = []
+    rows = runner.run(STUDY, {}, range(2), runner.Runs(path, lambda flags: again.append(flags) or made_up(flags)))
+    assert len(again) == 2 * (4 + 2) - 5
+    assert rows == runner.run(STUDY, {}, range(2), runner.Runs(tmp_path / "whole.jsonl", made_up))
+    assert rows == runner.run(STUDY, {}, range(2), runner.Runs(path, None))
+
+
+@pytest.mark.parametrize("name", studies.STUDIES)
+def test_every_trial_is_a_run_that_the_trainer_accepts(name):
+    from topk_registry.train import TrainConfig
+
+    study = studies.STUDIES[name]
+    assert len({len(contestant.trials()) for contestant in study.contestants}) == 1
+    for contestant in study.contestants:
+        for trial in contestant.trials():
+            config = TrainConfig(**studies.DATA["vectors"], **trial)
+            if config.loss not in ("ce", "ldam", "noised_topk_imbalanced", "logit_adjustment"):  # need class counts
+                create_loss(config.loss, **config.loss_opt)
+
+
+def test_the_command_trains_and_writes_a_document(tmp_path, capsys):
+    from topk_studies.command import main
+
+    path = tmp_path / "noise.json"
+    small = studies.Study("?", "-", {"a": {"size": 400, "eval_size": 200}}, STUDY.contestants, "top5", ("top1", "top5"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(studies.STUDIES, "noise", small)
+        assert main(["noise", "--epochs", "1", "--seeds", "1", "--output", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["loss"] for row in rows] == ["ce", "focal"]
+    assert 0 < rows[0]["top5"]["mean"] < 100
+    assert "difference" in rows[1]["top5"]
+    assert len(Path(path.with_suffix(".runs.jsonl")).read_text().splitlines()) == 10
+    assert "focal" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("algorithm", ["summation", "divide and conquer", "algorithm 2"])
+@pytest.mark.parametrize("k", [1, 3, 5])
+def test_the_published_algorithms_agree_with_the_operator(algorithm, k):
+    from topk_studies.baselines import smooth_topk_svm
+
+    torch.manual_seed(0)
+    s = torch.randn(4, 12, dtype=torch.double, requires_grad=True)
+    y = torch.tensor([0, 3, 7, 11])
+    published = smooth_topk_svm(s, y, k=k, tau=0.5, algorithm=algorithm)
+    ours = create_loss("smooth_topk_svm", k=k, tau=0.5)(s, y)
+    # algorithm 2 is cut off at an order, and loses digits where it is
+    torch.testing.assert_close(published, ours, rtol=1e-10, atol=1e-12)
+    grads = [torch.autograd.grad(loss, s)[0] for loss in (published, ours)]
+    torch.testing.assert_close(*grads, rtol=1e-6, atol=1e-6)
