@@ -1,10 +1,8 @@
 """The trainer as a notebook uses it: a configuration, hooks, and parts of one's own."""
 
 import math
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,9 +12,32 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from topk_registry import create_loss
 from topk_registry.train import TrainConfig, Trainer, TrainError, evaluate
-from topk_registry.train.errors import Interrupted
 
-from .conftest import SETTINGS, TINY, assert_same, rows, weights
+SETTINGS = {
+    "dataset": "topk/hierarchy",
+    "dataset_opt": {"size": 96, "superclasses": 4, "fine": 3},
+    "model": "topk_convnet",
+    "model_kwargs": {"width": 4},
+    "batch_size": 16,
+    "workers": 0,
+    "no_aug": True,
+    "device": "cpu",
+    "epochs": 2,
+    "opt": "adamw",
+    "lr": 0.01,
+    "warmup_epochs": 0,
+    "smoothing": 0.0,
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """``config(epochs=1)``: the settings of a tiny run in a folder of its own."""
+    return lambda **changes: TrainConfig(**{**SETTINGS, "output": str(tmp_path), "experiment": "run", **changes})
+
+
+def weights(folder, name="last.pth.tar"):
+    return torch.load(Path(folder, name), map_location="cpu", weights_only=False)["state_dict"]
 
 
 def fit(config, **parts):
@@ -25,16 +46,10 @@ def fit(config, **parts):
 
 def test_five_lines_train_as_the_command_line_does(train, config):
     result = fit(config(loss="smooth_topk_svm", experiment="python"))
-    assert result.history == train("--loss", "smooth_topk_svm").summary
+    printed = train("--loss", "smooth_topk_svm").summary
+    assert [row["train_loss"] for row in result.history] == [float(row["train_loss"]) for row in printed]
     assert result.metrics["eval_top1"] == max(row["eval_top1"] for row in result.history)
     assert (result.folder / "last.pth.tar").exists()
-
-
-def test_a_seed_repeats_a_run_bit_for_bit(config):
-    first, again, other = (fit(config(experiment=name, seed=seed)) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
-    assert first.history == again.history
-    assert_same(weights(first.folder), weights(again.folder))
-    assert first.history != other.history
 
 
 def test_hooks_see_every_step_and_epoch(config):
@@ -151,73 +166,7 @@ def test_several_labels_per_image(tmp_path):
     assert any(name.startswith("eval_") for name in result.history[0])
 
 
-def test_an_interrupted_run_continues_as_if_it_had_not_been(config):
-    whole = fit(config(experiment="whole", epochs=4))
-
-    def interrupt(run, row):
-        if row["epoch"] == 2:
-            signal.raise_signal(signal.SIGTERM)
-
-    with pytest.raises(Interrupted, match="resume"):
-        fit(config(experiment="cut", epochs=4), on_epoch=interrupt)
-    assert len(rows(Path(config().output, "cut", "summary.csv"))) == 2
-    continued = fit(config(experiment="cut", epochs=4, resume="auto"))
-    assert continued.history == whole.history
-    assert_same(weights(continued.folder), weights(whole.folder))
-
-
-def test_a_run_with_other_settings_is_not_continued(config):
-    fit(config(epochs=1))
-    with pytest.raises(TrainError, match=r"other settings.*loss"):
-        fit(config(epochs=1, loss="focal", resume="auto"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("killed_by", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_a_killed_process_leaves_a_checkpoint_that_continues(killed_by, tmp_path, train):
-    flags = [*TINY, "--epochs", "40", "--output", str(tmp_path), "--experiment", "killed"]
-    code = "import sys; from topk_registry.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    process = subprocess.Popen([sys.executable, "-c", code, "train", *flags], stdout=subprocess.DEVNULL)
-    last, deadline = tmp_path / "killed" / "last.pth.tar", time.time() + 120
-    while not last.exists() and time.time() < deadline:
-        time.sleep(0.05)
-    process.send_signal(killed_by)
-    assert process.wait(120) != 0
-    done = torch.load(last, weights_only=False)["epoch"]
-    assert done < 40
-    run = train("--epochs", "40", "--resume", "auto", name="killed")
-    assert run.status == 0, run.err
-    assert [row["epoch"] for row in run.summary] == list(range(1, 41))
-
-
-@pytest.mark.slow
-def test_two_processes_train_as_one(tmp_path):
-    """Each of two has half of the batch; their gradients are averaged."""
-    code = "import sys; from topk_registry.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    script = tmp_path / "train.py"
-    script.write_text(code)
-    flags = ["train", *TINY, "--epochs", "1", "--output", str(tmp_path), "--opt", "sgd", "--loss", "smooth_topk_svm"]
-    base = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    for name, ranks, batch in (("one", 1, 16), ("two", 2, 8)):
-        command = [*base, f"--nproc-per-node={ranks}", str(script), *flags, "-b", str(batch), "--experiment", name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-    one, two = (rows(tmp_path / name / "summary.csv") for name in ("one", "two"))
-    assert two[0]["train_loss"] == pytest.approx(one[0]["train_loss"], rel=0.05)  # other batches of the same images
-    assert len(one) == len(two) == 1
-
-
 @pytest.mark.slow
 def test_the_names_are_resolved_when_they_are_used():
     code = "import sys, topk_registry.train as t; t.TrainConfig(); assert 'torch' not in sys.modules; t.Trainer"
     assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 0
-
-
-def test_settings_are_checked_where_they_are_made():
-    with pytest.raises(TypeError, match="epochz"):
-        TrainConfig(epochz=3)
-    for wrong in ({"epochs": 0}, {"lr": -1.0}, {"opt": 3}, {"sampler": "other"}):
-        with pytest.raises((TrainError, TypeError, ValueError), match=next(iter(wrong))):
-            TrainConfig(**wrong)
-    config = TrainConfig(**SETTINGS)
-    assert TrainConfig.from_dict(config.to_dict()) == config

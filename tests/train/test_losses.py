@@ -1,0 +1,96 @@
+"""What the trainer asks of a loss, gives to it, and keeps of it."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from topk_registry import registry
+
+
+@pytest.fixture
+def register():
+    """Register a loss for one test."""
+    names = []
+
+    def add(name, factory):
+        registry.register_loss(name)(factory)
+        names.append(name)
+
+    yield add
+    for name in names:
+        registry.losses.unregister(name)
+
+
+def test_a_learned_parameter_of_the_loss_is_trained_and_saved(train, register):
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, logits, target):
+            return F.cross_entropy(self.scale * logits, target)
+
+    register("scaled", Scaled)
+    run = train("--loss", "scaled", "--epochs", "1")
+    saved = torch.load(run.folder / "last.pth.tar", weights_only=False)
+    assert saved["task_state"]["criterion"][0]["scale"].item() != 2.0
+
+
+def test_a_loss_gets_what_it_names_and_hears_of_epochs(train, register):
+    heard = {}
+
+    class Curious(torch.nn.Module):
+        def __init__(self, num_classes, class_counts, smoothing, total_epochs):
+            super().__init__()
+            heard.update(n=num_classes, counts=class_counts, smoothing=smoothing, total=total_epochs)
+            self.epochs = heard["epochs"] = []
+
+        def set_epoch(self, epoch):
+            self.epochs.append(epoch)
+
+        def forward(self, logits, target):
+            return F.cross_entropy(logits, target)
+
+    register("curious", Curious)
+    assert train("--loss", "curious", "--smoothing", "0.2").status == 0
+    assert (heard["n"], list(heard["counts"])) == (12, [8] * 12)
+    assert (heard["smoothing"], heard["total"]) == (0.2, 2)
+    assert heard["epochs"] == [0, 1]
+
+
+def test_probabilities_of_the_loss_rank_the_classes(train, register):
+    class Reversed(torch.nn.Module):
+        def forward(self, logits, target):
+            return F.cross_entropy(-logits, target)
+
+        def probabilities(self, logits):
+            return (-logits).softmax(-1)
+
+    register("reversed", Reversed)
+    run = train("--loss", "reversed", "--epochs", "8", "--dataset-opt", "pixel_noise=1.0")
+    assert float(run.summary[-1]["eval_top1"]) > 100 / 12 * 3
+    assert float(run.summary[-1]["eval_nll"]) < math.log(12)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_name(train, register):
+    register("broken", lambda: lambda logits, target: F.cross_entropy(logits, target) * float("nan"))
+    run = train("--loss", "broken")
+    assert run.status == 2
+    assert "'broken'" in run.err
+    assert "finite" in run.err
+
+
+def test_a_loss_of_indices_refuses_mixtures_before_training(train, register):
+    register("indices", lambda: lambda logits, target: -logits.log_softmax(1)[torch.arange(len(target)), target].mean())
+    run = train("--loss", "indices", "--mixup", "0.3")
+    assert run.status == 2
+    assert "'indices'" in run.err
+    assert not run.folder.exists()
+
+
+def test_labels_are_smoothed_once(train):
+    run = train("--loss", "topk_nll", "--loss-opt", "label_smoothing=0.2", "--smoothing", "0.1")
+    assert run.status == 2
+    assert "--smoothing" in run.err

@@ -1,0 +1,182 @@
+"""Resume bit for bit from the last completed epoch, and signals in the middle of everything."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from topk_registry.train import TrainConfig, TrainError, checkpoint
+from topk_registry.train.checkpoint import LAST, Saver
+from topk_registry.train.config import flag_of
+
+FOUR = ("--epochs", "4", "--loss", "noised_topk", "--drop", "0.2", "--reprob", "0.3")
+
+
+def same_run(one, other):
+    """Whether two checkpoints have the same weights, optimizer states and generators."""
+    assert {*one["state_dict"]} == {*other["state_dict"]}
+    for name in one["state_dict"]:
+        assert torch.equal(one["state_dict"][name], other["state_dict"][name]), name
+    states = [saved["task_state"]["generators"][0] for saved in (one, other)]
+    assert states[0]["python"] == states[1]["python"]
+    assert torch.equal(states[0]["torch"], states[1]["torch"])
+    assert torch.equal(states[0]["numpy"][1], states[1]["numpy"][1])
+    histories = [saved["task_state"]["progress"]["history"] for saved in (one, other)]
+    assert histories[0] == histories[1]
+
+
+class Stops:
+    """Ask a run to stop when it asks the ``at``-th time."""
+
+    def __init__(self, monkeypatch, at):
+        asked = []
+        monkeypatch.setattr(checkpoint.StopRequest, "__bool__", lambda stop: asked.append(1) or len(asked) >= at)
+
+
+@pytest.mark.parametrize("flags", [(), ("--mixup", "0.4"), ("--model-ema",), ("--sampler", "class_balanced")], ids=str)
+@pytest.mark.parametrize("at", [22, 40])
+def test_resume_auto_gives_the_weights_of_an_uninterrupted_run(train, monkeypatch, flags, at):
+    whole = train(*FOUR, *flags, name="whole")
+    with monkeypatch.context() as patched:
+        Stops(patched, at)
+        stopped = train(*FOUR, *flags, name="parts")
+    assert stopped.status > 128
+    assert "--resume auto" in stopped.err
+    resumed = train(*FOUR, *flags, "--resume", "auto", name="parts")
+    assert resumed.status == 0, resumed.err
+    assert "resumed" in resumed.out
+    same_run(whole.checkpoint(), resumed.checkpoint())
+    keys = [key for key in whole.summary[0] if key != "seconds"]
+    assert [[row[key] for key in keys] for row in whole.summary] == [[r[key] for key in keys] for r in resumed.summary]
+
+
+def test_stopped_in_the_first_epoch_it_starts_again(train, monkeypatch):
+    whole = train(*FOUR, name="whole")
+    with monkeypatch.context() as patched:
+        Stops(patched, 2)
+        assert "no epoch is complete" in train(*FOUR, name="parts").err
+    same_run(whole.checkpoint(), train(*FOUR, "--resume", "auto", name="parts").checkpoint())
+
+
+def test_resume_auto_refuses_other_settings(train):
+    train("--epochs", "1")
+    run = train("--epochs", "2", "--lr", "0.5", "--resume", "auto")
+    assert run.status == 2
+    assert "lr: 0.01 -> 0.5" in run.err
+
+
+def test_resume_of_another_model(train, tmp_path):
+    train("--epochs", "1")
+    run = train("--model-kwargs", "width=8", "--resume", tmp_path / "run" / LAST, name="other")
+    assert run.status == 2
+    assert "topk_convnet" in run.err
+
+
+def test_resume_of_timms_checkpoint_says_what_it_restored(train, tmp_path):
+    saved = train("--epochs", "1").checkpoint()
+    del saved["task_state"]
+    torch.save(saved, tmp_path / "timms.pth.tar")
+    run = train("--resume", tmp_path / "timms.pth.tar", name="other")
+    assert run.status == 0, run.err
+    assert "not the generators" in run.out
+    assert len(run.summary) == 1
+
+
+def test_half_a_file_is_never_a_checkpoint(train, tmp_path, monkeypatch):
+    first = train("--epochs", "1")
+    before = (first.folder / LAST).read_bytes()
+
+    def half(state, path):
+        Path(path).write_bytes(before[: len(before) // 2])
+        raise RuntimeError("disk full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("timm.utils.checkpoint_saver.torch.save", half)
+        run = train("--epochs", "2", "--resume", "auto")
+    assert run.status == 1
+    assert "MiB free" in run.err
+    assert (first.folder / LAST).read_bytes() == before
+
+
+def test_killed_between_the_steps_of_a_checkpoint(tmp_path, monkeypatch):
+    """After each call that changes the folder, every checkpoint in it can be read."""
+    model = torch.nn.Linear(2, 2)
+    saver = Saver(model=model, optimizer=torch.optim.SGD(model.parameters()), checkpoint_dir=str(tmp_path))
+    seen = []
+
+    def check(call):
+        def checked(*args, **kwargs):
+            result = call(*args, **kwargs)
+            paths = [path for path in tmp_path.glob("*.pth.tar") if not path.name.startswith("tmp")]
+            for path in paths:
+                torch.load(path, weights_only=True)
+            seen.append({path.name for path in paths})
+            return result
+
+        return checked
+
+    for name in ("replace", "link", "unlink", "remove"):
+        monkeypatch.setattr(checkpoint.os, name, check(getattr(os, name)))
+    for epoch in range(3):
+        saver.save(epoch, float(epoch))
+    assert len(seen) > 6
+    assert all({LAST, "model_best.pth.tar"} <= names for names in seen[4:])
+
+
+def test_settings_of_the_continued_run_are_named_right():
+    assert all(hasattr(TrainConfig(), name) for name in checkpoint.FREE), flag_of
+    with pytest.raises(TrainError, match="folder"):
+        checkpoint.resume_path(TrainConfig(resume="."))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
+@pytest.mark.parametrize("moment", ["[3/", "saving"])
+def test_signals_in_another_process(start, train, tmp_path, signum, moment):
+    flags = ("--epochs", "6", "--log-interval", "1", "--loss", "focal")
+    whole = train(*flags, name="whole")
+    process = start(*flags, name="parts")
+    folder = tmp_path / "parts"
+    for line in process.stdout:
+        if line.startswith("Epoch 2"):
+            break
+    if moment == "saving":
+        deadline = time.monotonic() + 30
+        while not (folder / "tmp.pth.tar").exists() and time.monotonic() < deadline and process.poll() is None:
+            pass
+    process.send_signal(signum)
+    out = process.communicate(timeout=60)[0]
+    assert process.returncode in (-signum, 128 + signum, 0), out
+    if signum != signal.SIGKILL and process.returncode:
+        assert "--resume auto" in out
+    same_run(whole.checkpoint(), train(*flags, "--resume", "auto", name="parts").checkpoint())
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_resume_alike(start, tmp_path):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+    flags = ("--loss", "focal", "--class-weight", "inv_freq", "--model-kwargs", "width=4", "norm=True", "--epochs", "3")
+
+    def finished(*argv, name):
+        process = start(*flags, *argv, launcher=launcher, name=name)
+        out = process.communicate(timeout=120)[0]
+        return process.returncode, out
+
+    status, out = finished(name="whole")
+    assert status == 0, out
+    assert out.count("2 processes") == 1
+    process = start(*flags, launcher=launcher, name="parts")
+    for line in process.stdout:
+        if line.startswith("Epoch 1"):
+            break
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    status, out = finished("--resume", "auto", name="parts")
+    assert status == 0, out
+    paths = [tmp_path / name / LAST for name in ("whole", "parts")]
+    one, other = (checkpoint.load_checkpoint_metadata(str(path)) for path in paths)
+    assert len(one["task_state"]["generators"]) == 2
+    same_run(one, other)

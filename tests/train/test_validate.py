@@ -1,0 +1,73 @@
+"""``timm validate``: the accuracy that training printed, of the same weights on the same images."""
+
+import json
+
+import pytest
+import torch
+
+from topk_registry.cli.main import main
+from topk_registry.train.checkpoint import LAST
+from topk_registry.train.validate import create_parser, open_model
+
+
+def validate(tmp_path, *argv):
+    file = tmp_path / "metrics.json"
+    status = main(["validate", *map(str, argv), "-j", "0", "--device", "cpu", "--json", str(file)])
+    return status, json.loads(file.read_text()) if status == 0 else None
+
+
+@pytest.mark.parametrize(
+    ("flags", "prefix"),
+    [
+        ((), "eval_"),
+        (("--model-ema", "--model-ema-decay", "0.9"), "ema_"),
+        (("--val-split", "0.25", "--crop-pct", "0.8", "--interpolation", "bicubic"), "eval_"),
+        (("--normalize-classifier", "8"), "eval_"),
+        (("--loss", "log_spherical_softmax"), "eval_"),
+    ],
+    ids=str,
+)
+def test_one_checkpoint_has_one_accuracy(train, tmp_path, flags, prefix):
+    run = train(*flags)
+    status, metrics = validate(tmp_path, run.folder / LAST)
+    assert status == 0
+    assert metrics["weights"] == ("EMA" if prefix == "ema_" else "model")
+    for name in ("nll", "top1", "top5", "macro_top5"):
+        assert metrics[name] == pytest.approx(float(run.summary[-1][prefix + name]), abs=1e-4), name
+
+
+def test_the_weights_themselves_by_a_flag(train, tmp_path):
+    run = train("--model-ema")
+    metrics = validate(tmp_path, run.folder / LAST, "--weights", "model")[1]
+    assert metrics["weights"] == "model"
+    assert metrics["nll"] == pytest.approx(float(run.summary[-1]["eval_nll"]), abs=1e-4)
+
+
+def test_other_set_sizes_and_other_preprocessing(train, tmp_path):
+    run = train()
+    metrics = validate(tmp_path, run.folder / LAST, "--k", "3", "--crop-pct", "0.5")[1]
+    assert "crop 0.5" in metrics["prepared"]
+    assert {"top3", "macro_top3", "calibration_error"} <= {*metrics}
+
+
+def test_errors_are_two_with_a_reason(train, tmp_path, capsys):
+    assert validate(tmp_path, tmp_path / "nothing.pth.tar")[0] == 2
+    run = train()
+    torch.save(run.checkpoint()["state_dict"], tmp_path / "weights.pth")
+    assert validate(tmp_path, tmp_path / "weights.pth")[0] == 2
+    assert "--model" in capsys.readouterr().err
+
+
+def test_a_model_for_comparisons(train):
+    run = train()
+    opened, seen = open_model(run.folder / LAST, device="cpu", workers=0), []
+    from topk_registry.data import open_dataset
+
+    dataset = open_dataset("topk/hierarchy", "validation", size=96, superclasses=4, fine=3)
+    opened.run(dataset, lambda scores, labels: seen.append((scores.shape, len(labels))))
+    assert sum(labels for _, labels in seen) == len(dataset)
+    assert {shape[1] for shape, _ in seen} == {12}
+
+
+def test_at_most_25_flags():
+    assert len(create_parser()._actions) - 1 <= 25
