@@ -1,7 +1,9 @@
 """Runs small enough that a whole training takes a second."""
 
 import csv
-import signal
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,36 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from topk_registry import registry
 from topk_registry.cli.main import main
-from topk_registry.train.engine.signals import StopRequest
-from topk_registry.train.report import console
+from topk_registry.train import checkpoint, report
 
 TINY = (
-    *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3", "pixel_noise=1.0"),
+    *("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3"),
     *("--model", "topk_convnet", "--model-kwargs", "width=4", "-b", "16", "-j", "0", "--no-aug", "--device", "cpu"),
     *("--epochs", "2", "--opt", "adamw", "--lr", "0.01", "--warmup-epochs", "0", "--smoothing", "0"),
 )
-
-
-def unclosed_files(test):
-    """timm's reader leaves the closing of image files to the garbage collector, which warns of each."""
-    for warning in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
-        test = pytest.mark.filterwarnings(f"ignore::{warning}")(test)
-    return test
-
-
-def rows(path):
-    """The rows of a summary; a value that is missing is NaN."""
-    with open(path) as file:
-        return [{name: float(value or "nan") for name, value in row.items()} for row in csv.DictReader(file)]
-
-
-def stops_at(monkeypatch, at):
-    """Ask the run to stop when it asks the ``at``-th time whether it should."""
-    asked = []
-    monkeypatch.setattr(StopRequest, "__bool__", lambda self: asked.append(1) or len(asked) == at)
-    monkeypatch.setattr(StopRequest, "signum", signal.SIGTERM, raising=False)
 
 
 @dataclass
@@ -52,12 +32,11 @@ class Finished:
 
     @property
     def summary(self):
-        return rows(self.folder / "summary.csv")
+        with open(self.folder / "summary.csv") as file:
+            return list(csv.DictReader(file))
 
     def checkpoint(self, name="last.pth.tar"):
-        from timm.utils.checkpoint_saver import load_checkpoint_metadata
-
-        return load_checkpoint_metadata(self.folder / name)
+        return checkpoint.load_checkpoint_metadata(str(self.folder / name))
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +46,8 @@ def _one_thread(one_thread):
 
 @pytest.fixture
 def train(tmp_path, capsys, monkeypatch):
-    """``train("--loss", ..., name="run")``: a tiny run of ``timm train`` in this process, its picture not drawn."""
-    monkeypatch.setattr(console, "draw", lambda title, panels: "<svg/>")
+    """``train("--loss", ..., name="run")``: a tiny run of ``timm train`` in this process, without curves."""
+    monkeypatch.setattr(report, "draw", lambda title, history: "<svg/>")
 
     def run(*argv, name="run", tiny=TINY):
         capsys.readouterr()
@@ -80,29 +59,35 @@ def train(tmp_path, capsys, monkeypatch):
 
 
 @pytest.fixture
-def register():
-    """Register a loss for one test."""
-    names = []
+def start(tmp_path):
+    """Start ``timm train`` as a process of its own; the environment is this one's with one thread."""
+    started = []
 
-    def add(name, factory):
-        registry.register_loss(name)(factory)
-        names.append(name)
+    def run(*argv, launcher=(), name="run", tiny=TINY):
+        words = [sys.executable, *(launcher or ("-m",)), "topk_registry", "train", *tiny, "--output", str(tmp_path)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        process = subprocess.Popen([*words, "--experiment", name, *map(str, argv)], env=environment, **pipes)
+        started.append(process)
+        return process
 
-    yield add
-    for name in names:
-        registry.losses.unregister(name)
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
 
 
-@pytest.fixture(scope="session")
-def image_folder(tmp_path_factory):
-    """An image folder of 4 classes, 12 training and 6 validation images each, 24 x 24."""
-    root = tmp_path_factory.mktemp("images")
+@pytest.fixture
+def folder(tmp_path):
+    """A folder of images with splits and three classes that colors tell apart."""
     rng = np.random.default_rng(0)
-    for split, count in (("train", 12), ("validation", 6)):
-        for c in range(4):
-            folder = root / split / f"class{c}"
-            folder.mkdir(parents=True)
+    for split, count in (("train", 8), ("validation", 4)):
+        for c, name in enumerate(("blue", "green", "red")):
+            place = tmp_path / "images" / split / name
+            place.mkdir(parents=True)
             for i in range(count):
-                pixels = np.clip(rng.normal(60 + 40 * c, 20, (24, 24, 3)), 0, 255).astype(np.uint8)
-                Image.fromarray(pixels).save(folder / f"{i}.png")
-    return root
+                pixels = rng.integers(0, 120, (40, 40, 3), dtype=np.uint8)
+                pixels[..., 2 - c] += 120
+                Image.fromarray(pixels).save(place / f"{i}.png")
+    return tmp_path / "images"

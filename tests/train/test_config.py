@@ -1,84 +1,105 @@
-"""One frozen configuration, from flags, names and values, or a file, and back."""
+"""Flags, args.yaml and the checks that are made from one table."""
 
-import pickle
-from dataclasses import FrozenInstanceError
+from dataclasses import fields
 
 import pytest
 import yaml
 
-from topk_registry.train import TrainConfig
-from topk_registry.train.config.arguments import parse_args
+from topk_registry.registry.ranges import Interval
+from topk_registry.train.config import COMMON, TIMM_ONLY, TrainConfig, create_parser, flag_of, parse_args
 from topk_registry.train.errors import ConfigError
 
 
-def test_flags_keywords_and_files_make_the_same_configuration():
-    flags = [
-        "--data-dir",
-        "x",
-        "--loss",
-        "focal",
-        "--loss-opt",
-        "gamma=1",
-        "-b",
-        "32",
-        "--lr",
-        "1",
-        "--scale",
-        "0.5",
-        "1",
-    ]
-    parsed = parse_args(flags)
-    built = TrainConfig(data_dir="x", loss="focal", loss_opt={"gamma": 1}, batch_size=32, lr=1, scale=[0.5, 1])
-    assert parsed == built
-    assert TrainConfig.from_dict(yaml.safe_load(yaml.safe_dump(built.to_dict()))) == built
-    assert pickle.loads(pickle.dumps(built)) == built
-    assert isinstance(built.lr, float)
+def failing(capsys, *argv):
+    with pytest.raises(SystemExit) as stopped:
+        parse_args(argv)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
 
 
-def test_it_is_frozen_and_replaced():
-    config = TrainConfig(loss="focal")
-    with pytest.raises(FrozenInstanceError):
-        config.epochs = 3
-    assert config.replace(epochs=3).epochs == 3
-    assert config.epochs == 12
+def test_at_most_110_flags_with_25_in_help():
+    names = [setting.name for setting in fields(TrainConfig)]
+    assert len(names) <= 110
+    assert len(COMMON) <= 25
+    assert not {*names} & {*TIMM_ONLY}
+    text = create_parser().format_help()
+    assert all(flag_of(name) in text for name in COMMON if name != "data_dir")
+    assert "--mixup-switch-prob" not in text
+    assert "--mixup-switch-prob" in create_parser(full=True).format_help()
+    assert len(text.splitlines()) < 90
 
 
-def test_the_built_in_jobs_defaults_give_way_to_what_is_given():
-    assert TrainConfig(model="resnet18").model == "resnet18"
-    assert TrainConfig(model="resnet50").model == "resnet50"  # timm's default, and given all the same
-    assert TrainConfig().model == "topk_convnet"
-    assert TrainConfig(data_dir="x").model == "resnet50"
+def ranged():
+    for setting in fields(TrainConfig):
+        said = setting.metadata
+        if said["within"] != "(-inf, inf)":
+            for value in Interval.parse(said["within"]).outside(1):
+                yield pytest.param(setting.name, value, said["nargs"], id=f"{setting.name}={value}")
+
+
+@pytest.mark.parametrize(("name", "value", "nargs"), list(ranged()))
+def test_numbers_out_of_range_are_refused(name, value, nargs):
+    hint = TrainConfig.__annotations__[name]
+    given = [value] * (nargs or 1) if "list" in str(hint) else value
+    with pytest.raises(ConfigError, match=flag_of(name)):
+        TrainConfig(**{name: given})
+
+
+@pytest.mark.parametrize("setting", [s for s in fields(TrainConfig) if s.metadata["choices"]], ids=lambda s: s.name)
+def test_other_choices_are_refused(setting):
+    with pytest.raises(ConfigError, match=flag_of(setting.name)):
+        TrainConfig(**{setting.name: ["other"] if setting.name == "log" else "other"})
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "word"),
     [
-        ({"seed": -1}, "--seed must be at least 0, got -1"),
-        ({"epochs": "7"}, "--epochs must be int, got '7'"),
-        ({"epochs": True}, "--epochs must be int"),
-        ({"epochs": None}, "--epochs must be int"),
-        ({"scale": [0.5, "x"]}, "--scale must be float, got 'x'"),
-        ({"scale": 0.5}, "--scale must be a list of float"),
-        ({"amp": 1}, "--amp must be bool"),
-        ({"loss_opt": [1]}, "--loss-opt must be dict"),
-        ({"long_tail": "gauss"}, "--long-tail must be one of pareto, exp, got 'gauss'"),
-        ({"mixup": 0.2, "batch_size": 7}, "even --batch-size"),
+        ({"overwrite": True, "resume": "auto"}, "overwrite"),
+        ({"mixup": 0.2, "batch_size": 7}, "even"),
+        ({"aug_splits": 1}, "aug-splits"),
+        ({"amp": True, "model_dtype": "bfloat16"}, "float32"),
+        ({"learn_scale": True}, "normalize-classifier"),
+        ({"eval_metric": "top0"}, "eval-metric"),
+        ({"task": "multilabel", "sampler": "class_balanced"}, "sampler"),
+        ({"epochs": "three"}, "epochs"),
     ],
-    ids=str,
 )
-def test_wrong_values_are_refused(settings, message):
-    with pytest.raises(ConfigError, match=message.replace("[", "\\[")):
+def test_settings_that_exclude_each_other(settings, word):
+    with pytest.raises(ConfigError, match=word):
         TrainConfig(**settings)
 
 
-DEFAULTS = {"tau": 0.1, "alpha": 1.0, "k_weights": None, "combine": "mean"}  # of smooth_topk_svm, but for k
+def test_builtin_defaults_only_without_data():
+    assert TrainConfig().epochs == 12
+    assert TrainConfig(epochs=300).epochs == 300
+    assert (TrainConfig(data_dir=".").epochs, TrainConfig(data_dir=".").model) == (300, "resnet50")
+    assert TrainConfig(task="multilabel").loss == "bce"
 
 
-def test_the_loss_is_resolved_once():
-    from topk_registry.train import LossSpec
+def test_a_flag_of_timms_alone_names_the_command_that_works(capsys):
+    message = failing(capsys, "--naflex-loader", "--loss", "focal")
+    assert "timm run PATH/train.py" in message
+    assert message.count("\n") == 1
 
-    spec = LossSpec.resolve("smooth_topk_svm", {"k": 3})
-    assert spec.record == {"name": "smooth_topk_svm", "options": {"k": 3}, "distribution": "topk-registry",
-                           "version": spec.version, "defaults": DEFAULTS}  # fmt: skip
-    assert spec.factory.__name__ == "SmoothTopKSVM"
-    assert not spec.needs_class_counts
+
+def test_config_values_are_parsed_as_flags(tmp_path):
+    file = tmp_path / "args.yaml"
+    file.write_text("lr: 1e-3\nloss: focal\nloss_opt: gamma=2\nmean: 0.5 0.5 0.5\nepochs: '7'\n")
+    config = parse_args(["--config", str(file), "--epochs", "9"])
+    assert (config.lr, config.loss_opt, config.mean, config.epochs) == (1e-3, {"gamma": 2}, [0.5] * 3, 9)
+    assert parse_args(["--config", str(file), "--loss", "ce"]).loss_opt == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "word"), [("", "empty"), ("- a", "list"), ("epoch: 3", "epochs"), ("fuser: te", "timm run"), ("[", "args")]
+)
+def test_config_that_cannot_be_read(tmp_path, capsys, text, word):
+    file = tmp_path / "args.yaml"
+    file.write_text(text)
+    assert word in failing(capsys, "--config", str(file))
+
+
+def test_settings_return_from_their_dictionary():
+    config = TrainConfig(loss="focal", loss_opt={"gamma": 3.0}, mixup=0.2)
+    assert TrainConfig.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
+    assert TrainConfig.from_dict({**config.to_dict(), **TIMM_ONLY}) == config

@@ -1,290 +1,201 @@
-"""Whole runs of ``timm train``: what they learn, print and leave behind."""
+"""A whole run: what it prints, writes and learns."""
 
-import math
-import re
-import time
-import xml.etree.ElementTree as ElementTree
-
+import numpy as np
 import pytest
 import torch
 import yaml
+from PIL import Image
+from torch import nn
 
-from topk_registry.cli.main import main
-from topk_registry.train.config.arguments import parse_args
-from topk_registry.train.engine import build
-from topk_registry.train.report import console, curves
-from topk_registry.train.setup.compute import Compute
+from tests.train.conftest import TINY
+from topk_registry.train import TrainConfig, Trainer, TrainError, evaluate
 
-from .conftest import TINY, unclosed_files
+FOLDER = ("--model", "topk_convnet", "--model-kwargs", "width=4", "-b", "8", "-j", "0", "--device", "cpu")
+FOLDER += ("--epochs", "2", "--warmup-epochs", "0", "--opt", "adamw", "--lr", "0.01", "--input-size", "3", "32", "32")
 
 
-def test_a_run_learns_and_leaves_everything_behind(train):
-    run = train("--loss", "smooth_topk_svm", "--loss-opt", "k=3", "--loss-opt", "tau=0.5", "--epochs", "8")
+@pytest.mark.parametrize("loss", ["ce", "smooth_topk_svm"])
+def test_training_learns_and_writes(train, loss):
+    run = train("--loss", loss, "--epochs", "8", "--dataset-opt", "size=480", "noise=0.0")
     assert run.status == 0
-    assert [row["epoch"] for row in run.summary] == list(range(1, 9))
-    first, last = run.summary[0], run.summary[-1]
-    assert last["train_loss"] < 0.5 * first["train_loss"]
-    assert last["eval_top1"] > 100 / 12 * 3
-    assert last["eval_top5"] >= last["eval_top1"]
-    assert math.isclose(last["eval_macro_top5"], last["eval_top5"])  # the classes are balanced
-    files = {"last.pth.tar", "model_best.pth.tar", "args.yaml", "classes.txt", "curves.svg"}
-    assert files <= {p.name for p in run.folder.iterdir()}
-    assert not list(run.folder.glob("*.tmp"))
-    for shown in ("smooth_topk_svm k=3 tau=0.5", "epoch 8/8", "top-1", "macro top-5", "best by top-1"):
-        assert shown in run.out
+    losses = [float(row["train_loss"]) for row in run.summary]
+    assert losses[-1] < 0.7 * losses[0]
+    assert float(run.summary[-1]["eval_top5"]) > 60  # a guess: 5 of 12 classes
+    names = {path.name for path in run.folder.iterdir()}
+    assert {"last.pth.tar", "model_best.pth.tar", "args.yaml", "classes.txt", "curves.svg"} <= names
+    settings = yaml.safe_load((run.folder / "args.yaml").read_text())
+    assert settings["num_classes"] == 12
+    assert settings["input_size"] == [3, 32, 32]
+    assert vars(run.checkpoint()["args"])["crop_pct"] == 1.0
 
 
-def test_the_loss_is_recorded_as_plain_types(train):
-    run = train("--loss", "smooth_topk_svm", "--loss-opt", "k=3", "tau=0.5", "--epochs", "1")
-    record = {
-        "name": "smooth_topk_svm",
-        "options": {"k": 3, "tau": 0.5},
-        "distribution": "topk-registry",
-        "version": "0.1.0",
-        "defaults": {"alpha": 1.0, "k_weights": None, "combine": "mean"},
-    }
-    assert yaml.safe_load((run.folder / "args.yaml").read_text())["loss_record"] == record
-    checkpoint = run.checkpoint()
-    assert checkpoint["task_state"]["loss"] == record
-    assert checkpoint["args"].loss_record == record
+def test_plan_and_progress_without_a_terminal(train):
+    run = train("--loss", "smooth_topk_svm", "--loss-opt", "tau=0.5")
+    for text in (
+        "tau=0.5",
+        "(default: ",
+        "alpha=",
+        "k=5",
+        "32x32",
+        "crop 1",
+        "[1/6]",
+        "[6/6]",
+        "Test:",
+        "loading torch",
+    ):
+        assert text in run.out, text
 
 
-def test_args_yaml_repeats_the_run(train):
-    first = train("--loss", "topk_nll", "--loss-opt", "k=2", "--epochs", "1", name="first")
-    again = train("--config", first.folder / "args.yaml", name="again", tiny=())
-    assert again.status == 0
-    assert again.summary == first.summary
+def test_a_guess_that_is_mostly_right_is_noted(train):
+    assert "random guess" in train("--loss", "smooth_topk_svm", "--loss-opt", "k=8", "--dry-run").out
 
 
-def test_curves_are_a_picture(train, monkeypatch):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(console, "draw", curves.draw)
-    run = train("--epochs", "2")
-    svg = ElementTree.parse(run.folder / "curves.svg").getroot()
-    names = {"train loss", "NLL", "top-1", "top-5", "macro top-5"}
-    lines = {group.get("id"): group for group in svg.iter() if group.get("id") in names}
-    assert set(lines) == names
-    for line in lines.values():
-        assert len(line[0].get("d").split("L")) == 2  # from the first epoch to the second
+def test_the_same_seed_gives_the_same_weights(train):
+    one, two = (train("--loss", "noised_topk", name=name).checkpoint()["state_dict"] for name in "ab")
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_a_number_has_one_name_wherever_a_person_reads_it(train, capsys, monkeypatch):
-    """Of the console, the table, the csv file, the curves and validate; epochs count from 1 in all, and in files."""
-    pictures = []
-    monkeypatch.setattr(console, "draw", lambda title, panels: pictures.append(panels) or "<svg/>")
-    run = train("--epochs", "2")
-    columns = [name for name in run.summary[0] if name not in ("epoch", "lr")]
-    labels = {console.label(name): name for name in columns}
-    table = run.out.partition("last        best")[2]
-    curves = {name: line for panel in pictures[-1] for name, line in panel.lines.items()}
-    assert set(curves) <= set(labels)
-    main(["validate", "--checkpoint", str(run.folder / "last.pth.tar"), "--device", "cpu", "-j", "0"])
-    validated = capsys.readouterr().out
-    for label, name in labels.items():
-        assert re.search(rf"^{label} +\d", table, re.MULTILINE), label
-        if name.startswith("eval_"):
-            value = re.search(rf"^{label} +([\d.]+)$", validated, re.MULTILINE)
-            assert float(value[1]) == pytest.approx(run.summary[-1][name], abs=1e-4)
-    for label in curves:
-        assert f"  {label} " in next(line for line in run.out.splitlines() if line.startswith("epoch 1/2"))
-        assert curves[label] == [(row["epoch"], row[labels[label]]) for row in run.summary]
-    assert [row["epoch"] for row in run.summary] == [1, 2]
-    assert {path.name for path in run.folder.glob("checkpoint-*")} == {"checkpoint-1.pth.tar", "checkpoint-2.pth.tar"}
-
-
-def test_the_total_time_counts_from_the_command_on(train, monkeypatch):
-    """Reading the data takes 1000 seconds here."""
-    real, waited = time.perf_counter, [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: real() + waited[0])
-    opened = build.open_data
-
-    def slowly(*args, **kwargs):
-        waited[0] += 1000.0
-        return opened(*args, **kwargs)
-
-    monkeypatch.setattr(build, "open_data", slowly)
-    run = train("--epochs", "1")
-    assert 1000 <= float(re.search(r"; (\d+) s in all", run.out)[1]) < 2000
-
-
-def test_without_matplotlib_there_are_no_curves_and_it_is_said_once(train, monkeypatch):
-    monkeypatch.setattr(console, "can_draw", lambda: False)
-    monkeypatch.setattr(console, "BETWEEN_PICTURES", 0.0)
-    run = train("--epochs", "3")
-    assert run.status == 0
-    assert run.out.count("pip install 'topk-registry[curves]'") == 1
-    assert not (run.folder / "curves.svg").exists()
-
-
-def test_without_data_the_built_in_job_runs(tmp_path, capsys):
-    small = ["--dataset-opt", "size=320", "--epochs", "1", "--model-kwargs", "width=4"]
-    assert main(["train", "--loss", "smooth_topk_svm", "--output", str(tmp_path), *small]) == 0
-    assert "100 classes" in capsys.readouterr().out
-
-
-def test_every_entrance_is_the_same_command(monkeypatch, capsys):
-    from topk_registry.cli import main as cli
-
-    monkeypatch.setattr("sys.argv", ["topk-train", "--loss", "no_such_loss"])
-    assert cli.train() == 1
-    assert "no loss is called 'no_such_loss'" in capsys.readouterr().err
-
-
-def test_dry_run_writes_nothing(train):
-    run = train("--loss", "topk_nll", "--mixup", "0.2", "--dry-run")
-    assert run.status == 0
-    assert "mixed labels [16, 2]" in run.out
-    assert not run.folder.exists()
+def test_ema_is_evaluated_beside_the_weights_and_warned_of(train):
+    run = train("--model-ema")
+    assert "few for --model-ema-decay" in run.out
+    assert "Test (EMA)" in run.out
+    assert {"eval_top1", "ema_top1"} <= {*run.summary[-1]}
+    saved = run.checkpoint()
+    assert {*saved["state_dict"]} == {*saved["state_dict_ema"]}
+    assert saved["metric"] == pytest.approx(float(run.summary[-1]["ema_top1"]))
 
 
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--mixup", "0.4", "--cutmix", "1.0", "--smoothing", "0.1"],
-        ["--mixup", "0.4", "--no-prefetcher"],
-        ["--cutmix-minmax", "0.2", "0.8", "--mixup-mode", "elem", "--mixup-off-epoch", "1"],
-        ["--bce-loss", "--bce-target-thresh", "0.2"],
-        ["--amp", "--amp-dtype", "bfloat16"],
-        ["--amp", "--loss", "smooth_topk_svm"],
-        ["--model-dtype", "bfloat16"],
-        ["--grad-accum-steps", "4", "--clip-grad", "1.0"],
-        ["--clip-grad", "0.02", "--clip-mode", "agc"],
-        ["--model-ema", "--model-ema-decay", "0.5", "--model-ema-warmup"],
-        ["--channels-last", "--opt", "sgd", "--sched", "poly", "--lr-base", "0.01"],
-        ["--reprob", "0.5", "--sched", "step", "--decay-epochs", "1", "--sched-on-updates"],
-        ["--torchcompile", "eager", "--model-ema"],
-        ["--label-noise", "0.5", "--long-tail", "exp", "--imbalance-factor", "4", "--subset", "0.75"],
-        ["--val-split", "0.25", "--long-tail", "pareto", "--eval-metric", "few-top3"],
-        ["--val-split", "", "--recovery-interval", "2"],
-        ["--multi-crop", "5", "--eval-metric", "macro-top3", "--loss", "topk_nll"],
-        ["--normalize-classifier", "16", "--learn-scale", "--loss", "ldam", "--long-tail", "exp"],
-        ["--workers", "1", "--val-interval", "2", "--drop", "0.1", "--save-images", "--log-interval", "2"],
-        ["--head-init-scale", "0.1", "--head-init-bias", "-1", "--pin-mem", "--fast-norm", "--checkpoint-hist", "1"],
+        ("--mixup", "0.4", "--loss", "focal"),
+        ("--mixup", "0.4", "--cutmix", "1", "--no-prefetcher", "--loss", "smooth_topk_svm"),
+        ("--mixup", "0.4", "--mixup-off-epoch", "1"),
+        ("--class-weight", "inv_freq"),
+        ("--class-weight", "effective_num", "--loss", "focal"),
+        ("--class-weight", "inv_freq", "--mixup", "0.4"),
+        ("--grad-accum-steps", "4", "--clip-grad", "1"),
+        ("--amp",),
+        ("--model-dtype", "bfloat16"),
+        ("--sampler", "class_balanced", "--dataset-opt", "long_tail=10"),
+        ("--multi-crop", "5", "--input-size", "3", "28", "28"),
+        ("--normalize-classifier", "16", "--learn-scale", "--loss", "ldam"),
+        ("--sched", "plateau", "--patience-epochs", "0"),
+        ("--task", "multilabel", "--dataset", "topk/several", "--loss", "bce"),
+        ("--val-split", "0.2", "--eval-metric", "macro-top3"),
+        ("--reprob", "0.5", "--channels-last", "--val-interval", "2"),
     ],
-    ids=" ".join,
+    ids=lambda flags: " ".join(flags),
 )
-@pytest.mark.slow
-def test_flags_run(train, flags):
-    run = train(*flags)
-    assert run.status == 0, run.err
-    assert all(math.isfinite(row["train_loss"]) for row in run.summary)
-
-
-@unclosed_files
-def test_real_augmentation_on_an_image_folder(train, image_folder):
-    flags = ["--model", "topk_convnet", "--num-classes", "4", "-b", "8", "-j", "0", "--epochs", "6", "--opt", "adamw"]
-    flags += ["--lr", "0.003", "--device", "cpu", "--aa", "rand-m5", "--reprob", "0.2", "--warmup-epochs", "0"]
-    run = train("--data-dir", image_folder, *flags, "--loss", "smooth_topk_svm", "--loss-opt", "k=2", "tau=1", tiny=())
-    assert run.status == 0, run.err
-    assert max(row["eval_top1"] for row in run.summary) > 50  # brightness tells the classes apart
-
-
-def test_label_smoothing_is_said_whether_it_takes_effect(train, register):
-    register("plain", lambda: torch.nn.functional.cross_entropy)
-    assert "label smoothing 0.1\n" in train("--loss", "topk_nll", "--smoothing", "0.1", "--dry-run").out
-    assert (
-        "label smoothing 0.1 has no effect: 'plain'" in train("--loss", "plain", "--smoothing", "0.1", "--dry-run").out
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:PlateauLRScheduler:FutureWarning")
+def test_flags_train(train, flags):
+    own_data = "topk/several" in flags
+    run = train(
+        *flags, tiny=[word for word in TINY if not own_data or "=" not in word or word in ("width=4", "size=96")]
     )
-    assert "label smoothing" not in train("--loss", "topk_nll", "--dry-run").out
-    mixed = train("--loss", "topk_nll", "--smoothing", "0.1", "--mixup", "0.3", "--dry-run").out
-    assert "label smoothing 0.1, in the mixed targets\n" in mixed
-    own = ("--loss", "topk_nll", "--loss-opt", "label_smoothing=0.2")
-    assert "label smoothing 0.2, by the loss's option\n" in train(*own, "--dry-run").out
+    assert run.status == 0, run.err
+    assert all(np.isfinite(float(row["train_loss"])) for row in run.summary)
+
+
+def test_warning_of_slow_bfloat16(train, monkeypatch):
+    monkeypatch.setattr("topk_registry.train.model.cpu_has_bfloat16", lambda: False)
+    assert "no bfloat16 instructions" in train("--amp", "--dry-run").out
 
 
 @pytest.mark.parametrize(
-    ("loss", "option"), [("topk_nll", "label_smoothing=0.2"), ("ce", "smoothing=0.2"), ("focal", "label_smoothing=0.0")]
+    ("flags", "word"),
+    [
+        (("--device", "cuda:9"), "CUDA"),
+        (("--model", "resnet1"), "did you mean"),
+        (("--loss", "ldam", "--class-weight", "1,2"), "12"),
+        (("--class-weight", "invfreq"), "inv_freq"),
+        (("--loss", "focal", "--loss-opt", "gama=2"), "gamma"),
+        (("--num-classes", "3"), "--num-classes"),
+        (("--opt", "nothing"), "optimizer"),
+        (("--sched", "nothing"), "schedule"),
+        (("--aa", "nothing"), "--aa"),
+        (("--resume", "nowhere.pth.tar"), "no such checkpoint"),
+        (("--resume", "nowhere.pth.tar", "--dry-run"), "no such checkpoint"),
+        (("--dataset-opt", "sice=3"), "size"),
+        (("--val-split", "1.5"), "--val-split"),
+        (("-b", "1000"), "--batch-size"),
+        (("--initial-checkpoint", "nowhere.pth"), "no such file"),
+        (("--loss", "focal", "--smoothing", "0.1", "--loss-opt", "label_smoothing=0.2"), "both"),
+        (("--task", "multilabel", "--loss", "focal"), "takes_k_hot"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-@pytest.mark.parametrize("mixing", [[], ["--mixup", "0.3"]], ids=["indices", "mixed"])
-def test_labels_are_smoothed_once(train, loss, option, mixing):
-    run = train("--loss", loss, "--loss-opt", option, "--smoothing", "0.1", *mixing)
-    assert run.status == 2
-    assert f"--smoothing 0.1 and --loss-opt {option} both say how labels are smoothed" in run.err
-    assert train("--loss", loss, "--loss-opt", option, *mixing, "--dry-run").status == 0
+def test_runs_that_cannot_begin(train, flags, word):
+    tiny = tuple(word for word in TINY if word != "--no-aug") if "--aa" in flags else TINY
+    run = train(*flags, tiny=tiny)
+    assert run.status == 2, run.out
+    assert word in run.err
+    assert not run.folder.exists()
 
 
-def test_without_a_terminal_steps_are_lines(train):
-    run = train("--log-interval", "2", "--epochs", "2")
-    lines = [line for line in run.out.splitlines() if "img/s" in line]
-    assert [line[:15].split() for line in lines] == [["epoch", f"{e}/2", f"{s}/6"] for e in (1, 2) for s in (2, 4)]
-    assert all(re.search(r"running loss \d+\.\d+  lr \S+  \d+ img/s  \d+:\d\d:\d\d left$", line) for line in lines)
-    assert "img/s" not in train("--log-interval", "50").out
+def test_cuda_without_cuda_is_an_error(train, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "CUDA" in train("--device", "cuda").err
 
 
-def test_an_epoch_has_as_many_batches_as_asked_for(train):
-    for batches in (2, 15):  # fewer than there are, and two passes and a half over the data
-        run = train("--train-steps-per-epoch", batches, "--epochs", "1", "--log-interval", "1", name=f"of{batches}")
-        assert f"epochs of {batches} updates" in run.out
-        assert run.checkpoint()["task_state"]["progress"]["steps_per_epoch"] == batches
+def test_a_loss_that_becomes_infinite_ends_the_run(train):
+    run = train("--lr", "1e30")
+    assert run.status == 1
+    assert "--lr" in run.err
 
 
-def test_the_precision_of_amp_on_a_cpu(train):
-    assert "slow on a CPU" in train("--amp", "--amp-dtype", "float16", "--dry-run").out
-    assert Compute.set_up(parse_args([*TINY, "--amp"])).amp == "bfloat16"
-    assert "slow on a CPU" not in train("--amp", "--dry-run").out
+def test_the_folder_of_another_run_is_not_overwritten(train):
+    train("--epochs", "1")
+    second = train("--epochs", "1")
+    assert second.status == 2
+    assert "--overwrite" in second.err
+    assert train("--epochs", "1", "--overwrite").status == 0
 
 
-def test_early_stopping(train):
-    run = train("--epochs", "20", "--lr", "1e-9", "--early-stop", "2", "--eval-metric", "macro-top5")
-    assert run.status == 0
-    assert len(run.summary) < 20
+def test_early_stop(train):
+    run = train("--epochs", "50", "--lr", "0", "--early-stop", "2")
     assert "stopped early" in run.out
+    assert len(run.summary) == 3
 
 
-def test_augmentation_does_not_depend_on_the_number_of_workers(train):
-    flags = ["--mixup", "0.4", "--reprob", "0.5", "--epochs", "1"]
-    augmented = tuple(flag for flag in TINY if flag != "--no-aug")
-    alone, shared = (train(*flags, "-j", j, name=f"j{j}", tiny=augmented) for j in (0, 2))
-    assert alone.summary == shared.summary
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_folder_of_images(train, folder):
+    run = train(folder, *FOLDER, tiny=())
+    assert run.status == 0, run.err
+    assert (folder.parent / "run" / "classes.txt").read_text().split() == ["blue", "green", "red"]
 
 
-def test_a_learned_parameter_of_the_loss_is_trained_and_saved(train, register):
-    class Scaled(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = torch.nn.Parameter(torch.tensor(2.0))
-
-        def forward(self, logits, target):
-            return torch.nn.functional.cross_entropy(self.scale * logits, target)
-
-    register("scaled", Scaled)
-    run = train("--loss", "scaled", "--epochs", "1")
-    assert run.checkpoint()["task_state"]["criterion"]["scale"].item() != 2.0
+def test_other_formats_are_counted(train, folder):
+    for i in range(5):
+        Image.new("RGB", (40, 40)).save(folder / "train" / "red" / f"more{i}.webp")
+    run = train(folder, *FOLDER, "--dry-run", tiny=())
+    assert "webp" in run.out
+    assert "5" in run.out
 
 
-def test_a_loss_gets_what_it_names_and_hears_of_epochs(train, register):
-    heard = {}
-
-    class Curious(torch.nn.Module):
-        def __init__(self, num_classes, class_counts, smoothing, soft_targets, total_epochs):
-            super().__init__()
-            heard.update(locals())
-            self.epochs = heard.setdefault("epochs", [])
-
-        def set_epoch(self, epoch):
-            self.epochs.append(epoch)
-
-        def forward(self, logits, target):
-            return torch.nn.functional.cross_entropy(logits, target)
-
-    register("curious", Curious)
-    train("--loss", "curious", "--smoothing", "0.2", "--dataset-opt", "size=96", "superclasses=3", "fine=2")
-    assert (heard["num_classes"], heard["class_counts"]) == (6, [16] * 6)
-    assert (heard["smoothing"], heard["soft_targets"], heard["total_epochs"]) == (0.2, False, 2)
-    assert heard["epochs"] == [0, 1]
-    train("--loss", "curious", "--smoothing", "0.2", "--mixup", "0.3", name="mixed")
-    assert (heard["smoothing"], heard["soft_targets"]) == (0.0, True)
+@pytest.mark.parametrize("gone", ["train", "validation"])
+def test_a_missing_split_is_an_error(train, folder, gone):
+    (folder / gone).rename(folder.parent / "elsewhere")
+    run = train(folder, *FOLDER, tiny=())
+    assert run.status == 2
+    assert gone in run.err
 
 
-def test_probabilities_of_the_loss_rank_the_classes(train, register):
-    class Reversed(torch.nn.Module):
-        def forward(self, logits, target):
-            return torch.nn.functional.cross_entropy(-logits, target)
+def test_classes_that_training_lacks(train, folder):
+    (folder / "validation" / "red").rename(folder / "validation" / "violet")
+    assert "violet" in train(folder, *FOLDER, tiny=()).err
 
-        def probabilities(self, logits):
-            return (-logits).softmax(-1)
 
-    register("reversed", Reversed)
-    run = train("--loss", "reversed", "--epochs", "8")
-    assert run.summary[-1]["eval_top1"] > 100 / 12 * 3
-    assert run.summary[-1]["eval_nll"] < math.log(12)
+def test_own_model_and_batches():
+    batches = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(3)]
+    model = nn.Sequential(nn.Linear(4, 3))
+    steps, rows = [], []
+    config = TrainConfig(epochs=2, device="cpu", opt="sgd", warmup_epochs=0, output="", num_classes=3)
+    trainer = Trainer(
+        config, model=model, train_loader=batches, eval_loader=batches, quiet=True,
+        on_step=lambda run, loss: steps.append(loss), on_epoch=lambda run, row: rows.append(row),
+    )  # fmt: skip
+    assert trainer.run.config.num_classes == 3
+    assert evaluate(model, batches, num_classes=3, k=(1,))["top1"] >= 0
+    with pytest.raises(TrainError, match="train_loader"):
+        Trainer(eval_loader=batches)
