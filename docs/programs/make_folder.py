@@ -1,4 +1,4 @@
-"""Draw a folder of images to try the commands with: ``FOLDER/train/CLASS/*.png`` and ``FOLDER/validation/CLASS/*.png``."""
+"""Draw images to try the commands with: ``FOLDER/train/CLASS/*.png`` and ``FOLDER/validation/CLASS/*.png``."""
 
 import sys
 from pathlib import Path
