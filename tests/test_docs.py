@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 from functools import cache
 from pathlib import Path
 
@@ -53,8 +54,10 @@ RUN = [(name, code) for name, mark, code in blocks("python") if mark == "run" or
 
 
 @pytest.mark.parametrize(("name", "code"), RUN, ids=[f"{i}-{name}" for i, (name, _) in enumerate(RUN)])
-def test_python_blocks_run(name, code):
-    exec(compile(code, name, "exec"), {"__name__": "block"})
+def test_python_blocks_run(name, code, monkeypatch):
+    module = types.ModuleType("block")  # importable, so that classes of the block can be pickled
+    monkeypatch.setitem(sys.modules, "block", module)
+    exec(compile(code, name, "exec"), vars(module))
 
 
 def test_every_python_block_compiles():

@@ -7,7 +7,7 @@
     loss = tr.create_loss("smooth_topk_svm", k=5)  # takes what nn.CrossEntropyLoss takes
     loss(logits, target).backward()
     tr.TopKHead.of_loss(loss)(logits).marginals  # [8, 100], each row sums to 5
-    tr.functional.topk_marginals(logits, k=5)  # the same without a module
+    tr.topk_marginals(logits, k=5)  # the same without a module
 
 Losses by name
     list_losses, create_loss, loss_info, is_loss, get_loss_builder, register_loss, refresh_plugins, LossInfo
@@ -16,6 +16,7 @@ Losses of your own
     accepted_context: what a trainer may tell a loss; mean_over_ranks: the mean over the rows of all ranks
 Models
     TopKHead, TopKClassifier, TopKOutput, fit_temperature: probabilities behind a model
+    topk_marginals, topk_log_odds: the same as functions of logits
     LinearSmoothTopK, PerturbedTopK, SphericalLinear: layers for many classes; SphericalSGD: its optimizer
     CosineClassifier, normalize_classifier: classifiers over unit-norm features
 Targets and distributions

@@ -28,6 +28,8 @@ from .nn.perturbed import PerturbedTopK as PerturbedTopK
 from .nn.spherical import SphericalLinear as SphericalLinear
 from .nn.spherical import SphericalSGD as SphericalSGD
 from .ops.backend import use_backend as use_backend
+from .ops.ksubset.api import topk_log_odds as topk_log_odds
+from .ops.ksubset.api import topk_marginals as topk_marginals
 from .registry.api import create_loss as create_loss
 from .registry.api import get_loss_builder as get_loss_builder
 from .registry.api import is_loss as is_loss

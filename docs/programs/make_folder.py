@@ -1,19 +1,28 @@
-"""Write the built-in data as a folder of images, ``FOLDER/train/CLASS/*.png`` and ``FOLDER/val/CLASS/*.png``."""
+"""Draw images to try the commands with: ``FOLDER/train/CLASS/*.png`` and ``FOLDER/validation/CLASS/*.png``."""
 
 import sys
 from pathlib import Path
 
-from topk_registry.data.hierarchy import Hierarchy
+import numpy as np
+from PIL import Image
+
+SIZE, NOISE = 32, 40  # pixels; standard deviation of the noise, in gray levels
 
 
-def main(folder: str, classes: str = "10", images: str = "20") -> None:
-    for split, name in (("train", "train"), ("validation", "val")):
-        data = Hierarchy(split, size=int(classes) * int(images), superclasses=2, fine=int(classes) // 2)
-        for i, (image, label) in enumerate(data):
-            path = Path(folder, name, data.classes[label].replace(" ", "-"), f"{i:05d}.png")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            image.save(path)
-    print(f"{folder}: {classes} classes, {images} images of each in train and in val")
+def main(folder: str, classes: str = "10", images: str = "100") -> None:
+    """Draw noisy, shifted copies of one smooth random color pattern per class."""
+    rng = np.random.default_rng(0)
+    for c in range(int(classes)):
+        pixels = rng.integers(0, 256, (4, 4, 3), dtype=np.uint8)
+        pattern = np.asarray(Image.fromarray(pixels).resize((SIZE, SIZE), Image.Resampling.BICUBIC), dtype=float)
+        for split, count in (("train", int(images)), ("validation", int(images) // 2)):
+            place = Path(folder, split, f"class_{c}")
+            place.mkdir(parents=True, exist_ok=True)
+            for i in range(count):
+                shifted = np.roll(pattern, rng.integers(-4, 5, 2), (0, 1))
+                noisy = shifted + rng.normal(0, NOISE, shifted.shape)
+                Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(place / f"{i}.png")
+    print(f"{folder}: {classes} classes, {images} training and {int(images) // 2} validation images per class")
 
 
 if __name__ == "__main__":

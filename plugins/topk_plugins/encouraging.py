@@ -153,7 +153,7 @@ class Encouraging(SoftmaxLoss):
 
 
 class Mirror(ClassificationLoss):
-    """Squared (or absolute) error of class probabilities, less its mirror image.
+    """Squared (or absolute) error of class probabilities minus its mirror image.
 
         L(s, y) = 1/n sum_c [ y_c (1 - p_c)^a + (1 - y_c) p_c^a ] - rho/n sum_c [ y_c p_c^g + (1 - y_c) (1 - p_c)^g ]
 

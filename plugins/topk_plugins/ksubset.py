@@ -37,7 +37,7 @@ class KSubsetNLL(ClassificationLoss):
 
     Avoid when:
         Labels are independent of one another and their number is not known when predicting: take binary cross-entropy
-        (``bce``). With one label an image it is cross-entropy.
+        (``bce``). With one label per image it is cross-entropy.
 
     Args:
         temperature: theta, which divides the scores; positive.

@@ -36,7 +36,7 @@ class Several(DrawnImages):
         seed: of the things and of every image.
         things: number of classes.
         scenes: number of scenes; class c is at home in scene c mod ``scenes``.
-        mean_labels: how many labels an image has on average.
+        mean_labels: average number of labels per image.
         imbalance: how many times the first class is as frequent as the last; frequencies fall exponentially.
         pixel_noise: standard deviation of the noise, in units of what a thing is made of.
 

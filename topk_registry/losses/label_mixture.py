@@ -1,4 +1,4 @@
-"""Target distributions that are a few labels a row and a uniform rest: label smoothing, mixup, cutmix."""
+"""Target distributions that are a few labels per row and a uniform rest: label smoothing, mixup, cutmix."""
 
 from typing import NamedTuple
 

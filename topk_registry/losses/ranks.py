@@ -23,7 +23,7 @@ def mean_over_ranks(loss: L, group: Group = None) -> L:
     In one process, a mean with class weights (or ignored rows) divides by the weights of the batch. With
     ``DistributedDataParallel`` or ``fully_shard`` each rank would divide by those of its own rows. After this call the
     number that a rank returns is its part of the mean, times the number of ranks: the average over the ranks is the
-    mean that one process has. Ranks exchange one number a call, where gradients are wanted; without gradients, as in
+    mean that one process has. Ranks exchange one number per call if gradients are wanted; without gradients, as in
     evaluation, a rank's mean is that of its own rows.
 
     Args:

@@ -19,7 +19,7 @@ class MarginalCalibration(StreamingMetric):
     relates the surplus or lack of right answers in each bin to the k answers a sample: 0 where marginals are
     calibrated, 2 where none of them is ever right. At k = 1 it is n times the classwise calibration error of a softmax.
 
-    S is observed whole where a data set has k labels a sample (a target [B, n] of zeros and ones). Where it has one
+    S is observed whole where a data set has k labels per sample (a target [B, n] of zeros and ones). Where it has one
     (a target [B]), that label is taken as one of the k answers, drawn at random, so that k 1[i = y] has the mean
     1[i in S]. In this sense ``topk_nll`` is calibrated at its optimum pi_i = k P(y = i | x), as long as no label is
     more certain than 1 / k. One that is shows in :meth:`reliability` as an observed rate above 1, which no marginal

@@ -1,4 +1,4 @@
-"""Metrics of several labels an image: mean average precision, F1, exact match and top-k recall.
+"""Metrics of several labels per image: mean average precision, F1, exact match and top-k recall.
 
 Average precision needs the scores of all samples at once, so that they are kept, in single precision, until
 ``compute``; everything else is a few sums.

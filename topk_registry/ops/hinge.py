@@ -28,7 +28,7 @@ def soft_hinge(violation: Tensor, tau: float) -> Tensor:
 class Hinge(NamedTuple):
     """Loss L(m) = tau softplus((alpha_y - scale m) / tau) of labels' margins m, where the required gap is alpha.
 
-    Kernels compute it together with its slope: on small batches separate operations on these few numbers a row would
+    Kernels compute it together with its slope: on small batches separate operations on these few numbers per row would
     cost as much as the rows themselves. :meth:`definition` is the same in torch operations.
     """
 

@@ -77,7 +77,7 @@ def numbers(
     at_most: float | None = None,
     or_one: bool = False,
 ) -> Tensor:
-    """Return an option that is one finite number a class [n] as a tensor of its own in double precision.
+    """Return an option that is one finite number per class [n] as a tensor of its own in double precision.
 
     Args:
         or_one: whether it may be one number for all classes, [], too.

@@ -176,7 +176,7 @@ def other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
 
 
 def _at_epoch(loss: Loss) -> Loss:
-    """A loss that was told epoch 0, as by a trainer, where it has a schedule."""
+    """Set a loss that has a schedule to epoch 0, as a trainer does."""
     if callable(set_epoch := getattr(loss, "set_epoch", None)):
         set_epoch(0)
     return loss

@@ -62,7 +62,7 @@ def state_dict_round_trip(subject: Subject) -> None:
 
 def follows_its_buffers(subject: Subject) -> None:
     """Buffers move between two calls (``share_memory``, workers, ``.data``), are replaced or changed in place; a kernel
-    that remembers their numbers or their address computes with what lies there no longer."""
+    that remembers their numbers or their address then computes with stale values."""
     loss, logits, labels = _stateful(subject), subject.logits(), subject.labels()
     if not isinstance(loss, nn.Module) or not list(_floating(loss)):
         raise NotApplicableError("has no floating-point buffers")

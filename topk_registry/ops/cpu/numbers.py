@@ -142,7 +142,7 @@ def expm1_64(u):
 
 @compiled
 def power_of_2_32(u):
-    """2^u for u from -126 to 127, as :func:`exp32`; one product fewer, for u less its nearest integer is exact."""
+    """2^u for u from -126 to 127, as :func:`exp32`; one product fewer: u - round(u) is exact."""
     shifted = u + ROUND_32
     f = u - (shifted - ROUND_32)
     e = OF_POWER_32[7]
