@@ -16,6 +16,7 @@ from topk_registry.ops.ksubset.custom_op import smooth_topk as in_graph
 from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import number
 
+LARGEST_K = {"cpu": 64, "cuda": 10}  # of the kernels
 MAX_TEMPERATURE = 1e30  # beyond it, margins leave the range of single precision
 
 
@@ -52,9 +53,11 @@ def smooth_topk(
     way = route(logits, alpha, *parts)
     if way is Route.KERNELS and any([part is not None and part.requires_grad for part in parts]):  # noqa: C419
         way = Route.OPERATIONS  # learned masses get their gradient by autograd
-    if way is Route.GRAPH:
-        return in_graph(logits, *parts, alpha, k, tau)[0]
     definition = partial(autograd.losses_of, parts=parts, k=k, tau=tau, alpha=alpha)
+    if way is Route.GRAPH:
+        if not torch.compiler.is_compiling() or _has_kernel(logits, k, tau, parts.has_labels_only):
+            return in_graph(logits, *parts, alpha, k, tau)[0]
+        way = Route.OPERATIONS  # which the compiler fuses
     if way is Route.OPERATIONS:
         return definition(logits)
     kernel = partial(run, masses=masses, parts=parts, k=k, tau=tau, alpha=alpha)
@@ -76,14 +79,34 @@ def run(
     return autograd.losses_and_gradient(logits, parts, k, tau, alpha, needs_grad)
 
 
-def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
-    device, fits = (
-        logits.device,
-        logits.dtype != torch.float64 and 2 * k <= logits.shape[1] and k * tau < MAX_TEMPERATURE,
+def _fits(logits: Tensor, k: int, tau: float) -> bool:
+    """Tell whether the kernels take scores like these."""
+    return logits.dtype != torch.float64 and 2 * k <= logits.shape[1] and k * tau < MAX_TEMPERATURE
+
+
+def _has_kernel(logits: Tensor, k: int, tau: float, labels_only: bool) -> bool:
+    """Tell, while a graph is traced, whether a kernel will serve."""
+    return (
+        _fits(logits, k, tau)
+        and k <= LARGEST_K.get(logits.device.type, 0)
+        and _works_in_graph(logits.device.type, labels_only)
     )
+
+
+def _works_in_graph(device: str, labels_only: bool) -> bool:
+    return _backend(torch.empty(0, 100, device=device), 5, 0.1, labels_only) != "torch"
+
+
+_works_in_graph._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+
+
+def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
+    device, fits = logits.device, _fits(logits, k, tau)
     if device.type == "cpu":
-        return choose(device, "numba" if fits and k <= 64 else None, _labels_work if labels_only else _masses_work)
-    return choose(device, "triton" if fits and device.type == "cuda" and k <= 10 else None, _gpu_works)
+        return choose(
+            device, "numba" if fits and k <= LARGEST_K["cpu"] else None, _labels_work if labels_only else _masses_work
+        )
+    return choose(device, "triton" if fits and device.type == "cuda" and k <= LARGEST_K["cuda"] else None, _gpu_works)
 
 
 def usual_backend(device: torch.device) -> str:
