@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
     "benchmarks": 900,
-    "docs": 765,
+    "docs": 780,
     "export/topk_export": 5300,
     "plugins/template": 150,
     "plugins/topk_plugins": 3174,
@@ -25,7 +25,7 @@ CEILINGS = {
     "topk_registry/ops": 6800,
     "topk_registry/registry": 1179,
     "topk_registry/testing": 1757,
-    "topk_registry/train": 3924,
+    "topk_registry/train": 3940,
 }
 
 
