@@ -150,8 +150,8 @@ class _Linked(JITCodeLibrary):
     """LLVM's code of a function, which is optimized within the body that it is linked into.
 
     numba would optimize each function with all that it calls, and make machine code and wrappers of each: this takes
-    more than half of the time of compiling. Its passes over a single function stay: they set the layout of data, without
-    which loops run a third slower.
+    more than half of the time of compiling. Its passes over a single function stay: they set the layout of data,
+    without which loops run a third slower.
     """
 
     is_machine_code = False
