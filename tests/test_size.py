@@ -12,7 +12,7 @@ CEILINGS = {
     "export/topk_export": 5300,
     "plugins/template": 150,
     "plugins/topk_plugins": 3174,
-    "plugins/topk_studies": 749,
+    "plugins/topk_studies": 760,
     "tests": 17700,
     "topk_registry/*.py": 200,
     "topk_registry/cli": 617,
@@ -24,7 +24,7 @@ CEILINGS = {
     "topk_registry/nn": 1666,
     "topk_registry/ops": 6800,
     "topk_registry/registry": 1179,
-    "topk_registry/testing": 1757,
+    "topk_registry/testing": 1765,
     "topk_registry/train": 3940,
 }
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.testing.expect import NotApplicableError, expect_close
@@ -35,9 +36,10 @@ def sample_weight_scales_rows(subject: Subject) -> None:
     labels[2] = -100
     weight = logits[:, 0].abs() + 0.5
     rows = evaluate(subject.build(reduction="none"), logits, labels)
-    got = {
-        name: subject.build(reduction=name)(logits, labels, sample_weight=weight) for name in ("none", "sum", "mean")
-    }
+    got: dict[str, Tensor] = {}
+    for name in ("none", "sum", "mean"):
+        built: Any = subject.build(reduction=name)
+        got[name] = built(logits, labels, sample_weight=weight)
     expect_close(got["none"], rows * weight, "loss of weighted rows", floor=1.0)
     expect_close(got["sum"], (rows * weight).sum(), "sum of weighted rows", floor=1.0)
     counted = weight.sum() - weight[2]

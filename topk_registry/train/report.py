@@ -123,7 +123,7 @@ class Report:
             self.loggers.append(lambda row, step: [writer.add_scalar(name, row[name], step) for name in row])
             self._close = [writer.close]
         if "wandb" in names:
-            import wandb
+            import wandb  # pyright: ignore[reportMissingImports]
 
             # one folder is one run: a resumed run continues its log
             run = wandb.init(name=self.folder.name, id=self.folder.name, resume="allow", config=dict(settings))

@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         the exit status.
     """
-    parser = argparse.ArgumentParser(prog="topk-registry study", description=main.__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="topk-registry study", description=__doc__)
     parser.add_argument("name", nargs="?", choices=STUDIES, metavar="NAME", help=", ".join(STUDIES))
     parser.add_argument("--list", action="store_true", help="say what each study asks")
     parser.add_argument("--data", choices=DATA, default="vectors", help="built-in data to train on (default: vectors)")
