@@ -86,8 +86,8 @@ class LDAM(ClassificationLoss):
     Example:
         >>> loss = LDAM(class_counts=[500, 50, 5], drw_epoch=0.8, total_epochs=200)
         >>> loss.set_epoch(160)
-        >>> loss(torch.tensor([[0.9, 0.1, -0.3]]), torch.tensor([0]))
-        tensor(4.3349e-09)
+        >>> loss(torch.tensor([[0.3, 0.1, -0.3]]), torch.tensor([0]))
+        tensor(0.2505)
 
     Reference:
         Cao, Wei, Gaidon, Arechiga, Ma. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss.

@@ -280,10 +280,10 @@ class LinearSmoothTopK(nn.Module):
 
     Example:
         >>> backbone = timm.create_model("resnet50", num_classes=0)  # images to features
-        >>> head = LinearSmoothTopK(backbone.head_hidden_size, 1_000_000, k=5, tau=0.1)
-        >>> optimizer = timm.optim.create_optimizer_v2([*backbone.parameters(), *head.parameters()])
-        >>> head(backbone(images), target).backward()
-        >>> head.topk(backbone(images)).marginals  # [B, 5]
+        >>> head = LinearSmoothTopK(backbone.head_hidden_size, 1_000_000, k=5, tau=0.1)  # doctest: +SKIP
+        >>> optimizer = timm.optim.create_optimizer_v2([*backbone.parameters(), *head.parameters()])  # doctest: +SKIP
+        >>> head(backbone(images), target).backward()  # doctest: +SKIP
+        >>> head.topk(backbone(images)).marginals  # doctest: +SKIP
 
     A model that keeps its classifier computes the same features by
     ``model.forward_head(model.forward_features(images), pre_logits=True)``.

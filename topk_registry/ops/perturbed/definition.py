@@ -38,7 +38,10 @@ def differentiable_kth(
     for draw in range(num_samples if epsilon else 1):
         z = torch.zeros_like(scores) if not epsilon else noise[draw] if noise is not None else None
         if z is None:
-            z = torch.randn(scores.shape, generator=generator, dtype=scores.dtype, device=scores.device)
+            if generator is None:  # traced with any number of rows
+                z = torch.randn_like(scores)
+            else:
+                z = torch.randn(scores.shape, generator=generator, dtype=scores.dtype, device=scores.device)
         x = scores + epsilon * z
         values.append(x.gather(1, _kth_largest(x.detach(), k)[1][:, None])[:, 0])
     return _nan_rows(scores, torch.stack(values).mean(0))
