@@ -156,6 +156,7 @@ def test_signals_in_another_process(start, train, tmp_path, signum, moment):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly  # minutes on two cores
 def test_two_processes_train_and_resume_alike(start, tmp_path):
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
     flags = ("--loss", "focal", "--class-weight", "inv_freq", "--model-kwargs", "width=4", "norm=True", "--epochs", "3")
