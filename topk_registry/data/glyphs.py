@@ -33,22 +33,19 @@ class Glyphs:
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``: 60, 20 and 20 percent of the designs.
         root: folder with font files; by default, the fonts that fontconfig lists.
-        families: use only so many families of the training split.
-        seed: of the assignment of designs to splits, and of the choice of ``families``.
+        seed: of the assignment of designs to splits, and of the order of the families.
 
     Attributes:
         images: [N, 28, 28, 3] in 8 bits, black on white, with ``targets`` and the font ``families`` of each.
         left_out: families without a glyph for each character.
 
     Example:
-        >>> image, label = Glyphs("train", families=20)[0]  # doctest: +SKIP
+        >>> image, label = Glyphs("train")[0]  # doctest: +SKIP
     """
 
     transform: Any = None
 
-    def __init__(
-        self, split: str = "train", *, root: str | Path | None = None, families: int | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, split: str = "train", *, root: str | Path | None = None, seed: int = 0) -> None:
         if split not in SHARES:
             raise ValueError(f"split must be one of {', '.join(SHARES)}, got {split!r}")
         faces = faces_by_family(root)
@@ -61,16 +58,12 @@ class Glyphs:
         self.left_out: list[str] = []
         rendered: list[NDArray[np.uint8]] = []
         for family in chosen:
-            if families is not None and split == "train" and len(rendered) == families:
-                break
             glyphs = render(*faces[family])
             if glyphs is None:
                 self.left_out.append(family)
             else:
                 rendered.append(glyphs)
                 self.families += [family] * len(CHARACTERS)
-        if families is not None and split == "train" and len(rendered) < families:
-            raise ValueError(f"families={families}, but only {len(rendered)} training families are usable")
         if self.left_out:
             logging.getLogger(__name__).info("%d font families left out: they lack characters", len(self.left_out))
         if not rendered:
