@@ -139,7 +139,7 @@ def check_loggers(names: Sequence[str]) -> None:
     """Raise a TrainError if the package of a logger is missing."""
     for name in names:
         if find_spec(PACKAGES[name]) is None:
-            raise TrainError(f"--log {name} needs the package {PACKAGES[name]}: pip install {PACKAGES[name]}")
+            raise TrainError(f"--log {name} needs a package: pip install {PACKAGES[name]}")
 
 
 def best_row(progress: Progress) -> Row:
