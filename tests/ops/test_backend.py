@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import topk_registry as tr
+from topk_registry.functional import perturbed_hinge, perturbed_topk, smooth_topk
+from topk_registry.losses.targets import Masses
 from topk_registry.ops import backend
 from topk_registry.ops.backend import choose
 
@@ -88,3 +90,21 @@ def test_the_report_says_what_serves_and_why():
         (record,) = [one for one in backend.report() if (one.operator, one.device) == ("ksubset", "cpu")]
     assert record.backend == "torch"
     assert "use_backend" in record.why
+
+
+LABELS = torch.tensor([1, 4])
+IN_GRAPHS = {
+    "smooth_topk at labels": lambda s: smooth_topk(s, Masses.of(LABELS, 9), k=3),
+    "smooth_topk at masses": lambda s: smooth_topk(s, Masses.of(LABELS, 9, label_smoothing=0.1), k=3),
+    "perturbed_topk": lambda s: perturbed_topk(s, 3),
+    "perturbed_hinge": lambda s: perturbed_hinge(s, Masses.of(LABELS, 9), k=3),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operator", IN_GRAPHS)
+def test_the_first_use_may_be_in_a_compiled_graph(operator):
+    torch.compiler.reset()
+    compiled = torch.compile(IN_GRAPHS[operator], fullgraph=True, backend="eager")
+    assert compiled(torch.randn(2, 9)).isfinite().all()
+    assert list(backend._problems.values()) == [""]  # one backend was tried, and it works

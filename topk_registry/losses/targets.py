@@ -64,6 +64,7 @@ class Masses(NamedTuple):
         reduction: str = "mean",
         sample_weight: Tensor | None = None,
         ignores: bool = True,
+        dtype: torch.dtype = torch.float32,
     ) -> "Masses":
         """Resolve a checked target.
 
@@ -76,6 +77,7 @@ class Masses(NamedTuple):
             reduction: ``"mean"`` divides all masses by the mean's divisor.
             sample_weight: one factor per row [B].
             ignores: whether any row may have the ignored index.
+            dtype: of the logits; distributions of lower precision are smoothed and scaled in this one.
         """
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
         plain = weight is None and sample_weight is None and not label_smoothing and not ignores
@@ -83,15 +85,13 @@ class Masses(NamedTuple):
             share = 1.0 / len(target) if reduction == "mean" and len(target) else 1.0
             return cls(target[:, None], _equal_shares(len(target), share), None, None, None, *facts)
         if isinstance(target, Tensor) and target.is_floating_point():
-            dense = _dense(target, weight, label_smoothing, reduction, sample_weight)
+            wide = target.to(torch.promote_types(torch.promote_types(target.dtype, dtype), torch.float32))
+            dense = _dense(wide, weight, label_smoothing, reduction, sample_weight)
             return cls(None, None, None, dense, None, *facts)
         if isinstance(target, LabelMixture):
             mixture, counts = target.smooth(label_smoothing), None
-            mass = (
-                mixture.shares.abs().sum(1)
-                if mixture.uniform is None
-                else mixture.shares.abs().sum(1) + mixture.uniform
-            )
+            mass = mixture.shares.abs().sum(1)
+            mass = mass if mixture.uniform is None else mass + mixture.uniform
             divisor: Tensor | float = len(target.labels) if sample_weight is None else sample_weight.sum()
             labels, shares, even = mixture.labels, mixture.shares, mixture.uniform
             if not _can_look(mass) or not bool(mass.all()):
@@ -144,7 +144,6 @@ class Masses(NamedTuple):
 
 def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, sample_weight: Tensor | None) -> Tensor:
     """Return the masses of distributions [B, n]."""
-    q = q.to(torch.promote_types(q.dtype, torch.float32))
     if smoothing:
         q = torch.lerp(q, torch.full_like(q, 1 / q.shape[1]), smoothing)
     factor: Tensor | float = 1.0

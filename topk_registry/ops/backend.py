@@ -41,14 +41,24 @@ def choose(device: torch.device, backend: str | None, self_test: SelfTest) -> st
     """
     if backend is None or preferred() not in ("auto", backend):
         return "torch"
+    return backend if _serves(device, backend, self_test) else "torch"
+
+
+def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
+    """Tell whether a backend works on a device; warn once if it does not."""
     key = backend, device, self_test
     if (why := _problems.get(key)) is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return backend  # a self-test would break the capture of a graph
+            return True  # a self-test would break the capture of a graph
         why = _problems[key] = _fault(backend, device, self_test)
         if why:
-            warnings.warn(f"{why}: the top-k losses are slower", stacklevel=2)
-    return "torch" if why else backend
+            warnings.warn(f"{why}: the top-k losses are slower", stacklevel=3)
+    return not why
+
+
+# The compiler calls it instead of tracing the self-test, and keeps the result. This is what
+# torch.compiler.assume_constant_result does, which would import the compiler, for two seconds.
+_serves._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:

@@ -109,7 +109,7 @@ class Report:
         if self.folder is None or self.quiet:
             return
         if find_spec("matplotlib") is None:
-            self.say("curves.svg needs matplotlib: pip install 'topk-registry[curves]'")
+            self.say("curves.svg needs matplotlib: pip install 'topk-registry[plots]'")
             return
         write_text(self.folder / "curves.svg", draw(self.title, history))
 
@@ -139,7 +139,7 @@ def check_loggers(names: Sequence[str]) -> None:
     """Raise a TrainError if the package of a logger is missing."""
     for name in names:
         if find_spec(PACKAGES[name]) is None:
-            raise TrainError(f"--log {name} needs the package {PACKAGES[name]}: pip install 'topk-registry[log]'")
+            raise TrainError(f"--log {name} needs a package: pip install {PACKAGES[name]}")
 
 
 def best_row(progress: Progress) -> Row:

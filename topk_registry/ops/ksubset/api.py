@@ -55,7 +55,7 @@ def smooth_topk(
         way = Route.OPERATIONS  # learned masses get their gradient by autograd
     definition = partial(autograd.losses_of, parts=parts, k=k, tau=tau, alpha=alpha)
     if way is Route.GRAPH:
-        if not torch.compiler.is_compiling() or _has_kernel(logits, k, tau, parts.has_labels_only):
+        if not torch.compiler.is_compiling() or _backend(logits, k, tau, parts.has_labels_only) != "torch":
             return in_graph(logits, *parts, alpha, k, tau)[0]
         way = Route.OPERATIONS  # which the compiler fuses
     if way is Route.OPERATIONS:
@@ -82,22 +82,6 @@ def run(
 def _fits(logits: Tensor, k: int, tau: float) -> bool:
     """Tell whether the kernels take scores like these."""
     return logits.dtype != torch.float64 and 2 * k <= logits.shape[1] and k * tau < MAX_TEMPERATURE
-
-
-def _has_kernel(logits: Tensor, k: int, tau: float, labels_only: bool) -> bool:
-    """Tell, while a graph is traced, whether a kernel will serve."""
-    return (
-        _fits(logits, k, tau)
-        and k <= LARGEST_K.get(logits.device.type, 0)
-        and _works_in_graph(logits.device.type, labels_only)
-    )
-
-
-def _works_in_graph(device: str, labels_only: bool) -> bool:
-    return _backend(torch.empty(0, 100, device=device), 5, 0.1, labels_only) != "torch"
-
-
-_works_in_graph._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
