@@ -12,8 +12,8 @@ CEILINGS = {
     "export/topk_export": 5300,
     "plugins/template": 150,
     "plugins/topk_plugins": 3174,
-    "plugins/topk_studies": 760,
-    "tests": 17850,
+    "plugins/topk_studies": 795,
+    "tests": 18050,
     "topk_registry/*.py": 200,
     "topk_registry/cli": 617,
     "topk_registry/conformal": 700,
@@ -25,7 +25,7 @@ CEILINGS = {
     "topk_registry/ops": 6800,
     "topk_registry/registry": 1179,
     "topk_registry/testing": 1765,
-    "topk_registry/train": 3940,
+    "topk_registry/train": 3925,
 }
 
 
