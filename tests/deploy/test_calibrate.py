@@ -244,6 +244,17 @@ def test_swapped_folders_stop_calibration_and_are_named(plain_file, swapped, tmp
     assert facts["guarantee_lists"] == "none"
 
 
+def test_one_folder_with_images_of_another_class_is_a_note(plain_file, folders, tmp_path, capsys):
+    copy = tmp_path / "copy"
+    shutil.copytree(folders, copy)
+    shutil.rmtree(copy / "red")
+    shutil.copytree(copy / "blue", copy / "red")
+    assert main([str(plain_file), "--data-dir", str(copy), "-o", str(tmp_path / "out.onnx"), "--device", "cpu"]) == 0
+    assert "note        images of these folders are mostly predicted as another class: 'red' as 'blue'" in (
+        capsys.readouterr().out
+    )
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
