@@ -76,10 +76,6 @@ def test_folders_that_are_no_classes_are_an_error(make, paths, words):
         read_folders(make(*paths), SUFFIXES)
 
 
-def test_a_flat_folder_is_accepted_on_request(make):
-    assert read_folders(make("1.png", "2.png"), SUFFIXES, flat=True).names == [""]
-
-
 def test_a_split_has_synonyms(make):
     root = make("val/", "train/")
     assert split_folder(root, "validation") == root / "val"
