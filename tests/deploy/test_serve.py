@@ -351,7 +351,8 @@ def test_a_host_that_is_not_loopback_needs_names(set_file, capsys):
 
 
 @pytest.mark.slow
-def test_memory_stays_bounded_under_hostile_input(set_file):
+def test_memory_stays_bounded_and_no_file_is_written_under_hostile_input(set_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with Process(set_file) as service:
         predict(service.port, PIXEL)
         before = service.memory()
@@ -363,6 +364,7 @@ def test_memory_stays_bounded_under_hostile_input(set_file):
         body, kind = form([strip()] * 32)
         predict(service.port, body, kind=kind)
         assert time.perf_counter() - start < 10
+    assert list(tmp_path.iterdir()) == []
 
 
 def keep_asking(port, color, seconds, tally):
