@@ -197,7 +197,8 @@ class Bench:
             path = export_onnx(model, Path(folder) / "model.onnx", k=5)
             options = ort.SessionOptions()
             options.enable_profiling, options.profile_file_prefix = True, str(Path(folder) / "profile")
-            session = ort.InferenceSession(str(path), options, providers=[provider, "CPUExecutionProvider"])
+            providers = [provider, "CPUExecutionProvider"] if self.is_gpu else [provider]
+            session = ort.InferenceSession(str(path), options, providers=providers)
             if session.get_providers()[0] != provider:
                 raise RuntimeError(f"onnxruntime has no {provider}: {session.get_providers()}")
             given = session.get_inputs()[0]

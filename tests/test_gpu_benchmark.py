@@ -1,6 +1,7 @@
 """The measurements on a GPU, rehearsed on the CPU in tiny sizes."""
 
 import json
+import math
 
 import pytest
 
@@ -16,5 +17,5 @@ def test_every_step_runs(tmp_path):
     (figures,) = {key: value for key, value in results["losses"].items() if "indices" in key}.values()
     assert set(figures["from Python"]) == set(figures["host alone"]) > {"cross-entropy", "smooth_topk_svm at 0.1"}
     assert all(microseconds > 0 for microseconds in figures["from Python"].values())
-    assert results["training"]["smooth_topk_svm"]["last loss"] == results["training"]["smooth_topk_svm"]["last loss"]
+    assert math.isfinite(results["training"]["smooth_topk_svm"]["last loss"])
     assert "CPUExecutionProvider" in results["onnx"]["operators per provider"]

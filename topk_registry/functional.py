@@ -61,7 +61,8 @@ def smooth_topk_loss(
     check_reduction(reduction)
     check_logits(logits)
     ignores = check_target(logits, target)
-    masses = Masses.of(target, logits.shape[1], weight=weight, reduction=reduction, ignores=ignores)
+    options = {"weight": weight, "reduction": reduction, "ignores": ignores, "dtype": logits.dtype}
+    masses = Masses.of(target, logits.shape[1], **options)
     losses = smooth_topk(logits, masses, k=k, tau=tau, alpha=alpha)
     if reduction == "none":
         return losses

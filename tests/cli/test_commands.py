@@ -141,7 +141,7 @@ def test_every_number_that_a_flag_takes_has_a_range(name, monkeypatch):
 @pytest.mark.parametrize("name", OURS)
 def test_flags_and_help_stay_within_two_screens(name, monkeypatch):
     seen = flags_of(name, monkeypatch)
-    assert len([action for action in seen if action.option_strings]) <= (113 if name == "train" else 26)
+    assert len([action for action in seen if action.option_strings]) <= (110 if name == "train" else 25)
 
 
 def test_an_unknown_flag_names_the_closest(capsys):

@@ -33,14 +33,23 @@ def test_splits_share_no_family_and_hold_all(fonts):
     assert set(Glyphs("test", root=fonts, seed=1).families) != families["test"]
 
 
+def test_families_of_one_design_stay_in_one_split(monkeypatch):
+    faces = {f"{design} {style}": ("", 0) for design in ("Abcd", "Efgh", "Ijkl", "Mnop", "Qrst") for style in "12"}
+    monkeypatch.setattr("topk_registry.data.glyphs.faces_by_family", lambda root: faces)
+    monkeypatch.setattr("topk_registry.data.glyphs.render", lambda path, index: np.zeros((62, 28, 28), np.uint8))
+    parts = [set(Glyphs(split).families) for split in ("train", "validation", "test")]
+    assert sum(map(len, parts)) == len(faces)
+    assert all(name[:-1] + other in part for part in parts for name in part for other in "12")
+
+
 def test_every_family_has_every_character_once(fonts):
-    data = Glyphs("train", root=fonts, families=3)
-    assert len(data) == len(data.targets) == 3 * 62
+    data = Glyphs("train", root=fonts)
+    assert len(data) == len(data.targets) == 12 * 62
     assert data.classes == list(CHARACTERS)
     image, label = data[61]
     assert image.size == (28, 28)
     assert label == 61
-    assert (np.bincount(data.targets) == 3).all()
+    assert (np.bincount(data.targets) == 12).all()
 
 
 def test_characters_stand_on_one_baseline(fonts):
@@ -65,7 +74,5 @@ def test_errors_name_what_is_wrong(fonts, tmp_path):
     assert "damaged" not in str(faces_by_family(fonts))
     with pytest.raises(ValueError, match="train"):
         Glyphs("tests", root=fonts)
-    with pytest.raises(ValueError, match="families"):
-        Glyphs("train", root=fonts, families=13)
     with pytest.raises(ValueError, match="fonts"):
         Glyphs("train", root=tmp_path)

@@ -1,5 +1,6 @@
 """The shared base means by its options what cross-entropy means: its table of -log_softmax is compared throughout."""
 
+import re
 import subprocess
 import sys
 import warnings
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topk_registry import ClassificationLoss, TopKLoss, create_loss
+from topk_registry import ClassificationLoss, SoftmaxLoss, TopKLoss, create_loss
 
 B, N = 7, 5
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -86,6 +87,15 @@ def test_distributions_may_have_another_precision(target_dtype):
     logits, target = batch("dense", dtype=torch.float32)
     target = target.to(target_dtype)
     torch.testing.assert_close(CrossEntropy()(logits, target), F.cross_entropy(logits, target.float()))
+
+
+@pytest.mark.parametrize("target_dtype", [torch.float16, torch.float32])
+def test_distributions_are_smoothed_and_scaled_in_the_precision_of_the_logits(target_dtype):
+    logits, target = batch("dense")
+    target = target.to(target_dtype)
+    for options in ({}, {"label_smoothing": 0.1}, {"weight": WEIGHT / 3}):
+        loss = CrossEntropy(**options)
+        torch.testing.assert_close(loss(logits, target), loss(logits, target.double()), rtol=1e-14, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
@@ -272,6 +282,49 @@ def test_a_weight_for_other_classes():
 def test_a_subclass_without_a_table():
     with pytest.raises(TypeError, match="ClassificationLoss must define per_class"):
         ClassificationLoss()(*batch("index"))
+
+
+class Shaped(ClassificationLoss):
+    """A loss whose table or losses have another shape than they should."""
+
+    def __init__(self, table=lambda s: s, own=None, **common):
+        super().__init__(**common)
+        self.table, self.own = table, own
+
+    def per_class(self, logits):
+        return self.table(logits)
+
+    def per_label(self, logits, labels):
+        return super().per_label(logits, labels) if self.own is None else self.own(logits)
+
+
+class Averaged(SoftmaxLoss):
+    def curve(self, nll):
+        return nll.mean()
+
+
+@pytest.mark.parametrize("kind", ["index", "smoothed", "dense"])
+@pytest.mark.parametrize(
+    ("shape", "table"),
+    [([], Tensor.sum), ([B, 1], lambda s: s[:, :1]), ([N], lambda s: s[0]), ([N, B], Tensor.t)],
+    ids=str,
+)
+def test_a_table_of_another_shape_is_an_error_and_does_not_broadcast(kind, shape, table):
+    logits, target = batch("dense" if kind == "dense" else "index")
+    with pytest.raises(ValueError, match=re.escape(f"Shaped.per_class must return {[B, N]}, got {shape}")):
+        Shaped(table, label_smoothing=0.1 * (kind == "smoothed"))(logits, target)
+
+
+@pytest.mark.parametrize(("shape", "own"), [([], Tensor.sum), ([B, 1], lambda s: s[:, :1])], ids=str)
+def test_losses_at_labels_of_another_shape_are_an_error(shape, own):
+    with pytest.raises(ValueError, match=re.escape(f"Shaped.per_label must return {[B]}, got {shape}")):
+        Shaped(own=own)(*batch("index"))
+
+
+@pytest.mark.parametrize(("smoothing", "shape"), [(0.0, [B]), (0.1, [B, N])])
+def test_a_curve_of_another_shape_is_an_error(smoothing, shape):
+    with pytest.raises(ValueError, match=re.escape(f"Averaged.curve must return {shape}, got []")):
+        Averaged(label_smoothing=smoothing)(*batch("index"))
 
 
 def test_repr_names_the_options():

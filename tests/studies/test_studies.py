@@ -102,3 +102,39 @@ def test_the_published_algorithms_agree_with_the_operator(algorithm, k):
     torch.testing.assert_close(published, ours, rtol=1e-10, atol=1e-12)
     grads = [torch.autograd.grad(loss, s)[0] for loss in (published, ours)]
     torch.testing.assert_close(*grads, rtol=1e-6, atol=1e-6)
+
+
+def test_glyphs_are_tuned_on_the_tuning_seed_and_compared_seed_by_seed(tmp_path):
+    glyphs = pytest.importorskip("topk_studies.glyphs")
+
+    def measured(run):
+        gain = {"ce": 0.0, "smooth_topk_svm": 2.0 + run["seed"] % 2}.get(run["loss"], -1.0)
+        options = run["loss_opt"].get("tau", 0.0) == 0.3
+        value = 50 + gain + options + run["seed"] - abs(run["lr"] - 1e-2) * 1000
+        return {"validation_top5": value, "test_top5": value}
+
+    runs = runner.Runs(tmp_path / "runs.jsonl", measured)
+    for run, seeds in glyphs.study(runs):
+        assert run["lr"] == 1e-2
+        for seed in seeds:
+            runs({**run, "seed": seed})
+    rows = glyphs.summary((json.loads(key), found) for key, found in runs.done.items())
+    found = {(row["families"], row["noise"], row["loss"]): row for row in rows}
+    row = found[60, "clean", "smooth_topk_svm, k=5, tau=0.3"]
+    assert row["n"] == 8
+    assert row["test_top5"]["minus ce"] == pytest.approx([3.5, 2.365 * (2 / 7) ** 0.5 / 8**0.5], abs=1e-3)
+    assert found[150, "clean", "smooth_topk_svm, k=5, tau=0.3"]["n"] == 4
+    assert "tau=0.3" in next(loss for *_, loss in found if "k=2" in loss)
+    assert "minus ce" not in found[60, "clean", "ce"]["test_top5"]
+
+
+def test_confusion_noise_redraws_within_groups_of_characters_that_look_alike():
+    glyphs = pytest.importorskip("topk_studies.glyphs")
+    labels = torch.arange(62).repeat(200)
+    drawn = glyphs.noisy(labels, "confusion", 0)
+    changed = {
+        (glyphs.CHARACTERS[a], glyphs.CHARACTERS[b])
+        for a, b in zip(labels.tolist(), drawn.tolist(), strict=True)
+        if a != b
+    }
+    assert changed == {(a, b) for group in glyphs.CONFUSED for a in group for b in group if a != b}

@@ -67,7 +67,8 @@ def start(tmp_path):
         words = [sys.executable, *(launcher or ("-m",)), "topk_registry", "train", *tiny, "--output", str(tmp_path)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        process = subprocess.Popen([*words, "--experiment", name, *map(str, argv)], env=environment, **pipes)
+        words += ["--experiment", name, *map(str, argv)]
+        process = subprocess.Popen(words, env=environment, start_new_session=True, **pipes)
         started.append(process)
         return process
 

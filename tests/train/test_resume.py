@@ -20,10 +20,10 @@ def same_run(one, other):
     assert {*one["state_dict"]} == {*other["state_dict"]}
     for name in one["state_dict"]:
         assert torch.equal(one["state_dict"][name], other["state_dict"][name]), name
-    states = [saved["task_state"]["generators"][0] for saved in (one, other)]
-    assert states[0]["python"] == states[1]["python"]
-    assert torch.equal(states[0]["torch"], states[1]["torch"])
-    assert torch.equal(states[0]["numpy"][1], states[1]["numpy"][1])
+    for a, b in zip(*(saved["task_state"]["generators"] for saved in (one, other)), strict=True):  # of each process
+        assert a["python"] == b["python"]
+        assert torch.equal(a["torch"], b["torch"])
+        assert torch.equal(a["numpy"][1], b["numpy"][1])
     histories = [saved["task_state"]["progress"]["history"] for saved in (one, other)]
     assert histories[0] == histories[1]
 
@@ -156,27 +156,39 @@ def test_signals_in_another_process(start, train, tmp_path, signum, moment):
 
 
 @pytest.mark.slow
-@pytest.mark.nightly  # minutes on two cores
-def test_two_processes_train_and_resume_alike(start, tmp_path):
+@pytest.mark.nightly  # 12 processes that import torch
+def test_two_processes_stop_at_signals_and_resume_alike(start, tmp_path):
+    """SIGTERM to torchrun, and Ctrl-C to the whole group, as a terminal sends it: the weights of an unbroken run."""
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
-    flags = ("--loss", "focal", "--class-weight", "inv_freq", "--model-kwargs", "width=4", "norm=True", "--epochs", "3")
+    flags = ("--loss", "focal", "--class-weight", "inv_freq", "--model-kwargs", "width=4", "norm=True")
+    flags += ("--epochs", "3", "--log-interval", "1")
 
-    def finished(*argv, name):
+    def run(*argv, name, until="", stop=None):
+        """What was printed; ``stop`` is called at the first line that begins so."""
         process = start(*flags, *argv, launcher=launcher, name=name)
-        out = process.communicate(timeout=120)[0]
-        return process.returncode, out
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if until and line.startswith(until):
+                stop(process.pid)
+                until = ""
+        process.wait(timeout=60)
+        return process.returncode, "".join(lines)
 
-    status, out = finished(name="whole")
+    status, out = run(name="whole")
     assert status == 0, out
     assert out.count("2 processes") == 1
-    process = start(*flags, launcher=launcher, name="parts")
-    for line in process.stdout:
-        if line.startswith("Epoch 1"):
-            break
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-    status, out = finished("--resume", "auto", name="parts")
+    for until, stop, argv in (
+        ("Train: 2/3 [1/3]", lambda pid: os.kill(pid, signal.SIGTERM), ()),
+        ("Train: 3/3 [1/3]", lambda pid: os.killpg(pid, signal.SIGINT), ("--resume", "auto")),
+    ):
+        status, out = run(*argv, name="parts", until=until, stop=stop)
+        assert status != 0, out
+        assert out.count("is saved; continue with") == 1, out
+        assert "torchrun --nproc-per-node=2 -m topk_registry train" in out
+    status, out = run("--resume", "auto", name="parts")
     assert status == 0, out
+    assert "after epoch 2" in out
     paths = [tmp_path / name / LAST for name in ("whole", "parts")]
     one, other = (checkpoint.load_checkpoint_metadata(str(path)) for path in paths)
     assert len(one["task_state"]["generators"]) == 2

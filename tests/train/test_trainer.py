@@ -88,6 +88,21 @@ def test_a_model_and_loaders_of_ones_own(tmp_path):
     assert top1 > 80
 
 
+def test_own_batches_have_timms_defaults(tmp_path):
+    """Those of the built-in job (AdamW, 12 epochs) are for the built-in data."""
+    batches = DataLoader(linear_data(), 24)
+    config = TrainConfig(loss="focal", epochs=2, num_classes=4, output=str(tmp_path), device="cpu")
+    trained = Trainer(config, model=torch.nn.Linear(8, 4), train_loader=batches, quiet=True).run.config
+    timms = TrainConfig(dataset="torch/cifar100").to_dict()
+    changed = {name for name, value in trained.to_dict().items() if value != timms[name]}
+    settled = {"num_classes", "lr", "input_size", "crop_pct", "mean", "std", "interpolation"}
+    assert changed - settled == {"loss", "epochs", "output", "device", "dataset", "model", "batch_size"}
+    assert (trained.batch_size, trained.lr) == (24, pytest.approx(0.1 * 24 / 256))
+    assert (config.opt, config.replace(lr=0.1).opt) == ("adamw", "adamw")
+    with pytest.raises(TrainError, match="mix in the loader"):
+        Trainer(config.replace(mixup=0.2), train_loader=batches)
+
+
 def test_the_first_steps_are_those_of_plain_pytorch(tmp_path):
     """An epoch of gradient descent without momentum, written out, gives the same weights."""
     data = linear_data(40)

@@ -1,13 +1,15 @@
 """Characters rendered from installed fonts: a real top-k problem, because 0, O and o look alike in many fonts.
 
 The 62 classes are 0-9, A-Z and a-z. Splits are by font family, so that test fonts are unseen in training.
+Families whose names start alike (DejaVu Sans and DejaVu Serif, OCRA and OCRABold) are often one design, and stay in
+one split.
 """
 
 import hashlib
 import logging
 import string
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ SIZE, MARGIN = 28, 1  # pixels
 SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}  # of the families
 SUFFIXES = {".ttf", ".otf", ".ttc", ".pfb"}
 STYLES = ("regular", "book", "roman", "normal", "text", "medium")  # the face that stands for a family
+DESIGN = 4  # leading characters of a family's name that families of one design share
 PICTURES = ("symbol", "dingbat", "d050000l", "emoji", "icon")  # families whose letters are no letters
 MISSING = "\U0010fffe"  # no font has this character, so it renders as the font's box for missing ones
 
@@ -28,46 +31,39 @@ class Glyphs:
     """Images of 28 x 28 of 62 characters, one face per font family, on a common baseline and scale per font.
 
     Args:
-        split: ``"train"``, ``"validation"`` or ``"test"``: 60, 20 and 20 percent of the families.
+        split: ``"train"``, ``"validation"`` or ``"test"``: 60, 20 and 20 percent of the designs.
         root: folder with font files; by default, the fonts that fontconfig lists.
-        families: use only so many families of the training split.
-        seed: of the assignment of families to splits, and of the choice of ``families``.
+        seed: of the assignment of designs to splits, and of the order of the families.
 
     Attributes:
         images: [N, 28, 28, 3] in 8 bits, black on white, with ``targets`` and the font ``families`` of each.
         left_out: families without a glyph for each character.
 
     Example:
-        >>> image, label = Glyphs("train", families=20)[0]  # doctest: +SKIP
+        >>> image, label = Glyphs("train")[0]  # doctest: +SKIP
     """
 
     transform: Any = None
 
-    def __init__(
-        self, split: str = "train", *, root: str | Path | None = None, families: int | None = None, seed: int = 0
-    ) -> None:
+    def __init__(self, split: str = "train", *, root: str | Path | None = None, seed: int = 0) -> None:
         if split not in SHARES:
             raise ValueError(f"split must be one of {', '.join(SHARES)}, got {split!r}")
         faces = faces_by_family(root)
         if not faces:
             raise ValueError(f"no fonts in {root or 'fontconfig'}: install font packages or pass root=FOLDER")
-        order = sorted(faces, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).hexdigest())
-        chosen = _part(order, split)
+        designs = _part(_shuffled({name[:DESIGN].lower() for name in faces}, seed), split)
+        chosen = [name for name in _shuffled(faces, seed) if name[:DESIGN].lower() in designs]
         self.classes = list(CHARACTERS)
         self.families: list[str] = []
         self.left_out: list[str] = []
         rendered: list[NDArray[np.uint8]] = []
         for family in chosen:
-            if families is not None and split == "train" and len(rendered) == families:
-                break
             glyphs = render(*faces[family])
             if glyphs is None:
                 self.left_out.append(family)
             else:
                 rendered.append(glyphs)
                 self.families += [family] * len(CHARACTERS)
-        if families is not None and split == "train" and len(rendered) < families:
-            raise ValueError(f"families={families}, but only {len(rendered)} training families are usable")
         if self.left_out:
             logging.getLogger(__name__).info("%d font families left out: they lack characters", len(self.left_out))
         if not rendered:
@@ -83,8 +79,12 @@ class Glyphs:
         return (image if self.transform is None else self.transform(image)), self.targets[index]
 
 
+def _shuffled(names: Iterable[str], seed: int) -> list[str]:
+    return sorted(names, key=lambda name: hashlib.sha256(f"{seed}:{name}".encode()).hexdigest())
+
+
 def _part(order: list[str], split: str) -> list[str]:
-    """Return the families of a split from all families in random order."""
+    """Return the designs of a split from all designs in random order."""
     start = 0.0
     for name, share in SHARES.items():
         if name == split:

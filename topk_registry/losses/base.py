@@ -136,8 +136,6 @@ class ClassificationLoss(Adjustable):
             target: class indices [B], a distribution [B, n], or a :class:`LabelMixture`.
             sample_weight: one factor per row [B]; a mean divides by the sum of the weights of the rows that count.
         """
-        if "_parameters" not in vars(self):
-            raise RuntimeError(f"{type(self).__name__}.__init__ must call super().__init__()")
         logits, target = _plain(logits, "logits"), _plain(target, "target")
         shape = None
         if not isinstance(target, LabelMixture) and logits.ndim != 2 and logits.ndim > 0:
@@ -161,6 +159,7 @@ class ClassificationLoss(Adjustable):
             reduction=self.reduction,
             sample_weight=sample_weight,
             ignores=ignores,
+            dtype=logits.dtype,
         )
         kind = logits.device.type
         if has_autocast(kind) and torch.is_autocast_enabled(kind):
@@ -229,13 +228,14 @@ class SoftmaxLoss(ClassificationLoss):
         raise TypeError(f"{type(self).__name__} must define curve(nll)")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self.curve(F.cross_entropy(logits, labels, reduction="none"))
+        return self._checked(self.curve(F.cross_entropy(logits, labels, reduction="none")), "curve", labels.shape)
 
     def per_class(self, logits: Tensor) -> Tensor:
         nll = -logits.log_softmax(1)
         excluded = nll == torch.inf  # a score of -inf; products of zero and infinity in the curve's slope would be NaN
         limit = self.curve(torch.full((), torch.inf, dtype=nll.dtype, device=nll.device)).detach()
-        return torch.where(excluded, limit, self.curve(nll.masked_fill(excluded, 1.0)))
+        table = self._checked(self.curve(nll.masked_fill(excluded, 1.0)), "curve", nll.shape)
+        return torch.where(excluded, limit, table)
 
 
 class TopKLoss(ClassificationLoss):

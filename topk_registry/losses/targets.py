@@ -64,6 +64,7 @@ class Masses(NamedTuple):
         reduction: str = "mean",
         sample_weight: Tensor | None = None,
         ignores: bool = True,
+        dtype: torch.dtype = torch.float32,
     ) -> "Masses":
         """Resolve a checked target.
 
@@ -76,18 +77,19 @@ class Masses(NamedTuple):
             reduction: ``"mean"`` divides all masses by the mean's divisor.
             sample_weight: one factor per row [B].
             ignores: whether any row may have the ignored index; False only for labels that were looked at, on a CPU.
+            dtype: of the logits; distributions of lower precision are smoothed and scaled in this one.
         """
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
         if isinstance(target, Tensor) and target.is_floating_point():
-            dense = _dense(target, weight, label_smoothing, reduction, sample_weight)
+            wide = target.to(torch.promote_types(torch.promote_types(target.dtype, dtype), torch.float32))
+            dense = _dense(wide, weight, label_smoothing, reduction, sample_weight)
             return cls(None, None, None, dense, None, *facts)
         if not ignores and weight is None and sample_weight is None and isinstance(target, Tensor):
             rows = target.shape[0]
             share = 1.0 / rows if reduction == "mean" and rows else 1.0
             even = _equal(rows, label_smoothing * share / n) if label_smoothing else None
-            return cls(
-                target.long()[:, None], _equal(rows, (1.0 - label_smoothing) * share)[:, None], even, None, None, *facts
-            )
+            shares = _equal(rows, (1.0 - label_smoothing) * share)[:, None]
+            return cls(target.long()[:, None], shares, even, None, None, *facts)
         if isinstance(target, LabelMixture):
             mixture, counts = target.smooth(label_smoothing), None
             mass = mixture.shares.abs().sum(1) + (0 if mixture.uniform is None else mixture.uniform)
@@ -101,7 +103,8 @@ class Masses(NamedTuple):
                 counts = labels != ignore_index
                 labels = labels.masked_fill(~counts, 0)
             labels = labels[:, None]
-            shares = _ones(labels) if counts is None else counts[:, None].to(widest(labels))
+            dtype = widest(labels)
+            shares = torch.ones_like(labels, dtype=dtype) if counts is None else counts[:, None].to(dtype)
             row_weights = shares if weight is None else shares * weight.to(shares)[labels]
             if sample_weight is not None:
                 row_weights = row_weights * sample_weight[:, None].to(shares)
@@ -143,7 +146,6 @@ class Masses(NamedTuple):
 
 def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, sample_weight: Tensor | None) -> Tensor:
     """Return the masses of distributions [B, n]."""
-    q = q.to(torch.promote_types(q.dtype, torch.float32))
     if smoothing:
         q = torch.lerp(q, torch.full_like(q, 1 / q.shape[1]), smoothing)
     factor: Tensor | float = 1.0
@@ -161,10 +163,6 @@ def _equal(rows: int, mass: float) -> Tensor:
     """Return the same mass for each row [B]; kept, because an operation per call costs as much as a small batch."""
     with torch.inference_mode(False):
         return torch.full((rows,), mass, dtype=torch.float64)
-
-
-def _ones(labels: Tensor) -> Tensor:
-    return torch.ones(labels.shape, dtype=widest(labels), device=labels.device)
 
 
 def _can_look(t: Tensor) -> bool:

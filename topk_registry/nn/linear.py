@@ -89,7 +89,7 @@ def linear_smooth_topk(
     def masses_of(target: Tensor | LabelMixture, n: int, x: Tensor) -> Masses:
         ignores = check_target(x.new_zeros(()).expand(len(x), n), target, ignore_index)
         options = {"weight": class_weight, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
-        return Masses.of(target, n, **options, reduction=reduction, ignores=ignores)
+        return Masses.of(target, n, **options, reduction=reduction, ignores=ignores, dtype=x.dtype)
 
     def check() -> Mapping[str, float]:
         _check_layer(features, weight, bias, k, chunk)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
+from topk_registry.train.config import OWN_BATCHES
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -253,7 +254,7 @@ def _data_settings(args: Any, model: Any) -> dict[str, Any]:
     if args.data_dir or args.dataset:
         return {"name": args.dataset, "split": args.split, "root": args.data_dir, **args.dataset_opt}
     config = getattr(model, "config", None)
-    if config is None:
+    if config is None or config.dataset == OWN_BATCHES:
         raise ValueError("name the images: --data-dir DIR or --dataset NAME")
     settings = {"name": config.dataset, "root": config.data_dir, **config.dataset_opt}
     try:

@@ -9,7 +9,7 @@ import copy
 import re
 import types
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from dataclasses import MISSING, Field, dataclass, field, fields
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -43,69 +43,40 @@ BUILTIN_DEFAULTS: dict[str, Any] = {
     "smoothing": 0.0,
     "workers": 0,
 }
+OWN_BATCHES = "own-batches"  # stands for a data set if a program passes its own loaders
 MULTILABEL_DEFAULTS: dict[str, Any] = {"loss": "bce", "smoothing": 0.0, "eval_metric": "map"}  # as timm's
 
 # the flags that --help shows; --help-all shows every flag
 COMMON = (
     *("data_dir", "dataset", "dataset_opt", "val_split", "loss", "loss_opt", "class_weight", "model", "pretrained"),
-    *("num_classes", "img_size", "batch_size", "device", "amp", "opt", "lr", "weight_decay", "epochs", "smoothing"),
-    *("mixup", "model_ema", "eval_metric", "workers", "experiment", "resume"),
+    *("img_size", "batch_size", "device", "amp", "opt", "lr", "epochs", "smoothing", "mixup", "model_ema", "workers"),
+    *("experiment", "resume"),
 )
 
 # Flags of timm's training script that this trainer does not have, with timm's defaults: an args.yaml of timm's script
 # that leaves them alone is accepted.
+_OFF = """
+fast_norm torchscript no_ddp_bb synchronize_step resplit split_bn model_ema_force_cpu jsd_loss bce_loss bce_sum
+save_images use_multi_epochs_loader log_wandb no_resume_opt naflex_loader naflex_patchify_channels_first
+dataset_trust_remote_code head_init_scale head_init_bias torchcompile_mode device_modules opt_eps opt_betas
+layer_decay_no_opt_scale lr_noise start_epoch color_jitter_prob grayscale_prob gaussian_blur_prob bce_target_thresh
+bce_pos_weight cutmix_minmax drop_connect drop_block bn_momentum bn_eps wandb_project train_img_sizes
+train_batch_sizes train_size_probs train_batches_per_epoch naflex_patch_sizes naflex_patch_size_probs kd_model_name
+kd_student_feature_dim kd_teacher_feature_dim distill_loss_weight task_loss_weight class_stats loss_weight_max
+lr_decay_fn lr_stable_timescale save_epochs gp train_crop_mode fuser lr_base_scale wandb_resume_id loss_pos_weight
+layer_decay_min_scale epoch_repeats recovery_interval tta wandb_tags local_rank
+"""  # false, empty, zero or none
 TIMM_ONLY: dict[str, Any] = {
-    **dict.fromkeys(
-        (
-            *(
-                "fast_norm",
-                "torchscript",
-                "no_ddp_bb",
-                "synchronize_step",
-                "resplit",
-                "split_bn",
-                "model_ema_force_cpu",
-            ),
-            *(
-                "jsd_loss",
-                "bce_loss",
-                "bce_sum",
-                "save_images",
-                "use_multi_epochs_loader",
-                "log_wandb",
-                "no_resume_opt",
-            ),
-            *("naflex_loader", "naflex_patchify_channels_first", "dataset_trust_remote_code"),
-        ),
-        False,
-    ),
-    **dict.fromkeys(
-        (
-            *("head_init_scale", "head_init_bias", "torchcompile_mode", "device_modules", "opt_eps", "opt_betas"),
-            *("layer_decay_no_opt_scale", "lr_noise", "start_epoch", "color_jitter_prob", "grayscale_prob"),
-            *("gaussian_blur_prob", "bce_target_thresh", "bce_pos_weight", "cutmix_minmax", "drop_connect"),
-            *("drop_block", "bn_momentum", "bn_eps", "wandb_project", "train_img_sizes", "train_batch_sizes"),
-            *("train_size_probs", "train_batches_per_epoch", "naflex_patch_sizes", "naflex_patch_size_probs"),
-            *("kd_model_name", "kd_student_feature_dim", "kd_teacher_feature_dim", "distill_loss_weight"),
-            *("task_loss_weight", "class_stats", "loss_weight_max", "lr_decay_fn", "lr_stable_timescale"),
-            "save_epochs",
-        )
-    ),
-    **dict.fromkeys(("fuser", "lr_base_scale", "wandb_resume_id", "loss_pos_weight"), ""),
-    "layer_decay_min_scale": 0,
+    **dict.fromkeys(_OFF.split()),
     "lr_noise_pct": 0.67,
     "lr_noise_std": 1.0,
     "lr_cycle_mul": 1.0,
     "lr_cycle_decay": 0.5,
     "lr_cycle_limit": 1,
     "lr_k_decay": 1.0,
-    "epoch_repeats": 0.0,
+    "lr_base_size": 256,
     "recount": 1,
-    "recovery_interval": 0,
-    "tta": 0,
-    "wandb_tags": [],
     "worker_seeding": "all",
-    "local_rank": 0,
     "train_size_schedule": "constant",
     "train_size_schedule_spread": 0.65,
     "train_size_random_mix": 0.1,
@@ -226,7 +197,6 @@ class TrainConfig:
     num_classes: int | None = _MODEL(
         None, "number of classes (default: of the data, else of the model)", metavar="N", within="[1, inf)"
     )
-    gp: str | None = _MODEL(None, "global pooling", metavar="POOL")
     img_size: int | None = _MODEL(None, "image size (default: of the model)", metavar="N", within="[1, inf)")
     in_chans: int | None = _MODEL(None, "input channels (default: 3)", metavar="N", within="[1, inf)")
     input_size: list[int] | None = _MODEL(
@@ -283,8 +253,7 @@ class TrainConfig:
     sched: str = _SCHEDULE("cosine", "learning rate schedule", metavar="NAME")
     sched_on_updates: bool = _SCHEDULE(False, "step the schedule per update, not per epoch")
     lr: float | None = _SCHEDULE(None, "learning rate (default: from --lr-base)", metavar="LR", within="[0, inf)")
-    lr_base: float = _SCHEDULE(0.1, "lr = lr_base * global batch / lr_base_size", metavar="LR", within="[0, inf)")
-    lr_base_size: int = _SCHEDULE(256, "batch size that --lr-base is for", metavar="N", within="[1, inf)")
+    lr_base: float = _SCHEDULE(0.1, "lr = lr_base * global batch / 256", metavar="LR", within="[0, inf)")
     warmup_lr: float = _SCHEDULE(1e-05, "learning rate at the start of warmup", metavar="LR", within="[0, inf)")
     min_lr: float = _SCHEDULE(0.0, "least learning rate", metavar="LR", within="[0, inf)")
     decay_milestones: list[int] = _SCHEDULE(
@@ -300,7 +269,6 @@ class TrainConfig:
     )
 
     no_aug: bool = _AUG(False, "resize images only, whatever the flags below say")
-    train_crop_mode: str | None = _AUG(None, "crop of training images, such as rrc, rkrc or rkrr")
     scale: list[float] = _AUG(
         [0.08, 1.0], "area of the random crop, as a share of the image", metavar="PCT", within="(0, inf)"
     )
@@ -352,7 +320,7 @@ class TrainConfig:
         return config
 
     def __post_init__(self) -> None:
-        given = self.__dict__.pop("_given")
+        given: frozenset[str] = self.__dict__["_given"]
         defaults = dict(MULTILABEL_DEFAULTS) if self.task == MULTILABEL else {}
         if not (self.data_dir or self.dataset):
             defaults = {**BUILTIN_DEFAULTS, **({"dataset": "topk/several"} if defaults else {}), **defaults}
@@ -380,8 +348,16 @@ class TrainConfig:
         return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     def replace(self, **settings: Any) -> "TrainConfig":
-        """Return a copy with other values of these settings."""
-        return replace(self, **settings)
+        """Return the configuration of the given settings and these; values that neither gives are defaults."""
+        return type(self)(**{name: getattr(self, name) for name in self.__dict__["_given"]} | settings)
+
+    def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
+        """Return the configuration of a run on batches of a program: with timm's defaults, not the built-in job's."""
+        given: frozenset[str] = self.__dict__["_given"]
+        changed: dict[str, Any] = {} if given & {"dataset", "data_dir"} else {"dataset": OWN_BATCHES}
+        if batch_size and "batch_size" not in given:
+            changed["batch_size"] = batch_size
+        return self.replace(**changed)
 
     @property
     def mixes(self) -> bool:

@@ -349,7 +349,7 @@ def create_train_loader(
     if config.aug_splits > 1:
         dataset = AugMixDataset(dataset, num_splits=config.aug_splits)
     same = config.no_aug or not config.train_interpolation
-    augmentation = ("no_aug", "train_crop_mode", "scale", "ratio", "hflip", "vflip", "color_jitter")
+    augmentation = ("no_aug", "scale", "ratio", "hflip", "vflip", "color_jitter")
     try:
         loader = create_loader(
             dataset,
@@ -367,7 +367,7 @@ def create_train_loader(
         )
     except (AssertionError, KeyError, ValueError, NotImplementedError) as error:
         raise DataError(
-            "timm cannot create the training transforms; see --aa, --train-crop-mode, --color-jitter, --scale, --ratio "
+            "timm cannot create the training transforms; see --aa, --color-jitter, --scale, --ratio "
             f"and --aug-repeats: {error or type(error).__name__}"
         ) from error
     dtype = compute.dtype if config.no_prefetcher else None

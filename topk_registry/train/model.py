@@ -22,6 +22,7 @@ from topk_registry.train.config import TrainConfig
 from topk_registry.train.errors import TrainError
 
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", " bf16")  # of /proc/cpuinfo; the last on ARM
+LR_BASE_SIZE = 256  # the batch size that --lr-base is for
 PREPROCESSING = ("input_size", "crop_pct", "mean", "std", "interpolation")
 
 
@@ -138,7 +139,6 @@ def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
             num_classes=num_classes,
             drop_rate=config.drop,
             drop_path_rate=config.drop_path,
-            global_pool=config.gp,
             checkpoint_path=config.initial_checkpoint,
             pretrained_cfg_overlay=overlay,
             **_sized(config),
@@ -180,9 +180,9 @@ def preprocessing_of(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
 
 def settle_rate(config: TrainConfig, world_size: int) -> TrainConfig:
     """Return the configuration with its learning rate: as given, or by timm's rule for the global batch size."""
-    if config.lr:
+    if config.lr is not None:
         return config
-    ratio = config.batch_size * world_size * config.grad_accum_steps / config.lr_base_size
+    ratio = config.batch_size * world_size * config.grad_accum_steps / LR_BASE_SIZE
     root = any(name in config.opt.lower() for name in ("ada", "lamb"))
     return config.replace(lr=config.lr_base * (ratio**0.5 if root else ratio))
 

@@ -62,7 +62,8 @@ class Trainer:
     Args:
         config: the settings; by default a job on a built-in data set.
         model: your own model, instead of timm's by name.
-        train_loader, eval_loader: your own batches (images, labels), instead of a data set by name.
+        train_loader, eval_loader: your own batches (images, labels), instead of a data set by name. Settings that are
+            not given have timm's defaults, those of the built-in job only if there is no loader.
         on_step: called after each batch with the run and the loss of the batch, a tensor on the device.
         on_epoch: called after each epoch with the run and the row of the epoch.
         quiet: print nothing and draw no curves.
@@ -87,6 +88,13 @@ class Trainer:
         self.config = TrainConfig() if config is None else config
         if eval_loader is not None and train_loader is None:
             raise TrainError("an eval_loader needs a train_loader")
+        if train_loader is not None:
+            size = getattr(train_loader, "batch_size", None)
+            self.config = self.config.for_own_batches(size if isinstance(size, int) else None)
+            if self.config.mixes:
+                raise TrainError(
+                    "own batches are trained as they are: mix in the loader, and leave out mixup and cutmix"
+                )
         if model is not None:
             self.config = self.config.replace(model=type(model).__name__)
         self._parts = (model, train_loader, eval_loader)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from topk_registry.cli.parser import ArgumentParser, ParseOptions, positive, within
-from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, TrainConfig, clean_settings
+from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, TrainConfig, clean_settings
 from topk_registry.train.errors import TrainError
 
 # settings of the run that another data set, given by a flag, replaces
@@ -195,6 +195,10 @@ def validate(args: Any) -> dict[str, Any]:
     from topk_registry.train import data
 
     config = opened.config or TrainConfig(**{name: given[name] for name in DATA if name in given})
+    if config.dataset == OWN_BATCHES:
+        if not config.data_dir:
+            raise TrainError(f"{args.path} was trained on batches of a program: name the data, by DIR or --dataset")
+        config = config.replace(dataset="")
     channels = (config.input_size or [3])[0]
     fraction = data.held_out_fraction(config)
     split = config.train_split if fraction else config.val_split

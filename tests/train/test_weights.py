@@ -1,0 +1,54 @@
+"""Weights that a run begins with, and compiled models."""
+
+import pytest
+import timm
+import torch
+
+from tests.train.conftest import TINY
+
+
+def backbone(state):
+    return {name: value for name, value in state.items() if not name.startswith(("fc.", "classifier.", "head."))}
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+def test_published_weights_come_from_a_file_and_the_classifier_is_new(train, tmp_path, monkeypatch, by_path):
+    """``--pretrained`` with the published file in place, so that nothing is downloaded; and a file by its path."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("timm.models._builder._USE_OLD_CACHE", True)  # timm's TIMM_USE_OLD_CACHE=1
+    published = timm.create_model("tinynet_e", pretrained=False)
+    place = tmp_path / "cache" / "hub" / "checkpoints"
+    place.mkdir(parents=True)
+    file = place / published.default_cfg["url"].rpartition("/")[2]
+    torch.save(published.state_dict(), file)
+    tiny = [word for word in TINY if word not in ("--model-kwargs", "width=4")]
+    source = ("--pretrained-path", file) if by_path else ("--pretrained",)
+    run = train("--model", "tinynet_e", *source, "--lr", "0", "--epochs", "1", tiny=tiny)
+    assert run.status == 0, run.err
+    saved = run.checkpoint()["state_dict"]
+    assert saved["classifier.weight"].shape[0] == 12
+    for name, value in backbone(published.state_dict()).items():
+        if not name.endswith(("running_mean", "running_var", "num_batches_tracked")):  # which training moves
+            assert torch.equal(saved[name], value), name
+
+
+def test_weights_that_are_not_published_are_an_error(train):
+    run = train("--pretrained")
+    assert run.status == 2
+    assert "topk_convnet" in run.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.nightly)])  # a C++ compiler
+@pytest.mark.filterwarnings("ignore")  # of the compiler
+def test_a_compiled_model_trains_resumes_and_validates(train, backend):
+    flags = ("--loss", "smooth_topk_svm", "--model-ema")
+    plain = train(*flags, name="plain")
+    run = train(*flags, "--torchcompile", backend)
+    assert run.status == 0, run.err
+    for one, two in zip(plain.summary, run.summary, strict=True):
+        assert float(two["train_loss"]) == pytest.approx(float(one["train_loss"]), rel=1e-3)  # sums in another order
+    assert {*run.checkpoint()["state_dict"]} == {*plain.checkpoint()["state_dict"]}
+    resumed = train(*flags, "--torchcompile", backend, "--epochs", "3", "--resume", "auto")
+    assert resumed.status == 0, resumed.err
+    assert [row["epoch"] for row in resumed.summary] == ["1", "2", "3"]
