@@ -159,6 +159,7 @@ HOSTILE = {
     "largest header": (png_header(2**31 - 1, 2**31 - 1), "image/png", "", 413, "pixels"),
     "PNG bomb": (png_header(30_000, 30_000, bytes(10**7)), "image/png", "", 413, "25000000"),
     "strip that grows": (strip(1, 60_000_000 // 64), "image/png", "", 413, "after resizing"),
+    "strips that grow together": (*form([strip(1, 62_500)] * 32), "", 413, "together"),
     "zip bomb": (zip_bomb(), "image/png", "", 400, "known format"),
     "zip as a form": (zip_bomb(), "application/zip", "", 415, "Content-Type"),
     "text": (b"hello", "text/html", "", 415, "text/html"),
