@@ -173,8 +173,11 @@ def test_folder_of_images(train, folder):
 def test_other_formats_are_counted(train, folder):
     for i in range(5):
         Image.new("RGB", (40, 40)).save(folder / "train" / "red" / f"more{i}.webp")
-    run = train(folder, *FOLDER, "--dry-run", tiny=())
-    assert "skipped 5 .webp files" in run.out
+        Image.new("RGB", (40, 40)).save(folder / "validation" / "red" / f"more{i}.gif")
+    for flags, status in ((["--dry-run"], 0), (["--batch-size", "1000"], 2)):  # also before a complaint
+        run = train(folder, *FOLDER, *flags, tiny=())
+        assert run.status == status
+        assert all(f"skipped 5 {kind} files" in run.out for kind in (".webp", ".gif"))
 
 
 @pytest.mark.parametrize("gone", ["train", "validation"])
