@@ -103,8 +103,8 @@ class Masses(NamedTuple):
                 counts = labels != ignore_index
                 labels = labels.masked_fill(~counts, 0)
             labels = labels[:, None]
-            dtype = widest(labels)
-            shares = torch.ones_like(labels, dtype=dtype) if counts is None else counts[:, None].to(dtype)
+            kind = widest(labels)
+            shares = torch.ones_like(labels, dtype=kind) if counts is None else counts[:, None].to(kind)
             row_weights = shares if weight is None else shares * weight.to(shares)[labels]
             if sample_weight is not None:
                 row_weights = row_weights * sample_weight[:, None].to(shares)

@@ -55,13 +55,12 @@ def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
     certain = top[:, k : k + 1] == -torch.inf  # at most k finite scores: there is one set
     usual, top = torch.where(certain, 0.0, logits), torch.where(certain, 0.0, top)
     if 2 * k > n:
-        inside = _inside_and_outside(-usual, *(-usual).topk(_group_size(n - k, n), dim=-1), n - k, temperature)[1]
+        inside = _probabilities(-usual, *(-usual).topk(_group_size(n - k, n), dim=-1), n - k, temperature, 1)
         inside = torch.where(logits == -torch.inf, 0.0, inside)
     else:
-        inside = _inside_and_outside(usual, top, where, k, temperature)[0]
-    return torch.where(
-        certain, torch.where(logits == -torch.inf, 0.0, torch.where(logits < torch.inf, 1.0, torch.nan)), inside
-    )
+        inside = _probabilities(usual, top, where, k, temperature, 0)
+    of_certain = torch.where(logits == -torch.inf, 0.0, 1.0 + (logits - logits))  # NaN for inf and NaN
+    return torch.where(certain, of_certain, inside)
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
@@ -80,7 +79,7 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
     usual, top = torch.where(certain, 0.0, s), torch.where(certain, 0.0, top)
     group = usual.gather(1, where)
     of_next = _solve(usual, top, group, where, k, k + 1, theta)
-    of_kth = _solve(usual, top, group, where, k, k, theta)
+    of_kth = _solve(usual, top, group, where, k, k, theta, of_next)
     of_best = _group_margins(group, of_next, theta, slice(0, k))
     in_top = torch.cat((of_best, _group_margins(group, of_kth, theta, slice(k, None))), 1)
     if of_kth.tail is None:
@@ -100,7 +99,9 @@ def log_odds(x: Tensor, k: int) -> Tensor:
 class _Solution(NamedTuple):
     a: Tensor  # [B, 1], the score that all others are relative to
     t: Tensor  # [B, 1], the tilt
+    mass: Tensor  # [B, 1], the sum of the tail's odds before the tilt
     tail: Tensor | None  # [B, n], odds; 0 at the top group
+    P: Tensor | None  # [B, k], power sums of the tail
     p: Tensor  # [B, T], of the top group
     q: Tensor  # [B, T], 1 - p
     outside: Tensor  # [2, B, T], coefficients k - 1 and k of the product without each class of the top group
@@ -108,44 +109,58 @@ class _Solution(NamedTuple):
 
 
 def _group_size(k: int, n: int) -> int:
-    """Return the size of the top group: at least 2k + 1, so that the odds of all other classes are below 1."""
-    return min(n, 1 << (2 * k).bit_length()) if k <= WITH_TAIL else n
+    """Return the size of the top group: 2k + 1, so that the odds of all other classes are below 1."""
+    return min(n, 2 * k + 1) if k <= WITH_TAIL else n
 
 
-def _solve(s: Tensor, top: Tensor, group: Tensor, where: Tensor, k: int, balance: int, theta: float) -> _Solution:
+def _solve(
+    s: Tensor,
+    top: Tensor,
+    group: Tensor,
+    where: Tensor,
+    k: int,
+    balance: int,
+    theta: float,
+    of_next: _Solution | None = None,
+) -> _Solution:
     """Solve for k with the tilt for ``balance`` classes.
 
-    ``top`` are the largest scores [B, T], ``group`` the same with a gradient, and ``where`` their classes.
+    ``top`` are the largest scores [B, T], ``group`` the same with a gradient, and ``where`` their classes. The solution
+    for one class more has the same tail, with odds that are larger by one factor per row.
     """
     # relative to this score first: far from zero, scores and the tilt would lose their last digits together
     a = top[:, balance - 1 : balance].detach()
     x_top = ((top - a) / theta).detach()
-    e = None
-    if top.shape[1] < s.shape[1]:
-        e = ((s - a) / theta).scatter(1, where, -torch.inf).exp()
-    mass = torch.zeros_like(a) if e is None else e.detach().sum(-1, keepdim=True)
+    tail, P, start, mass, shift = None, None, torch.ones_like(a)[None], torch.zeros_like(a), 0.0
+    if of_next is not None:
+        tail, shift = of_next.tail, (of_next.a - a) / theta
+        mass = of_next.mass * shift.exp()
+    elif top.shape[1] < s.shape[1]:
+        tail = ((s - a) / theta).scatter(1, where, -torch.inf).exp()
+        mass = tail.detach().sum(-1, keepdim=True)
     t = tilt(x_top, mass, balance)
+    if tail is not None:
+        shift = shift - t if of_next is None else shift + of_next.t - t
+        tail = tail * shift.exp()
+        P = power_sums(tail, k) if of_next is None or of_next.P is None else _tilted(of_next.P, shift)
+        start = from_power_sums(P)
     w = (((group - a) / theta) - t).clamp_max(MAX_GAP).exp()
     q = 1 / (1 + w)
-    p, tail, start = w * q, None, t.new_ones(1, 1, 1)
-    if e is not None:
-        tail = e * (-t).exp()
-        start = from_power_sums(power_sums(tail, k))
+    p = w * q
     levels = product_tree(torch.stack((q, p)), k)
-    return _Solution(a, t, tail, p, q, leave_one_out(levels, start, k, 2), product(levels[-1], start, 0, 0, k))
+    outside, c = leave_one_out(levels, start, k, 2), product(levels[-1], start, 0, 0, k)
+    return _Solution(a, t, mass, tail, P, p, q, outside, c)
 
 
-def _inside_and_outside(s: Tensor, top: Tensor, where: Tensor, k: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Return the probabilities [B, n] of each class to be in the set, and not to be in it; neither cancels."""
+def _probabilities(s: Tensor, top: Tensor, where: Tensor, k: int, theta: float, outside: int) -> Tensor:
+    """Return the probability [B, n] of each class to be in the set, or outside of it; neither cancels."""
     f = _solve(s, top, top, where, k, k, theta)
-    chosen, not_chosen = f.p * f.outside[0], f.q * f.outside[1]
-    total = chosen + not_chosen
+    cases = f.p * f.outside[0], f.q * f.outside[1]  # in the set, outside of it
+    in_top = cases[outside] / (cases[0] + cases[1])
     if f.tail is None:
-        zeros = torch.zeros_like(s)
-        return zeros.scatter(1, where, chosen / total), zeros.scatter(1, where, not_chosen / total)
-    below, last = divide_out(f.c, f.tail, k)
-    inside = (f.tail * below / f.c[k]).scatter(1, where, chosen / total)
-    return inside, (last / f.c[k]).scatter(1, where, not_chosen / total)
+        return torch.zeros_like(s).scatter(1, where, in_top)
+    below, last = divide_out(f.c / f.c[k], f.tail, k)
+    return (last if outside else f.tail * below).scatter(1, where, in_top)
 
 
 def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) -> Tensor:
@@ -294,8 +309,8 @@ def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return coefficients k - 1 and k [B, n] of the product c [k + 1, B, 1] without the factor 1 + w_i X, w_i < 1."""
     d = c[0]
     for j in range(1, k):
-        d = c[j] - w * d
-    return d, c[k] - w * d
+        d = torch.addcmul(c[j], w, d, value=-1)
+    return d, torch.addcmul(c[k], w, d, value=-1)
 
 
 class State(NamedTuple):
