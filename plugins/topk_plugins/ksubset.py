@@ -26,8 +26,8 @@ class KSubsetNLL(ClassificationLoss):
     labels, or with all classes, is 0, as there is only one such set. For class indices [B] it is cross-entropy.
 
     A soft target [B, n] of numbers in [0, 1] has the probability of each label. If a row adds up to an integer k, its
-    loss is the expected loss of a random k-set with these inclusion probabilities; otherwise the two set sizes around the
-    sum are mixed. ``label_smoothing`` spreads its share of k over all classes.
+    loss is the expected loss of a random k-set with these inclusion probabilities; otherwise the two set sizes around
+    the sum are mixed. ``label_smoothing`` spreads its share of k over all classes.
 
     Rows of k-hot targets are grouped by k. Reading k synchronizes with the GPU and breaks a compiled graph. Under
     ``torch.func.vmap`` over targets k cannot be read, and a row costs O(n^2).
