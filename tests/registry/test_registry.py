@@ -256,9 +256,10 @@ def test_the_public_functions_are_these(acme):
     assert tr.get_loss_builder("acme").__module__ == "acme_losses"
     tr.register_loss("acme", override=True)(lambda: max)
     assert tr.create_loss("acme") is max
-    tr.register_loss("acme", override=True)(lambda: 3.0)
-    with pytest.raises(BrokenPluginError, match=r"of this process \(.*\) returned 3.0, expected a callable"):
-        tr.create_loss("acme")
+    for returned, text in ((3.0, "3.0"), (torch.nn.MSELoss, "<class .*MSELoss'>")):  # the class in place of a loss
+        tr.register_loss("acme", override=True)(lambda returned=returned: returned)
+        with pytest.raises(BrokenPluginError, match=rf"of this process \(.*\) returned {text}, expected a callable"):
+            tr.create_loss("acme")
     tr.registry.losses.unregister("acme")
     assert callable(tr.create_loss("acme", k=2))
 

@@ -434,6 +434,13 @@ class TwoHooks(ClassificationLoss):
         return -logits.log_softmax(-1).gather(1, label[:, None])[:, 0]
 
 
+class WithoutInit(ClassificationLoss):
+    """Its constructor forgets the base's."""
+
+    def __init__(self):
+        self.tau = 1.0
+
+
 class WeightingTwice(ClassificationLoss):
     """Its weights of rows are squared."""
 
@@ -478,6 +485,7 @@ times.register_fake(lambda x, factor: torch.empty_like(x))
 
 # one defect for each check; the message says what is wrong in the check's own terms
 SINGLE = [
+    ("returns_differentiable_scalar", WithoutInit, "WithoutInit.__init__ must call super().__init__()"),
     ("returns_differentiable_scalar", detached, "expected a loss that requires grad"),
     ("prefers_the_label", negative, "expected less loss with the label first (-"),
     ("keeps_the_precision", float32_inside, "float64 logits must give a float64 loss of indices, got float32"),

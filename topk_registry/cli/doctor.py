@@ -5,7 +5,6 @@ import platform
 import re
 import shutil
 import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
@@ -15,7 +14,7 @@ from topk_registry import registry
 from topk_registry.cli.commands import commands
 from topk_registry.cli.parser import ArgumentParser
 from topk_registry.registry.discovery import installed_version, misspelt_groups
-from topk_registry.registry.errors import MissingPackageError, PluginError
+from topk_registry.registry.errors import DisabledPluginError, MissingPackageError, PluginError
 
 REQUIRED = ("torch", "timm")
 OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime")
@@ -87,22 +86,15 @@ def _devices(report: Report) -> None:
 
 def _timm_command(report: Report) -> None:
     """Two distributions may both install a command ``timm``; pip does not complain."""
-    path, scripts = shutil.which("timm"), sysconfig.get_path("scripts")
-    if path is None:
-        report.facts["timm command"] = "not on PATH"
-        report.notes.append(f"the commands are in {scripts}, which is not on PATH")
-        return
-    wrapped = re.search(r"^from ([\w.]+) import \w+", Path(path).read_text(errors="ignore"), re.MULTILINE)
-    module = wrapped[1] if wrapped else "unknown"
-    report.facts["timm command"] = f"{path} ({module})"
-    if module != "topk_registry.cli.main":
+    path = shutil.which("timm")
+    text = Path(path).read_text(errors="ignore") if path else ""
+    wrapped = re.search(r"^from ([\w.]+) import \w+", text, re.MULTILINE)
+    report.facts["timm command"] = f"{path} ({wrapped[1] if wrapped else 'unknown'})" if path else "not on PATH"
+    if path and (wrapped is None or wrapped[1] != "topk_registry.cli.main"):
         report.problems.append(f"the timm command on PATH is not this one: {path}; use topk-train instead")
-    elif Path(path).parent.resolve() != Path(scripts).resolve():
-        report.notes.append(f"the timm command on PATH, {path}, is of another environment than {sys.executable}")
 
 
 def _plugins(report: Report) -> None:
-    working = []
     for names in (registry.losses, registry.datasets, registry.model_files, commands):
         report.problems += names.problems()
         for plugin in names.shadowed():
@@ -110,15 +102,12 @@ def _plugins(report: Report) -> None:
             report.notes.append(f"{names.kind} {plugin.name!r} is {owner}'s; {plugin.owner} has {plugin.qualified!r}")
         infos = names.infos()
         for info in infos:
-            if info.status == "disabled":
-                report.notes.append(f"{names.kind} {info.name!r}: {info.error}")
-                continue
             try:
                 names.builder(info.name)
             except PluginError as error:
                 missing = isinstance(error.__cause__, (MissingPackageError, ModuleNotFoundError))
                 of_an_extra = missing and "is not installed" not in info.error  # of the plug-in's own module
-                (report.notes if of_an_extra else report.problems).append(str(error))
-        working.append(f"{names.group.partition('.')[2]}: {len(infos)}")
-    report.facts["plug-ins"] = ", ".join(working)
+                noted = of_an_extra or isinstance(error, DisabledPluginError)
+                (report.notes if noted else report.problems).append(str(error))
+        report.facts[names.group.partition(".")[2]] = f"{len(infos)}"
     report.problems += dict.fromkeys(message for message, _ in misspelt_groups())

@@ -97,7 +97,7 @@ def create_loss(name: str, **options: Any) -> "Loss":
 def build_loss(name: str, factory: Builder, /, **options: Any) -> "Loss":
     """Create a loss with the factory that :func:`get_loss_builder` returned for its name."""
     loss = losses.build(name, factory, options)
-    if not callable(loss):
+    if not callable(loss) or isinstance(loss, type):
         raise BrokenPluginError(f"{losses.describe(name)} returned {loss!r}, expected a callable (logits, target)")
     is_module = any(base.__module__ == "torch.nn.modules.module" for base in getattr(type(loss), "__mro__", ()))
     if is_module and "_parameters" not in vars(loss):
