@@ -25,7 +25,7 @@ from topk_export.runtime.weights import move_into_place
 from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, guarantee, threshold_table
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
-from topk_registry.data.agreement import agreement
+from topk_registry.data.agreement import agreement, listed
 from topk_registry.data.folders import class_map, read_folders, split_folder
 
 BATCH = 4096  # rows of logits per run of the score nodes
@@ -62,6 +62,7 @@ class Calibration:
         calibration_counts: calibration images of each class [n].
         class_names: of the file.
         earlier: coverage and sizes, on all images, of the sets that the input file had; None without.
+        confused: pairs (label, predicted class) of folders whose images are mostly predicted as one other class.
     """
 
     sets: PredictionSets
@@ -70,6 +71,7 @@ class Calibration:
     calibration_counts: np.ndarray
     class_names: tuple[str, ...]
     earlier: SetCounts | None = None
+    confused: Sequence[tuple[str, str]] = ()
 
     def as_json(self) -> dict[str, Any]:
         """Return the facts with coverage per class, as JSON can hold them."""
@@ -83,7 +85,8 @@ class Calibration:
             for i, name in enumerate(self.class_names)
         ]
         earlier = None if self.earlier is None else self.earlier.summary()
-        return {**self.facts, "summary": self.counts.summary(), "earlier": earlier, "classes": classes}
+        report = {"summary": self.counts.summary(), "earlier": earlier, "confused": list(self.confused)}
+        return {**self.facts, **report, "classes": classes}
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
@@ -110,6 +113,10 @@ class Calibration:
             out.append(
                 f"note        {facts['classes_in_every_set']} classes have fewer than {fewest(facts['alpha'])} "
                 "calibration images: they are in every set"
+            )
+        if self.confused:
+            out.append(
+                f"note        images of these folders are mostly predicted as another class: {listed(self.confused)}"
             )
         if high < 1 - facts["alpha"]:
             out.append("warning     the measured coverage is below the guarantee: are these the images of one source?")
@@ -209,7 +216,8 @@ def calibrate_file(
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     _write(built, metadata, facts, Path(model), output)
-    return Calibration(sets, facts, counts, np.bincount(labels[calibrate], minlength=n), names, earlier)
+    seen = np.bincount(labels[calibrate], minlength=n)
+    return Calibration(sets, facts, counts, seen, names, earlier, agreed.confused)
 
 
 def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:

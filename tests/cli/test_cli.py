@@ -37,8 +37,8 @@ def plugins():
 def test_losses_are_listed_with_owner_status_and_summary(fresh, capsys):
     assert cli.main(["losses", "ac*", "ce"]) == 0
     header, *rows = capsys.readouterr().out.splitlines()
-    assert header.split() == ["NAME", "FROM", "STATUS", "LABELS", "SUMMARY"]
-    assert rows[0].split(maxsplit=5) == ["acme", "acme-losses", "2.5", "available", "one", "A loss of acme's."]
+    assert header.split() == ["NAME", "FROM", "STATUS", "SUMMARY"]
+    assert rows[0].split(maxsplit=4) == ["acme", "acme-losses", "2.5", "available", "A loss of acme's."]
     assert rows[1].split()[:2] == ["ce", "timm"]
     assert "acme_losses" not in sys.modules
 
@@ -63,35 +63,32 @@ def test_one_loss_lists_its_options_with_defaults_and_ranges(capsys):
     assert ["label_smoothing", "0.0", "[0, 1]"] in rows
     assert cli.main(["losses", "focal", "--json"]) == 0
     known = json.loads(capsys.readouterr().out)
-    assert {"name": "gamma", "required": False, "default": 2.0, "range": "[0, inf)"} in known["options"]
+    assert {"name": "gamma", "default": 2.0, "range": "[0, inf)"} in known["options"]
     assert cli.main(["losses", "ce"]) == 0
 
 
 def test_json_of_all_losses(fresh, capsys):
     assert cli.main(["losses", "acm*", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
-    assert (entry["version"], entry["value"], entry["takes_k_hot"]) == ("2.5", "acme_losses:Mine", False)
+    assert (entry["version"], entry["value"]) == ("2.5", "acme_losses:Mine")
 
 
 @pytest.mark.parametrize(
     "source",
     ["class Mine:\n    takes_k_hot: bool = True\n", "def Mine(): return print\nMine.takes_k_hot = True\n"],
 )
-def test_a_loss_that_takes_k_hot_targets_says_so_in_its_source(fresh, capsys, source):
+def test_a_loss_says_that_it_takes_k_hot_targets(fresh, source):
     fresh.module("acme_losses", source)
     refresh_plugins()
-    assert cli.main(["losses", "acme", "ce", "zlpr", "bce", "--k-hot"]) == 0
-    names = {row.split()[0] for row in capsys.readouterr().out.splitlines()[1:]}
-    assert names == {"acme", "bce", "zlpr"}
-    assert "acme_losses" not in sys.modules
-    registry.get_loss_builder("acme")
-    assert registry.takes_k_hot("acme")
+    names = ("acme", "ce", "zlpr", "bce", "focal", "ksubset_nll")
+    assert [name for name in names if registry.takes_k_hot(name)] == ["acme", "zlpr", "bce", "ksubset_nll"]
 
 
 def test_a_disabled_or_broken_loss_is_listed_with_the_reason(fresh, capsys, monkeypatch):
-    fresh.module("acme_losses", "import math\ndef Mine(: pass\n")
-    assert cli.main(["losses", "acme", "focal"]) == 0
-    assert "(acme_losses, line 2)" in capsys.readouterr().out
+    fresh.distribution("hollow", {"acme_2": "no_such_module:Mine"})
+    refresh_plugins()
+    assert cli.main(["losses", "acm*", "focal"]) == 0
+    assert "'no_such_module' is not installed" in capsys.readouterr().out
     monkeypatch.setenv("TOPK_REGISTRY_DISABLE", "acme")
     assert cli.main(["losses", "acm*"]) == 0
     assert "disabled by TOPK_REGISTRY_DISABLE" in capsys.readouterr().out
@@ -114,7 +111,7 @@ def test_an_unknown_name_is_one_line(fresh, capsys):
 
 
 def test_a_hidden_loss_is_listed_by_its_full_name(fresh, capsys):
-    fresh.distribution("rival-losses", {"topk_hinge": "acme_losses:Mine", "ce": "acme_losses:Gone"})
+    fresh.distribution("rival-losses", {"topk_hinge": "acme_losses:Mine", "ce": "gone_losses:Mine"})
     refresh_plugins()
     assert loss_info("topk_hinge").distribution == "topk-registry"
     assert create_loss("topk_hinge", k=3).k == 3
@@ -223,13 +220,6 @@ def test_groups_of_others_are_not_checked(fresh):
     assert not [message for message, _ in misspelt_groups() if "acme" in message]
 
 
-def test_doctor_lists_wildcards_that_match_nothing(fresh, monkeypatch):
-    monkeypatch.setenv("TOPK_REGISTRY_DISABLE", "acme-losses, acme-lossse")
-    monkeypatch.setenv("TOPK_REGISTRY_PLUGINS", "topk_*, globex:*")
-    notes = [note for note in plugins().notes if "matches no" in note]
-    assert ["globex" in notes[0], "acme-lossse" in notes[1]] == [True, True]
-
-
 @pytest.mark.parametrize(
     ("module", "problems"), [("topk_registry.cli.main", 0), ("timm.cli", 1), (None, 0)], ids=["ours", "another", "none"]
 )
@@ -249,5 +239,5 @@ def test_two_wheels_of_onnxruntime_are_a_problem(site):
         site.distribution(name, {}, version="9.9")
     report = doctor.Report()
     doctor._packages(report)
-    assert "onnxruntime-gpu 9.9" in report.facts["onnxruntime"]
+    assert report.facts["onnxruntime-gpu"] == "9.9"
     assert any("overwrite each other" in problem for problem in report.problems)

@@ -76,10 +76,6 @@ def test_folders_that_are_no_classes_are_an_error(make, paths, words):
         read_folders(make(*paths), SUFFIXES)
 
 
-def test_a_flat_folder_is_accepted_on_request(make):
-    assert read_folders(make("1.png", "2.png"), SUFFIXES, flat=True).names == [""]
-
-
 def test_a_split_has_synonyms(make):
     root = make("val/", "train/")
     assert split_folder(root, "validation") == root / "val"
@@ -149,8 +145,17 @@ def test_plain_order_instead_of_natural_order_is_found(n):
 def test_two_swapped_folders_of_twenty_are_named():
     order = [1, 0, *range(2, 20)]
     found = agreement(*labelled(20, 20, 0.8, order), [f"c{i}" for i in range(20)])
-    assert sorted(found.swapped) == [("c0", "c1"), ("c1", "c0")]
+    assert sorted(found.confused) == [("c0", "c1"), ("c1", "c0")]
     assert "'c0' as 'c1'" in found.problem
+
+
+@pytest.mark.parametrize("n", [10, 100])
+def test_a_class_that_the_model_does_not_know_is_no_swapped_folder(n):
+    best, labels = labelled(n, 20, 0.9)
+    best[labels < n // 10] = n - 1
+    found = agreement(best, labels, [f"c{i}" for i in range(n)])
+    assert found.confused == [(f"c{i}", f"c{n - 1}") for i in range(n // 10)]
+    assert not found.problem
 
 
 @pytest.mark.parametrize(("n", "accuracy"), [(2, 0.4), (12, 0.15), (1000, 0.05)])

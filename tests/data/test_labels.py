@@ -1,7 +1,5 @@
 """Labels and superclasses, wherever a data set keeps them."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -63,23 +61,6 @@ def test_cifar_100_is_as_published():
 
 def test_superclasses_of_the_built_in_data():
     assert superclasses_of(Hierarchy(size=2)) == [c % 20 for c in range(100)]
-
-
-@pytest.mark.parametrize("content", [["x", "y", "x"], {"a": "x", "b": "y", "c": "x"}])
-def test_superclasses_from_a_file(tmp_path, content):
-    path = tmp_path / "families.json"
-    path.write_text(json.dumps(content))
-    assert superclasses_of(Kept(classes=["a", "b", "c"]), path) == [0, 1, 0]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [({"a": "x"}, "no superclass for 2 classes"), ("x", "expected a JSON list")]
-)
-def test_a_wrong_file_says_what_is_missing(tmp_path, content, message):
-    path = tmp_path / "families.json"
-    path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=message):
-        superclasses_of(Kept(classes=["a", "b", "c"]), path)
 
 
 def test_superclasses_may_be_unknown():

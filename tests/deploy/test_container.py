@@ -44,6 +44,13 @@ def test_floors_are_those_of_the_project():
             assert re.search(rf'"{re.escape(line)}[";]', project), line
 
 
+@pytest.mark.parametrize("name", ["pillow", "onnx", "h11", "python-multipart"])
+def test_a_floor_that_excludes_a_known_hole_names_it(name):
+    project = (ROOT / "pyproject.toml").read_text()
+    assert len(set(re.findall(rf'"{name}>=([\d.]+)', project))) == 1  # the same in every extra
+    assert re.search(rf'"{name}>=[\d.]+",  # .*CVE-\d+-\d+', project)
+
+
 @pytest.mark.slow
 def test_the_service_runs_without_torch(set_file):
     done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(set_file)], capture_output=True, text=True)

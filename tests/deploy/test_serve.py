@@ -159,6 +159,7 @@ HOSTILE = {
     "largest header": (png_header(2**31 - 1, 2**31 - 1), "image/png", "", 413, "pixels"),
     "PNG bomb": (png_header(30_000, 30_000, bytes(10**7)), "image/png", "", 413, "25000000"),
     "strip that grows": (strip(1, 60_000_000 // 64), "image/png", "", 413, "after resizing"),
+    "strips that grow together": (*form([strip(1, 62_500)] * 32), "", 413, "together"),
     "zip bomb": (zip_bomb(), "image/png", "", 400, "known format"),
     "zip as a form": (zip_bomb(), "application/zip", "", 415, "Content-Type"),
     "text": (b"hello", "text/html", "", 415, "text/html"),
@@ -351,7 +352,8 @@ def test_a_host_that_is_not_loopback_needs_names(set_file, capsys):
 
 
 @pytest.mark.slow
-def test_memory_stays_bounded_under_hostile_input(set_file):
+def test_memory_stays_bounded_and_no_file_is_written_under_hostile_input(set_file, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with Process(set_file) as service:
         predict(service.port, PIXEL)
         before = service.memory()
@@ -363,6 +365,7 @@ def test_memory_stays_bounded_under_hostile_input(set_file):
         body, kind = form([strip()] * 32)
         predict(service.port, body, kind=kind)
         assert time.perf_counter() - start < 10
+    assert list(tmp_path.iterdir()) == []
 
 
 def keep_asking(port, color, seconds, tally):

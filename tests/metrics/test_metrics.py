@@ -118,7 +118,6 @@ def test_batches_may_come_in_and_out_of_inference_mode(created_inside):
         ({"k": True, "num_classes": 3}, "k must be"),
         ({"k": 1}, "expected num_classes"),
         ({"k": 1, "num_classes": 3, "class_counts": [1, 2]}, "expected num_classes"),
-        ({"k": 1, "class_counts": [1, 2], "few": 9, "many": 5}, "few <= many"),
     ],
 )
 def test_wrong_options_are_errors(options, message):
@@ -187,27 +186,24 @@ def test_overconfident_marginals_are_not_calibrated(drawn):
 
 
 def test_calibration_error_is_its_definition():
-    k, bins = 2, [0.0, 0.25, 0.5, 1.0]
+    k, bins = 2, 4
     marginals, target = torch.rand(30, 4), torch.randint(0, 4, (30,))
     target[3] = -100
     metric = MarginalCalibration(k, bins=bins)
     metric.update(marginals, target)
-    gap, mass = [0.0, 0.0, 0.0], 0.0
+    gap, mass = [0.0] * bins, 0.0
     for row, y in zip(marginals.double().tolist(), target.tolist(), strict=True):
         for i, p in enumerate(row if y != -100 else []):
-            gap[(p > 0.25) + (p > 0.5)] += k * (i == y) - p
+            gap[(p > 0.25) + (p > 0.5) + (p > 0.75)] += k * (i == y) - p
             mass += p
     assert metric.compute()["calibration_error"] == pytest.approx(sum(map(abs, gap)) / mass, rel=1e-12)
-    assert metric.reliability()["entries"] == pytest.approx([*map(float, count(marginals, target, bins))])
-
-
-def count(marginals, target, bins):
     kept = marginals[target != -100]
-    return [((kept > low) & (kept <= high)).sum() for low, high in itertools.pairwise(bins)]
+    counts = [((kept > b / bins) & (kept <= (b + 1) / bins)).sum().item() for b in range(bins)]
+    assert metric.reliability()["entries"] == counts
 
 
-@pytest.mark.parametrize("bins", [0, [0.0], [0.5, 0.2, 1.0], [0.2, 1.0], [0.0, 0.9]])
-def test_bins_must_cover_the_unit_interval(bins):
+@pytest.mark.parametrize("bins", [0, -1, 2.5, [0.0, 1.0]])
+def test_bins_are_a_positive_number(bins):
     with pytest.raises(ValueError, match="bins must be"):
         MarginalCalibration(2, bins=bins)
 

@@ -17,7 +17,7 @@ def scores(rows: int = 8, scale: float = 2.0) -> torch.Tensor:
 
 
 def differences(s: torch.Tensor, y: torch.Tensor, gap: float) -> torch.Tensor:
-    return s - s.gather(1, y[:, None]) + gap * (1 - F.one_hot(y, N))
+    return s - s.gather(1, y[:, None]) + gap * (1 - F.one_hot(y, N).to(s.dtype))
 
 
 def robust(z: torch.Tensor, lam: torch.Tensor | float) -> torch.Tensor:
@@ -29,6 +29,19 @@ def robust(z: torch.Tensor, lam: torch.Tensor | float) -> torch.Tensor:
 LABELS = torch.arange(8) % N
 
 
+<<<<<<< HEAD
+=======
+@pytest.mark.parametrize("temperature", [0.05, 1.0, 4.0])
+@pytest.mark.parametrize("gap", [0.0, 1.3])  # which single precision rounds
+def test_is_the_papers_formula(temperature, gap):
+    s = scores()
+    for dtype, rtol in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
+        loss = create_loss("ldr_kl", temperature=temperature, gap=gap, reduction="none")
+        wanted = robust(differences(s, LABELS, gap), temperature)
+        torch.testing.assert_close(loss(s.to(dtype), LABELS).double(), wanted, rtol=rtol, atol=rtol)
+
+
+>>>>>>> main
 def test_is_the_worst_case_over_distributions():
     """max_p p z - lambda KL(p || uniform): no distribution gives more, softmax(z / lambda) gives as much."""
     s = scores(1)
@@ -71,11 +84,12 @@ def adapted(z: torch.Tensor, lam_0: float, alpha: float, steps: int = 400) -> to
 @pytest.mark.parametrize("lam_0", [0.5, 2.0])
 def test_adapts_as_the_authors_code_does(alpha, lam_0):
     s = scores(scale=1.0)
-    z = differences(s, LABELS, 1.0)
+    z = differences(s, LABELS, 1.3)
     lam = adapted(z, lam_0, alpha)
     wanted = robust(z, lam) - alpha * math.log(N) / (2 * lam_0) * (lam - lam_0) ** 2
-    found = create_loss("aldr_kl", temperature=lam_0, alpha=alpha, reduction="none")(s, LABELS)
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
+    loss = create_loss("aldr_kl", temperature=lam_0, alpha=alpha, gap=1.3, reduction="none")
+    for target in (LABELS, F.one_hot(LABELS, N).float()):
+        torch.testing.assert_close(loss(s, target), wanted, rtol=1e-9, atol=1e-9)
     assert (lam >= lam_0 * (1 - 1 / alpha)).all()
 
 

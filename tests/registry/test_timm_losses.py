@@ -6,21 +6,14 @@ import torch
 
 import topk_registry as tr
 from topk_registry.registry import timm_losses
-from topk_registry.registry.errors import BrokenPluginError
 from topk_registry.registry.options import CONTEXT
 from topk_registry.train.loss import Facts, LossSpec
 
-modern = pytest.mark.skipif(
-    not hasattr(timm.loss, "create_classification_loss"), reason="this timm has no create_classification_loss"
-)
 
-
-@modern
 def test_the_reserved_names_are_timms_loss_types():
     assert tuple(timm_losses.SUMMARIES) == tuple(timm.loss.LOSS_TYPES)
 
 
-@modern
 def test_they_are_built_by_timm():
     logits, target = torch.randn(4, 10), torch.arange(4)
     loss = tr.create_loss("ce", smoothing=0.1)
@@ -31,7 +24,6 @@ def test_they_are_built_by_timm():
     assert tr.loss_info("ce").version == timm.__version__
 
 
-@modern
 @pytest.mark.parametrize("name", ["ce", "bce", "asl", "poly"])
 def test_a_trainers_context_builds_them(name):
     build = tr.get_loss_builder(name)
@@ -40,7 +32,6 @@ def test_a_trainers_context_builds_them(name):
     assert torch.isfinite(loss(torch.randn(4, 10), torch.arange(4)))
 
 
-@modern
 def test_the_distribution_balanced_loss_gets_the_counts():
     build = tr.get_loss_builder("db")
     wanted = {"class_counts", "smoothing", "soft_targets"}
@@ -54,7 +45,6 @@ def test_draws_are_not_the_number_of_training_images():
         assert spec.build(facts).num_samples == spec.record["defaults"]["num_samples"] == 5
 
 
-@modern
 def test_the_names_that_take_k_hot_targets_are_timms():
     from timm.loss import MULTI_LABEL_LOSS_TYPES
 
@@ -66,20 +56,8 @@ def test_the_names_that_take_k_hot_targets_are_timms():
         assert loss(torch.zeros(2, 3), target).isfinite()
 
 
-@modern
 def test_timms_own_complaints_pass_through():
     with pytest.raises(ValueError, match="multi-label"):
         tr.create_loss("zlpr")
     with pytest.raises(TypeError, match="loss 'ce' takes no option 'loss_type'"):
         tr.create_loss("ce", loss_type="bce")
-
-
-def test_a_timm_without_the_builder_is_said_to_be_too_old(monkeypatch):
-    monkeypatch.delattr(timm.loss, "create_classification_loss", raising=False)
-    monkeypatch.setattr(timm_losses, "read", lambda module: "from .jsd import JsdCrossEntropy")
-    assert "1.0.31 has" in tr.loss_info("ce").error
-    assert tr.loss_info("ce").status == "broken"
-    with pytest.raises(
-        BrokenPluginError, match=r"loss 'ce' is timm's: timm .* has no timm.loss.create_classification_loss"
-    ):
-        tr.create_loss("ce")

@@ -382,6 +382,13 @@ class TwoHooks(ClassificationLoss):
         return -logits.log_softmax(-1).gather(1, label[:, None])[:, 0]
 
 
+class WithoutInit(ClassificationLoss):
+    """Its constructor forgets the base's."""
+
+    def __init__(self):
+        self.tau = 1.0
+
+
 class WeightingTwice(ClassificationLoss):
     """Its weights of rows are squared."""
 
@@ -418,6 +425,7 @@ class Stubborn(Wrong):
 
 # one defect for each check; the message says what is wrong in the check's own terms
 SINGLE = [
+    ("returns_differentiable_scalar", WithoutInit, "WithoutInit.__init__ must call super().__init__()"),
     ("returns_differentiable_scalar", detached, "expected a loss that requires grad"),
     ("prefers_the_label", negative, "expected less loss with the label first (-"),
     ("keeps_the_precision", float32_inside, "float64 logits must give a float64 loss of labels, got float32"),

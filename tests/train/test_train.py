@@ -100,9 +100,11 @@ def test_flags_train(train, flags):
     assert all(np.isfinite(float(row["train_loss"])) for row in run.summary)
 
 
-def test_warning_of_slow_bfloat16(train, monkeypatch):
-    monkeypatch.setattr("topk_registry.train.model.cpu_has_bfloat16", lambda: False)
-    assert "no bfloat16 instructions" in train("--amp", "--dry-run").out
+@pytest.mark.parametrize("flags", [("--amp",), ("--model-dtype", "bfloat16")])
+def test_warning_of_slow_bfloat16(train, monkeypatch, flags):
+    for has, warns in ((False, True), (True, False)):
+        monkeypatch.setattr("topk_registry.train.model.cpu_has_bfloat16", lambda has=has: has)
+        assert ("no bfloat16 instructions" in train(*flags, "--dry-run").out) == warns
 
 
 @pytest.mark.parametrize(
@@ -171,9 +173,11 @@ def test_folder_of_images(train, folder):
 def test_other_formats_are_counted(train, folder):
     for i in range(5):
         Image.new("RGB", (40, 40)).save(folder / "train" / "red" / f"more{i}.webp")
-    run = train(folder, *FOLDER, "--dry-run", tiny=())
-    assert "webp" in run.out
-    assert "5" in run.out
+        Image.new("RGB", (40, 40)).save(folder / "validation" / "red" / f"more{i}.gif")
+    for flags, status in ((["--dry-run"], 0), (["--batch-size", "1000"], 2)):  # also before a complaint
+        run = train(folder, *FOLDER, *flags, tiny=())
+        assert run.status == status
+        assert all(f"skipped 5 {kind} files" in run.out for kind in (".webp", ".gif"))
 
 
 @pytest.mark.parametrize("gone", ["train", "validation"])

@@ -15,48 +15,36 @@ from topk_registry.testing import iter_checks, run_checks
 
 def main(argv: Sequence[str]) -> int:
     """Run the conformance kit on a registered loss."""
-    args = _parser().parse_args(argv)
-    expected = dict.fromkeys(args.expect, "expected on the command line")
-    try:
-        factory = get_loss_builder(args.name)
-        context = accepted_context(factory, dict.fromkeys(CONTEXT))
-        check_options(f"loss {args.name!r}", factory, [*context, *args.loss_opt])
-        checks = iter_checks(
-            args.name, options=args.loss_opt, num_classes=args.num_classes, expected_failed_checks=expected
-        )
-    except (TypeError, ValueError) as error:
-        print(f"topk-registry check: {error}", file=sys.stderr)
-        return 2
-    results, counts = [], Counter[str]()
-    for result in run_checks(checks):
-        print(f"{result.name:<36}  {result.status:<8}  {result.message}".rstrip(), flush=True)
-        if result.place:
-            print(f"{'':<36}  {'':<8}  at {result.place}", flush=True)
-        results.append(result)
-        counts[result.status] += 1
-    print(", ".join(f"{count} {status}" for status, count in counts.items()))
-    if args.json:
-        report = {"loss": args.name, "options": args.loss_opt, "num_classes": args.num_classes}
-        text = json.dumps({**report, "results": [asdict(result) for result in results]}, indent=2, default=str)
-        Path(args.json).write_text(text + "\n", encoding="utf-8")
-    return int(counts["failed"] > 0)
-
-
-def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="topk-registry check",
         description="Run the conformance kit on a registered loss. The exit status is 1 if a check fails. This imports "
         "the loss's plug-in, which runs its code.",
     )
-    parser.add_argument("name", help="a name of `topk-registry losses`, or distribution:name")
-    parser.add_argument(
-        "--loss-opt", nargs="+", default={}, action=ParseOptions, metavar="K=V", help="options of the loss"
-    )
-    parser.add_argument(
-        "--num-classes", type=positive, default=16, metavar="N", help="classes in the data (default: 16)"
-    )
-    parser.add_argument(
-        "--expect", nargs="+", action="extend", default=[], metavar="CHECK", help="checks that are allowed to fail"
-    )
-    parser.add_argument("--json", metavar="FILE", help="also write the results to a JSON file")
-    return parser
+    add = parser.add_argument
+    add("name", help="a name of `topk-registry losses`, or distribution:name")
+    add("--loss-opt", nargs="+", default={}, action=ParseOptions, metavar="K=V", help="options of the loss")
+    add("--num-classes", type=positive, default=16, metavar="N", help="classes in the data (default: 16)")
+    add("--expect", nargs="+", action="extend", default=[], metavar="CHECK", help="checks that are allowed to fail")
+    add("--json", metavar="FILE", help="also write the results to a JSON file")
+    args = parser.parse_args(argv)
+    about = {"options": args.loss_opt, "num_classes": args.num_classes}
+    try:
+        factory = get_loss_builder(args.name)
+        context = accepted_context(factory, dict.fromkeys(CONTEXT))
+        check_options(f"loss {args.name!r}", factory, [*context, *args.loss_opt])
+        expected = dict.fromkeys(args.expect, "expected on the command line")
+        checks = iter_checks(args.name, **about, expected_failed_checks=expected)
+    except (TypeError, ValueError) as error:
+        print(f"topk-registry check: {error}", file=sys.stderr)
+        return 2
+    results = []
+    for result in run_checks(checks):
+        place = f"\n{'':<36}  {'':<8}  at {result.place}" if result.place else ""
+        print(f"{result.name:<36}  {result.status:<8}  {result.message}".rstrip() + place, flush=True)
+        results.append(result)
+    counts = Counter(result.status for result in results)
+    print(", ".join(f"{count} {status}" for status, count in counts.items()))
+    if args.json:
+        report = {"loss": args.name, **about, "results": [asdict(result) for result in results]}
+        Path(args.json).write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
+    return int(counts["failed"] > 0)

@@ -6,8 +6,7 @@ A command is an entry point that an installed distribution declares in its own `
     their-command = "their_package.their_module:main"
 
 ``main(argv: Sequence[str]) -> int`` takes the arguments after the command's name and returns the exit status. The first
-line of its docstring, read from the source file, is its line in ``topk-registry --help``; its module is imported when
-the command runs. The rules about owners and disabled plug-ins are those of losses.
+line of its docstring is its line in ``topk-registry --help``; its module is imported when the command runs.
 """
 
 from topk_registry.registry.discovery import OURS, Plugin, installed_version
@@ -19,36 +18,27 @@ CORE = {
     "validate": "topk_registry.train.validate:main",
     "compare": "topk_registry.train.compare:main",
     "run": "topk_registry.train.scripts.run:main",
-    "losses": "topk_registry.cli.losses:main",
-    "check": "topk_registry.cli.check:main",
-    "new-plugin": "topk_registry.cli.new_plugin:main",
-    "doctor": "topk_registry.cli.doctor:main",
+    **{
+        name: f"topk_registry.cli.{name.replace('-', '_')}:main" for name in ("losses", "check", "new-plugin", "doctor")
+    },
 }
 GROUPS = {
     "Train and evaluate": ("train", "validate", "compare", "run"),
     "Losses and plug-ins": ("losses", "check", "new-plugin", "doctor"),
     "Export and predict": ("export", "verify", "calibrate", "predict", "serve"),
 }
-_VERSION = installed_version(OURS) or ""
-commands: Registry = Registry(
-    "topk_registry.commands",
-    "command",
-    reserved={name: Plugin(name, value, OURS, _VERSION) for name, value in CORE.items()},
-)
+_RESERVED = {name: Plugin(name, value, OURS, installed_version(OURS) or "") for name, value in CORE.items()}
+commands: Registry = Registry("topk_registry.commands", "command", reserved=_RESERVED)
 
 
 def summaries() -> str:
     """Return every command with its summary, or with what is wrong with it, in groups."""
-    infos = {info.name: info for info in commands.infos()}
-    width = max(map(len, infos))
-    grouped = {name for names in GROUPS.values() for name in names}
-    groups = {title: [name for name in names if name in infos] for title, names in GROUPS.items()}
-    for name in (name for name in infos if name not in grouped):
-        groups.setdefault(f"Commands of {infos[name].distribution or 'this process'}", []).append(name)
-    lines = []
-    for title, names in groups.items():
-        lines += ["", f"{title}:"] if names else []
-        for info in map(infos.__getitem__, names):
-            about = f"{info.status}: {info.error}" if info.error else info.summary
-            lines.append(f"  {info.name:<{width}}  {about}".rstrip())
-    return "\n".join(lines).strip()
+    titles = {name: title for title, names in GROUPS.items() for name in names}
+    groups: dict[str, list[str]] = {title: [] for title in GROUPS}
+    infos = sorted(commands.infos(), key=lambda info: [*titles, info.name].index(info.name))
+    width = max(len(info.name) for info in infos)
+    for info in infos:
+        title = titles.get(info.name, f"Commands of {info.distribution or 'this process'}")
+        about = f"{info.status}: {info.error}" if info.error else info.summary
+        groups.setdefault(title, []).append(f"  {info.name:<{width}}  {about}".rstrip())
+    return "\n\n".join("\n".join([f"{title}:", *lines]) for title, lines in groups.items() if lines)

@@ -5,18 +5,16 @@ import platform
 import re
 import shutil
 import sys
-import sysconfig
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from importlib.metadata import distributions
 from pathlib import Path
 
 from topk_registry import registry
 from topk_registry.cli.commands import commands
 from topk_registry.cli.parser import ArgumentParser
-from topk_registry.registry.discovery import idle_patterns, installed_version, misspelt_groups
-from topk_registry.registry.errors import MissingPackageError, PluginError
+from topk_registry.registry.discovery import installed_version, misspelt_groups
+from topk_registry.registry.errors import DisabledPluginError, MissingPackageError, PluginError
 
 REQUIRED = ("torch", "timm")
 OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime")
@@ -64,28 +62,20 @@ def examine() -> Report:
 
 
 def _packages(report: Report) -> None:
-    for name in ("topk-registry", *REQUIRED, *OPTIONAL):
+    for name in ("topk-registry", *REQUIRED, *OPTIONAL, "onnxruntime-gpu"):
         report.facts[name] = installed_version(name) or "not installed"
-    names = {str(dist.metadata["Name"]) for dist in distributions()}
-    runtimes = sorted(name for name in names if name.startswith("onnxruntime"))
-    if runtimes:
-        report.facts["onnxruntime"] = ", ".join(f"{name} {installed_version(name)}" for name in runtimes)
-    if {"onnxruntime", "onnxruntime-gpu"} <= names:
+    if "not installed" not in (report.facts["onnxruntime"], report.facts["onnxruntime-gpu"]):
         report.problems.append("onnxruntime and onnxruntime-gpu overwrite each other: uninstall both, install one")
     for name in (*REQUIRED, *OPTIONAL):
-        if report.facts[name] == "not installed":
-            report.problems += [f"{name} is not installed"] if name in REQUIRED else []
-            continue
         try:
             import_module(name)
         except Exception as error:
-            report.problems.append(f"{name} cannot be imported: {type(error).__name__}: {error}")
+            if name in REQUIRED or report.facts[name] != "not installed":
+                report.problems.append(f"{name} cannot be imported: {type(error).__name__}: {error}")
 
 
 def _devices(report: Report) -> None:
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
+    torch = import_module("torch")
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     report.facts["gpu"] = ", ".join(names) or "none that torch can use"
     if runtime := sys.modules.get("onnxruntime"):
@@ -97,47 +87,27 @@ def _devices(report: Report) -> None:
 def _timm_command(report: Report) -> None:
     """Two distributions may both install a command ``timm``; pip does not complain."""
     path = shutil.which("timm")
-    if path is None:
-        report.facts["timm command"] = "not on PATH"
-        report.notes.append(f"the commands are in {sysconfig.get_path('scripts')}, which is not on PATH")
-        return
-    wrapped = re.search(r"^from ([\w.]+) import \w+", Path(path).read_text(errors="ignore"), re.MULTILINE)
-    module = wrapped[1] if wrapped else "unknown"
-    report.facts["timm command"] = f"{path} ({module})"
-    if module != "topk_registry.cli.main":
+    text = Path(path).read_text(errors="ignore") if path else ""
+    wrapped = re.search(r"^from ([\w.]+) import \w+", text, re.MULTILINE)
+    report.facts["timm command"] = f"{path} ({wrapped[1] if wrapped else 'unknown'})" if path else "not on PATH"
+    if path and (wrapped is None or wrapped[1] != "topk_registry.cli.main"):
         report.problems.append(f"the timm command on PATH is not this one: {path}; use topk-train instead")
-    elif Path(path).parent.resolve() != Path(sysconfig.get_path("scripts")).resolve():
-        report.notes.append(f"the timm command on PATH, {path}, is of another environment than {sys.executable}")
 
 
 def _plugins(report: Report) -> None:
-    groups = (registry.losses, registry.datasets, registry.model_files, commands)
-    working = dict.fromkeys((names.kind for names in groups), 0)
-    for names in groups:
+    for names in (registry.losses, registry.datasets, registry.model_files, commands):
         report.problems += names.problems()
-        report.notes += [
-            f"{names.kind} {plugin.name!r} is {names.info(plugin.name).distribution}'s; ask for the one of "
-            f"{plugin.owner} as {plugin.qualified!r}"
-            for plugin in names.shadowed()
-        ]
-        for info in names.infos():
-            if info.status == "disabled" or (info.status == "broken" and info.distribution == "timm"):
-                report.notes.append(f"{names.kind} {info.name!r}: {info.error}")
-                continue
+        for plugin in names.shadowed():
+            owner = names.info(plugin.name).distribution
+            report.notes.append(f"{names.kind} {plugin.name!r} is {owner}'s; {plugin.owner} has {plugin.qualified!r}")
+        infos = names.infos()
+        for info in infos:
             try:
                 names.builder(info.name)
-                working[names.kind] += 1
             except PluginError as error:
-                (report.notes if _needs_an_extra(error, info.value) else report.problems).append(str(error))
+                missing = isinstance(error.__cause__, (MissingPackageError, ModuleNotFoundError))
+                of_an_extra = missing and "is not installed" not in info.error  # of the plug-in's own module
+                noted = of_an_extra or isinstance(error, DisabledPluginError)
+                (report.notes if noted else report.problems).append(str(error))
+        report.facts[names.group.partition(".")[2]] = f"{len(infos)}"
     report.problems += dict.fromkeys(message for message, _ in misspelt_groups())
-    report.notes += idle_patterns([plugin for names in groups for plugin in names.plugins()])
-    report.facts["plug-ins"] = ", ".join(f"{names.group.partition('.')[2]}: {working[names.kind]}" for names in groups)
-
-
-def _needs_an_extra(error: PluginError, value: str) -> bool:
-    """Whether a plug-in needs a package that is not installed, as an extra would bring it."""
-    cause = error.__cause__
-    if isinstance(cause, MissingPackageError):
-        return True
-    package = (getattr(cause, "name", None) or value).partition(".")[0]
-    return isinstance(cause, ModuleNotFoundError) and package != value.partition(":")[0].partition(".")[0]

@@ -7,16 +7,12 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli.parser import ArgumentParser
 from topk_registry.registry.options import parameters, unbound
 from topk_registry.registry.ranges import option_ranges
-from topk_registry.registry.registry import LossInfo
-from topk_registry.registry.timm_losses import ONLY_K_HOT
 
-HEADER = ("NAME", "FROM", "STATUS", "LABELS", "SUMMARY")
 MIN_WIDTH = 40  # of the wrapped summaries
 
 
@@ -29,17 +25,16 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("name", nargs="*", help="one name, or wildcards such as '*hinge*' and 'distribution:*'")
     parser.add_argument("--exclude", action="append", default=[], metavar="WILDCARD", help="names to leave out")
-    parser.add_argument("--k-hot", action="store_true", help="only losses for --task multilabel")
     parser.add_argument("--json", action="store_true", help="print JSON")
     args = parser.parse_args(argv)
     if len(args.name) == 1 and not set(args.name[0]) & set("*?["):
         return _describe(args.name[0], as_json=args.json)
     infos = registry.losses.infos(args.name, exclude=args.exclude)
-    infos = [info for info in infos if not args.k_hot or registry.takes_k_hot(info.name)]
     if args.json:
-        print(json.dumps([{**asdict(i), "takes_k_hot": registry.takes_k_hot(i.name)} for i in infos], indent=2))
+        print(json.dumps([asdict(info) for info in infos], indent=2))
     elif infos:
-        _print_table([HEADER, *map(_row, infos)])
+        rows = [(i.name, f"{i.distribution} {i.version}".strip() or "-", i.status, i.error or i.summary) for i in infos]
+        _print_table([("NAME", "FROM", "STATUS", "SUMMARY"), *rows])
     else:
         print("topk-registry losses: no loss matches", file=sys.stderr)
     return 0 if infos else 1
@@ -47,35 +42,21 @@ def main(argv: Sequence[str]) -> int:
 
 def _describe(name: str, *, as_json: bool) -> int:
     factory = registry.get_loss_builder(name)
-    info = registry.loss_info(name)
-    options = _options(factory)
+    info, ranges = registry.loss_info(name), option_ranges(factory)
+    options = []
+    for option, parameter in parameters(factory)[0].items():
+        default = parameter.default if isinstance(parameter.default, (bool, int, float)) else str(parameter.default)
+        values = ranges.get(option, "")
+        text = ", ".join(map(str, values)) if isinstance(values, tuple) else str(values)
+        default = "required" if parameter.default is parameter.empty else default
+        options.append({"name": option, "default": default, "range": text})
     if as_json:
         print(json.dumps({**asdict(info), "takes_k_hot": registry.takes_k_hot(name), "options": options}, indent=2))
         return 0
     print(f"{name} of {info.distribution or 'this process'} {info.version}".rstrip() + f" ({info.value})\n")
     print(f"{(info.summary if info.status == 'timm' else inspect.getdoc(unbound(factory))) or 'no docstring'}\n")
-    rows = [(o["name"], "required" if o["required"] else str(o["default"]), o["range"]) for o in options]
-    _print_table([("OPTION", "DEFAULT", "RANGE"), *rows])
+    _print_table([("OPTION", "DEFAULT", "RANGE"), *((o["name"], str(o["default"]), o["range"]) for o in options)])
     return 0
-
-
-def _options(factory: Any) -> list[dict[str, Any]]:
-    ranges = option_ranges(factory)
-    options = []
-    for name, parameter in parameters(factory)[0].items():
-        values, default = ranges.get(name, ""), parameter.default
-        required = default is parameter.empty
-        plain = default if isinstance(default, (bool, int, float, str, type(None))) else str(default)
-        text = ", ".join(map(str, values)) if isinstance(values, tuple) else str(values)
-        options.append({"name": name, "required": required, "default": None if required else plain, "range": text})
-    return options
-
-
-def _row(info: LossInfo) -> tuple[str, ...]:
-    owner = f"{info.distribution} {info.version}".strip() or "-"
-    k_hot = registry.takes_k_hot(info.name)
-    labels = "one" if not k_hot else "several" if info.name in ONLY_K_HOT else "one, several"
-    return info.name, owner, info.status, labels, info.error or info.summary
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:

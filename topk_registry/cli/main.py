@@ -16,45 +16,34 @@ from topk_registry.registry.errors import BrokenPluginError, PluginError
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status: 1 for a failure, 2 for wrong usage, 130 for Ctrl-C."""
-    try:
-        return _main(sys.argv[1:] if argv is None else argv)
-    except BrokenPipeError:  # the reader of a pipe, such as head, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except KeyboardInterrupt:
-        print(f"{_program()}: interrupted", file=sys.stderr)
-        return INTERRUPTED
-
-
-def _main(argv: list[str]) -> int:
-    name, *rest = argv or ["--help"]
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    program = Path(sys.argv[0]).stem.replace("__main__", "python -m topk_registry")
     if name == "help" and rest:
         name, rest = rest[0], ["--help"]
-    if name in ("-h", "--help", "help"):
-        print(
-            f"usage: {_program()} COMMAND ...\n\nTop-k losses by name for timm and torchvision.\n\n{summaries()}\n\n"
-            f"{_program()} COMMAND --help explains one; --version prints the versions",
-            flush=True,
-        )
-        return 0
-    if name in ("-V", "--version"):
-        print(", ".join(f"{name} {installed_version(name) or '(not installed)'}" for name in (OURS, "timm")))
-        return 0
     try:
+        if name in ("-h", "--help", "help"):
+            usage = f"usage: {program} COMMAND ...\n\nTop-k losses by name for timm and torchvision."
+            more = f"{program} COMMAND --help explains one; --version prints the versions"
+            print(f"{usage}\n\n{summaries()}\n\n{more}", flush=True)
+            return 0
+        if name in ("-V", "--version"):
+            print(", ".join(f"{name} {installed_version(name) or '(not installed)'}" for name in (OURS, "timm")))
+            return 0
         return commands.builder(name)(rest)
     except PluginError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error)
         else:
-            print(f"{_program()}: {error}", file=sys.stderr)
+            print(f"{program}: {error}", file=sys.stderr)
         return 1 if isinstance(error, BrokenPluginError) else 2
+    except BrokenPipeError:  # the reader of a pipe, such as head, has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def train() -> int:
     """Run ``topk-train ...``, which is ``topk-registry train ...``."""
     return main(["train", *sys.argv[1:]])
-
-
-def _program() -> str:
-    name = Path(sys.argv[0]).stem
-    return "python -m topk_registry" if name == "__main__" else name

@@ -31,15 +31,11 @@ class ArgumentParser(argparse.ArgumentParser):
         return parsed
 
     def _unrecognized(self, unknown: list[str]) -> str:
-        flag = unknown[0].partition("=")[0]
-        message = f"unrecognized arguments: {' '.join(unknown)}"
+        flag, message = unknown[0].partition("=")[0], f"unrecognized arguments: {' '.join(unknown)}"
         if not flag.startswith("--"):
             return message
-        shown = [action for action in self._actions if action.help is not argparse.SUPPRESS]
-        flags = [name for action in shown for name in action.option_strings if name.startswith("--")]
-        close = [name for name in flags if name.startswith(flag)][:3] or get_close_matches(
-            flag, flags, n=1, cutoff=0.75
-        )
+        flags = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        close = [name for name in flags if name.startswith(flag)][:3] or get_close_matches(flag, flags, 1, 0.75)
         hint = f" (did you mean {' or '.join(close)}?)" if close else ""
         if "--loss-opt" in flags:
             hint += f"; an option of the loss is given as --loss-opt {flag[2:].replace('-', '_')}=VALUE"
@@ -66,15 +62,11 @@ def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
         key, equals, value = pair.partition("=")
         if not equals or not key:
             raise ValueError(f"takes key=value, got {pair!r}")
-        options[key] = _literal(value)
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
     return options
-
-
-def _literal(text: str) -> Any:
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
 
 
 def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") -> Callable[[str], Any]:

@@ -1,4 +1,9 @@
-"""Whether labels fit the predictions of a model, or look as if folders stood for other classes."""
+"""Whether labels fit the predictions of a model, or look as if folders stood for other classes.
+
+If two folders are swapped, the images of each are predicted as the other's class; if names are shifted, each folder's
+as the next one's. A class that the model does not know looks different: its images are predicted as another class,
+and the images of that other class are too.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,13 +26,13 @@ class Agreement:
     Args:
         accuracy: top-1, from 0 to 1.
         images: number of images.
-        swapped: pairs (label, predicted class) of folders of which more than half is predicted as one other class.
+        confused: pairs (label, predicted class) of folders of which more than half is predicted as one other class.
         problem: why the labels look wrong; empty if they do not.
     """
 
     accuracy: float
     images: int
-    swapped: list[tuple[str, str]]
+    confused: list[tuple[str, str]]
     problem: str
 
     def check(self, *, force: bool = False) -> None:
@@ -39,22 +44,29 @@ class Agreement:
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
     """Compare the predicted class of each image [N] with its label [N].
 
-    Labels look wrong if accuracy is close to chance, or if more than half of the images of two or more folders, or of
-    a tenth of all folders, are predicted as one other class.
+    Labels look wrong if accuracy is close to chance, or if at least two folders are mostly predicted as the class of
+    another folder that is itself mostly predicted as another class.
     """
     n = len(classes)
     accuracy = float((predicted == labels).mean()) if len(labels) else float("nan")
-    swapped, present = [], np.unique(labels)
-    for label in present:
+    usual = {}  # the class that most images of a folder are predicted as, if it is another one
+    for label in np.unique(labels).tolist():
         counts = np.bincount(predicted[labels == label], minlength=n)
         other = int(counts.argmax())
         if other != label and counts.sum() >= MIN_IMAGES and 2 * counts[other] > counts.sum():
-            swapped.append((classes[label], classes[other]))
+            usual[label] = other
+    swapped = [label for label, other in usual.items() if other in usual]
     problem = ""
     if not accuracy > CHANCE_ODDS / (n - 1 + CHANCE_ODDS):
         problem = f"top-1 accuracy is {accuracy:.1%} on {len(labels)} images, and chance is {1 / n:.1%}"
-    if len(swapped) >= max(1, min(2, len(present) / 10)):
-        pairs = ", ".join(f"{label!r} as {other!r}" for label, other in swapped[:5])
-        more = f" and {len(swapped) - 5} more" if len(swapped) > 5 else ""
-        problem += f"{'; ' * bool(problem)}images of these folders are mostly predicted as another class: {pairs}{more}"
-    return Agreement(accuracy, len(labels), swapped, problem)
+    confused = [(classes[label], classes[other]) for label, other in usual.items()]
+    if len(swapped) >= 2:
+        problem += f"{'; ' * bool(problem)}images of these folders are mostly predicted as another class: "
+        problem += listed(confused)
+    return Agreement(accuracy, len(labels), confused, problem)
+
+
+def listed(confused: Sequence[tuple[str, str]]) -> str:
+    """Return pairs (label, predicted class) as text, the first five of them."""
+    more = f" and {len(confused) - 5} more" if len(confused) > 5 else ""
+    return ", ".join(f"{label!r} as {other!r}" for label, other in confused[:5]) + more

@@ -12,15 +12,13 @@ take two means, log q is linear in the code, and the posterior of 10,000 classes
 """
 
 from math import erfc, log, sqrt
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, check_numbers, split_and_size
+from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, check_numbers, draw, split_and_size
 
 TINY = 1e-300  # the least probability of a level: below it no sum could tell
-KEPT = 1 << 22  # probabilities that are kept once computed, 32 MiB: every epoch of a study asks for them
 REACH = 4.0  # standard deviations of the noise around either mean that the 8 bits hold
 
 Matrix = NDArray[np.float64]
@@ -91,8 +89,7 @@ class Ambiguous(DrawnImages):
         falling = imbalance ** -(np.arange(n) / (n - 1))
         self._prior = falling / falling.sum()
         self._scale = 127.5 / (1.0 + REACH * feature_noise)
-        self._kept: Matrix | None = None
-        self.images, labels = self._draw(size, [seed, SPLITS[split]])
+        self.images, labels = draw(size, [seed, SPLITS[split]], self._block)
         self.targets = labels.tolist()
 
     @property
@@ -100,17 +97,9 @@ class Ambiguous(DrawnImages):
         """The probability of each label [n], noise in the labels included."""
         return self._with_label_noise(self._prior[None])[0]
 
-    def posterior(self, start: int = 0, stop: int | None = None) -> Matrix:
-        """p(label | x) of the samples from ``start`` to ``stop`` [N, n]."""
-        if len(self) * len(self.classes) > KEPT:
-            return self._posteriors(self.images[start:stop])
-        if self._kept is None:
-            self._kept = self._posteriors(self.images)
-            self._kept.flags.writeable = False
-        return self._kept[start:stop]
-
-    def _posteriors(self, images: NDArray[np.uint8]) -> Matrix:
-        rows = images.reshape(-1, 3 * self.side**2)
+    def posterior(self) -> Matrix:
+        """p(label | x) of every sample [N, n]."""
+        rows = self.images.reshape(-1, 3 * self.side**2)
         return np.concatenate([self._posterior(rows[i : i + BLOCK]) for i in range(0, len(rows), BLOCK)])
 
     def bayes_error(self, k: int, *, macro: bool = False) -> float:
@@ -120,27 +109,10 @@ class Ambiguous(DrawnImages):
             k: guesses.
             macro: average over classes instead of over samples.
         """
-        return 1.0 - self._mean(lambda gain, _: np.sort(gain, axis=1)[:, -k:].sum(), macro)
+        gain = self.posterior() * (1.0 / (len(self.classes) * self.frequencies) if macro else 1.0)
+        return 1.0 - float(np.sort(gain, axis=1)[:, -k:].sum(1).mean())
 
-    def error(self, guesses: NDArray[np.integer], *, macro: bool = False) -> float:
-        """The top-k error of guesses [N, k], expected over the labels; less ``bayes_error``, the excess risk."""
-        if len(guesses) != len(self):
-            raise ValueError(f"expected guesses for {len(self)} samples, got {len(guesses)}")
-        return 1.0 - self._mean(lambda gain, at: np.take_along_axis(gain, guesses[at], axis=1).sum(), macro)
-
-    def _mean(self, total: Any, macro: bool) -> float:
-        """The mean over samples of ``total(gain of each guess [b, n], slice)``."""
-        weight = 1.0 / (len(self.classes) * self.frequencies) if macro else 1.0
-        slices = [slice(start, start + BLOCK) for start in range(0, len(self), BLOCK)]
-        return float(sum(total(self.posterior(at.start, at.stop) * weight, at) for at in slices) / len(self))
-
-    def _draw(self, size: int, key: list[int]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Samples in blocks that are always drawn whole, so that one does not depend on how many follow it."""
-        drawn = [self._draw_block(np.random.default_rng([*key, block])) for block in range(-(-size // BLOCK))]
-        images, labels = (np.concatenate(parts)[:size] for parts in zip(*drawn, strict=True))
-        return images, labels
-
-    def _draw_block(self, rng: np.random.Generator) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    def _block(self, rng: np.random.Generator, first: int) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         n, families = len(self._prior), len(self._family_codes)
         label = np.searchsorted(self._prior.cumsum(), rng.random(BLOCK) * self._prior.sum()).clip(max=n - 1)
         around_family = rng.random(BLOCK) < self.ambiguity

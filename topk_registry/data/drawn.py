@@ -1,6 +1,6 @@
 """Shared parts of the built-in data sets: splits, sizes, and samples in memory."""
 
-import operator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from PIL import Image
 
 from topk_registry.registry.ranges import Interval
 
-BLOCK = 1024  # samples drawn at a time, and always whole, so that one does not depend on how many follow it
+BLOCK = 1024  # samples drawn at a time
 SPLITS = {"train": 1, "validation": 2, "test": 3}  # the numbers go into the seeds
 SYNONYMS = {"val": "validation", "valid": "validation", "eval": "validation", "training": "train"}
 
@@ -59,9 +59,8 @@ def _only_converts(transform: Any, size: tuple[int, ...]) -> bool:
 
     *steps, last = getattr(transform, "transforms", [transform])
     same = [size, list(size), *(size[:1] if size[0] == size[1] else ())]
-    return isinstance(last, (PILToTensor, MaybePILToTensor)) and all(
-        isinstance(step, (Resize, CenterCrop)) and step.size in same for step in steps
-    )
+    kept = all(isinstance(step, (Resize, CenterCrop)) and step.size in same for step in steps)
+    return kept and isinstance(last, (PILToTensor, MaybePILToTensor))
 
 
 def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:
@@ -71,33 +70,27 @@ def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     if split != "train" and eval_size is not None:
         size = eval_size
-    if size is None:
-        size = 5000 if split == "train" else 2000
+    size = (5000 if split == "train" else 2000) if size is None else size
     check_counts(size=size)
     return split, size
 
 
-def check_counts(**counts: int) -> None:
+def draw(size: int, key: list[int], block: Callable[[np.random.Generator, int], tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Return images and targets by ``block(generator, first)``, always whole: no sample depends on how many follow."""
+    blocks = [block(np.random.default_rng([*key, b]), b * BLOCK) for b in range(-(-size // BLOCK))]
+    images, targets = (np.concatenate(parts)[:size] for parts in zip(*blocks, strict=True))
+    return images, targets
+
+
+def check_counts(**counts: Any) -> None:
     """Raise ValueError unless each of these options is a whole number of at least 1."""
     for name, count in counts.items():
-        try:
-            fine = operator.index(count) >= 1
-        except TypeError:
-            fine = False
-        if not fine:
+        if not isinstance(count, (int, np.integer)) or count < 1:
             raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
 
 
-def check_numbers(**numbers: tuple[float, str]) -> None:
-    """Raise ValueError unless each of these options is in its interval, written as ``"[0, inf)"``; NaN is in none.
-
-    Example:
-        >>> check_numbers(noise=(0.5, "[0, inf)"), ambiguity=(0.2, "[0, 1]"))
-    """
+def check_numbers(**numbers: tuple[Any, str]) -> None:
+    """Raise ValueError unless each of these options is in its interval, written as ``"[0, inf)"``; NaN is in none."""
     for name, (value, interval) in numbers.items():
-        try:
-            fine = value in Interval.parse(interval)
-        except TypeError:  # no number
-            fine = False
-        if not fine:
+        if not isinstance(value, (int, float, np.number)) or value not in Interval.parse(interval):
             raise ValueError(f"{name} must be in {interval}, got {value!r}")

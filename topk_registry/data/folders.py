@@ -62,13 +62,8 @@ def split_folder(root: str | Path, split: str) -> Path | None:
     return next((Path(root, each) for each in (name, *synonyms) if each and Path(root, each).is_dir()), None)
 
 
-def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES, *, flat: bool = False) -> ClassFolders:
+def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> ClassFolders:
     """Find the class folders below a root, and count the image files that are skipped because of their format.
-
-    Args:
-        root: a folder.
-        suffixes: endings of images, lower case with their dot.
-        flat: accept images in the root itself if there are no class folders; their class has no name.
 
     Raises:
         FolderError: there are no images, two folders have one name, or images lie outside of class folders.
@@ -78,7 +73,7 @@ def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES, *
     loose: list[tuple[str, str]] = []
     empty: list[str] = []
     skipped: Counter[str] = Counter()
-    twice = ""
+    problem = ""
     for folder, below, files in _walk(root):
         name = os.path.basename(folder)
         inside = [(os.path.join(folder, file), name) for file in files if is_image(file, suffixes)]
@@ -87,23 +82,21 @@ def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES, *
             loose = inside
         elif inside:
             if places.setdefault(name, folder) != folder:
-                twice = twice or f"two class folders are called {name!r}, {places[name]} and {folder}: rename one"
+                problem = problem or f"two class folders are called {name!r}, {places[name]} and {folder}: rename one"
             images += inside
         elif not below:
             empty.append(name)
-    notes = _skipped(root, skipped, suffixes)
-    if flat and not images:
-        places, images, loose = {"": str(root)}, [(path, "") for path, _ in loose], []
-    if twice:
-        problem = twice
-    elif loose:
+    notes: list[str] = []
+    if skipped:
+        kinds = ", ".join(f"{count} {suffix}" for suffix, count in skipped.most_common())
+        notes.append(f"skipped {kinds} files of {root}; only {', '.join(sorted(suffixes))} are read")
+    if loose and not problem:
         problem = (
             f"{root} contains {count_of(loose, 'image')} outside of class folders, such as "
             f"{os.path.basename(min(loose)[0])}: move each image into a folder with the name of its class"
         )
-    else:
-        problem = "" if images else f"{root} contains no images ({', '.join(sorted(suffixes))})"
-    if problem:
+    if problem or not images:
+        problem = problem or f"{root} contains no images ({', '.join(sorted(suffixes))})"
         raise FolderError("; ".join([*notes, problem]))
     if empty := sorted(set(empty) - set(places), key=natural_key):
         notes.append(f"skipped class folders of {root} without images: {listed(empty)}")
@@ -119,13 +112,6 @@ def _walk(root: str | Path) -> Iterator[tuple[str, list[str], list[str]]]:
 
 def _suffix(name: str) -> str:
     return os.path.splitext(name)[1].lower()
-
-
-def _skipped(root: str | Path, skipped: Counter[str], suffixes: Collection[str]) -> list[str]:
-    if not skipped:
-        return []
-    kinds = ", ".join(f"{count} {suffix}" for suffix, count in skipped.most_common())
-    return [f"skipped {kinds} files of {root}; only {', '.join(sorted(suffixes))} are read"]
 
 
 @dataclass(frozen=True)

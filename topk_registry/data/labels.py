@@ -3,9 +3,7 @@
 The target of an image with several labels is k-hot: a vector [n] with 1 for each of its labels, and 0 elsewhere.
 """
 
-import json
-from collections.abc import Sequence, Sized
-from pathlib import Path
+from collections.abc import Sized
 from typing import Any
 
 import numpy as np
@@ -14,51 +12,44 @@ from numpy.typing import NDArray
 from topk_registry.data.cifar100 import CLASSES, SUPERCLASSES
 
 Labels = NDArray[np.int64]
-KHot = NDArray[np.float32]
-
 MULTILABEL = "each image has several labels: use --task multilabel"
 
 
-def labels_of(dataset: Any) -> Labels:
-    """Return the label of every sample [N]; a data set without a list of labels is read once."""
-    kept = kept_labels_of(dataset)
-    return _one_label_each(_targets(dataset)) if kept is None else kept
-
-
-def k_hot_of(dataset: Any) -> KHot:
-    """Return the k-hot target of every sample [N, n]; a data set without a list of targets is read once."""
-    kept = kept_k_hot_of(dataset)
-    return np.stack([np.asarray(target, np.float32) for target in _targets(dataset)]) if kept is None else kept
-
-
-def kept_labels_of(dataset: Any) -> Labels | None:
-    """Return the label of every sample [N] if the data set stores the labels apart from its images, else None.
+def targets_of(dataset: Any) -> NDArray[Any] | None:
+    """Return the targets of all samples, [N] or k-hot [N, n], if the data set stores them apart from its images.
 
     torchvision's data sets do (``targets``, ``labels``), and timm's readers of folders and of Hugging Face data sets.
     """
-    for name in ("targets", "labels"):
-        kept = getattr(dataset, name, None)
-        if kept is not None and not callable(kept):
-            return _one_label_each(kept)
     reader = getattr(dataset, "reader", dataset)
-    if hasattr(reader, "samples"):
-        return _one_label_each([target for _, target in reader.samples])
-    return _one_label_each(list(reader.iter_targets())) if hasattr(reader, "iter_targets") else None
+    stored = [getattr(dataset, name, None) for name in ("targets", "labels")]
+    kept = next((each for each in stored if each is not None and not callable(each)), None)
+    if kept is None and hasattr(reader, "samples"):
+        kept = [target for _, target in reader.samples]
+    elif kept is None and hasattr(reader, "iter_targets"):
+        kept = list(reader.iter_targets())
+    if kept is not None and len(kept) and (encode := getattr(dataset, "target_transform", None)) is not None:
+        kept = [np.asarray(encode(target)) for target in kept]
+    return None if kept is None else np.asarray(kept, np.float32 if len(kept) and np.ndim(kept[0]) else np.int64)
 
 
-def kept_k_hot_of(dataset: Any) -> KHot | None:
-    """Return the k-hot target of every sample [N, n] if the data set stores them apart from its images, else None."""
-    kept = getattr(dataset, "targets", None)
-    if kept is not None and not callable(kept):
-        k_hot = np.asarray(kept, np.float32)
-        if k_hot.ndim != 2:
-            raise ValueError(f"expected k-hot targets [N, n] for --task multilabel, got {list(k_hot.shape)}")
-        return k_hot
-    encode: Any = getattr(dataset, "target_transform", None)
-    reader: Any = getattr(dataset, "reader", None)
-    if encode is not None and hasattr(reader, "iter_targets"):
-        return np.stack([np.asarray(encode(target), np.float32) for target in reader.iter_targets()])
-    return None
+def kept_labels_of(dataset: Any) -> Labels | None:
+    """Return the label of every sample [N] if the data set stores the labels apart from its images, else None."""
+    kept = targets_of(dataset)
+    if kept is not None and kept.ndim > 1:
+        raise ValueError(MULTILABEL)
+    return kept
+
+
+def labels_of(dataset: Any) -> Labels:
+    """Return the label of every sample [N]; a data set that does not store them apart from its images is read once."""
+    kept = kept_labels_of(dataset)
+    if kept is not None:
+        return kept
+    transform, dataset.transform = getattr(dataset, "transform", None), None
+    try:
+        return np.asarray([dataset[i][1] for i in range(len(dataset))], np.int64)
+    finally:
+        dataset.transform = transform
 
 
 def class_names_of(dataset: Any) -> list[str] | None:
@@ -88,47 +79,7 @@ def class_counts(labels: Labels, num_classes: int) -> list[int]:
     return np.bincount(labels, minlength=num_classes).tolist()
 
 
-def superclasses_of(dataset: Any, file: str | Path | None = None) -> list[int] | None:
-    """Return the superclass of every class [n], or None if it is unknown.
-
-    Args:
-        dataset: with an attribute ``superclasses``, or the classes of CIFAR-100.
-        file: JSON; a list with the superclass of each class in order, or an object from class name to superclass.
-    """
-    classes = class_names_of(dataset)
-    if file:
-        return _numbered(_read(Path(file), classes))
+def superclasses_of(dataset: Any) -> list[int] | None:
+    """Return the superclass of every class [n], by ``dataset.superclasses`` or of CIFAR-100, or None if unknown."""
     known = getattr(dataset, "superclasses", None)
-    if known is not None:
-        return _numbered(known)
-    return SUPERCLASSES if classes == CLASSES else None
-
-
-def _read(file: Path, classes: Sequence[str] | None) -> Sequence[object]:
-    content = json.loads(file.read_text(encoding="utf-8"))
-    if isinstance(content, dict) and classes is not None:
-        if missing := [name for name in classes if name not in content]:
-            raise ValueError(f"{file} has no superclass for {len(missing)} classes, the first is {missing[0]!r}")
-        return [content[name] for name in classes]
-    if not isinstance(content, list) or (classes is not None and len(content) != len(classes)):
-        raise ValueError(f"{file}: expected a JSON list with the superclass of each class, or an object by class name")
-    return content
-
-
-def _numbered(superclasses: Sequence[object]) -> list[int]:
-    number = {name: i for i, name in enumerate(dict.fromkeys(superclasses))}
-    return [number[name] for name in superclasses]
-
-
-def _one_label_each(kept: Any) -> Labels:
-    if len(kept) and np.ndim(kept[0]):
-        raise ValueError(MULTILABEL)
-    return np.asarray(kept, np.int64)
-
-
-def _targets(dataset: Any) -> list[Any]:
-    transform, dataset.transform = getattr(dataset, "transform", None), None
-    try:
-        return [dataset[i][1] for i in range(len(dataset))]
-    finally:
-        dataset.transform = transform
+    return list(known) if known is not None else SUPERCLASSES if class_names_of(dataset) == CLASSES else None

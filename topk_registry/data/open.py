@@ -1,8 +1,8 @@
 """Open a data set by name, with label noise, a long tail or a subset as options."""
 
-import operator
-from collections.abc import Mapping
-from inspect import Parameter, signature
+import struct
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,22 @@ import numpy as np
 from PIL import Image
 
 from topk_registry import registry
-from topk_registry.data.folders import IMAGE_SUFFIXES, TRAINING, split_folder
-from topk_registry.data.images import FolderReader, ReaderImages
-from topk_registry.data.label_noise import with_label_noise
-from topk_registry.data.labels import MULTILABEL, class_names_of, is_indexed, superclasses_of
-from topk_registry.data.selection import Selection, hold_out, long_tail, subset
-from topk_registry.registry.options import accepts, check_options
+from topk_registry.data import selection
+from topk_registry.data.folders import IMAGE_SUFFIXES, TRAINING, read_folders, split_folder
+from topk_registry.data.labels import MULTILABEL, class_names_of, is_indexed
+from topk_registry.data.selection import Selection, UnreadableImageError
+from topk_registry.registry.options import accepts, check_options, parameters
 
 PREFIX = "topk/"
 FOLDERS = ("", "folder", "topk/folder")
-STREAMS = ("hfids/", "tfds/", "wds/")
+# what Pillow raises on broken files
+DECODE_ERRORS = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, Image.DecompressionBombError)
 
 # options of every data set, for its training part only
 CHANGES = {
     "noise": "share of wrong labels, in [0, 1]",
     "noise_kind": "family (within superclasses) or uniform",
-    "superclasses_file": "JSON: the superclass of each class",
     "long_tail": "how many times the first class is as frequent as the last",
-    "profile": "of the long tail: exp or pareto",
     "subset": "fraction of each class",
     "change_seed": "of noise, long tail and subset",
 }
@@ -40,12 +38,9 @@ def open_dataset(
     *,
     training: bool | None = None,
     held_out: float = 0.0,
-    fold: int = 0,
-    strict: bool = False,
     multilabel: bool = False,
     mode: str = "RGB",
     suffixes: tuple[str, ...] = IMAGE_SUFFIXES,
-    flat: bool = False,
     timm_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
@@ -60,12 +55,9 @@ def open_dataset(
             ``long_tail`` and ``subset`` change only this part.
         held_out: a fraction of each class of the split that is held out for evaluation: the part to train on lacks it,
             the part to evaluate on is it, with true labels.
-        fold: which part is held out.
-        strict: an unreadable image is an error; by default the next image replaces it.
         multilabel: whether images have several labels.
         mode: of Pillow, that images of files are converted to.
         suffixes: endings of images in folders.
-        flat: accept a folder without class folders.
         timm_options: further arguments of ``timm.data.create_dataset``.
         options: those of :data:`CHANGES`, and those of the data set itself. ``seed`` of a registered data set is also
             the seed of changes, unless ``change_seed`` is given.
@@ -78,31 +70,57 @@ def open_dataset(
         >>> train[0][1], train.notes
         (0, ['label noise 0.4 (family): 51 of 200 training labels differ'])
     """
-    changes, own = _divide(name, options)
-    if name in FOLDERS:
-        dataset = _open_folder(Path(root or ""), split, mode, suffixes, flat=flat, multilabel=multilabel)
-    elif name.startswith(PREFIX):
-        if root is not None and accepts(registry.datasets.builder(name.removeprefix(PREFIX)), "root"):
+    if name in FOLDERS or not name.startswith(PREFIX):
+        changes = options
+        if wrong := [option for option in options if option not in CHANGES]:
+            raise TypeError(f"data set {name or 'folder'!r} has no option {wrong[0]!r}: it has {', '.join(CHANGES)}")
+        dataset = _open_files(name, split, root, mode, suffixes, dict(timm_options or {}), multilabel=multilabel)
+    else:
+        short = name.removeprefix(PREFIX)
+        factory = registry.datasets.builder(short)
+        own = {
+            option: value
+            for option, value in options.items()
+            if option in parameters(factory)[0] or option not in CHANGES
+        }
+        changes = {option: value for option, value in options.items() if option not in own}
+        check_options(f"dataset {name!r}", factory, ["split", *own], also=CHANGES)
+        if isinstance(own.get("seed"), int):
+            changes.setdefault("change_seed", own["seed"])
+        if root is not None and accepts(factory, "root"):
             own.setdefault("root", root)
-        dataset = registry.datasets.create(name.removeprefix(PREFIX), split=split, **own)
+        dataset = registry.datasets.build(short, factory, {"split": split, **own})
         if problem := first_problem(dataset, multilabel=multilabel):
             raise ValueError(f"{name}: {problem}")
-    else:
-        dataset = _open_timm(name, split, root, mode, dict(timm_options or {}))
     if not is_indexed(dataset):
         if changes or held_out:
             used = ", ".join([*changes, *["held_out"] * bool(held_out)])
             raise ValueError(f"{name} is a stream, which has no random access, as {used} would need")
         return dataset
-    selection = Selection(dataset)
-    selection.strict = strict
-    if len(selection) == 0:
+    if len(dataset) == 0:
         raise ValueError(f"split {split!r} of {name or root} is empty")
+    part = Selection(dataset)
     training = split in TRAINING if training is None else training
     if held_out:
-        rest, held = hold_out(selection, held_out, fold=fold, seed=changes.get("change_seed", 0))
-        selection = rest if training else held
-    return _changed(selection, **changes) if training else selection
+        rest, held = selection.hold_out(part, held_out, seed=changes.get("change_seed", 0))
+        part = rest if training else held
+    return _changed(part, **changes) if training else part
+
+
+def _changed(
+    data: Selection,
+    *,
+    noise: float = 0.0,
+    noise_kind: str = "",
+    long_tail: float = 1.0,
+    subset: float = 1.0,
+    change_seed: int = 0,
+) -> Selection:
+    if subset != 1.0:
+        data = selection.subset(data, subset, seed=change_seed)
+    if long_tail != 1.0:
+        data = selection.long_tail(data, long_tail, seed=change_seed)
+    return selection.with_label_noise(data, noise, kind=noise_kind, seed=change_seed) if noise else data
 
 
 def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
@@ -114,91 +132,100 @@ def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
     """
     if not is_indexed(dataset):
         return "" if hasattr(dataset, "__iter__") else f"expected a data set with a length, got {dataset!r}"
-    if len(dataset) == 0:
-        return ""
-    sample, names = dataset[0], class_names_of(dataset)
-    if not isinstance(sample, tuple) or len(sample) != 2:
-        return f"expected samples (image, label), got {type(sample).__name__}"
-    image, target = sample
-    if not isinstance(image, Image.Image):
-        return f"expected a PIL image without a transform, got {type(image).__name__}"
+    sample, names = dataset[0] if len(dataset) else (Image.new("RGB", (1, 1)), 0), class_names_of(dataset)
+    if not (isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], Image.Image)):
+        return f"expected samples (PIL image, label) without a transform, got {sample!r}"
     if not hasattr(dataset, "transform"):
         return "expected an attribute transform, None at first, which is applied to each image"
-    if multilabel or np.ndim(target):
-        if not multilabel:
-            return MULTILABEL
-        if np.ndim(target) != 1 or (names and len(target) != len(names)):
-            return f"expected targets [{len(names) if names else 'n'}] with 1 for each label, got {np.shape(target)}"
-        return ""
-    try:
-        number = operator.index(target)
-    except TypeError:
-        return f"expected a label that is a whole number, got {target!r}"
-    inside = number >= 0 and (not names or number < len(names))
-    return "" if inside else f"expected labels from 0 to {len(names) - 1 if names else 'n - 1'}, got {number}"
-
-
-def _divide(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split options into changes and those of the data set itself, whose factory may name any of its own."""
-    factory: Any = dict  # folders and timm's data sets take none
-    named: set[str] = set()
-    if name.startswith(PREFIX) and name not in FOLDERS:
-        factory = registry.datasets.builder(name.removeprefix(PREFIX))
-        named = {p.name for p in signature(factory).parameters.values() if p.kind is not Parameter.VAR_KEYWORD}
-    own = {option: value for option, value in options.items() if option in named or option not in CHANGES}
-    changes = {option: value for option, value in options.items() if option not in own}
-    if factory is dict and own:
-        raise TypeError(f"data set {name or 'folder'!r} has no option {next(iter(own))!r}: it has {', '.join(CHANGES)}")
-    if factory is not dict:
-        check_options(f"dataset {name!r}", factory, ["split", *own], also=CHANGES)
-    if isinstance(own.get("seed"), int):
-        changes.setdefault("change_seed", own["seed"])
-    return changes, own
-
-
-def _changed(
-    dataset: Selection,
-    *,
-    noise: float = 0.0,
-    noise_kind: str = "",
-    superclasses_file: str = "",
-    long_tail: float = 1.0,
-    profile: str = "exp",
-    subset: float = 1.0,
-    change_seed: int = 0,
-) -> Selection:
-    if subset != 1.0:
-        dataset = _subset(dataset, subset, seed=change_seed)
-    if long_tail != 1.0:
-        dataset = _long_tail(dataset, long_tail, profile=profile, seed=change_seed)
-    if noise:
-        families = superclasses_of(dataset, superclasses_file) if superclasses_file else None
-        dataset = with_label_noise(dataset, noise, kind=noise_kind, superclasses=families, seed=change_seed)
-    return dataset
-
-
-_subset, _long_tail = subset, long_tail
-
-
-def _open_folder(
-    root: Path, split: str, mode: str, suffixes: tuple[str, ...], *, flat: bool, multilabel: bool
-) -> ReaderImages:
+    target, n = np.asarray(sample[1]), len(names or ())
     if multilabel:
-        raise ValueError("a folder has one label per image: use a data set with several for --task multilabel")
-    if not root.is_dir():
-        raise FileNotFoundError(f"the data directory {str(root)!r} does not exist")
-    return ReaderImages(FolderReader(split_folder(root, split) or root, suffixes, flat=flat), mode=mode)
+        fine = target.ndim == 1 and (not n or len(target) == n)
+        return "" if fine else f"expected targets [{n or 'n'}] with 1 for each label, got {target.shape}"
+    if target.ndim:
+        return MULTILABEL
+    fine = np.issubdtype(target.dtype, np.integer) and target >= 0 and (not n or target < n)
+    return "" if fine else f"expected whole labels from 0 to {n - 1 if n else 'n - 1'}, got {sample[1]!r}"
 
 
-def _open_timm(name: str, split: str, root: str | Path | None, mode: str, options: dict[str, Any]) -> Any:
+class FolderReader:
+    """Files and labels of a folder with one folder per class, with the interface of timm's readers."""
+
+    def __init__(self, root: Path, suffixes: tuple[str, ...]) -> None:
+        folders = read_folders(root, suffixes)
+        self.notes = folders.notes
+        self.class_to_idx = {name: i for i, name in enumerate(folders.names)}
+        self.samples = [(path, self.class_to_idx[name]) for path, name in folders.images]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        path, label = self.samples[index]
+        return open(path, "rb"), label
+
+    def filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
+        return self.samples[index][0]
+
+
+class ReaderImages:
+    """Images of a :class:`FolderReader` or a reader of timm's, as pairs (image, target), in a mode of Pillow.
+
+    An image that cannot be read is an ``UnreadableImageError``.
+    """
+
+    def __init__(self, reader: Any, mode: str, target_transform: Callable[[Any], Any] | None = None) -> None:
+        self.reader, self.mode, self.target_transform = reader, mode, target_transform
+        self.transform: Any = None
+        self.notes: list[str] = list(getattr(reader, "notes", ()))
+
+    def __len__(self) -> int:
+        return len(self.reader)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        file, target = self.reader[index]
+        try:
+            with file, Image.open(file) as opened:
+                check_depth(opened)
+                image = opened.convert(self.mode)
+        except DECODE_ERRORS as error:
+            raise UnreadableImageError(f"cannot read {self._name(index)}: {error}") from error
+        if self.target_transform is not None:
+            target = self.target_transform(target)
+        return (image if self.transform is None else self.transform(image)), -1 if target is None else target
+
+    def _name(self, index: int) -> str:
+        try:
+            return str(self.reader.filename(index, absolute=True) or f"sample {index}")
+        except NotImplementedError:  # readers of tables have no files
+            return f"sample {index}"
+
+
+def check_depth(image: Image.Image) -> None:
+    """Raise ValueError if Pillow would clip values outside of 0 to 255, as in images of 16 bits or of floats."""
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
+        extrema: Any = image.getextrema()
+        low, high = extrema
+        if low < 0 or high > 255 or (image.mode == "F" and high <= 1 and low != high):
+            raise ValueError(f"values from {low:g} to {high:g} (mode {image.mode}) need a conversion to 8 bits")
+
+
+def _open_files(
+    name: str, split: str, root: Any, mode: str, suffixes: tuple[str, ...], options: dict[str, Any], *, multilabel: bool
+) -> Any:
+    """Open a folder of images, or a data set of timm's."""
+    if name in FOLDERS:
+        if multilabel:
+            raise ValueError("a folder has one label per image: use a data set with several for --task multilabel")
+        if not Path(root or "").is_dir():
+            raise FileNotFoundError(f"the data directory {root!s} does not exist")
+        return ReaderImages(FolderReader(split_folder(root or "", split) or Path(root or ""), suffixes), mode)
     from timm.data import ImageDataset, create_dataset
 
     encode = options.pop("target_transform", None)
-    dataset: Any = create_dataset(
-        name, root=None if root is None else str(root), split=split, input_img_mode=mode, **options
-    )
-    if isinstance(dataset, ImageDataset):  # ours reports unreadable images, and keeps their labels apart
-        return ReaderImages(dataset.reader, mode=mode, target_transform=encode)
+    place = None if root is None else str(root)
+    dataset: Any = create_dataset(name, root=place, split=split, input_img_mode=mode, **options)
+    if isinstance(dataset, ImageDataset):  # ours names unreadable images, and keeps their labels apart
+        return ReaderImages(dataset.reader, mode, encode)
     if encode is not None:
         dataset.target_transform = encode
     return dataset

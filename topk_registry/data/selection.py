@@ -1,4 +1,4 @@
-"""Samples of a data set with labels of their own: subsets, long tails, held-out parts, other class numbers.
+"""Samples of a data set with labels of their own: label noise, long tails, subsets, held-out parts, class numbers.
 
 A change of a data set returns a :class:`Selection`, which copies no image. A selection of a selection refers to the
 data set itself, so that changes can follow each other. All random choices depend on a seed alone.
@@ -11,16 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import distributed as dist
 from tqdm import tqdm
 
-from topk_registry.data.labels import Labels, class_counts, class_names_of, kept_k_hot_of, labels_of, superclasses_of
+from topk_registry.data.labels import Labels, class_counts, class_names_of, labels_of, superclasses_of, targets_of
 
 Indices = NDArray[np.int64]
-PARETO_ALPHA = 6.0
 MAX_MESSAGES = 10  # per process
 MAX_FAILURES = 10  # unreadable images in a row
-UNREAD, REPORTED = 1, 2
 
 
 class UnreadableImageError(OSError):
@@ -30,8 +27,7 @@ class UnreadableImageError(OSError):
 class Selection:
     """Samples of a map-style data set, in an order and with targets of their own.
 
-    The next sample of the selection replaces an unreadable image; the first ones are named on standard error, and
-    :meth:`unreadable` counts them.
+    The next sample of the selection replaces an unreadable image; standard error names the first ones.
 
     Args:
         dataset: of pairs (image, target), or another selection.
@@ -57,7 +53,6 @@ class Selection:
         known, true = (None if each is None else each[chosen] for each in (known, true))
         self.classes = list(classes) if classes is not None else class_names_of(dataset)
         self.superclasses = None if classes is not None else superclasses_of(dataset)
-        self.strict = getattr(dataset, "strict", False)
         self.notes = [*getattr(dataset, "notes", ()), *notes]
         if isinstance(dataset, Selection):
             chosen, dataset = dataset.indices[chosen], dataset.dataset
@@ -66,8 +61,7 @@ class Selection:
         if true_targets is None:
             true_targets = self.targets if targets is not None or true is None else true
         self.true_targets = true_targets
-        self._state = torch.zeros(len(chosen), dtype=torch.uint8).share_memory_()  # written by worker processes
-        self._messages = 0
+        self._named: set[int] = set()
 
     @property
     def transform(self) -> Any:
@@ -81,97 +75,102 @@ class Selection:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        for _ in range(min(MAX_FAILURES, len(self))):
+        for place in range(index, index + min(MAX_FAILURES, len(self))):
+            index = place % len(self)
             try:
                 image, target = self.dataset[int(self.indices[index])]
             except UnreadableImageError as error:
-                if self.strict:
-                    raise
-                self._report(index, error)
-                index = (index + 1) % len(self)
-            else:
-                return image, target if self.targets is None else self._target(index)
-        raise UnreadableImageError(f"{MAX_FAILURES} images in a row cannot be read, up to {self.filename(index)}")
-
-    def _target(self, index: int) -> Any:
-        target = self.targets[index]  # pyright: ignore[reportOptionalSubscript]
-        return torch.from_numpy(target) if target.ndim else int(target)
-
-    def _report(self, index: int, error: Exception) -> None:
-        if not self._state[index] & REPORTED and self._messages < MAX_MESSAGES:
-            self._messages += 1
-            tqdm.write(f"{error}; used the next image", file=sys.stderr)
-        self._state[index] = UNREAD | REPORTED
-
-    def filename(self, index: int) -> str:
-        """Return the path of an image, or its number if it has none."""
-        name = getattr(self.dataset, "filename", None)
-        return str(name(int(self.indices[index]))) if callable(name) else f"sample {self.indices[index]}"
-
-    def unreadable(self) -> list[str]:
-        """Return the images that could not be read in any process since the last call; all ranks must call it."""
-        failed = self._state & UNREAD
-        if dist.is_available() and dist.is_initialized():
-            failed = failed.to("cuda") if dist.get_backend() == "nccl" else failed
-            dist.all_reduce(failed, op=dist.ReduceOp.MAX)
-        self._state &= REPORTED
-        return [self.filename(index) for index in failed.nonzero().flatten().tolist()]
+                if index not in self._named and len(self._named) < MAX_MESSAGES:
+                    self._named.add(index)
+                    tqdm.write(f"{error}; used the next image", file=sys.stderr)
+                continue
+            if self.targets is not None:
+                target = self.targets[index]
+                target = torch.from_numpy(target) if target.ndim else int(target)
+            return image, target
+        raise UnreadableImageError(f"{MAX_FAILURES} images in a row cannot be read, up to sample {index}")
 
 
-def targets_of(dataset: Any) -> NDArray[Any] | None:
-    """Return the targets of all samples, [N] or k-hot [N, n], if the data set stores them apart from its images."""
-    kept = getattr(dataset, "targets", None)
-    if kept is not None and not callable(kept):
-        return np.asarray(kept, np.float32 if len(kept) and np.ndim(kept[0]) else np.int64)
-    if getattr(dataset, "target_transform", None) is not None and hasattr(dataset, "reader"):
-        return kept_k_hot_of(dataset)
-    reader = getattr(dataset, "reader", None)
-    return labels_of(dataset) if hasattr(reader, "samples") or hasattr(reader, "iter_targets") else None
+def with_label_noise(
+    dataset: Any, share: float, *, kind: str = "", superclasses: Sequence[int] | None = None, seed: int = 0
+) -> Selection:
+    """Return a data set with wrong labels.
+
+    Args:
+        dataset: of one label per image.
+        share: of the samples, in [0, 1].
+        kind: ``family`` draws the labels of a share anew within their superclass, the true label included (Berrada
+            et al. 2018, section 5.1); ``uniform`` replaces exactly this share by other classes. By default ``family``
+            if superclasses are known, else ``uniform``.
+        superclasses: the superclass of each class [n], by default those of the data set.
+        seed: of the draw.
+    """
+    if not 0.0 <= share <= 1.0:
+        raise ValueError(f"the share of label noise must be in [0, 1], got {share!r}")
+    labels, counts = _labels_and_counts(dataset)
+    family = superclasses if superclasses is not None else superclasses_of(dataset)
+    kind = kind or ("uniform" if family is None else "family")
+    if kind == "uniform":
+        noisy = uniform_noise(labels, len(counts), share, seed=seed)
+    elif kind == "family" and family is not None:
+        noisy = family_noise(labels, family, share, seed=seed)
+    else:
+        needs = (
+            "family needs superclasses, which are unknown" if kind == "family" else f"family or uniform, got {kind!r}"
+        )
+        raise ValueError(f"the kind of label noise: {needs}")
+    note = f"label noise {share:g} ({kind}): {int((noisy != labels).sum())} of {len(labels)} training labels differ"
+    return Selection(dataset, targets=noisy, true_targets=labels, notes=[note])
+
+
+def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, seed: int) -> Labels:
+    """Return labels [N], a share drawn anew uniformly within their superclass; at 1 they tell the superclass only."""
+    members = [np.flatnonzero(np.asarray(superclasses) == s) for s in superclasses]
+    rng = np.random.default_rng([seed, 11])
+    redrawn, place = rng.random(len(labels)) < share, rng.random(len(labels))
+    drawn = [members[c][int(u * len(members[c]))] for c, u in zip(labels, place, strict=True)]
+    return np.where(redrawn, np.asarray(drawn, np.int64), labels)
+
+
+def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) -> Labels:
+    """Return labels [N], exactly ``round(share * N)`` of them replaced by other classes, all equally likely."""
+    rng = np.random.default_rng([seed, 17])
+    wrong = rng.permutation(len(labels))[: round(share * len(labels))]
+    noisy = labels.copy()
+    noisy[wrong] = (labels[wrong] + rng.integers(1, num_classes, len(wrong))) % num_classes
+    return noisy
 
 
 def subset(dataset: Any, fraction: float, *, seed: int = 0) -> Selection:
     """Keep a random fraction of each class, and at least one sample of each; of k-hot targets, of all samples."""
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"the fraction must be in (0, 1], got {fraction!r}")
-    labels, counts = _labels_and_counts(dataset)
+    labels, counts = _labels_and_counts(dataset, k_hot=True)
     kept = _pick(labels, [min(count, max(1, round(fraction * count))) for count in counts], seed=seed)
     return Selection(dataset, kept, notes=[f"subset {fraction:g}: {len(kept)} of {len(labels)} images"])
 
 
-def long_tail(dataset: Any, factor: float, *, profile: str = "exp", seed: int = 0) -> Selection:
+def long_tail(dataset: Any, factor: float, *, seed: int = 0) -> Selection:
     """Thin out a data set so that class 0 keeps its images and the last class a ``factor``-th of that number.
 
-    Args:
-        dataset: of one label per image.
-        factor: how many times the first class is as frequent as the last.
-        profile: with u = c / (n - 1), ``exp`` keeps factor^-u (Cui et al. 2019), ``pareto`` keeps
-            (1 + u (factor^(1/6) - 1))^-6 (Liu et al. 2019).
-        seed: of the images that are kept.
+    With u = c / (n - 1), class c keeps a share of factor^-u (Cui et al. 2019).
     """
-    labels, counts = _labels_and_counts(dataset, k_hot=False)
-    kept = _pick(labels, long_tail_counts(counts, factor, profile), seed=seed)
+    labels, counts = _labels_and_counts(dataset)
+    kept = _pick(labels, long_tail_counts(counts, factor), seed=seed)
     sizes = class_counts(labels[kept], len(counts))
-    note = f"long tail ({profile}): {max(sizes)} to {min(sizes)} images per class, {len(kept)} in total"
+    note = f"long tail: {max(sizes)} to {min(sizes)} images per class, {len(kept)} in total"
     return Selection(dataset, kept, notes=[note])
 
 
-def long_tail_counts(counts: Sequence[int], factor: float, profile: str = "exp") -> list[int]:
+def long_tail_counts(counts: Sequence[int], factor: float) -> list[int]:
     """Return the number of samples to keep of each class [n]; at least one, and never more than there are."""
     if not factor >= 1.0:
         raise ValueError(f"the factor of a long tail must be at least 1, got {factor!r}")
-    u = np.linspace(0.0, 1.0, len(counts))
-    if profile == "exp":
-        share = factor**-u
-    elif profile == "pareto":
-        share = (1 + u * (factor ** (1 / PARETO_ALPHA) - 1)) ** -PARETO_ALPHA
-    else:
-        raise ValueError(f"the profile of a long tail must be 'exp' or 'pareto', got {profile!r}")
+    share = factor ** -np.linspace(0.0, 1.0, len(counts))
     return np.minimum(np.maximum(1, np.rint(max(counts) * share).astype(int)), counts).tolist()
 
 
-def hold_out(
-    dataset: Any, fraction: float, *, fold: int = 0, seed: int = 0, twin: Any = None
-) -> tuple[Selection, Selection]:
+def hold_out(dataset: Any, fraction: float, *, fold: int = 0, seed: int = 0) -> tuple[Selection, Selection]:
     """Split into (rest, held out). The held-out part has the labels from before label noise.
 
     Args:
@@ -179,21 +178,15 @@ def hold_out(
         fraction: of each class that is held out; of k-hot targets, of all samples.
         fold: each fold holds out another part.
         seed: of the split.
-        twin: a second copy of the data set for the held-out part, which then has a transform of its own.
     """
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"the held-out fraction must be in (0, 1), got {fraction!r}")
-    labels, counts = _labels_and_counts(dataset)
+    labels, counts = _labels_and_counts(dataset, k_hot=True)
     sizes = [max(0, min(max(1, round(fraction * count)), count - 1)) for count in counts]
     held = _pick(labels, sizes, seed=seed, part=fold)
     rest = np.setdiff1d(np.arange(len(labels)), held)
-    source = dataset if twin is None else twin
-    true = getattr(source, "true_targets", None)
-    note = f"held out {len(held)} training images, {fraction:g} of each class, for evaluation"
-    return (
-        Selection(dataset, rest, notes=[note]),
-        Selection(source, held, targets=None if true is None else true[held]),
-    )
+    true = getattr(dataset, "true_targets", None)
+    return Selection(dataset, rest), Selection(dataset, held, targets=None if true is None else true[held])
 
 
 def renumber(dataset: Any, numbers: Mapping[int, int], classes: Sequence[str]) -> Selection:
@@ -230,13 +223,12 @@ def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
     return rng.permutation(order[places])
 
 
-def _labels_and_counts(dataset: Any, *, k_hot: bool = True) -> tuple[Labels, list[int]]:
-    """The label of each sample and the class sizes; k-hot targets are taken as one class."""
+def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, list[int]]:
+    """Return the label of each sample and the class sizes; with ``k_hot``, k-hot targets are taken as one class."""
     targets = targets_of(dataset)
-    if targets is not None and targets.ndim == 2 and k_hot:
+    if k_hot and targets is not None and targets.ndim == 2:
         return np.zeros(len(targets), np.int64), [len(targets)]
-    labels = labels_of(dataset)
-    names = class_names_of(dataset)
+    labels, names = labels_of(dataset), class_names_of(dataset)
     return labels, class_counts(labels, len(names) if names else int(labels.max()) + 1)
 
 
@@ -245,8 +237,7 @@ def _pick(labels: Labels, counts: Sequence[int], *, seed: int, part: int = 0) ->
 
     Parts 0, 1, ... of one seed are disjoint as long as a class has samples left, then they start again.
     """
-    rng = np.random.default_rng([seed, 13])
-    order = rng.permutation(len(labels))
+    order = np.random.default_rng([seed, 13]).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     ends = np.searchsorted(labels[order], np.arange(len(counts) + 1))
     places = [

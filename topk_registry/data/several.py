@@ -13,21 +13,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, check_numbers, split_and_size
+from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, check_numbers, draw, split_and_size
 
 SIZE = 32
 THING = 12  # height and width of a thing
 HOME = 5.0  # how many times as often a thing is in images of its own scene
 SPREAD = 42.0  # standard deviation of an image in grey levels
 
-Block = tuple[NDArray[np.uint8], NDArray[np.float32]]
-
 
 class Several(DrawnImages):
     """Images of things, each with the set of its things as target; drawn from a seed.
 
     A sample is ``(image, target)`` with a float32 vector [things] of 0 and 1. Image i depends on the seed, the split
-    and i alone: a larger data set begins with the smaller one. The images are held in memory, 3 KiB each.
+    and i alone. The images are held in memory, 3 KiB each.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
@@ -75,15 +73,13 @@ class Several(DrawnImages):
         self._noise = pixel_noise
         self._things = _patches(np.random.default_rng([seed, 0]), things)
         self._chances = _chances(things, scenes, mean_labels, imbalance)
-        blocks = [self._draw(np.random.default_rng([seed, SPLITS[split], b])) for b in range(-(-size // BLOCK))]
-        self.images, self.targets = (np.concatenate(parts)[:size] for parts in zip(*blocks, strict=True))
+        self.images, self.targets = draw(size, [seed, SPLITS[split]], self._block)
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
         image, target = super().__getitem__(index)
         return image, torch.from_numpy(target)
 
-    def _draw(self, rng: np.random.Generator) -> Block:
-        """A block of images, always whole, so that one does not depend on how many follow it."""
+    def _block(self, rng: np.random.Generator, first: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         n = len(self._things)
         scene = rng.integers(len(self._chances), size=BLOCK)
         labels = rng.random((BLOCK, n)) < self._chances[scene]

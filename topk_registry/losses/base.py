@@ -136,8 +136,6 @@ class ClassificationLoss(Adjustable):
             target: class indices [B], a distribution [B, n], or a :class:`LabelMixture`.
             sample_weight: one factor per row [B]; a mean divides by the sum of the weights of the rows that count.
         """
-        if "_parameters" not in vars(self):
-            raise RuntimeError(f"{type(self).__name__}.__init__ must call super().__init__()")
         logits, target = _plain(logits, "logits"), _plain(target, "target")
         shape = None
         if not isinstance(target, LabelMixture) and logits.ndim != 2 and logits.ndim > 0:

@@ -5,10 +5,4 @@ from topk_registry.metrics.calibration import MarginalCalibration
 from topk_registry.metrics.label_sets import LabelSetMetrics, average_precision
 from topk_registry.metrics.streaming import StreamingMetric
 
-__all__ = [
-    "LabelSetMetrics",
-    "MarginalCalibration",
-    "StreamingMetric",
-    "TopKAccuracy",
-    "average_precision",
-]
+__all__ = ["LabelSetMetrics", "MarginalCalibration", "StreamingMetric", "TopKAccuracy", "average_precision"]

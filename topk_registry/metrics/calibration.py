@@ -1,7 +1,5 @@
 """Calibration of top-k marginals: the agreement of probabilities with observed rates."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -19,15 +17,13 @@ class MarginalCalibration(StreamingMetric):
     relates the surplus or lack of right answers in each bin to the k answers a sample: 0 where marginals are
     calibrated, 2 where none of them is ever right. At k = 1 it is n times the classwise calibration error of a softmax.
 
-    S is observed whole where a data set has k labels per sample (a target [B, n] of zeros and ones). Where it has one
-    (a target [B]), that label is taken as one of the k answers, drawn at random, so that k 1[i = y] has the mean
-    1[i in S]. In this sense ``topk_nll`` is calibrated at its optimum pi_i = k P(y = i | x), as long as no label is
-    more certain than 1 / k. One that is shows in :meth:`reliability` as an observed rate above 1, which no marginal
-    can follow: single labels measure calibration where they are ambiguous.
+    If a data set has k labels per sample (a target [B, n] of zeros and ones), S is observed. If it has one (a target
+    [B]), that label counts as one of the k answers, drawn at random, so that k 1[i = y] has the mean 1[i in S]. Then
+    ``topk_nll`` is calibrated at its optimum pi_i = k P(y = i | x), if no label is more certain than 1 / k.
 
     Args:
         k: the set size of the marginals.
-        bins: number of bins of equal width in [0, 1], or their edges.
+        bins: number of bins of equal width in [0, 1].
         ignore_index: rows with this label do not count.
         device: device of the sums at the start; they follow the marginals.
 
@@ -39,40 +35,32 @@ class MarginalCalibration(StreamingMetric):
     """
 
     def __init__(
-        self,
-        k: int,
-        *,
-        bins: int | Sequence[float] = 15,
-        ignore_index: int = -100,
-        device: torch.device | str | None = None,
+        self, k: int, *, bins: int = 15, ignore_index: int = -100, device: torch.device | str | None = None
     ) -> None:
-        edges = [b / max(bins, 1) for b in range(bins + 1)] if isinstance(bins, int) else list(bins)
-        if len(edges) < 2 or sorted(edges) != edges or edges[0] > 0 or edges[-1] < 1:
-            raise ValueError(f"bins must be a positive number, or rising edges from 0 to 1, got {bins!r}")
+        if not isinstance(bins, int) or bins < 1:
+            raise ValueError(f"bins must be a positive integer, got {bins!r}")
         (self.k,) = set_sizes([k])
-        self.ignore_index = ignore_index
-        self.edges = torch.tensor(edges, dtype=torch.float64)
-        zero = torch.zeros(len(edges) - 1, dtype=torch.float64, device=device)
-        super().__init__(predicted=zero, observed=zero.clone(), entries=zero.clone())
+        self.ignore_index, self.edges = ignore_index, torch.arange(1, bins, dtype=torch.float64) / bins
+        zero = torch.zeros(bins, dtype=torch.float64, device=device)
+        super().__init__(predicted=zero, observed=zero, entries=zero)
 
     def update(self, marginals: Tensor, target: Tensor) -> None:
         """Count a batch of marginals [B, n] with labels [B], or with sets of answers [B, n] as zeros and ones."""
-        members = target.float() if target.shape == marginals.shape else self._members(marginals, target)
+        if target.shape == marginals.shape:
+            members = target.float()
+        else:
+            check_labels(marginals, target, self.ignore_index)
+            target = target.long()  # an ignore_index of -100 would be compared with bytes as 156
+            ignored = (target == self.ignore_index)[:, None]
+            members = torch.zeros_like(marginals, dtype=torch.float32)
+            members.scatter_(1, target[:, None].masked_fill(ignored, 0), self.k).masked_fill_(ignored, torch.nan)
         self.follow(marginals)
         sums = self.sums
         counted = members.isfinite().flatten()
         p = marginals.detach().flatten().to(sums["predicted"].dtype)
-        b = torch.bucketize(p, self.edges[1:-1].to(p))
+        b = torch.bucketize(p, self.edges.to(p))
         for name, values in (("predicted", p), ("observed", members.flatten()), ("entries", torch.ones_like(p))):
             sums[name].index_add_(0, b, torch.where(counted, values, 0).to(p.dtype))
-
-    def _members(self, marginals: Tensor, target: Tensor) -> Tensor:
-        check_labels(marginals, target, self.ignore_index)
-        target = target.long()  # an ignore_index of -100 would be compared with bytes as 156
-        ignored = target == self.ignore_index
-        label = torch.where(ignored, 0, target)
-        members = torch.zeros_like(marginals, dtype=torch.float32).scatter_(1, label[:, None], self.k)
-        return members.masked_fill(ignored[:, None], torch.nan)
 
     def reliability(self, *, sync: bool = True) -> dict[str, list[float]]:
         """A reliability diagram, bin by bin: mean ``predicted`` marginal, ``observed`` rate, number of ``entries``."""

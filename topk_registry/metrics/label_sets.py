@@ -1,8 +1,4 @@
-"""Metrics of several labels per image: mean average precision, F1, exact match and top-k recall.
-
-Average precision needs the scores of all samples at once, so that they are kept, in single precision, until
-``compute``; everything else is a few sums.
-"""
+"""Metrics of several labels per image: mean average precision, F1, exact match and top-k recall."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +8,6 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from topk_registry.metrics.streaming import StreamingMetric, ratio, set_sizes
-
-__all__ = ["LabelSetMetrics", "average_precision"]
 
 
 class LabelSetMetrics(StreamingMetric):
@@ -37,7 +31,7 @@ class LabelSetMetrics(StreamingMetric):
     Args:
         num_classes: n.
         k: set sizes of top-k recall.
-        threshold: the probability from which a class is predicted; one number, or one a class [n].
+        threshold: the probability from which a class is predicted.
         device: device of the sums at the start; they follow the logits. Needed with NCCL if a rank may see no batch.
 
     Example:
@@ -52,31 +46,16 @@ class LabelSetMetrics(StreamingMetric):
         num_classes: int,
         *,
         k: int | Sequence[int] = (1, 5),
-        threshold: float | Tensor = 0.5,
+        threshold: float = 0.5,
         device: torch.device | str | None = None,
     ) -> None:
-        self.n, self.k, self.threshold = num_classes, set_sizes(k), torch.as_tensor(threshold)
-        if not bool(((self.threshold > 0) & (self.threshold < 1)).all()):
+        if not 0 < threshold < 1:
             raise ValueError(f"threshold must be in (0, 1), got {threshold}")
-        if self.threshold.ndim > 1 or self.threshold.numel() not in (1, num_classes):
-            raise ValueError(
-                f"threshold must be one number or one a class, got {list(self.threshold.shape)} for {num_classes} "
-                "classes"
-            )
-        self._kept: list[tuple[Tensor, Tensor]] = []
-        zero = torch.zeros((), dtype=torch.float64, device=device)
-        classes = torch.zeros(num_classes, dtype=torch.int64, device=device)
-        super().__init__(
-            right=classes,
-            claimed=classes,
-            true=classes,
-            sample_f1=zero,
-            exact=zero,
-            recall=torch.zeros(len(self.k), dtype=torch.float64, device=device),
-            labelled=zero,
-            bce=zero,
-            seen=zero,
-        )
+        self.n, self.k, self.threshold = num_classes, set_sizes(k), threshold
+        self._kept: list[tuple[Tensor, Tensor]] = []  # average precision needs the scores of all samples at once
+        sizes = {"right": num_classes, "claimed": num_classes, "true": num_classes, "recall": len(self.k)}
+        sizes |= dict.fromkeys(("sample_f1", "exact", "labelled", "bce", "seen"), ())
+        super().__init__(**{name: torch.zeros(s, dtype=torch.float64, device=device) for name, s in sizes.items()})
 
     def reset(self) -> None:
         super().reset()
@@ -85,99 +64,78 @@ class LabelSetMetrics(StreamingMetric):
     def update(self, logits: Tensor, target: Tensor) -> None:
         """Count a batch of logits [B, n] with targets [B, n]."""
         if logits.ndim != 2 or logits.shape[1] != self.n or target.shape != logits.shape:
-            raise ValueError(
-                f"expected logits and targets [batch, {self.n}], got {list(logits.shape)} and {list(target.shape)}"
-            )
+            shapes = f"{list(logits.shape)} and {list(target.shape)}"
+            raise ValueError(f"expected logits and targets [batch, {self.n}], got {shapes}")
         self.follow(logits)
         logits, sums = logits.detach().float(), self.sums
         labels = target >= 0.5
         scores = torch.where(logits.isnan(), torch.where(labels, -math.inf, math.inf), logits)
-        claimed = scores.sigmoid() >= self.threshold.to(logits.device)
+        claimed = scores.sigmoid() >= self.threshold
         right = claimed & labels
-        counts = [each.sum(1) for each in (right, claimed, labels)]
-        for name, each in zip(("right", "claimed", "true"), (right, claimed, labels), strict=True):
+        for name, each in (("right", right), ("claimed", claimed), ("true", labels)):
             sums[name] += each.sum(0)
-        of_samples = 2 * counts[0].to(sums["sample_f1"].dtype) / (counts[1] + counts[2]).clamp(min=1)
-        sums["sample_f1"] += of_samples.sum()
+        both = (claimed.sum(1) + labels.sum(1)).clamp(min=1)
+        sums["sample_f1"] += (2 * right.sum(1).to(sums["seen"].dtype) / both).sum()
         sums["exact"] += (claimed == labels).all(1).sum()
         loss = nn.functional.binary_cross_entropy_with_logits(logits, target.to(logits), reduction="none")
         sums["bce"] += loss.to(sums["bce"].dtype).mean(1).sum()
         sums["seen"] += len(logits)
         sums["recall"] += torch.stack([self._recall(scores, labels, k) for k in self.k])
-        sums["labelled"] += (counts[2] > 0).sum()
+        sums["labelled"] += labels.any(1).sum()
         self._kept.append((scores.cpu(), labels.cpu()))
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
         """See :meth:`StreamingMetric.compute`. Every rank gets the scores of all."""
-        return {"map": self._mean_average_precision(sync=sync), **super().compute(sync=sync)}
-
-    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        right, claimed, true = (totals[name].double() for name in ("right", "claimed", "true"))
-        seen = totals["seen"]
-        of_classes = 2 * right / (claimed + true).clamp(min=1)
-        both = (claimed + true).sum()
-        return {
-            "micro_f1": (2 * right.sum() / both.clamp(min=1)).item() if seen else math.nan,
-            "macro_f1": of_classes.mean().item() if seen else math.nan,
-            "sample_f1": ratio(totals["sample_f1"], seen),
-            "exact_match": ratio(totals["exact"], seen),
-            **{
-                f"top{k}_recall": ratio(value, totals["labelled"])
-                for k, value in zip(self.k, totals["recall"], strict=True)
-            },
-            "bce": ratio(totals["bce"], seen),
-        }
-
-    def _recall(self, scores: Tensor, labels: Tensor, k: int) -> Tensor:
-        """The sum over samples of the share of their labels in the top k, ties shared."""
-        if k >= self.n:
-            return labels.any(1).sum().to(self.sums["recall"].dtype)
-        last = scores.topk(k).values[:, -1:]
-        above, tied = scores > last, scores == last
-        room = (k - above.sum(1)) / tied.sum(1).clamp(min=1)
-        hits = (above & labels).sum(1) + room * (tied & labels).sum(1)
-        return (hits.to(self.sums["recall"].dtype) / labels.sum(1).clamp(min=1)).sum()
-
-    def _mean_average_precision(self, *, sync: bool) -> float:
         every = [self._kept]
         if sync and dist.is_available() and dist.is_initialized():
             every = [[] for _ in range(dist.get_world_size())]
             dist.all_gather_object(every, self._kept)
         rows = [row for each in every for row in each]
-        if not rows:
-            return math.nan
-        precisions = average_precision(*(torch.cat(parts) for parts in zip(*rows, strict=True)))
-        return precisions.nanmean().item()
+        scores, labels = (torch.cat(part) for part in zip(*rows, strict=True)) if rows else (torch.zeros(0, 0),) * 2
+        precision = average_precision(scores, labels.bool()).nanmean().item()
+        return {"map": precision, **super().compute(sync=sync)}
+
+    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        seen, both = totals["seen"], totals["claimed"] + totals["true"]
+        recalls = zip(self.k, totals["recall"], strict=True)
+        return {
+            "micro_f1": (2 * totals["right"].sum() / both.sum().clamp(min=1)).item() if seen else math.nan,
+            "macro_f1": (2 * totals["right"] / both.clamp(min=1)).mean().item() if seen else math.nan,
+            "sample_f1": ratio(totals["sample_f1"], seen),
+            "exact_match": ratio(totals["exact"], seen),
+            **{f"top{k}_recall": ratio(value, totals["labelled"]) for k, value in recalls},
+            "bce": ratio(totals["bce"], seen),
+        }
+
+    def _recall(self, scores: Tensor, labels: Tensor, k: int) -> Tensor:
+        """The sum over samples of the share of their labels in the top k, ties shared."""
+        last = scores.topk(min(k, self.n)).values[:, -1:]
+        above, tied = scores > last, scores == last
+        room = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)
+        hits = (above & labels).sum(1) + room * (tied & labels).sum(1)
+        return (hits.to(self.sums["recall"].dtype) / labels.sum(1).clamp(min=1)).sum()
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
-    """The average precision of each class [n], NaN for a class without a positive sample.
+    """The average precision of each class [n] from scores and boolean labels [N, n]; NaN without a positive sample.
 
-    The precision at each threshold, weighted by the recall that the threshold adds; tied scores are one threshold. It
-    is scikit-learn's ``average_precision_score`` of each column.
-
-    Args:
-        scores: of samples and classes [N, n], none of them NaN.
-        labels: which classes each sample has [N, n], boolean.
+    The precision at each threshold, weighted by the recall that the threshold adds; tied scores are one threshold.
 
     Example:
         >>> average_precision(torch.tensor([[0.9], [0.8], [0.7]]), torch.tensor([[True], [False], [True]]))
         tensor([0.8333], dtype=torch.float64)
     """
     if scores.ndim != 2 or labels.shape != scores.shape or labels.dtype != torch.bool:
-        raise ValueError(
-            f"expected scores [N, n] and boolean labels of the same shape, got {list(scores.shape)} and {labels.dtype} "
-            f"{list(labels.shape)}"
-        )
-    columns = [_of_class(scores[:, c], labels[:, c]) for c in range(scores.shape[1])]
+        given = f"{list(scores.shape)} and {labels.dtype} {list(labels.shape)}"
+        raise ValueError(f"expected scores [N, n] and boolean labels of the same shape, got {given}")
+    columns = [_of_class(*column) for column in zip(scores.T, labels.T, strict=True)]
     return torch.tensor(columns, dtype=torch.float64)
 
 
 def _of_class(scores: Tensor, labels: Tensor) -> float:
     if not labels.any():
         return math.nan
-    order = scores.argsort(descending=True)
-    ranked = scores[order]
+    ranked, order = scores.sort(descending=True)
     ends = torch.cat([(ranked[1:] != ranked[:-1]).nonzero()[:, 0], order.new_tensor([len(order) - 1])])
     hits = labels[order].cumsum(0)[ends]  # until the last of each group of ties
     new = torch.diff(hits, prepend=hits.new_zeros(1))

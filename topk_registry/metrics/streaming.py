@@ -22,10 +22,9 @@ class StreamingMetric:
             value.zero_()
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """Return the results until now, by name; NaN where nothing was seen.
+        """Return the results until now, by name; NaN where nothing was seen. The metric may be updated further.
 
         In a distributed run the sums of all ranks count, so every rank must call it; ``sync=False`` is this rank's own.
-        The metric itself stays as it is, and may be updated further.
         """
         return self.ratios({name: value.cpu() for name, value in self.totals(sync=sync).items()})
 
@@ -38,13 +37,12 @@ class StreamingMetric:
         return totals
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        """The results, by name, from sums on the CPU."""
-        raise TypeError(f"{type(self).__name__} must define ratios(totals) -> results by name")
+        """Return the results, by name, from sums on the CPU."""
+        raise NotImplementedError
 
     def follow(self, batch: Tensor) -> None:
         """Move the sums to the device of a batch."""
-        # Apple's devices have no float64
-        narrow = batch.device.type == "mps"
+        narrow = batch.device.type == "mps"  # Apple's devices have no float64
         with torch.inference_mode(False):
             for name, value in self.sums.items():
                 dtype = torch.float32 if narrow and value.is_floating_point() else value.dtype
@@ -53,7 +51,7 @@ class StreamingMetric:
 
 def check_labels(logits: Tensor, target: Tensor, ignore_index: int) -> None:
     """Raise an error unless scores are floating point [B, n] and labels integers [B] below n."""
-    if not (isinstance(logits, Tensor) and isinstance(target, Tensor)):
+    if not (isinstance(logits, Tensor) and isinstance(target, Tensor)):  # lists, for example
         raise TypeError(f"expected tensors, got {type(logits).__name__} and {type(target).__name__}")
     if not logits.is_floating_point() or logits.ndim != 2:
         raise ValueError(f"expected floating-point scores [batch, classes], got {logits.dtype} {list(logits.shape)}")

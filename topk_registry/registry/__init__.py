@@ -1,34 +1,126 @@
-"""Names of losses, data sets and other plug-ins, and the factories behind them. Imports the standard library only."""
+"""Losses, data sets and model files by name, and the factories behind them. Imports the standard library only.
 
-from topk_registry.registry.api import (
-    build_loss,
-    create_loss,
-    datasets,
-    get_loss_builder,
-    is_loss,
-    list_losses,
-    loss_info,
-    losses,
-    model_files,
-    refresh_plugins,
-    register_loss,
-    takes_k_hot,
-)
-from topk_registry.registry.registry import LossInfo, Registry
+A plug-in is an entry point that an installed distribution declares in its own ``pyproject.toml``:
 
-__all__ = [
-    "LossInfo",
-    "Registry",
-    "build_loss",
-    "create_loss",
-    "datasets",
-    "get_loss_builder",
-    "is_loss",
-    "list_losses",
-    "loss_info",
-    "losses",
-    "model_files",
-    "refresh_plugins",
-    "register_loss",
-    "takes_k_hot",
-]
+    [project.entry-points."topk_registry.losses"]
+    their_loss = "their_package.their_module:TheirLoss"
+
+The factory is a class or a function that takes keyword options and returns a callable ``(logits, target) -> Tensor``.
+Listing reads metadata and source files and imports nothing. Asking for a loss imports its module, which runs its code.
+If several owners declare a name, a ``register_loss`` of this process wins, then the project's own losses. Two other
+distributions with the same name are an error when that name is asked for, and ``distribution:name`` picks one. timm's
+own names are reserved.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from topk_registry.registry import timm_losses
+from topk_registry.registry.errors import BrokenPluginError
+from topk_registry.registry.options import unbound
+from topk_registry.registry.registry import B, Builder, LossInfo, Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from topk_registry.losses.targets import LabelMixture
+
+    class Loss(nn.Module):
+        """A created loss, for editors; of a factory that returns a plain function, only ``__call__`` is there."""
+
+        def __call__(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
+
+        def __getattr__(self, name: str) -> Any: ...  # options and methods of the loss
+
+
+__all__ = ["LossInfo", "Registry"]
+
+losses: Registry = Registry("topk_registry.losses", "loss", reserved=timm_losses.reserved())
+datasets: Registry = Registry("topk_registry.datasets", "dataset")
+model_files: Registry = Registry("topk_registry.model_files", "model file")
+
+
+def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
+    """Return the sorted names of the registered losses, without importing a plug-in.
+
+    Args:
+        filter: one or more wildcards, as in ``timm.list_models``: ``"topk"`` matches that name alone, ``"*topk*"``
+            every name that contains it, ``"distribution:*"`` the losses of one distribution.
+        exclude: one or more wildcards of names to leave out.
+
+    Example:
+        >>> list_losses("topk_hinge*", exclude="*_convex")
+        ['topk_hinge', 'topk_hinge_calibrated']
+    """
+    return losses.names(filter, exclude=exclude)
+
+
+def is_loss(name: str) -> bool:
+    """Return whether a loss of this name (or ``distribution:name``) is registered and not disabled."""
+    return name in losses
+
+
+def loss_info(name: str) -> LossInfo:
+    """Return a loss's owner, version, status, error and one-line summary, without importing it."""
+    return losses.info(name)
+
+
+def takes_k_hot(name: str) -> bool:
+    """Return whether a loss takes k-hot targets [B, n], as ``takes_k_hot = True`` of its factory says; imports it.
+
+    Example:
+        >>> takes_k_hot("ksubset_nll"), takes_k_hot("focal")
+        (True, False)
+    """
+    if losses.info(name).status == "timm":
+        return name.rpartition(":")[2] in timm_losses.TAKE_K_HOT
+    return getattr(unbound(losses.builder(name)), "takes_k_hot", False) is True
+
+
+def get_loss_builder(name: str) -> Builder:
+    """Return the factory of a loss, which imports its plug-in."""
+    return losses.builder(name)
+
+
+def create_loss(name: str, **options: Any) -> "Loss":
+    """Create a loss, a callable ``(logits, target) -> Tensor``, by ``name`` or ``distribution:name``, with its options.
+
+    Raises:
+        TypeError: an option is unknown; the message lists the options.
+
+    Example:
+        >>> loss = create_loss("topk_hinge", k=3)
+    """
+    return build_loss(name, get_loss_builder(name), **options)
+
+
+def build_loss(name: str, factory: Builder, /, **options: Any) -> "Loss":
+    """Create a loss with the factory that :func:`get_loss_builder` returned for its name."""
+    loss = losses.build(name, factory, options)
+    if not callable(loss) or isinstance(loss, type):
+        raise BrokenPluginError(f"{losses.describe(name)} returned {loss!r}, expected a callable (logits, target)")
+    is_module = any(base.__module__ == "torch.nn.modules.module" for base in getattr(type(loss), "__mro__", ()))
+    if is_module and "_parameters" not in vars(loss):
+        raise BrokenPluginError(f"{losses.describe(name)} does not call super().__init__() in its __init__")
+    return loss  # pyright: ignore[reportReturnType]  # a plain function
+
+
+def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
+    """Return a decorator that registers a loss factory in this process, for a notebook or a script.
+
+    Args:
+        name: of the loss. A name that is taken is an error, unless ``override``; timm's names cannot be taken.
+        override: hide the loss of this name in this process; ``distribution:name`` still reaches it.
+
+    Example:
+        >>> @register_loss("my_loss")
+        ... def my_loss(scale: float = 1.0):
+        ...     return lambda logits, target: scale * logits.logsumexp(-1).mean()
+    """
+    return losses.register(name, override=override)
+
+
+def refresh_plugins() -> None:
+    """Look for plug-ins again, after an installation or a repair while the process runs."""
+    for names in (losses, datasets, model_files):
+        names.refresh()

@@ -11,13 +11,14 @@ A wildcard is compared with the plug-in's name and with its distribution; ``dist
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from functools import reduce
 from importlib import import_module
-from importlib.metadata import Distribution, EntryPoint, PackageNotFoundError, distribution, distributions, version
+from importlib.metadata import PackageNotFoundError, distribution, distributions, version
+from typing import Any
 
 from topk_registry.registry import source
 
@@ -29,16 +30,25 @@ _VALUE = re.compile(r"(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attr>\w+(\.\w+)*)\s*(\[.
 
 @dataclass(frozen=True)
 class Plugin:
-    """One declaration of a name: the value of the entry point, and the distribution that owns it."""
+    """One declaration of a name: the value of the entry point and the distribution that owns it.
+
+    ``factory`` is set of a plug-in that this process registered, which has no distribution.
+    """
 
     name: str
     value: str
     distribution: str
     version: str
+    factory: Any = None
+
+    @property
+    def status(self) -> str:
+        """State of a plug-in that is not loaded."""
+        return "registered" if self.factory is not None else "available"
 
     @property
     def owner(self) -> str:
-        return f"{self.distribution} {self.version}".rstrip()
+        return f"{self.distribution} {self.version}".strip() or "this process"
 
     @property
     def qualified(self) -> str:
@@ -50,15 +60,29 @@ class Plugin:
             return match["module"], match["attr"]
         raise ValueError(f"expected an entry point 'package.module:factory', got {self.value!r}")
 
-    def load(self) -> object:
+    def load(self) -> Any:
         """Import the module, which runs its code, and return the attribute."""
+        if self.factory is not None:
+            return self.factory
         module, attr = self.parse()
         imported = import_module(module)
         try:
             return reduce(getattr, attr.split("."), imported)
         except AttributeError as error:
-            close = source.closest(attr.rpartition(".")[2], dir(imported))
-            raise AttributeError(f"{error}{close}") from error
+            raise AttributeError(f"{error}{source.closest(attr.rpartition('.')[2], dir(imported))}") from error
+
+    def problem(self) -> str:
+        """Return what is certainly wrong before the plug-in is imported, or nothing."""
+        try:
+            module = "" if self.factory is not None else self.parse()[0]
+            return f"module {module!r} is not installed" if module and source.file_of(module) is None else ""
+        except ValueError as error:
+            return str(error)
+        except Exception:  # an unusual finder; loading the plug-in shows the error
+            return ""
+
+    def summary(self) -> str:
+        return source.first_line(self.factory.__doc__) if self.factory else source.summary(*self.parse())
 
 
 def installed_version(name: str) -> str | None:
@@ -83,27 +107,13 @@ def matches(pattern: str, plugin: Plugin) -> bool:
 
 def denied(plugin: Plugin) -> str | None:
     """Return the environment variable that disables a plug-in, or None."""
-    allow, deny = map(_patterns, VARIABLES)
+    allow, deny = (os.environ.get(variable, "").replace(",", " ").split() for variable in VARIABLES)
     if _selected(plugin, deny):
         return VARIABLES[1]
     return VARIABLES[0] if allow and not _selected(plugin, allow) else None
 
 
-def idle_patterns(plugins: Sequence[Plugin]) -> list[str]:
-    """Return a line for each wildcard of the two variables that matches no plug-in."""
-    return [
-        f"{variable}: {pattern!r} matches no installed plug-in"
-        for variable in VARIABLES
-        for pattern in _patterns(variable)
-        if not any(_selected(plugin, [pattern]) for plugin in plugins)
-    ]
-
-
-def _patterns(variable: str) -> list[str]:
-    return os.environ.get(variable, "").replace(",", " ").split()
-
-
-def _selected(plugin: Plugin, patterns: Iterable[str]) -> bool:
+def _selected(plugin: Plugin, patterns: Sequence[str]) -> bool:
     owner = normalise(plugin.distribution)
     return any(matches(pattern, plugin) or fnmatchcase(owner, normalise(pattern)) for pattern in patterns)
 
@@ -112,42 +122,31 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
     """Return the plug-ins of a group, and a line for each distribution whose metadata cannot be read."""
     plugins: dict[Plugin, None] = {}
     problems: list[str] = []
-    names: dict[str, str] = {}
     for dist in distributions():
         try:
             if group in (dist.read_text("entry_points.txt") or ""):
-                names.setdefault(normalise(dist.metadata["Name"]), dist.metadata["Name"])
+                first = distribution(dist.metadata["Name"])  # of several copies, the one that imports get
+                about = (first.metadata["Name"], first.version)
+                plugins |= {Plugin(e.name, e.value, *about): None for e in first.entry_points.select(group=group)}
         except Exception as error:
             place = getattr(dist, "_path", dist)
             problems.append(f"{place}: unreadable metadata: {type(error).__name__}: {error}")
-    for name in names.values():
-        try:
-            owner = distribution(name)  # the first on sys.path, which imports get
-            for entry in owner.entry_points.select(group=group):
-                if ":" in entry.name:
-                    problems.append(f"{name}: the name {entry.name!r} must not contain a colon")
-                else:
-                    plugins[Plugin(entry.name, entry.value, name, owner.version)] = None
-        except Exception as error:
-            problems.append(f"{name}: unreadable entry points: {type(error).__name__}: {error}")
-    return list(plugins), problems
+    problems += [f"{plugin.qualified}: the name must not contain a colon" for plugin in plugins if ":" in plugin.name]
+    return [plugin for plugin in plugins if ":" not in plugin.name], problems
 
 
-def misspelt_groups() -> list[tuple[str, list[EntryPoint]]]:
-    """Return (message, entry points) for each group whose name is nearly one of ours, or starts as ours do."""
+def misspelt_groups() -> list[tuple[str, list[str]]]:
+    """Return (message, names of entry points) for each group whose name is nearly one of ours, or starts as ours do."""
     found = []
     for dist in distributions():
-        for group in sorted({entry.group for entry in _entries(dist)} - set(GROUPS)):
+        try:
+            entries = list(dist.entry_points)
+        except Exception:  # discover, which reads the same file, reports it
+            continue
+        for group in sorted({entry.group for entry in entries} - set(GROUPS)):
             close = get_close_matches(group.lower().replace("-", "_"), GROUPS, n=1, cutoff=0.9)
             if close or group.startswith("topk_registry."):
                 hint = f"did you mean [{close[0]}]?" if close else f"the groups are {', '.join(GROUPS)}"
                 message = f"{dist.metadata['Name']} {dist.version}: unknown entry-point group [{group}]; {hint}"
-                found.append((message, [entry for entry in _entries(dist) if entry.group == group]))
+                found.append((message, [entry.name for entry in entries if entry.group == group]))
     return found
-
-
-def _entries(dist: Distribution) -> Sequence[EntryPoint]:
-    try:
-        return list(dist.entry_points)
-    except Exception:  # the registry, which reads the same file, reports it
-        return ()

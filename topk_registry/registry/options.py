@@ -4,21 +4,17 @@ import inspect
 import sys
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
+from topk_registry.registry.source import closest
+
 CONTEXT = ("num_classes", "class_counts", "smoothing", "soft_targets", "total_epochs")
 SET_BY_TRAINERS = ("weight", "class_weight", "pos_weight", "label_smoothing", "reduction", "ignore_index")
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a trainer's context that a factory's signature names.
-
-    Args:
-        builder: a class, a function or a ``functools.partial`` of one; arguments that a partial has bound stay bound.
-        context: values by the names of ``CONTEXT``.
+    """Return the part of a trainer's context, values by the names of ``CONTEXT``, that a factory's signature names.
 
     Example:
         >>> accepted_context(lambda k=5, num_classes=None: ..., {"num_classes": 10, "total_epochs": 90})
@@ -34,66 +30,32 @@ def accepts(builder: Callable[..., Any], option: str) -> bool:
     return option in parameters(builder)[0] and option not in _bound(builder)
 
 
-def takes(builder: Callable[..., Any], option: str) -> bool:
-    """Return whether a factory may be given an option; a signature with an unresolved ``**kwargs`` takes any."""
-    named, takes_any = parameters(builder)
-    return takes_any or option in named
-
-
-def defaults(builder: Callable[..., Any]) -> dict[str, Any]:
-    """Return the defaults of a factory's options, by name."""
-    return {name: p.default for name, p in parameters(builder)[0].items() if p.default is not p.empty}
-
-
 def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the defaults that a run records, as plain types: those of options that neither the user nor a trainer set.
-
-    Example:
-        >>> recorded_defaults(lambda k=5, tau=1.0, weight=None, num_classes=None: ..., ["k"])
-        {'tau': 1.0}
-    """
+    """Return the defaults that a run records: of plain types, and of options that neither a user nor a trainer set."""
     left_out = {*options, *CONTEXT, *SET_BY_TRAINERS, *_bound(builder)}
-    found = {name: value for name, value in defaults(builder).items() if name not in left_out}
+    found = {name: p.default for name, p in parameters(builder)[0].items() if name not in left_out}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
     return {name: value for name, value in plain.items() if _is_plain(value)}
 
 
 def unbound(builder: Callable[..., Any]) -> Callable[..., Any]:
     """Return the class or function below any ``functools.partial``."""
-    while isinstance(builder, partial):
-        builder = builder.func
-    return builder
+    return unbound(builder.func) if isinstance(builder, partial) else builder
 
 
 def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
-    """Return the values to try for each option when a loss is tuned: the factory's attribute ``tuning_grid``.
-
-    Example:
-        >>> class TheirLoss:
-        ...     tuning_grid = {"tau": (0.1, 1.0)}
-        >>> tuning_grid(TheirLoss)
-        {'tau': [0.1, 1.0]}
-    """
+    """Return the values to try for each option when a loss is tuned: the factory's attribute ``tuning_grid``."""
     return {option: list(values) for option, values in getattr(unbound(builder), "tuning_grid", {}).items()}
 
 
 def check_options(what: str, builder: Callable[..., Any], options: Iterable[str], also: Iterable[str] = ()) -> None:
-    """Raise a TypeError that names an option that the factory does not take, or misses.
-
-    Args:
-        what: the factory, for messages.
-        builder: the factory.
-        options: that it is to be given.
-        also: further options to suggest, which somebody else reads.
-    """
+    """Raise a TypeError that names an option that a factory does not take, or misses; ``also`` are more to suggest."""
     named, takes_any = parameters(builder)
     known = [*named, *also]
     listing = f"it takes {', '.join(known) or 'no options'}"
     for option in () if takes_any else options:
         if option not in named:
-            close = get_close_matches(option, known, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
-            raise TypeError(f"{what} takes no option {option!r}{hint} ({listing})")
+            raise TypeError(f"{what} takes no option {option!r}{closest(option, known)} ({listing})")
     missing = [name for name, p in named.items() if p.default is p.empty and name not in set(options)]
     if len({*missing} - {*CONTEXT}) >= 2 and not isinstance(unbound(builder), type):
         raise TypeError(
@@ -110,56 +72,41 @@ def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
     ``**common`` of a class stands for the options of its bases, and ``**options: Unpack[SomeTypedDict]`` for the keys
     of the dictionary. Other ``**kwargs``, and builtins without a signature, take any option.
     """
+    target = unbound(builder)
     try:
-        signature = inspect.signature(builder)
+        named, rest = _named(inspect.signature(builder))
     except (TypeError, ValueError):
         return {}, True
-    named = {name: p for name, p in signature.parameters.items() if p.kind in _BY_NAME}
-    rest = _var_keyword(signature)
-    if rest is None:
-        return named, False
-    target = unbound(builder)
-    keys = _typed_dict(rest.annotation, target)
-    if keys is not None:  # these and no others
-        defaults = parameters(_base(target))[0] if isinstance(target, type) else {}
-        required = getattr(keys, "__required_keys__", ())
-        for key in keys.__annotations__:
-            default = inspect.Parameter.empty if key in required else None
-            plain = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default)
-            named.setdefault(key, defaults.get(key, plain))
-        return named, False
-    if isinstance(target, type):
-        for base in [each for each in target.__mro__ if "__init__" in vars(each)][1:]:
-            if base is object or base.__module__.startswith("torch.nn.modules"):
-                break
-            signature = inspect.signature(base.__init__)
-            inherited = list(signature.parameters.values())[1:]
-            named = {**{p.name: p for p in inherited if p.kind in _BY_NAME}, **named}
-            if _var_keyword(signature) is None:
-                return _own_first(named, builder), False
-    return named, True
+    keys = None if rest is None else _typed_dict(rest.annotation, target)
+    below: dict[str, inspect.Parameter] = {}
+    for base in target.__mro__ if rest is not None and isinstance(target, type) else ():
+        if base is object or base.__module__.startswith("torch.nn.modules"):
+            break
+        if "__init__" in vars(base):
+            inherited, rest = _named(inspect.signature(vars(base)["__init__"]))
+            below = {**{name: p for name, p in inherited.items() if name != "self"}, **below}
+        if rest is None:
+            break
+    if keys is None:
+        return named | {name: p for name, p in below.items() if name not in named}, rest is not None
+    for key in (key for key in keys.__annotations__ if key not in named):
+        default = inspect.Parameter.empty if key in keys.__required_keys__ else None
+        named[key] = below.get(key) or inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default)
+    return named, False
 
 
-def _base(target: type) -> type:
-    """Return the next class whose constructor gets the ``**common`` of a class."""
-    return next((each for each in target.__mro__[1:] if "__init__" in vars(each)), object)
-
-
-def _own_first(named: dict[str, inspect.Parameter], builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    own = [name for name in inspect.signature(builder).parameters if name in named]
-    return {name: named[name] for name in [*own, *(name for name in named if name not in own)]}
-
-
-def _var_keyword(signature: inspect.Signature) -> inspect.Parameter | None:
-    return next((p for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+def _named(signature: inspect.Signature) -> tuple[dict[str, inspect.Parameter], inspect.Parameter | None]:
+    """Return the parameters that can be given by name, and ``**rest``."""
+    every = signature.parameters.values()
+    named = {p.name: p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return named, next((p for p in every if p.kind is p.VAR_KEYWORD), None)
 
 
 def _typed_dict(annotation: Any, target: Any) -> Any:
-    """The dictionary type of ``Unpack[TheType]``, or None."""
+    """Return the dictionary type of ``Unpack[TheType]``, or None."""
     if isinstance(annotation, str):
-        module = sys.modules.get(getattr(target, "__module__", ""), typing)
         try:
-            annotation = eval(annotation, vars(module))
+            annotation = eval(annotation, vars(sys.modules[target.__module__]))
         except Exception:  # a name that is imported for type checkers only
             return None
     inner = next(iter(typing.get_args(annotation)), None)

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +14,7 @@ _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers between two ends.
-
-    Args:
-        low, high: the ends; ``high`` is ``"n"`` if it is the number of classes.
-        closed: which ends belong to the interval.
+    """Numbers between two ends, which may be ``closed``; ``high`` is ``"n"`` if it is the number of classes.
 
     Example:
         >>> tau = Interval.parse("(0, inf)")
@@ -33,8 +29,8 @@ class Interval:
     @classmethod
     def parse(cls, text: str) -> "Interval":
         """Return the interval of ``"(0, 1]"``, ``"[0, inf)"`` or ``"[1, n)"``."""
+        match = _INTERVAL.fullmatch(text.strip())
         try:
-            match = _INTERVAL.fullmatch(text.strip())
             opening, low, high, closing = match.groups() if match else ("", "", "", "")
             interval = cls(float(low), high if high == CLASSES else float(high), (opening == "[", closing == "]"))
         except ValueError:
@@ -48,12 +44,7 @@ class Interval:
         return num_classes if isinstance(self.high, str) else self.high
 
     def bounds(self) -> dict[str, float]:
-        """Return the finite ends as keyword arguments of :func:`topk_registry.options.number`.
-
-        Example:
-            >>> Interval.parse("(0, 1]").bounds()
-            {'above': 0.0, 'at_most': 1.0}
-        """
+        """Return the finite ends as keyword arguments of :func:`topk_registry.options.number`."""
         low, high = ("at_least" if self.closed[0] else "above"), ("at_most" if self.closed[1] else "below")
         return {name: end for name, end in ((low, self.low), (high, self.end(math.inf))) if math.isfinite(end)}
 
@@ -66,13 +57,13 @@ class Interval:
 
     def __contains__(self, value: Any) -> bool:
         high = self.end(math.inf)
-        above = value >= self.low if self.closed[0] else value > self.low
-        return above and (value <= high if self.closed[1] else value < high)
+        return (self.low < value < high) or (value == self.low and self.closed[0]) or (value == high and self.closed[1])
 
     def inside(self, num_classes: int) -> list[float]:
         """Return the ends that belong to the interval."""
-        ends = zip((self.low, self.end(num_classes)), self.closed, strict=True)
-        return [_whole(end) for end, closed in ends if closed]
+        return [
+            _whole(end) for end, closed in zip((self.low, self.end(num_classes)), self.closed, strict=True) if closed
+        ]
 
     def outside(self, num_classes: int) -> list[float]:
         """Return a value beyond each finite end; the end itself if it does not belong."""
@@ -90,25 +81,17 @@ Range = Interval | tuple[Any, ...]
 def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
     """Return the values that options may have: ``option_ranges`` of the factory and of the bases whose option it takes.
 
-    A factory declares an interval in a string, or a tuple of choices.
-
-    Example:
-        >>> class TheirLoss:
-        ...     option_ranges = {"tau": "(0, inf)", "combine": ("mean", "sum")}
-        ...     def __init__(self, tau=1.0, combine="mean"): ...
-        >>> {option: str(values) for option, values in option_ranges(TheirLoss).items()}
-        {'tau': '(0, inf)', 'combine': "('mean', 'sum')"}
+    A factory declares an interval in a string, or a tuple of choices: ``{"tau": "(0, inf)", "mode": ("a", "b")}``.
     """
     factory = unbound(builder)
     ranges: dict[str, Range] = {}
     for owner in reversed(factory.__mro__ if isinstance(factory, type) else (factory,)):
-        declared: Mapping[str, Any] = getattr(owner, "__dict__", {}).get("option_ranges", {})
-        for option, values in declared.items():
+        for option, values in getattr(owner, "__dict__", {}).get("option_ranges", {}).items():
             if owner is factory or accepts(builder, option):
                 ranges[option] = Interval.parse(values) if isinstance(values, str) else tuple(values)
     return ranges
 
 
 def _whole(value: float) -> float:
-    """Whole numbers as integers, which options such as k require."""
+    """Return whole numbers as integers, which options such as k require."""
     return int(value) if value == int(value) else value

@@ -64,7 +64,10 @@ class Subject:
 
     def build(self, **options: Any) -> Loss:
         """A fresh loss: the subject's options, the context its signature names, and what the check asks for."""
-        return self.factory(**{**accepted_context(self.factory, self._context()), **self.options, **options})
+        loss = self.factory(**{**accepted_context(self.factory, self._context()), **self.options, **options})
+        if isinstance(loss, nn.Module) and "_parameters" not in vars(loss):
+            raise TypeError(f"{type(loss).__name__}.__init__ must call super().__init__()")
+        return loss
 
     def takes(self, option: str) -> bool:
         return option in parameters(self.factory)[0]

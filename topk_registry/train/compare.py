@@ -212,6 +212,7 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         try:
             data = data or _data_settings(args, model)
             dataset = _aligned(_open(data), model, name)
+            about += [] if scores else list(getattr(dataset, "notes", ()))
             batches: list[tuple[Floats, Integers]] = []
             model.run(dataset, lambda x, y, batches=batches: batches.append((_array(x), _array(y))))
         finally:

@@ -101,6 +101,7 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
             notes.append(f"held out {len(data.validation)} training images for evaluation")
         elif config.val_split:
             data.validation = open_split(config, config.val_split, channels=channels)
+            notes += getattr(data.validation, "notes", ())
             _align(config, data)
         _count(config, data, needs_counts or bool(config.sampler))
     except (DataError, ValueError) as error:

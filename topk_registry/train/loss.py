@@ -20,6 +20,7 @@ from topk_registry.registry.options import accepted_context, accepts, recorded_d
 from topk_registry.train.config import WEIGHT_METHODS
 from topk_registry.train.errors import TrainError
 
+OURS_AND_TIMMS = ("topk-registry:*", "timm:*")
 SMOOTHING = ("smoothing", "label_smoothing")  # names of the option that smooths labels
 WEIGHT = ("weight", "class_weight")  # names of the option that weighs classes
 
@@ -79,11 +80,9 @@ class LossSpec:
         """
         info = registry.loss_info(name)
         if multilabel and not registry.takes_k_hot(name):
-            known = [other for other in registry.list_losses() if registry.takes_k_hot(other)]
-            raise TrainError(
-                f"loss {name!r} does not declare takes_k_hot = True, which --task multilabel needs; there are "
-                f"{', '.join(known)}"
-            )
+            known = [other for other in registry.list_losses(OURS_AND_TIMMS) if registry.takes_k_hot(other)]
+            needed = "does not declare takes_k_hot = True, which --task multilabel needs"
+            raise TrainError(f"loss {name!r} {needed}; there are {', '.join(known)}")
         factory = registry.get_loss_builder(name)
         if multilabel and info.status == "timm":
             factory = timm_losses.builder(name.rpartition(":")[2], several=True)

@@ -164,6 +164,8 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     else:
         channels = model.channels_of(config)
         opened = data.open_data(config, channels=channels, needs_counts=spec.needs_class_counts or weights_by_count)
+    for note in opened.notes:  # first: files that were skipped may be why something is missing later
+        report.say(note)
     utils.random_seed(config.seed, compute.rank)  # as timm's script, before the model
     network = own_model if own_model is not None else model.build_model(config, _classes(config, opened))
     n = _settled_classes(config, network, opened)
@@ -471,7 +473,7 @@ def _say_plan(run: Run) -> None:
     processes = f", {compute.world_size} processes" if compute.distributed else ""
     batch = config.batch_size * compute.world_size * config.grad_accum_steps
     updates = run.num_epochs * run.updates_per_epoch
-    notes = [*opened.notes, *compute.warnings, run.spec.guess(n)]
+    notes = [*compute.warnings, run.spec.guess(n)]
     if config.smoothing and not (config.mixes or run.spec.takes_smoothing):
         notes.append(f"--smoothing {config.smoothing:g} has no effect: loss {config.loss!r} smooths no labels")
     if config.class_weight and (weights := run.task.loss_record.get("class_weight")):

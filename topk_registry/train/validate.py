@@ -203,6 +203,8 @@ def validate(args: Any) -> dict[str, Any]:
     fraction = data.held_out_fraction(config)
     split = config.train_split if fraction else config.val_split
     dataset = data.open_split(config, split, channels=channels, held_out=fraction)
+    for note in getattr(dataset, "notes", ()):
+        print(note, file=sys.stderr)
     if opened.class_names:
         dataset = data.align(dataset, opened.class_names, f"split {split!r}")
     if not opened.num_classes:
