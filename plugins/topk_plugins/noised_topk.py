@@ -68,10 +68,10 @@ class NoisedTopK(TopKLoss):
         self.num_samples = integer(num_samples, "num_samples", at_least=1)
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor:
-        """Return the rows' losses [B] by the perturbed operator."""
+        """Return the rows' losses [B], or their sum [], by the perturbed operator."""
         return perturbed_hinge(
             logits, masses, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples, alpha=self.margin(logits),
-            scale=self.scale,
+            scale=self.scale, sums=self.reduction != "none" and logits.shape[0] > 0,
         )  # fmt: skip
 
     def per_class(self, logits: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ class SmoothTopKSVM(SeveralSizes):
         """Return the rows' losses [B] by the operator; None for a likelihood of several k."""
         if not self._is_linear:
             return None
-        alpha, sums = self._checked_alpha(logits), self.reduction != "none" and len(logits) > 0
+        alpha, sums = self._checked_alpha(logits), self.reduction != "none" and logits.shape[0] > 0
         if len(self.sizes) == 1:
             return smooth_topk(logits, masses, k=self.k, tau=self.tau, alpha=alpha, sums=sums)
         losses = [

@@ -61,10 +61,9 @@ def hinge(
     B, n = s.shape
     value, gradient = s.new_empty(B), torch.empty_like(s)
     threads, block = _threads_and_block(B, n, num_samples)
-    labels, shares, even = (
-        None if part is None else laid_out(part, kind)
-        for part, kind in ((masses.labels, torch.int64), (masses.shares, torch.float64), (masses.even, torch.float64))
-    )
+    labels = None if masses.labels is None else laid_out(masses.labels, torch.int64)
+    shares = None if masses.shares is None else laid_out(masses.shares, torch.float64)
+    even = None if masses.even is None else laid_out(masses.even, torch.float64)
     dense = None if masses.dense is None else laid_out(masses.dense, torch.float32)
     gap = laid_out(alpha, torch.float64)
     if B:
