@@ -212,7 +212,7 @@ def without_counts(table: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda s, class_counts, **options: table(s, **options)
 
 
-TAUS, UNITS, GAPS = (0.05, 0.1, 0.5, 1.0, 3.0), (0.3, 1.0, 5.0), (0.0, 0.5, 1.0)
+TAUS, UNITS, GAPS = (0.05, 0.1, 0.5, 1.0, 3.0), (0.3, 1.0, 5.0), (0.0, 0.3, 1.0)
 LOSSES: dict[str, tuple[Options, Callable[..., Tensor]]] = {
     "smooth_topk_svm": (drawn(k=size, tau=TAUS, alpha=GAPS), smooth_topk),
     "topk_nll": (drawn(k=size, tau=TAUS), smooth_topk),

@@ -67,31 +67,6 @@ def test_tied_labels_are_outside():
     torch.testing.assert_close(leaf.grad[0], torch.full((6,), 1 / 6) - F.one_hot(torch.tensor(0), 6))
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"m": -1.0}, "m must be a finite number of at least 0, got -1.0"),
-        ({"alpha": math.inf}, "alpha must be a finite number of at least 0, got inf"),
-        ({"beta": math.nan}, "beta must be a finite number of at least 0, got nan"),
-        ({"floor": 1.0}, r"floor must be a finite number of at least 0 and below 1, got 1.0"),
-        ({"k": 0}, "k must be an integer of at least 1, got 0"),
-    ],
-)
-def test_options_out_of_range(options, message):
-    with pytest.raises(ValueError, match=message):
-        create_loss("epsilon_softmax", **options)
-
-
-def test_without_cross_entropy_a_masked_class_with_mass_costs_the_absolute_error():
-    s = torch.tensor([[1.0, 0.0, -math.inf]], dtype=torch.float64)
-    p, q = s.softmax(-1), torch.tensor([0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3], dtype=torch.float64)
-    found = create_loss("epsilon_softmax", alpha=0.0, label_smoothing=0.1)(s, torch.tensor([0]))
-    torch.testing.assert_close(found, (q * 2 * (1 - p)).sum(), rtol=1e-14, atol=0)
-
-
->>>>>>> main
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("m", [0.0, 1e300, 1.7e308])
 def test_the_least_and_the_largest_m(m, k):

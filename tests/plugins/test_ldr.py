@@ -29,19 +29,6 @@ def robust(z: torch.Tensor, lam: torch.Tensor | float) -> torch.Tensor:
 LABELS = torch.arange(8) % N
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.parametrize("temperature", [0.05, 1.0, 4.0])
-@pytest.mark.parametrize("gap", [0.0, 1.3])  # which single precision rounds
-def test_is_the_papers_formula(temperature, gap):
-    s = scores()
-    for dtype, rtol in ((torch.float64, 1e-12), (torch.float32, 2e-6)):
-        loss = create_loss("ldr_kl", temperature=temperature, gap=gap, reduction="none")
-        wanted = robust(differences(s, LABELS, gap), temperature)
-        torch.testing.assert_close(loss(s.to(dtype), LABELS).double(), wanted, rtol=rtol, atol=rtol)
-
-
->>>>>>> main
 def test_is_the_worst_case_over_distributions():
     """max_p p z - lambda KL(p || uniform): no distribution gives more, softmax(z / lambda) gives as much."""
     s = scores(1)
