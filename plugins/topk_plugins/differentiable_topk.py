@@ -52,29 +52,30 @@ class DifferentiableTopK(SeveralSizes):
     .. math:: L(s, y) = -\log \sum_j P_j \sum_{r \le k_j} P_{r y}
 
     Use when:
-        Several k count at once, or you compare ways to relax a ranking.
+        Several k count at once, or you compare relaxations of a ranking. Implementation of the paper; not evaluated
+        here.
 
     Avoid when:
-        Classes are many and ``candidates`` is None, or a sorting network is to meet mixed targets (mixup, cutmix, label
-        smoothing): both cost many times the ordinary step. ``topk_nll`` takes several k as well and is exact.
+        ``candidates`` is None with many classes, or a sorting network gets mixed targets (mixup, cutmix, label
+        smoothing): both are many times slower. ``topk_nll`` also takes several k, and is exact.
 
     Args:
         k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
-        k_weights: how much each of several k counts; they are divided by their sum. None: all the same.
+        k_weights: weight of each k; they are divided by their sum. None: equal weights.
         relaxation: ``"neuralsort"``, ``"softsort"``, ``"odd_even"`` or ``"bitonic"``, the last two being sorting
             networks with soft swaps.
         tau: temperature of the relaxation, positive; towards 0 the ranking becomes hard.
-        swap: distribution function that gives the chance of a swap in a network from the difference of two scores:
+        swap: distribution function from the difference of two scores to the probability of a swap in a network:
             ``"cauchy"`` or ``"logistic"``.
-        candidates: how many classes are ranked: the label and the highest scores beside it. The others take no part,
-            in softmax neither. A number above every k, or None for all, which costs networks O(n^3). ``"auto"`` is
-            2 k + 2 of the largest k and at least 16, and all where k = 1 is softmax: nothing is ranked then, and the
-            loss is cross-entropy.
+        candidates: number of classes that are ranked: the label and the highest other scores. All other classes are
+            left out, also of the softmax. A number above every k, or None for all, which costs networks O(n^3).
+            ``"auto"`` is the larger of 16 and 2 k + 2 for the largest k. If the only k is 1 and ``top1`` is
+            ``"softmax"``, nothing is ranked and the loss is cross-entropy.
         top1: the probabilities for k = 1: ``"softmax"``, or ``"sort"``, the first row of the ranking.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
-    With soft targets every class is a label once. NeuralSort and SoftSort rank the highest classes once for all of
-    them, as a class below is the lowest of its candidates. A network has to run for every class.
+    With soft targets the loss is computed for each class as the label. NeuralSort and SoftSort need one ranking for all
+    classes; a sorting network runs once per class.
 
     Example:
         >>> DifferentiableTopK(k=[1, 3])(torch.zeros(1, 4), torch.tensor([0]))
