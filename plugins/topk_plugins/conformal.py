@@ -1,6 +1,5 @@
 """Training for small prediction sets: Stutz et al. 2022, and Noorani et al. 2025 with less variance."""
 
-from fractions import Fraction
 from typing import ClassVar
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from topk_registry import BatchLoss
 from topk_registry.options import integer, number
 
-LARGEST = 10**9  # denominator of an alpha, whose product with a number of rows 64 bits hold
+ROUNDED = 1 + 2**-50  # more than the rounding of alpha and of its product with a number of rows
 LEAST = 1e-8  # added before the logarithm, as by the authors
 
 
@@ -102,10 +101,10 @@ class ConformalTraining(BatchLoss):
     def quantile(self, own: Tensor, counted: Tensor) -> Tensor:
         """The conformal quantile [] of the labels' scores [m] that count, with the gradient of its nearest rows."""
         known = own.detach().masked_fill(~counted, torch.inf)
-        # as written in decimals: 0.21 of 300 are 63, not 62.99999
-        share, whole = Fraction(repr(float(self.alpha))).limit_denominator(LARGEST).as_integer_ratio()
         count = counted.sum()
-        rank = torch.minimum((count + 1) * share // whole, count).clamp(min=1)
+        # as written in decimals: 0.21 of 300 are 63, not 62.99999
+        rank = ((count + 1).double() * (self.alpha * ROUNDED)).long()
+        rank = torch.minimum(rank, count).clamp(min=1)
         value = known.sort().values.gather(0, (rank - 1)[None])[0]
         _, nearest = (known - value).abs().topk(min(self.neighbours, len(own)), largest=False)
         part = counted[nearest].to(own)

@@ -49,7 +49,7 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
     """
     n = len(classes)
     accuracy = float((predicted == labels).mean()) if len(labels) else float("nan")
-    usual = {}  # the class that most images of a folder are predicted as, if it is another one
+    usual: dict[int, int] = {}  # the class that most images of a folder are predicted as, if it is another one
     for label in np.unique(labels).tolist():
         counts = np.bincount(predicted[labels == label], minlength=n)
         other = int(counts.argmax())
