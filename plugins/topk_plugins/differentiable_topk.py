@@ -1,12 +1,12 @@
-r"""Differentiable top-k classification: the likelihood of the label being among the k first of a relaxed ranking.
+r"""Differentiable top-k classification: the likelihood that the label is among the first k of a relaxed ranking.
 
 A relaxed ranking is a matrix P [n, n] whose row r holds the probabilities of each class to have rank r. With the weight
 P_K(k) of each k,
 
     L = -log sum_k P_K(k) sum_{r <= k} P[r, y].
 
-By default softmax takes the place of the first row for k = 1, as in the authors' code, which finds sorting unstable
-there. Only the highest scores and the label are ranked.
+By default, softmax replaces the first row for k = 1, as in the authors' code. Only the highest scores and the label are
+ranked.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import Unpack
 
-from topk_plugins._relaxations import NETWORKS, RELAXATIONS, log_chances, network, rank_logits
+from topk_plugins._relaxations import NETWORKS, RELAXATIONS, log_probabilities, network, rank_logits
 from topk_plugins._rows import nan_if_invalid
 from topk_plugins._sizes import SeveralSizes, set_sizes
 from topk_registry import CommonOptions
@@ -261,7 +261,7 @@ def _of_network(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
     column = torch.zeros_like(s).scatter(1, own, 1.0)[:, :, None]  # vmap takes no one_hot
     chances = network(s / ranking.tau, column, ranking.relaxation, ranking.swap)[:, : ranking.ranks, 0]
     softmax = torch.where(kept, s, LEAST).log_softmax(-1).gather(1, own)[:, 0]
-    loss = _mixture(ranking, softmax, log_chances(chances).T)
+    loss = _mixture(ranking, softmax, log_probabilities(chances).T)
     return torch.where(s.gather(1, own)[:, 0] == -torch.inf, torch.inf, loss)
 
 
@@ -269,7 +269,7 @@ def _network_of_all(ranking: Ranking, s: Tensor) -> Tensor:
     """The losses [B, n] of every class, where the network ranks all in their own order."""
     every = torch.eye(s.shape[1]).to(s).expand(len(s), -1, -1)
     chances = network(s / ranking.tau, every, ranking.relaxation, ranking.swap)[:, : ranking.ranks]
-    return _mixture(ranking, s.log_softmax(-1), log_chances(chances).movedim(1, 0))
+    return _mixture(ranking, s.log_softmax(-1), log_probabilities(chances).movedim(1, 0))
 
 
 def _networks(ranking: Ranking, s: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ class SoftTopK(_OneThreshold):
 
     Use when:
         k is not an integer, or you compare soft top-k operators. Implementation of the paper; on 1000 classes of drawn
-        images it is behind ``smooth_topk_svm`` at k = 50.
+        feature vectors it is behind ``smooth_topk_svm`` in top-50 at k = 50.
 
     Avoid when:
         k is an integer below 100: ``topk_nll`` is the exact likelihood of the label being in the top-k set.
@@ -115,7 +115,7 @@ class LapSum(_OneThreshold):
 
     Use when:
         k is not an integer, or you compare soft top-k operators. Implementation of the paper; on 1000 classes of drawn
-        images it is behind ``smooth_topk_svm`` at k = 50.
+        feature vectors it is behind ``smooth_topk_svm`` in top-50 at k = 50.
 
     Avoid when:
         k is an integer: ``topk_nll`` is the exact likelihood, and does not sort each row in double precision.

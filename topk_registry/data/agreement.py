@@ -44,8 +44,8 @@ class Agreement:
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
     """Compare the predicted class of each image [N] with its label [N].
 
-    Labels look wrong if accuracy is close to chance, or if at least two folders are mostly predicted as the class of
-    another folder that is itself mostly predicted as another class.
+    Labels look wrong if accuracy is close to that of random guesses, or if at least two folders are mostly predicted as
+    the class of another folder that is itself mostly predicted as another class.
     """
     n = len(classes)
     accuracy = float((predicted == labels).mean()) if len(labels) else float("nan")

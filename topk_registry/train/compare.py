@@ -312,7 +312,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="topk-registry compare",
         description="Compare models on the same images. Each model is compared with the first: accuracies, their means "
-        "over classes and the negative log-likelihood, with 95 %% paired bootstrap intervals of the difference and "
+        "over classes and the negative log-likelihood, with 95 % paired bootstrap intervals of the difference and "
         "exact McNemar tests. Without --data-dir and --dataset, the images are those of the first model's evaluation.",
     )
     add = parser.add_argument
