@@ -1,13 +1,17 @@
 """Data sets by name: built-in ones, folders, timm's, plug-ins, and the options that change them."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from topk_registry import registry
 from topk_registry.data import Hierarchy, open_dataset
-from topk_registry.data.open import first_problem
+from topk_registry.data.open import CHANGES, first_problem
 from topk_registry.data.selection import UnreadableImageError
+from topk_registry.registry.options import parameters
 
 SMALL = {"size": 400, "superclasses": 4, "fine": 2}
 
@@ -152,3 +156,12 @@ def test_a_wrong_sample_of_a_plugin_is_described(sample, words):
     assert not first_problem(data)
     data.sample = sample
     assert words in first_problem(data)
+
+
+def test_options_of_data_sets_on_pages_exist():
+    pages = "".join(page.read_text() for page in (Path(__file__).parents[2] / "docs").rglob("*.md"))
+    found = re.findall(r"--dataset topk/(\w+) .*?--dataset-opt ((?:\w+=\S+ ?)+)", pages)
+    assert len(found) >= 3
+    for name, words in found:
+        own = {} if name == "folder" else parameters(registry.datasets.builder(name))[0]
+        assert {word.partition("=")[0] for word in words.split()} <= {*own, *CHANGES}, (name, words)

@@ -76,22 +76,23 @@ class Masses(NamedTuple):
             ignore_index: rows with this index have no mass.
             reduction: ``"mean"`` divides all masses by the mean's divisor.
             sample_weight: one factor per row [B].
-            ignores: whether any row may have the ignored index.
+            ignores: whether a row may have the ignored index; False only if labels were checked, on a CPU.
             dtype: of the logits; distributions of lower precision are smoothed and scaled in this one.
         """
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
-        plain = weight is None and sample_weight is None and not label_smoothing and not ignores
-        if plain and isinstance(target, Tensor) and target.dtype == torch.int64 and _can_look(target):
-            share = 1.0 / len(target) if reduction == "mean" and len(target) else 1.0
-            return cls(target[:, None], _equal_shares(len(target), share), None, None, None, *facts)
         if isinstance(target, Tensor) and target.is_floating_point():
             wide = target.to(torch.promote_types(torch.promote_types(target.dtype, dtype), torch.float32))
             dense = _dense(wide, weight, label_smoothing, reduction, sample_weight)
             return cls(None, None, None, dense, None, *facts)
+        if not ignores and weight is None and sample_weight is None and isinstance(target, Tensor):
+            rows = target.shape[0]
+            share = 1.0 / rows if reduction == "mean" and rows else 1.0
+            even = _equal(rows, label_smoothing * share / n) if label_smoothing else None
+            shares = _equal(rows, (1.0 - label_smoothing) * share)[:, None]
+            return cls(target.long()[:, None], shares, even, None, None, *facts)
         if isinstance(target, LabelMixture):
             mixture, counts = target.smooth(label_smoothing), None
-            mass = mixture.shares.abs().sum(1)
-            mass = mass if mixture.uniform is None else mass + mixture.uniform
+            mass = mixture.shares.abs().sum(1) + (0 if mixture.uniform is None else mixture.uniform)
             divisor: Tensor | float = len(target.labels) if sample_weight is None else sample_weight.sum()
             labels, shares, even = mixture.labels, mixture.shares, mixture.uniform
             if not _can_look(mass) or not bool(mass.all()):
@@ -102,7 +103,8 @@ class Masses(NamedTuple):
                 counts = labels != ignore_index
                 labels = labels.masked_fill(~counts, 0)
             labels = labels[:, None]
-            shares = _ones(labels) if counts is None else counts[:, None].to(widest(labels))
+            dtype = widest(labels)
+            shares = torch.ones_like(labels, dtype=dtype) if counts is None else counts[:, None].to(dtype)
             row_weights = shares if weight is None else shares * weight.to(shares)[labels]
             if sample_weight is not None:
                 row_weights = row_weights * sample_weight[:, None].to(shares)
@@ -148,7 +150,7 @@ def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, s
         q = torch.lerp(q, torch.full_like(q, 1 / q.shape[1]), smoothing)
     factor: Tensor | float = 1.0
     if reduction == "mean":
-        divisor = len(q) if sample_weight is None else sample_weight.to(q).sum()
+        divisor = q.shape[0] if sample_weight is None else sample_weight.to(q).sum()
         factor = 1.0 / divisor if isinstance(divisor, Tensor) or divisor else 1.0
     if weight is not None:
         factor = weight.to(q) * factor
@@ -157,14 +159,10 @@ def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, s
 
 
 @lru_cache(maxsize=16)
-def _equal_shares(rows: int, share: float) -> Tensor:
-    """Return the same share for each row [B, 1]; kept, because an operation per call costs as much as a small batch."""
+def _equal(rows: int, mass: float) -> Tensor:
+    """Return the same mass for each row [B]; kept, because an operation per call costs as much as a small batch."""
     with torch.inference_mode(False):
-        return torch.full((rows, 1), share, dtype=torch.float64)
-
-
-def _ones(labels: Tensor) -> Tensor:
-    return torch.ones(labels.shape, dtype=widest(labels), device=labels.device)
+        return torch.full((rows,), mass, dtype=torch.float64)
 
 
 def _can_look(t: Tensor) -> bool:
@@ -209,8 +207,8 @@ def check_logits(logits: Any, name: str = "logits") -> None:
 def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -> bool:
     """Raise unless a target fits logits [B, n]; return whether a row may have the ignored index.
 
-    The values of labels are read on a CPU only: elsewhere that would wait for the device, and a label out of range
-    stops at the gather, as in cross-entropy.
+    Label values are checked on a CPU only, because a check would synchronize with a GPU. There, a label out of range
+    fails at the gather, as in cross-entropy.
     """
     B, n = logits.shape
     if isinstance(target, LabelMixture):
@@ -232,7 +230,8 @@ def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -
         return False
     if not labels.numel() or not _can_look(labels):
         return not isinstance(target, LabelMixture)
-    low, high = (int(end) for end in labels.aminmax())
+    low, high = labels.aminmax()
+    low, high = int(low), int(high)
     if low >= 0 and high < n:
         return ignore_index is not None and low <= ignore_index <= high
     labels = labels.long()  # an ignore_index of -100 would be compared with bytes as 156

@@ -41,7 +41,7 @@ def route(*tensors: Tensor | None) -> Route:
     for t in tensors:
         if t is None:
             continue
-        if t.is_meta or _is_fake(t):
+        if t.is_meta or (type(t) not in PLAIN and isinstance(t, torch._subclasses.FakeTensor)):
             return Route.GRAPH
         if not is_plain(t):
             way = Route.OPERATIONS
@@ -66,10 +66,6 @@ def is_hidden(t: Tensor) -> bool:
             return True
         t = get_unwrapped(t)
     return False
-
-
-def _is_fake(t: Tensor) -> bool:
-    return type(t) not in PLAIN and isinstance(t, torch._subclasses.FakeTensor)
 
 
 def check_dense(t: Tensor, name: str) -> None:

@@ -35,6 +35,7 @@ from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 from torch import Tensor
 
+NUMBERS = frozenset((int, float))
 C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
@@ -65,23 +66,17 @@ def kernel(function: Callable) -> Kernel:
 
 
 def _job(values: tuple[Tensor | float | None, ...]) -> ctypes.Array:
-    numbers: list[Any] = [0]
-    fields = "=q"
-    for value in values:
-        kind = type(value)
-        if kind is int:
-            numbers.append(value)
-            fields += "q"
-        elif kind is float:
-            numbers.append(value)
-            fields += "d"
-        else:
-            numbers.append(0 if value is None else value.data_ptr())  # pyright: ignore[reportOptionalMemberAccess]
-            fields += "q"
-    return ctypes.create_string_buffer(_layout(fields).pack(*numbers))
+    layout, memory = _layout(tuple(map(type, values)))
+    addresses: Any = values  # a kernel sees numbers and the addresses of tensors
+    job = memory()
+    layout.pack_into(job, 0, 0, *[v if type(v) in NUMBERS else v.data_ptr() if v is not None else 0 for v in addresses])
+    return job
 
 
-_layout = cache(struct.Struct)
+@cache
+def _layout(kinds: tuple[type, ...]) -> tuple[struct.Struct, type[ctypes.Array]]:
+    layout = struct.Struct("=q" + "".join("d" if kind is float else "q" for kind in kinds))
+    return layout, ctypes.c_char * layout.size
 
 
 @intrinsic

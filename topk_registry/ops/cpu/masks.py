@@ -2,6 +2,9 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
+import operator
+from typing import Any
+
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -27,28 +30,23 @@ def repeated(builder, number, count):
     return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))
 
 
-@intrinsic
-def above(typing_context, numbers, start, bound):
-    """64 bits: which of 64 numbers from ``start`` on are above the bound."""
+def _compared(sign: str, count: int) -> Any:
+    """``compared(numbers, start, bound)``: a bit for each of ``count`` numbers from ``start`` on, compared with it."""
 
-    def codegen(context, builder, signature, arguments):
-        left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 64)
-        are_above = builder.fcmp_ordered(">", left, repeated(builder, arguments[2], 64))
-        return builder.bitcast(are_above, ir.IntType(64))
+    @intrinsic
+    def compared(typing_context, numbers, start, bound):
+        def codegen(context, builder, signature, arguments):
+            left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], count)
+            compare = builder.fcmp_unordered if sign == "!=" else builder.fcmp_ordered  # NaN is unequal to all
+            bits = compare(sign, left, repeated(builder, arguments[2], count))
+            return builder.zext(builder.bitcast(bits, ir.IntType(count)), ir.IntType(64))
 
-    return types.uint64(numbers, types.int64, numbers.dtype), codegen
+        return types.uint64(numbers, types.int64, numbers.dtype), codegen
+
+    return compared
 
 
-@intrinsic
-def reaching(typing_context, numbers, start, bound):
-    """16 bits: which of 16 numbers from ``start`` on are at least the bound."""
-
-    def codegen(context, builder, signature, arguments):
-        left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 16)
-        reach = builder.fcmp_ordered(">=", left, repeated(builder, arguments[2], 16))
-        return builder.zext(builder.bitcast(reach, ir.IntType(16)), ir.IntType(64))
-
-    return types.uint64(numbers, types.int64, numbers.dtype), codegen
+above, unequal, reaching = _compared(">", 64), _compared("!=", 64), _compared(">=", 16)
 
 
 @intrinsic
@@ -83,18 +81,24 @@ def number_of_bits(typing_context, bits):
     return types.int64(types.uint64), codegen
 
 
-@compiled
-def places_above(x, least, where):
-    """Write the places of numbers above ``least`` and return their number; both end where ``where`` is full."""
-    n, count, most = len(x), 0, len(where)
-    for start in range(0, n - 63, 64):
-        bits = above(x, start, least)
-        while bits != 0 and count < most:
-            where[count] = start + lowest_bit(bits)
-            count += 1
-            bits &= bits - np.uint64(1)
-    for i in range(n - n % 64, n):
-        if x[i] > least and count < most:
-            where[count] = i
-            count += 1
-    return count
+def _places(compared: Any, compare: Any) -> Any:
+    @compiled
+    def places(x, bound, where):
+        """Write the places of numbers that compare with the bound; return how many, at most those that fit."""
+        n, count, most = len(x), 0, len(where)
+        for start in range(0, n - 63, 64):
+            bits = compared(x, start, bound)
+            while bits != 0 and count < most:
+                where[count] = start + lowest_bit(bits)
+                count += 1
+                bits &= bits - np.uint64(1)
+        for i in range(n - n % 64, n):
+            if compare(x[i], bound) and count < most:
+                where[count] = i
+                count += 1
+        return count
+
+    return places
+
+
+places_above, places_unequal = _places(above, operator.gt), _places(unequal, operator.ne)

@@ -51,7 +51,7 @@ def smooth_topk(
     if alpha.requires_grad:
         alpha = alpha.detach()
     way = route(logits, alpha, *parts)
-    if way is Route.KERNELS and any([part is not None and part.requires_grad for part in parts]):  # noqa: C419
+    if way is Route.KERNELS and [part for part in parts if part is not None and part.requires_grad]:
         way = Route.OPERATIONS  # learned masses get their gradient by autograd
     definition = partial(autograd.losses_of, parts=parts, k=k, tau=tau, alpha=alpha)
     if way is Route.GRAPH:
@@ -130,7 +130,7 @@ def _works(device: torch.device, parts: Parts) -> bool:
 
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """Return how far each class is inside the top-k set, in units of the scores: a smooth gap to the k-th best other.
+    """Return the margin of each class: its smoothed lead over the k-th best other score, in units of the scores.
 
     margin_i = temperature * l_i(logits / temperature), with the log-odds l of :func:`topk_log_odds`. As the temperature
     goes to zero it becomes logits_i - (the k-th largest of the other logits), and it is finite for any temperature.
@@ -216,6 +216,6 @@ def check(logits: Tensor, k: int, temperature: float) -> None:
     if not logits.is_floating_point() or logits.ndim < 1:
         raise ValueError(f"logits must be floating point [..., n], got {logits.dtype} {list(logits.shape)}")
     n = logits.shape[-1]
-    if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:
+    if (type(k) is not int and (isinstance(k, bool) or not isinstance(k, Integral))) or not 1 <= k < n:
         raise ValueError(f"k must be an integer from 1 to n - 1 = {n - 1}, got {k!r}")
     number(temperature, "temperature", above=0)

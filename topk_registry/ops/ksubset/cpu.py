@@ -47,15 +47,16 @@ def losses(
     """
     labels, shares, even, dense = masses
     B, n = s.shape
-    if s.stride(1) != 1 or s.stride(0) < n or s.is_neg():
-        s = laid_out(s, torch.float32)
+    pitch, stride = s.stride()
+    if stride != 1 or pitch < n or s.is_neg():
+        s, pitch = laid_out(s, torch.float32), n
     value, gradient = s.new_empty(B), s.new_empty(B, n) if out is None else out
     alpha, tau = laid_out(alpha, torch.float64), max(tau, LEAST_TAU)
     m = 0 if labels is None else labels.shape[1]
     labels = None if labels is None else laid_out(labels, torch.int64)
     shares = None if shares is None else laid_out(shares, torch.float64)
     threads, block = _threads_and_block(k, B, n, torch.get_num_threads())
-    sizes = B, n, s.stride(0), k, block, m, alpha.numel()
+    sizes = B, n, pitch, k, block, m, alpha.numel()
     common = *sizes, float(tau), s, value, gradient, alpha, labels, shares
     if m == 1 and even is None and dense is None:
         label_body.run(threads, *common)
@@ -83,7 +84,7 @@ def _read(job):
     s, value = array(field[9], (B, pitch), np.float32), array(field[10], B, np.float32)
     gradient, alpha = array(field[11], (B, n), np.float32), array(field[12], gaps, np.float64)
     labels, shares = array(field[13], (B, m), np.int64), array(field[14], (B, m), np.float64)
-    return B, n, k, block, tau, s[:, :n], value, gradient, alpha, labels, shares
+    return B, n, k, block, tau, s, value, gradient, alpha, labels, shares
 
 
 @kernel
@@ -129,7 +130,7 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
     The label's factor is left out of the polynomial from the start.
 
     Args:
-        s: scores [B, n].
+        s: scores [B, n or more].
         label, share: the label of each row and its mass [B]; a row without mass is not looked at.
         alpha: required gap of each class [n], or [1].
         k, theta, tau: size of the set, temperature of the margins, and of the hinge.

@@ -7,11 +7,13 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
+from topk_registry.ops.cpu.masks import places_unequal
 from topk_registry.ops.cpu.memory import borrowed, empty, zeros
-from topk_registry.ops.cpu.numbers import ZERO, compiled, largest_integer
+from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, largest_integer
 from topk_registry.ops.ksubset import passes, polynomial
 from topk_registry.ops.ksubset.split import CERTAIN, INVALID, balance, power_sums, scratch_space, split, to_odds
 
+ZERO_32 = np.float32(0)
 FEW_CLASSES = 8  # classes with mass: up to this many are visited one by one
 LIMIT = 1 / 4  # of the tail's odds, whose cotangents pass through the polynomials
 NO_MASS = -3  # size of the top group of a row without mass
@@ -32,9 +34,12 @@ def memory_for(width, n, k, alpha, tau):
     m, members = blocks.padded(n), min(5 * k + 5, blocks.padded(n))
     length = m if len(alpha) > 1 else blocks.CACHE_BLOCK
     alphas, gains = zeros(length, np.float32), zeros(length, np.float32)
+    gap, gain = np.float32(0), 0.0
     for i in range(n if len(alpha) > 1 else length):
-        alphas[i] = alpha[i if len(alpha) > 1 else 0]
-        gains[i] = math.exp(-np.float64(alphas[i]) / tau)
+        if i == 0 or len(alpha) > 1:
+            gap = np.float32(alpha[i])
+            gain = math.exp(-np.float64(gap) / tau)
+        alphas[i], gains[i] = gap, gain
     return Memory(
         scratch_space(m, k + 1), empty((width, m), np.float32), empty((width, m), np.float32),
         empty((width, m), np.float32), zeros(m, np.float32), empty(4 * blocks.CACHE_BLOCK, np.float32),
@@ -48,7 +53,7 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
     """Write the losses sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of rows, and their gradient.
 
     Args:
-        s: scores [B, n].
+        s: scores [B, n or more].
         labels, shares: classes with a mass, and their masses [B, m].
         even: mass of every class [B], or [0].
         dense: mass of each class [B, n], or [0, n].
@@ -58,8 +63,8 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
         memory: of :func:`memory_for`.
     """
     (B, n), memory, scale = gradient.shape, borrowed(memory), 1 / k
-    few, few_mass = empty(FEW_CLASSES, np.int64), empty(FEW_CLASSES)
-    tilts = _both_tilts(s, labels, shares, even, dense, k, theta, memory)
+    few, few_mass = empty(FEW_CLASSES + 1, np.int64), empty(FEW_CLASSES)
+    tilts = _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory)
     size, T = tilts.size, tilts.T
     below, last = _leave_one_out(tilts.before, tilts.after)
     g_below, g_product = zeros((T, 2 * B)), zeros((k + 1, 2 * B))
@@ -122,9 +127,9 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
 
 
 @compiled
-def _both_tilts(s, labels, shares, even, dense, k, theta, memory):
+def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
     """Split each row, and compute the polynomials at both tilts; the tail's odds are relative to the (k + 1)-th."""
-    B, n = len(s), s.shape[1]
+    B = len(s)
     size, kth, a, most = empty(2 * B, np.int64), empty(B, np.float32), empty(B, np.float32), zeros(B)
     to_next, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
     where, members = memory.where, memory.members
@@ -134,7 +139,7 @@ def _both_tilts(s, labels, shares, even, dense, k, theta, memory):
         size[r] = NO_MASS
         if _out_of_range(labels[r], n):
             size[r] = INVALID
-        elif _has_mass(r, shares, even, dense):
+        elif _has_mass(r, shares, even, dense, few):
             size[r], a[r], u[B + r], most[r] = split(
                 x, k, k + 1, LIMIT, theta, memory.space, memory.odds[r], members[B + r], where[r]
             )
@@ -181,12 +186,9 @@ def _out_of_range(labels, n):
 
 
 @compiled
-def _has_mass(r, shares, even, dense):
+def _has_mass(r, shares, even, dense, few):
     if len(dense) > 0:
-        for i in range(dense.shape[1]):  # noqa: SIM110  # a generator would be one more function to compile
-            if dense[r, i] != 0:
-                return True
-        return False
+        return places_unequal(dense[r], ZERO_32, few[:1]) > 0
     for f in range(shares.shape[1]):
         if shares[r, f] != 0:
             return True
@@ -196,18 +198,14 @@ def _has_mass(r, shares, even, dense):
 @compiled
 def _masses(r, labels, shares, even, dense, mass, few, few_mass):
     """Return how many classes have a mass, listed in ``few``; or -1, with the masses of all classes in ``mass``."""
-    m, count = labels.shape[1], 0
+    m = labels.shape[1]
     if len(dense) > 0:
-        some = np.int32(0)
-        for i in range(len(mass)):
-            mass[i] = dense[r, i]
-            some += np.int32(mass[i] != 0)
-        if some > FEW_CLASSES:
+        count = places_unequal(dense[r], ZERO_32, few)
+        if count > FEW_CLASSES:
+            copy(dense[r], mass)
             return -1
-        for i in range(len(mass)):
-            if mass[i] != 0:
-                few[count], few_mass[count] = i, mass[i]
-                count += 1
+        for f in range(count):
+            few_mass[f] = dense[r, few[f]]
         return count
     if m <= FEW_CLASSES and (len(even) == 0 or even[r] == 0):
         for f in range(m):

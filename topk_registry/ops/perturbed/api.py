@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -78,6 +78,7 @@ def perturbed_hinge(
     num_samples: int = 5,
     alpha: float | Tensor = 1.0,
     scale: float = 1.0,
+    sums: bool = False,
 ) -> Tensor:
     """Return sum_c q_c scale (alpha_c + f_eps(s) - s_c)_+ for each row, f_eps(s) as in :func:`perturbed_topk`.
 
@@ -93,6 +94,7 @@ def perturbed_hinge(
         num_samples: number of draws that estimate the expectation and its gradient.
         alpha: required gap, one number or one per class [n]; it gets no gradient.
         scale: factor of the loss.
+        sums: let kernels return the sum of the losses [], with one node of the graph.
 
     Returns:
         Losses [B], in single precision for half-precision logits, else in the dtype of the logits.
@@ -100,20 +102,24 @@ def perturbed_hinge(
     k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
     _check_shapes(logits, k, num_samples, None)
     parts = masses.labels, masses.shares, masses.even, masses.dense
-    if not isinstance(alpha, Tensor):
-        alpha = torch.tensor(float(alpha), dtype=torch.float64)
-    alpha = alpha.detach()
+    alpha = alpha.detach() if isinstance(alpha, Tensor) else _constant(float(alpha))
     way = route(logits, *parts)
     backend = _backend(logits, k, epsilon, None)
-    trained = any(part is not None and part.requires_grad for part in parts)
+    trained = [part for part in parts if part is not None and part.requires_grad]
     if way is Route.KERNELS and backend == "numba" and not trained:
         seed = torch.randint(SEEDS, (1,))
         options = {"seed": seed, "k": k, "epsilon": epsilon, "num_samples": num_samples}
         kernel = partial(_on_cpu, masses=masses, alpha=alpha, scale=scale, **options)
         again = partial(_with_threshold, partial(_by_kernel, backend="numba", **options), parts, alpha, scale)
-        return Fused.apply(logits, kernel, again)  # pyright: ignore[reportReturnType]
+        return Fused.apply(logits, kernel, again, sums)  # pyright: ignore[reportReturnType]
     threshold = partial(_threshold, k=k, epsilon=epsilon, num_samples=num_samples, generator=None, noise=None)
     return _with_threshold(threshold, parts, alpha, scale, logits)
+
+
+@lru_cache(maxsize=16)
+def _constant(value: float) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.tensor(value, dtype=torch.float64)
 
 
 def _on_cpu(logits: Tensor, needs_grad: bool, **options: Any) -> tuple[Tensor, Tensor | None]:
