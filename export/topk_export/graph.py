@@ -14,7 +14,7 @@ from topk_export.runtime.metadata import LOGITS
 from topk_export.runtime.weights import files_of, weights_beside
 
 FORBIDDEN_IN_HEAD = frozenset(("Loop", "Scan", "If", "Sigmoid", "MatMul", "Gemm", "Einsum", "Atan", "CumProd"))
-LIMIT = 2**31 - 2**26  # bytes of weights in one file: protocol buffers end at 2 GiB, minus room for the graph
+LIMIT = 2**31 - 2**26  # bytes of weights in one file: protocol buffers end at 2 GiB, minus space for the graph
 SMALL = 1024  # bytes: smaller tensors stay inside, because checkers want to see shapes and scalars
 ALIGNMENT = 4096  # bytes of a page, so that runtimes can map weights
 DIGEST = "weights_sha256"  # key of the metadata

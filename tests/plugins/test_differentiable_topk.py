@@ -13,7 +13,7 @@ from topk_plugins._relaxations import (
     RELAXATIONS,
     _bitonic,
     _odd_even,
-    log_chances,
+    log_probabilities,
     network,
     rank_logits,
 )
@@ -31,7 +31,8 @@ LABELS = torch.tensor([0, 3, 7, 2, 5])
 
 def log_ranks(x: torch.Tensor, k: int, relaxation: str, swap: str = "cauchy") -> torch.Tensor:
     if relaxation in NETWORKS:
-        return log_chances(network(x, torch.eye(x.shape[1]).to(x).expand(len(x), -1, -1), relaxation, swap)[:, :k])
+        identity = torch.eye(x.shape[1]).to(x).expand(len(x), -1, -1)
+        return log_probabilities(network(x, identity, relaxation, swap)[:, :k])
     return rank_logits(x, k, relaxation).log_softmax(-1)
 
 

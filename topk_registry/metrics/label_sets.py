@@ -111,8 +111,8 @@ class LabelSetMetrics(StreamingMetric):
         """The sum over samples of the share of their labels in the top k, ties shared."""
         last = scores.topk(min(k, self.n)).values[:, -1:]
         above, tied = scores > last, scores == last
-        room = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)
-        hits = (above & labels).sum(1) + room * (tied & labels).sum(1)
+        places = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)
+        hits = (above & labels).sum(1) + places * (tied & labels).sum(1)
         return (hits.to(self.sums["recall"].dtype) / labels.sum(1).clamp(min=1)).sum()
 
 

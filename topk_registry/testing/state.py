@@ -96,7 +96,7 @@ def can_be_copied(subject: Subject) -> None:
 
 
 def tensors_in(holder: Any, path: str = "loss", seen: set[int] | None = None) -> Iterator[tuple[str, Tensor]]:
-    """Yield every tensor that is reachable through attributes, containers and partials, with the way to it."""
+    """Yield (path, tensor) for every tensor that is reachable through attributes, containers and partials."""
     seen = set() if seen is None else seen
     if id(holder) in seen or isinstance(holder, type | types.ModuleType):
         return

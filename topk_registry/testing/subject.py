@@ -90,7 +90,7 @@ class Subject:
 
     @functools.cached_property
     def is_of_batch(self) -> bool:
-        """Whether the loss is one of the batch as a whole, and takes labels alone."""
+        """Whether the loss is defined for a batch as a whole, and takes labels only."""
         return isinstance(self.build(), BatchLoss)
 
     @functools.cached_property
@@ -126,7 +126,7 @@ class Subject:
         return nn.functional.one_hot(labels, self.num_classes).to(dtype)
 
     def targets(self, loss: Loss) -> Iterator[tuple[str, Target]]:
-        """Targets of every kind that the loss takes, by name: labels, and those that it does not refuse."""
+        """Yield (name, targets) for every kind of target that the loss accepts."""
         labels, logits = self.labels(), self.logits()
         yield "labels", labels
         others = {

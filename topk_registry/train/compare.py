@@ -209,14 +209,11 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         model = open_model(
             path, device=args.device, batch_size=args.batch_size, workers=args.workers, weights=args.weights
         )
-        try:
-            data = data or _data_settings(args, model)
-            dataset = _aligned(_open(data), model, name)
-            about += [] if scores else list(getattr(dataset, "notes", ()))
-            batches: list[tuple[Floats, Integers]] = []
-            model.run(dataset, lambda x, y, batches=batches: batches.append((_array(x), _array(y))))
-        finally:
-            model.close()
+        data = data or _data_settings(args, model)
+        dataset = _aligned(_open(data), model, name)
+        about += [] if scores else list(getattr(dataset, "notes", ()))
+        batches: list[tuple[Floats, Integers]] = []
+        model.run(dataset, lambda x, y, batches=batches: batches.append((_array(x), _array(y))))
         logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
         logits = _log_probabilities(model, logits)
         if bad := int((~np.isfinite(logits).all(1)).sum()):
@@ -315,7 +312,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="topk-registry compare",
         description="Compare models on the same images. Each model is compared with the first: accuracies, their means "
-        "over classes and the negative log-likelihood, with 95 %% paired bootstrap intervals of the difference and "
+        "over classes and the negative log-likelihood, with 95 % paired bootstrap intervals of the difference and "
         "exact McNemar tests. Without --data-dir and --dataset, the images are those of the first model's evaluation.",
     )
     add = parser.add_argument

@@ -239,8 +239,8 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 class LabelMixup(Mixup):
     """timm's mixup with a :class:`LabelMixture` as target: labels and shares in place of a distribution [B, n].
 
-    timm mixes images and draws shares; it is given row numbers as labels, so that its small targets say how much of
-    each row there is.
+    timm mixes the images and draws the shares. It gets row numbers as labels, so that its target [B, B] has the share
+    of each row.
     """
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:

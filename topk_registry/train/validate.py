@@ -47,10 +47,6 @@ class Evaluated:
     loader: Callable[[Any], Any] | None = None
     model: Any = None
 
-    def close(self) -> None:
-        """Release the model."""
-        self.model = None
-
 
 def open_model(
     path: str | Path,
@@ -92,14 +88,8 @@ def open_model(
     own = {**clean_settings(saved), **about, **(settings or {})}
     if "img_size" in (settings or {}):
         own["input_size"] = None
-    cleared = {
-        "pretrained": False,
-        "pretrained_path": None,
-        "initial_checkpoint": "",
-        "resume": "",
-        "amp": own.get("amp", False),
-    }
-    config = TrainConfig(**{**own, **cleared, "overwrite": False, "log": []})
+    cleared = {"pretrained": False, "pretrained_path": None, "initial_checkpoint": "", "resume": "", "log": []}
+    config = TrainConfig(**{**own, **cleared, "overwrite": False})
     compute = model.Compute.set_up(config)
     network = model.build_model(config, config.num_classes)
     model.load_weights(network, str(path), ema=weights == "ema")
