@@ -10,8 +10,6 @@ ROOT = Path(__file__).parents[1]
 SOURCES = ["topk_registry", "plugins", "export", "benchmarks", "docs"]
 UNIT = "class|row|line|image|request|sample|loss|label|file|process|rank|second|step|epoch|chunk|batch|run|score|call"
 UNIT += "|draw"
-    "class|row|line|image|request|sample|loss|label|file|process|rank|second|step|epoch|chunk|batch|run|score|call|draw"
-)
 COUNTED = "one|lines?|rows?|images?|classes|numbers?|files?|entry|entries|thresholds?|labels?|programs?|tests?|jobs?"
 COUNTED += "|index|bytes?|factors?|losses"
 DIALECT = "pulls? (at|up) (a|the) label|chance of being|goes on training|chances|doors?|rooms|trips?|spoilt|untold"
