@@ -234,7 +234,7 @@ def create_parser() -> ArgumentParser:
     add("--loss", metavar="NAME", help="loss whose probabilities rank the classes (default: of the checkpoint)")
     add("--img-size", type=positive, metavar="N", help="image size (default: as in training)")
     add("--crop-pct", type=within("(0, inf)"), metavar="PCT", help="share of the center crop (default: as in training)")
-    add("--mean", type=float, nargs="+", metavar="MEAN", help="channel means (default: as in training)")
+    add("--mean", type=within("(-inf, inf)"), nargs="+", metavar="MEAN", help="channel means (default: as in training)")
     add("--std", type=within("(0, inf)"), nargs="+", metavar="STD", help="channel standard deviations")
     add("--interpolation", choices=INTERPOLATIONS[1:], help="interpolation (default: as in training)")
     add("--multi-crop", type=int, choices=(0, 5, 10), help="average the top-k marginals of this many crops")
