@@ -17,15 +17,15 @@ class TopKAccuracy(StreamingMetric):
     samples left out) and, with ``class_counts``, ``many_top5``, ``medium_top5``, ``few_top5``: the same mean over
     classes with more than 100, with 20 to 100, with fewer than 20 training samples.
 
-    Tied scores share their places: with a scores above the label's and b equal to it (its own included), the label is
-    in the top k with credit (k - a) / b, cut to [0, 1], its probability under random tie-breaking. So constant scores
-    get k / n. A NaN counts as above every label, and a label whose own score is NaN is missed.
+    Tied scores share their places. With a scores above the label's and b equal to it (itself included), the label
+    counts (k - a) / b, clamped to [0, 1]: its probability under random tie-breaking. Constant scores give k / n. A NaN
+    counts as above every label, and a label with a NaN score counts 0.
 
     Args:
         k: one set size or several. Beyond the number of classes it is always a hit.
         num_classes: n; not needed with ``class_counts``.
         class_counts: the number of training samples of each class [n].
-        ignore_index: rows with this label do not count.
+        ignore_index: rows with this label are ignored.
         device: device of the sums at the start; they follow the logits. Needed with NCCL if a rank may see no batch.
 
     Example:
