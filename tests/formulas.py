@@ -118,12 +118,21 @@ def bisected(x: Tensor, k: float, share: Callable[[Tensor], Tensor], reach: floa
 
 
 def one_threshold(s: Tensor, k: float, tau: float, share: Callable[[Tensor], Tensor]) -> Tensor:
+    def excess(u: Tensor) -> Tensor:  # sum share(u) - k, which keeps its digits where k scores are far above the others
+        above = (u > 0).double()
+        return above.sum(-1, True) - k + torch.where(u > 0, -share(-u), share(u)).sum(-1, True)
+
     x = s / tau
-    b = bisected(x, k, share, 40.0).requires_grad_()
+    low, high = x.detach().amin(-1, True) - 40, x.detach().amax(-1, True) + 40
+    for _ in range(64):
+        middle = (low + high) / 2
+        more = excess(x.detach() - middle) > 0
+        low, high = torch.where(more, middle, low), torch.where(more, high, middle)
+    b = middle.requires_grad_()
     with torch.enable_grad():
-        (slope,) = torch.autograd.grad(share(x.detach() - b).sum(), b)
-    b = b.detach() - (share(x - b.detach()).sum(-1, True) - k) / slope  # the implicit derivative
-    return -share(x - b).log()
+        (slope,) = torch.autograd.grad(excess(x.detach() - b).sum(), b)
+    u = x - (b.detach() - excess(x - b.detach()) / slope)  # the implicit derivative
+    return -torch.where(u > 0, torch.log1p(-share(-u)), share(u.clamp(max=0)).log())
 
 
 def laplace(u: Tensor) -> Tensor:

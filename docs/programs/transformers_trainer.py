@@ -38,8 +38,8 @@ class Images(Dataset):
 class TrainerLoss(TrainerCallback):
     """A registered loss with the signature that the Trainer calls; as a callback it calls ``set_epoch``.
 
-    The Trainer sums gradients over ``gradient_accumulation_steps`` batches and over processes. It passes the number of
-    labels in all of them, without labels of -100. The sum divided by this number is the mean over all images.
+    The Trainer sums gradients over ``gradient_accumulation_steps`` batches and over processes. It passes the
+    number of labels in all of them that are not -100. The sum divided by this number is the mean over all images.
     """
 
     def __init__(self, name: str, **options: object) -> None:

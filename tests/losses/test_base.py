@@ -230,10 +230,10 @@ def test_the_weight_is_a_copy_and_a_buffer():
         ({"label_smoothing": 1.1}, r"label_smoothing must be a finite number from 0 to 1, got 1.1"),
         ({"label_smoothing": -0.1}, r"label_smoothing must be a finite number from 0 to 1, got -0.1"),
         ({"label_smoothing": torch.nan}, r"label_smoothing must be a finite number from 0 to 1, got nan"),
-        ({"weight": [1.0, -1.0]}, "weight must be a list of finite numbers of at least 0, one a class"),
-        ({"weight": [1.0, torch.nan]}, "weight must be a list of finite numbers of at least 0, one a class"),
-        ({"weight": [1.0, torch.inf]}, "weight must be a list of finite numbers of at least 0, one a class"),
-        ({"weight": [[1.0, 1.0]]}, r"of at least 0, one a class, got \[\[1.0, 1.0\]\]"),
+        ({"weight": [1.0, -1.0]}, "weight must be a list of finite numbers of at least 0, one per class"),
+        ({"weight": [1.0, torch.nan]}, "weight must be a list of finite numbers of at least 0, one per class"),
+        ({"weight": [1.0, torch.inf]}, "weight must be a list of finite numbers of at least 0, one per class"),
+        ({"weight": [[1.0, 1.0]]}, r"of at least 0, one per class, got \[\[1.0, 1.0\]\]"),
     ],
 )
 def test_bad_options(options, message):

@@ -67,6 +67,13 @@ def test_tied_labels_are_outside():
     torch.testing.assert_close(leaf.grad[0], torch.full((6,), 1 / 6) - F.one_hot(torch.tensor(0), 6))
 
 
+def test_without_cross_entropy_a_masked_class_with_mass_costs_the_absolute_error():
+    s = torch.tensor([[1.0, 0.0, -math.inf]], dtype=torch.float64)
+    p, q = s.softmax(-1), torch.tensor([0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3], dtype=torch.float64)
+    found = create_loss("epsilon_softmax", alpha=0.0, label_smoothing=0.1)(s, torch.tensor([0]))
+    torch.testing.assert_close(found, (q * 2 * (1 - p)).sum(), rtol=1e-14, atol=0)
+
+
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("m", [0.0, 1e300, 1.7e308])
 def test_the_least_and_the_largest_m(m, k):

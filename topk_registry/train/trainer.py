@@ -102,7 +102,7 @@ class Trainer:
 
     @property
     def run(self) -> Run:
-        """Parts and state of the run; built when first asked for, resumed if the configuration says so.
+        """Return the parts and the state of the run. The first access builds it, or resumes it if configured.
 
         Raises:
             TrainError: the configuration cannot work.

@@ -1,7 +1,7 @@
 """Split a row into its top group and its tail, see README.md.
 
-The top group holds the classes whose odds are above a limit where k - 1/2 classes are drawn on average. A flat row,
-with no softmax above limit / k, has none and is not searched: it is all tail.
+The top group has the classes whose odds are above a limit, at the tilt with an expected number of k - 1/2 classes. In a
+flat row no softmax probability is above limit / k: the top group is empty, and the row is not searched.
 """
 
 import numpy as np
