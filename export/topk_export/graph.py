@@ -129,13 +129,13 @@ def producer_of(graph: Any, name: str) -> str:
 
 
 def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | str]) -> None:
-    """Add an input with a default value, which an initializer of the same name holds.
+    """Add an input with a default value: an initializer of the same name.
 
     Args:
         model: the ModelProto.
-        name: of the input.
+        name: name of the input.
         default: a NumPy array.
-        shape: of the input; text for an axis of any length.
+        shape: shape of the input; text for an axis of any length.
     """
     from onnx import helper, numpy_helper
 

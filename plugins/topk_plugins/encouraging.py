@@ -49,7 +49,7 @@ class Encouraging(SoftmaxLoss):
         schedule: how ``scheduled`` grows with t = epoch / total_epochs: ``"constant"``; ``"linear"``, t; ``"cosine"``,
             (1 - cos(pi t)) / 2; ``"exponential"``, exp(rate (t - 1)), or 1 - exp(rate t) for a negative rate.
         scheduled: what the schedule multiplies, rho (``"bonus"``) or LE (``"log_end"``).
-        rate: of the exponential schedule.
+        rate: rate of the exponential schedule.
         start_epoch: the first epoch with a bonus (deferred encouraging).
         total_epochs: the length of the training; only a schedule needs it.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.

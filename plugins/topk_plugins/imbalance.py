@@ -26,8 +26,8 @@ class Focal(SoftmaxLoss):
         Easy samples far outnumber hard ones, such as background in detection.
 
     Avoid when:
-        Labels are noisy, because wrong labels are the hardest samples. In the study here on a long tail of feature
-        vectors, ``noised_topk_imbalanced`` and ``logit_adjustment`` are ahead of it.
+        Labels are noisy, because wrong labels are the hardest samples. In a study here on a long tail of feature
+        vectors, ``noised_topk_imbalanced`` is 2.7 points of macro top-5 ahead of it.
 
     Args:
         gamma: exponent of 1 - p_y, at least 0; 0 is cross-entropy.

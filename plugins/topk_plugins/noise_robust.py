@@ -44,7 +44,7 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
 
     Avoid when:
         Labels are clean or classes are many: near q = 1 unlikely labels have almost no gradient, and training starts
-        slowly. In that study the default q = 0.7 is behind cross-entropy.
+        slowly. The default is the paper's q = 0.7.
 
     Args:
         q: in (0, 1]; towards 0 it is cross-entropy, 1 is half of the absolute error of p.

@@ -1,8 +1,8 @@
 """Noised top-k losses: the calibrated top-k hinge, smoothed by Gaussian noise on its threshold.
 
-A score that beats the (k+1)-th largest is in the top k, so (1 + s_[k+1] - s_y)_+ is a hinge whose minimiser ranks the k
-likeliest classes first. Its gradient touches two scores only, too few for a deep net. Perturbing the scores spreads it
-over all the classes that could be the (k+1)-th.
+A score above the (k+1)-th largest is in the top k, so (1 + s_[k+1] - s_y)_+ is a hinge whose minimizer ranks the k most
+likely classes first. Its gradient reaches only two scores, too few for a deep network. Noise on the scores spreads it
+over all classes that may be the (k+1)-th.
 
 The noise comes from torch's global generator, as dropout's does: seed it with ``torch.manual_seed``.
 

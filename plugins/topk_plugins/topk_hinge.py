@@ -1,8 +1,8 @@
-"""Top-k hinge losses: the label's score must be ahead of its k-th best rival by a required gap.
+"""Top-k hinge losses: the label's score must exceed the k-th best other score by a required margin.
 
-Write s_[j] for the j-th largest score of a row and s\\y for the scores without the label's. Top-k error is made when
-(s\\y)_[k] exceeds s_y, so a hinge on that difference bounds it. The four losses here differ in what they compare
-s_y with. Yang and Koyejo show which of them are consistent with top-k error.
+Write s_[j] for the j-th largest score of a row and s\\y for the scores without the label's. A top-k error occurs if
+(s\\y)_[k] exceeds s_y, so a hinge on that difference is an upper bound. The four losses here compare s_y with different
+scores. Yang and Koyejo show which of them are consistent with top-k error.
 """
 
 from collections.abc import Sequence

@@ -33,7 +33,7 @@ class Ambiguous(DrawnImages):
         split: ``"train"``, ``"validation"`` or ``"test"``.
         size: number of samples, by default 5000 for training and 2000 otherwise.
         eval_size: number of samples of all splits except training; default: ``size``.
-        seed: of the codes and of every sample.
+        seed: seed of the codes and of every sample.
         families, fine: how many families, and classes in each.
         side: the features are the d = 3 side^2 values of an image of this height and width.
         spread: probability that a sign of a class's code differs from its family's.

@@ -77,7 +77,7 @@ class Masses(NamedTuple):
             reduction: ``"mean"`` divides all masses by the mean's divisor.
             sample_weight: one factor per row [B].
             ignores: whether a row may have the ignored index; False only if labels were checked, on a CPU.
-            dtype: of the logits; distributions of lower precision are smoothed and scaled in this one.
+            dtype: dtype of the logits; distributions of lower precision are smoothed and scaled in this one.
         """
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
         if isinstance(target, Tensor) and target.is_floating_point():

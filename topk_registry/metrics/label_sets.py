@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from topk_registry.metrics.streaming import StreamingMetric, ratio, set_sizes
+from topk_registry.metrics.streaming import Device, StreamingMetric, ratio, set_sizes
 
 
 class LabelSetMetrics(StreamingMetric):
@@ -42,12 +42,7 @@ class LabelSetMetrics(StreamingMetric):
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        *,
-        k: int | Sequence[int] = (1, 5),
-        threshold: float = 0.5,
-        device: torch.device | str | None = None,
+        self, num_classes: int, *, k: int | Sequence[int] = (1, 5), threshold: float = 0.5, device: Device = None
     ) -> None:
         if not 0 < threshold < 1:
             raise ValueError(f"threshold must be in (0, 1), got {threshold}")

@@ -51,7 +51,7 @@ def per_sample_gradients(subject: Subject) -> None:
 @check
 @of_exact_gradients
 def second_derivative(subject: Subject) -> None:
-    """AdaHessian and gradient penalties differentiate the backward pass; terms that it leaves out mislead them."""
+    """The backward pass can be differentiated, as AdaHessian and gradient penalties do, and no term is missing."""
     loss, labels, logits = subject.build(), subject.labels(), subject.logits(dtype=torch.float64)
     direction = logits.roll(1, 0).cos()
     leaf = logits.clone().requires_grad_()

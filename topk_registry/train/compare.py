@@ -72,12 +72,12 @@ def compare_scores(
     """Compare each model with the first: top-k accuracy, its mean over classes, and the negative log-likelihood.
 
     Args:
-        scores: of each model [N, n], with classes in one order; their softmax is the probability.
-        labels: of the images [N].
+        scores: scores of each model [N, n], with classes in one order; their softmax is the probability.
+        labels: labels of the images [N].
         k: sizes of top-k accuracies. Classes with equal scores are ranked at random: the credit is the probability that
             the label is among the k.
         resamples: number of bootstrap resamples.
-        seed: of the resamples.
+        seed: seed of the resamples.
 
     Returns:
         The differences of each model but the first.

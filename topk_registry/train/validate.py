@@ -65,7 +65,7 @@ def open_model(
     Args:
         path: the file.
         device: auto, cpu, cuda.
-        batch_size, workers: of the loader.
+        batch_size, workers: batch size and number of workers of the loader.
         weights: ``ema`` or ``model``.
         settings: that replace the settings in a checkpoint.
 

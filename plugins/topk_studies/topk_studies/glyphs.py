@@ -63,7 +63,7 @@ class Data:
         return cls(images, torch.tensor(glyphs.targets))
 
     def sample(self, families: int, seed: int) -> "Data":
-        """Return the images of so many random families."""
+        """Return the images of this number of random families."""
         total = len(self.labels) // len(CHARACTERS)
         if families > total:
             raise ValueError(f"needs {families} training families, but only {total} are installed")

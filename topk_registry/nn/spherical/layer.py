@@ -41,7 +41,7 @@ class SphericalLinear(nn.Module):
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: rows with this label have loss and gradient 0, and do not count in the mean.
         fold_every: recompute the small state from the weight after this number of steps.
-        dtype: of the large factor; the small state is in double precision.
+        dtype: dtype of the large factor; the small state is in double precision.
 
     Shape: features [B, d]; target class indices [B], or (indices [B, K], weights [B, K]).
 

@@ -241,7 +241,7 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
         row: scores [n].
         r: the row's place in the batch; with the key, the draw and the class it decides on the noise.
         index: receives the class that was k-th at each draw [draws].
-        guess: of the height that k scores of a draw reach, NaN where most classes of the last row were out of its
+        guess: guess of the height that k scores of a draw reach, NaN where most classes of the last row were out of its
             reach. It decides on the time only.
         space: from :func:`scratch`.
     """

@@ -53,8 +53,8 @@ class Patch:
     """The registered loss of one run, built when the script's model and data are known.
 
     Args:
-        name: of the loss.
-        options: of the loss.
+        name: name of the loss.
+        options: options of the loss.
         class_weight: ``inv_freq``, ``effective_num``, a file, or numbers joined by commas; nothing for none.
     """
 

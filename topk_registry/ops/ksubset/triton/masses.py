@@ -403,7 +403,7 @@ def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def of_both(w, to_first, to_after, H, H_after, k: tl.constexpr):
-    """A class's part of the sums of both families."""
+    """Return the contribution of a class to the sums of both families."""
     first = w * to_first
     last = w * to_after
     return first * quotient(first, H, k) + last * quotient(last, H_after, k)
