@@ -12,7 +12,7 @@ DISTRIBUTION = "topk-registry"
 NAMES = [name for name in tr.list_losses() if DISTRIBUTION in tr.loss_info(name).distribution.split(", ")]
 COMPILED = ("compiles",)  # most of the time of the kit; three losses in the default level, all at night
 COMPILED_BY_DEFAULT = ("focal", "smooth_topk_svm", "topk_hinge")
-ON_KERNELS = ("smooth_topk_svm", "topk_nll", "noised_topk", "noised_topk_imbalanced")
+ON_KERNELS = ("smooth_topk_svm", "noised_topk_imbalanced")  # the others are the same kernels with a margin of 0 or 1
 # options that take other code than the defaults do
 BESIDE = [
     ("aldr_kl", {"temperature": 50.0}),

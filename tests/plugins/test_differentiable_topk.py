@@ -65,14 +65,6 @@ def test_agrees_with_difftopk(relaxation, top1, mode, m):
     torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_neuralsort_is_its_formula():
-    x = scores()
-    spread = (x[:, :, None] - x[:, None]).abs().sum(-1)
-    for r in range(1, N + 1):
-        row = torch.softmax((N + 1 - 2 * r) * x - spread, -1)
-        torch.testing.assert_close(log_ranks(x, N, "neuralsort")[:, r - 1].exp(), row)
-
-
 @pytest.mark.parametrize("relaxation", RELAXATIONS)
 @pytest.mark.parametrize("n", [2, 3, 8, 11])
 def test_a_cold_ranking_is_the_ranking(relaxation, n):
@@ -153,22 +145,8 @@ def test_candidates_grow_with_k():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"relaxation": "sinkhorn"}, "relaxation must be one of 'neuralsort', 'softsort', 'odd_even', 'bitonic', got"),
-        ({"swap": "gaussian"}, "swap must be one of 'cauchy', 'logistic', got 'gaussian'"),
-        ({"top1": "ce"}, "top1 must be one of 'softmax', 'sort', got 'ce'"),
-        ({"tau": 0}, "tau must be a finite number above 0, got 0"),
-        (
-            {"candidates": math.inf},
-            r"candidates must be 'auto', a whole number above k = 5 and .*, or None for all classes, got inf",
-        ),
-        (
-            {"candidates": 5},
-            r"candidates must be 'auto', a whole number above k = 5 and .*, or None for all classes, got 5",
-        ),
-        (
-            {"k": [1, 20], "candidates": 16},
-            r"a whole number above k = 20 and .*, or None for all classes, got 16",
-        ),
+        ({"candidates": math.inf}, r"whole number above k = 5 and .*, or None for all classes, got inf"),
+        ({"k": [1, 20], "candidates": 16}, r"a whole number above k = 20 and .*, or None for all classes, got 16"),
         ({"candidates": 9.5}, r"a whole number above k = 5 and .*, or None for all classes, got 9.5"),
         ({"candidates": "all"}, r"a whole number above k = 5 and .*, or None for all classes, got 'all'"),
         ({"k": [1, 1]}, "k must name each set size once, got \\[1, 1\\]"),

@@ -99,8 +99,6 @@ def test_effective_number_weights_keep_their_digits():
     ("options", "message"),
     [
         ({}, "class_counts is required"),
-        ({"class_counts": COUNTS, "max_margin": -1}, "max_margin"),
-        ({"class_counts": COUNTS, "scale": 0}, "scale"),
         ({"class_counts": COUNTS, "drw_epoch": 1.5}, "drw_epoch"),
         ({"class_counts": COUNTS, "drw_epoch": -1}, "drw_epoch"),
         ({"class_counts": COUNTS, "drw_epoch": 0.5}, "total_epochs"),

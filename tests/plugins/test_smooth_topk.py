@@ -107,10 +107,6 @@ def test_a_masked_class_without_mass_leaves_the_gradient_alone(name):
     assert found.grad[0, 3] == 0
 
 
-def test_says_its_options():
-    assert "tau=0.1, alpha=1, k=5" in repr(create_loss("smooth_topk_svm", tau=0.1))
-
-
 SEVERAL = [([1, 5], None), ([5, 1, 13], [0.5, 0.2, 0.3])]
 
 

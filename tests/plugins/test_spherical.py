@@ -100,12 +100,6 @@ def test_bound_in_fp32(D, scale):
     assert (got.double() - wanted).abs().max() < max(1e-4, 4 * 2**-23 * wanted.max().item())
 
 
-def test_taylor_is_spherical_one_to_the_right():
-    logits = 5 * randn(6, 9)
-    wanted = LogSphericalSoftmax(epsilon=1.0).per_class(logits + 1)
-    torch.testing.assert_close(LogTaylorSoftmax().per_class(logits), wanted, rtol=0, atol=1e-14)
-
-
 @pytest.mark.parametrize("magnitude", [1e4, 1e10, 1e19])
 @pytest.mark.parametrize("build", LOSSES)
 def test_huge_logits_in_fp32(build, magnitude):
@@ -117,13 +111,6 @@ def test_huge_logits_in_fp32(build, magnitude):
     torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=1e-5)
     (grad,), (wanted_grad,) = torch.autograd.grad(loss.sum(), logits), torch.autograd.grad(wanted.sum(), wide)
     torch.testing.assert_close(grad.double(), wanted_grad, rtol=1e-5, atol=1e-6 * wanted_grad.abs().max().item())
-
-
-@pytest.mark.parametrize("build", LOSSES)
-def test_flat_and_zero_rows_have_finite_gradients(build):
-    logits = torch.tensor([[0.0, 0, 0, 0], [-1, -1, -1, -1], [7, 7, 7, 7]]).requires_grad_()
-    (grad,) = torch.autograd.grad(build()(logits, torch.tensor([0, 1, 2])), logits)
-    assert grad.isfinite().all()
 
 
 @pytest.mark.parametrize(

@@ -144,8 +144,3 @@ def test_a_margin_for_each_class():
 def test_bad_margins(alpha):
     with pytest.raises(ValueError, match="alpha must be a finite number of at least 0, or a list of them, one a"):
         TopKSVM(alpha=alpha)
-
-
-def test_repr_names_the_margin():
-    assert repr(TopKSVM(3)) == "TopKSVM(alpha=1, k=3, reduction='mean', label_smoothing=0)"
-    assert repr(TopKSVM(3, alpha=[1.0, 2.0])).startswith("TopKSVM(alpha=[2], k=3")
