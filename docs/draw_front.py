@@ -1,6 +1,6 @@
 """Draw the picture of the README: ``python docs/draw_front.py``.
 
-It is written by hand as SVG, in inks that are readable on light and dark pages, for GitHub shows it too.
+The SVG is written by hand, in colors that are readable on light and dark pages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,9 +14,9 @@ import topk_registry as tr
 PICTURE = Path(__file__).parent / "pictures" / "front.svg"
 INK, FIRST, SECOND = "#7d8590", "#2f81f7", "#e5732a"
 PANEL = (350, 170)  # width and height of a panel's plot
-SCORES = [3.2, 2.9, 2.7, 2.2, 1.0, 0.6, 0.2, -0.5, -1.0, -1.5]  # four classes compete for three places
+SCORES = [3.2, 2.9, 2.7, 2.2, 1.0, 0.6, 0.2, -0.5, -1.0, -1.5]  # four similar scores, and k = 3
 K = 3
-TAUS = {0.1: "", 1.0: "6 4"}  # the default, which the page's examples have, and a larger one; with their dashes
+TAUS = {0.1: "", 1.0: "6 4"}  # the default and a larger value, with their dashes
 LABEL = (-4.0, 16.0)  # scores of the label in the right panel
 OTHERS = torch.tensor([7, 6.5, 6, 5.5, 0, -0.4, -0.8, -1.2, -1.6, -2], dtype=torch.float64)
 
@@ -45,7 +45,7 @@ def probabilities() -> Iterable[str]:
     """Softmax and top-k marginals of one row of scores."""
     scores = torch.tensor([SCORES], dtype=torch.float64)
     yield text(0, -30, f"One image, ten classes, k = {K}", size=15)
-    yield text(0, -11, f"chance of being among the {K} best", colour=FIRST)
+    yield text(0, -11, f"top-{K} marginals", colour=FIRST)
     yield text(PANEL[0], -11, "softmax", colour=SECOND, anchor="end")
     yield from bars(tr.functional.topk_marginals(scores, k=K)[0].tolist(), 3, FIRST)
     yield from bars(scores.softmax(-1)[0].tolist(), 17, SECOND)
@@ -55,14 +55,14 @@ def probabilities() -> Iterable[str]:
     yield text(PANEL[0] / 2, PANEL[1] + 36, "score of each class", anchor="middle")
 
 
-def pull(values: torch.Tensor, score: torch.Tensor) -> list[float]:
-    """How hard a row's label is pulled up, as a share of the hardest pull."""
+def gradients(values: torch.Tensor, score: torch.Tensor) -> list[float]:
+    """Return the gradient at the label of each row, divided by the largest."""
     (slope,) = torch.autograd.grad(values.sum(), score)
     return (slope / slope.min()).tolist()
 
 
 def losses() -> Iterable[str]:
-    """Slopes of cross-entropy and of the smooth top-5 SVM against the label's score."""
+    """Gradients of cross-entropy and of the smooth top-5 SVM against the label's score."""
     score = torch.linspace(*LABEL, 121, dtype=torch.float64).requires_grad_()
     rows = torch.cat((score[:, None], OTHERS.expand(len(score), -1)), 1)
     target = torch.zeros(len(rows), dtype=torch.int64)
@@ -72,17 +72,17 @@ def losses() -> Iterable[str]:
     def place(at: float, value: float) -> tuple[float, float]:
         return (at - LABEL[0]) / (LABEL[1] - LABEL[0]) * PANEL[0], PANEL[1] - value * (PANEL[1] - 30)
 
-    yield text(0, -30, "How hard a label pulls, k = 5, four in front", size=15)
+    yield text(0, -30, "Gradient at the label, k = 5", size=15)
     yield text(0, -11, "smooth_topk_svm: tau = 0.1, dashed 1", colour=FIRST, size=12)
     yield text(PANEL[0], -11, "cross-entropy", colour=SECOND, anchor="end")
     for rival in OTHERS.tolist():
         x = place(rival, 0)[0]
         yield line([(x, PANEL[1] - 6), (x, PANEL[1] + 6)], INK, 1)
-    yield text(place(OTHERS[0].item(), 0)[0] + 6, PANEL[1] - 8, "the four", size=12)
+    yield text(place(OTHERS[0].item(), 0)[0] + 6, PANEL[1] - 8, "four rivals", size=12)
     yield line([(0, PANEL[1]), (PANEL[0], PANEL[1])], INK, 1)
     drawn = [(entropy, SECOND, ""), *((hinges[tau], FIRST, dash) for tau, dash in TAUS.items())]
     for values, colour, dash in drawn:
-        points = [place(*pair) for pair in zip(score.tolist(), pull(values, score), strict=True)]
+        points = [place(*pair) for pair in zip(score.tolist(), gradients(values, score), strict=True)]
         yield line(points, colour, dash=dash)
     for tick in range(-4, 17, 4):
         yield text(place(tick, 0)[0], PANEL[1] + 20, str(tick), anchor="middle", size=12)

@@ -1,4 +1,4 @@
-"""Fixtures of many rooms: how many threads torch uses, and throwaway distributions with plug-ins."""
+"""Fixtures that many packages of tests share: torch's number of threads, and temporary distributions with plug-ins."""
 
 import shutil
 import sys

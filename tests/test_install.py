@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from topk_registry.cli import new_plugin
+
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.slow
 
@@ -76,3 +78,23 @@ def test_the_wheel_works_in_a_fresh_environment(dist, tmp_path):
     )
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     subprocess.run([python, "-c", code, str(tmp_path)], check=True, cwd=tmp_path, env=clean)
+
+
+def test_a_loss_of_an_installed_plugin_trains(tmp_path):
+    """A wheel of a distribution with an entry point, installed by pip, and its loss by name in a process of its own."""
+    if find_spec("hatchling") is None or find_spec("pip") is None:
+        pytest.skip("needs hatchling and pip")
+    new_plugin.make(tmp_path / "source", name="their-losses", loss="their_loss")
+    offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
+    pip = [sys.executable, "-m", "pip"]
+    subprocess.run([*pip, "wheel", *offline, "-w", str(tmp_path), str(tmp_path / "source")], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    subprocess.run([*pip, "install", *offline, "--target", str(tmp_path / "site"), str(wheel)], check=True)
+    shutil.rmtree(tmp_path / "source")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "topk_registry", "train", "--loss", "their_loss", "--epochs", "1"]
+    command += ["--dataset-opt", "size=64", "--workers", "0", "--output", str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (summary,) = (tmp_path / "runs").rglob("summary.csv")
+    assert len(summary.read_text().splitlines()) == 2

@@ -9,8 +9,10 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = ["topk_registry", "plugins", "export", "benchmarks", "docs"]
 UNIT = "class|row|line|image|request|sample|loss|label|file|process|rank|second|step|epoch|chunk|batch|run|score|call"
-COUNTED = "lines?|rows?|images?|classes|numbers?|files?|entry|entries|thresholds?|labels?|programs?|tests?|jobs?"
-DIALECT = "pulls? (at|up) (a|the) label|chance of being|goes on training|doors?|trips?|spoilt|untold"
+UNIT += "|draw"
+COUNTED = "one|lines?|rows?|images?|classes|numbers?|files?|entry|entries|thresholds?|labels?|programs?|tests?|jobs?"
+COUNTED += "|index|bytes?|factors?|losses"
+DIALECT = "pulls? (at|up) (a|the) label|chance of being|goes on training|chances|doors?|rooms|trips?|spoilt|untold"
 LAPSES = {
     "say 'per': one line per request": rf"\b({COUNTED}) an? ({UNIT})\b",
     "say 'A - B' or 'A improves on B by x'": r"\bless (that|those) of\b|\bless (cross-entropy|its|their own)\b",
@@ -26,8 +28,10 @@ def prose() -> list[tuple[str, str]]:
     pages = [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "SECURITY.md",
         *(ROOT / "docs").rglob("*.md"),
-        *ROOT.glob("topk_registry/**/*.md"),
+        *(page for folder in ("topk_registry", "plugins", "export") for page in ROOT.glob(f"{folder}/**/*.md")),
     ]
     found = [
         (str(page.relative_to(ROOT)), re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.S))

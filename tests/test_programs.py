@@ -16,7 +16,16 @@ NEEDS = {
     "transformers_trainer": ("transformers", "accelerate"),
     "fastai_learner": ("fastai",),
 }
-OTHERS = {"make_folder", "ray_score"}  # tested with the quickstart, and with Ray
+OTHERS = {"make_folder", "ray_score"}  # the first makes the folder here, the second has a test with Ray
+FOLDER = {"torchvision_loop", "fastai_learner"}  # take a folder of images
+
+
+def run(folder, name, *arguments):
+    """Run a program in a folder, and return what it prints."""
+    command = [sys.executable, str(PROGRAMS / f"{name}.py"), *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
 
 
 def test_every_program_is_known():
@@ -34,5 +43,7 @@ def test_program(name, tmp_path):
     missing = [package for package in NEEDS[name] if find_spec(package) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
-    done = subprocess.run([sys.executable, str(PROGRAMS / f"{name}.py")], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    if name in FOLDER:
+        run(tmp_path, "make_folder", "images", "8", "10")
+    printed = run(tmp_path, name, *["images"] * (name in FOLDER))
+    assert "epoch 2" in printed

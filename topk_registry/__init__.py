@@ -1,4 +1,4 @@
-"""Losses for image classifiers by name, and exact probabilities of being in the top-k set.
+"""Losses for image classifiers by name, and top-k marginals of a classifier.
 
     import torch
     import topk_registry as tr
@@ -12,8 +12,8 @@
 Losses by name
     list_losses, create_loss, loss_info, is_loss, get_loss_builder, register_loss, refresh_plugins, LossInfo
 Losses of your own
-    ClassificationLoss, TopKLoss, BatchLoss: the base classes
-    accepted_context: what a trainer may tell a loss; mean_over_ranks: the mean over the rows of all ranks
+    ClassificationLoss, SoftmaxLoss, TopKLoss, BatchLoss: base classes; CommonOptions: the type of their options
+    accepted_context: what a loss takes from its trainer; mean_over_ranks: the mean over the rows of all ranks
 Models
     TopKHead, TopKClassifier, TopKOutput, fit_temperature: probabilities behind a model
     topk_marginals, topk_log_odds: the same as functions of logits
@@ -22,11 +22,11 @@ Models
 Targets and distributions
     LabelMixture, KSubset
 Settings
-    use_backend: which kernels compute; PluginError: base of the registry's errors
+    use_backend: select the kernels; PluginError: base class of the registry's errors
 
 Namespaces, imported on first use:
     topk_registry.functional     functions of tensors: topk_marginals, smooth_topk_loss, perturbed_topk ...
-    topk_registry.options        checks of the options that losses are given
+    topk_registry.options        checks of the options of losses
     topk_registry.errors         every error that callers may want to catch
     topk_registry.data           data sets by name, label noise, long tails, folders
     topk_registry.metrics        top-k accuracy, calibration, mAP and F1

@@ -100,13 +100,14 @@ def command_page() -> Iterator[str]:
 def api_page() -> Iterator[str]:
     """Yield every public name of the package and of its namespaces."""
     yield "# Public names\n"
-    public = [name for name in tr.__all__ if not inspect.ismodule(getattr(tr, name))]
+    values = {name: getattr(tr, name) for name in dir(tr) if name != "__version__"}
+    public = [name for name, value in values.items() if not inspect.ismodule(value)]
     yield from documented("topk_registry", public)
-    for name in sorted(name for name in tr.__all__ if inspect.ismodule(getattr(tr, name))):
-        module = getattr(tr, name)
-        summary = (inspect.getdoc(module) or "").partition("\n")[0]
-        yield f"\n## topk_registry.{name}\n\n{summary}\n"
-        yield from documented(f"topk_registry.{name}", [one for one in module.__all__ if one not in public])
+    for name, module in values.items():
+        if name not in public:
+            summary = (inspect.getdoc(module) or "").partition("\n")[0]
+            yield f"\n## topk_registry.{name}\n\n{summary}\n"
+            yield from documented(f"topk_registry.{name}", [one for one in module.__all__ if one not in public])
 
 
 def documented(module: str, names: list[str]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Train with Accelerate: on one process, or on several with ``accelerate launch accelerate_loop.py``."""
+"""Train with Accelerate: in one process, or in several with ``accelerate launch accelerate_loop.py``."""
 
 import timm
 import torch
@@ -20,7 +20,7 @@ def loader(split: str, size: int) -> DataLoader:
 
 def main() -> None:
     set_seed(0)
-    accelerator = Accelerator()  # mixed_precision="bf16" where the device has it: losses compute in single precision
+    accelerator = Accelerator()  # or mixed_precision="bf16": the loss is computed in float32
     model = timm.create_model("test_resnet", num_classes=20)
     criterion = tr.create_loss("smooth_topk_svm", k=5).to(accelerator.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -41,7 +41,7 @@ def main() -> None:
         with torch.no_grad():
             for images, target in held_out:
                 accuracy.update(*accelerator.gather_for_metrics((model(images), target)))
-        found = accuracy.compute(sync=False)  # gathered already: nothing to add over processes
+        found = accuracy.compute(sync=False)  # predictions are gathered already
         accelerator.print(f"epoch {epoch + 1}: top-1 {found['top1']:.3f}, top-5 {found['top5']:.3f}")
 
 

@@ -1,4 +1,7 @@
-"""Train with fastai on a folder of images: the loss in a BaseLoss, with mixup, and a learner exported with it."""
+"""Train with fastai on a folder of images: the loss in a BaseLoss, with mixup, and an exported learner.
+
+python fastai_learner.py images    # images/train/CLASS/*, images/validation/CLASS/*
+"""
 
 import sys
 from functools import partial
@@ -19,23 +22,23 @@ import topk_registry as tr
 
 
 class RegisteredLoss(BaseLoss):
-    """A registered loss with what fastai asks of one: probabilities, the best class, and mixup by two labels."""
+    """A registered loss for fastai, with an activation, a decoded class, and support of mixup."""
 
-    y_int = True  # labels are indices, of which mixup takes the loss of both
+    y_int = True  # labels are indices: mixup computes the loss of both labels
 
     def __init__(self, name: str, **options: object) -> None:
         super().__init__(partial(tr.create_loss, name), **options)
 
     def activation(self, scores: torch.Tensor) -> torch.Tensor:
-        """The chance of each class to be among the k best."""
+        """Return the top-k marginals [B, n]."""
         return tr.TopKHead.of_loss(self.func)(scores).marginals
 
-    def decodes(self, chances: torch.Tensor) -> torch.Tensor:
-        return chances.argmax(dim=-1)
+    def decodes(self, marginals: torch.Tensor) -> torch.Tensor:
+        return marginals.argmax(dim=-1)
 
 
-class TellEpoch(Callback):
-    """Tell the loss each epoch, for losses with a schedule."""
+class SetEpoch(Callback):
+    """Call ``set_epoch`` before each epoch, for losses with a schedule."""
 
     def before_train(self):
         self.learn.loss_func.func.set_epoch(self.epoch)
@@ -43,13 +46,13 @@ class TellEpoch(Callback):
 
 def main(folder: str, output: str = "output/fastai") -> None:
     set_seed(0)
-    batches = ImageDataLoaders.from_folder(folder, train="train", valid="val", bs=50, num_workers=0)
+    batches = ImageDataLoaders.from_folder(folder, train="train", valid="validation", bs=50, num_workers=0)
     learner = Learner(
         batches,
         timm.create_model("test_resnet", num_classes=batches.c),
         loss_func=RegisteredLoss("smooth_topk_svm", k=5, label_smoothing=0.0),  # mixup smooths already
         metrics=[accuracy, partial(top_k_accuracy, k=5)],
-        cbs=[TellEpoch(), MixUp(0.2)],
+        cbs=[SetEpoch(), MixUp(0.2)],
         path=Path(output),
     )
     with learner.no_bar(), learner.no_logging():
@@ -60,12 +63,12 @@ def main(folder: str, output: str = "output/fastai") -> None:
     learner.export("model.pkl")
 
     again = load_learner(Path(output) / "model.pkl")
-    image = sorted(Path(folder, "val").glob("*/*.png"))[0]
+    image = sorted(Path(folder, "validation").glob("*/*.png"))[0]
     with again.no_bar():
-        best, _, chances = again.predict(image)
-    print(f"{image}: most likely {best}; the chance of each class to be among the five best:")
-    for c in chances.topk(5).indices.tolist():
-        print(f"  {again.dls.vocab[c]} {chances[c]:.2f}")
+        best, _, marginals = again.predict(image)
+    print(f"{image}: best class {best}; top-5 marginals:")
+    for c in marginals.topk(5).indices.tolist():
+        print(f"  {again.dls.vocab[c]} {marginals[c]:.2f}")
 
 
 if __name__ == "__main__":

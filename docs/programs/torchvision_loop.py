@@ -1,4 +1,7 @@
-"""Train as torchvision's reference script does: its models, transforms and mixup, images in folders."""
+"""Train as torchvision's reference script does: its models, transforms and mixup, images in folders.
+
+python torchvision_loop.py images    # images/train/CLASS/*, images/validation/CLASS/*
+"""
 
 import sys
 
@@ -15,7 +18,7 @@ def main(folder: str) -> None:
     size = 32
     transform = v2.Compose([v2.Resize(size), v2.CenterCrop(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     train = datasets.ImageFolder(f"{folder}/train", v2.Compose([v2.RandomHorizontalFlip(), transform]))
-    held_out = datasets.ImageFolder(f"{folder}/val", transform)
+    held_out = datasets.ImageFolder(f"{folder}/validation", transform)
     n = len(train.classes)
     mixup = v2.MixUp(alpha=0.2, num_classes=n)  # turns labels into distributions, which every loss takes
 

@@ -22,7 +22,7 @@ from topk_registry.metrics import TopKAccuracy
 
 
 class Images(Dataset):
-    """Images as the Trainer wants them: dictionaries, with labels under the name ``labels``."""
+    """Images in the form that the Trainer expects: dictionaries with ``pixel_values`` and ``labels``."""
 
     def __init__(self, split: str, size: int) -> None:
         self.data = Hierarchy(split, size=size, superclasses=4)  # 20 classes in 4 families, images of 32 x 32
@@ -36,11 +36,10 @@ class Images(Dataset):
 
 
 class TrainerLoss(TrainerCallback):
-    """A registered loss as the Trainer calls it, told of each epoch as a callback is.
+    """A registered loss with the signature that the Trainer calls; as a callback it calls ``set_epoch``.
 
-    The Trainer adds gradients up over ``gradient_accumulation_steps`` batches and over processes. So the sum is divided
-    by the labels of all of them, which it counts without those of -100: the mean of all images, however they are cut
-    into batches. A label may be a distribution over the classes, too.
+    The Trainer sums gradients over ``gradient_accumulation_steps`` batches and over processes. It passes the
+    number of labels in all of them that are not -100. The sum divided by this number is the mean over all images.
     """
 
     def __init__(self, name: str, **options: object) -> None:
@@ -48,7 +47,7 @@ class TrainerLoss(TrainerCallback):
 
     def __call__(self, outputs, labels, num_items_in_batch=None):
         count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-        if labels.is_floating_point():  # counted were the numbers of the distributions [B, n]
+        if labels.is_floating_point():  # distributions [B, n]: the Trainer counted all B * n numbers
             count = count / labels.shape[-1]
         return self.loss(outputs["logits"], labels) / count
 
@@ -101,10 +100,10 @@ def main(folder: str = "output/transformers") -> None:
     again = AutoModelForImageClassification.from_pretrained(folder).eval()
     image = held_out[0]["pixel_values"][None]
     with torch.no_grad():
-        chances = tr.TopKHead.of_loss(loss.loss)(again(image).logits)
-    print("the five classes of an image, and the chance of each to be among the five best:")
-    for c in chances.indices[0].tolist():
-        print(f"  {held_out.data.classes[c]} {chances.marginals[0, c]:.2f}")
+        best = tr.TopKHead.of_loss(loss.loss)(again(image).logits)
+    print("the five best classes of an image, and their top-5 marginals:")
+    for c in best.indices[0].tolist():
+        print(f"  {held_out.data.classes[c]} {best.marginals[0, c]:.2f}")
 
 
 if __name__ == "__main__":

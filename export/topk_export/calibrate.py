@@ -41,7 +41,7 @@ class Images:
     """Labeled images.
 
     Args:
-        name: of the data, without its location.
+        name: name of the data, without its location.
         images: a sequence of paths or images, which may load an image when it is indexed.
         labels: class indices [N].
     """
@@ -60,7 +60,7 @@ class Calibration:
         facts: the entry ``sets`` of the file's metadata.
         counts: coverage and sizes on the images of the report.
         calibration_counts: calibration images of each class [n].
-        class_names: of the file.
+        class_names: class names of the file.
         earlier: coverage and sizes, on all images, of the sets that the input file had; None without.
         confused: pairs (label, predicted class) of folders whose images are mostly predicted as one other class.
     """
@@ -132,7 +132,7 @@ def open_folder(
 
     Args:
         folder: has one folder per class, or one folder per split with these.
-        class_names: of the file.
+        class_names: class names of the file.
         split: read the folder of this split, or of a synonym such as ``val``, if there is one.
         ignore_unknown: skip folders whose name is no class.
 
@@ -175,7 +175,7 @@ def calibrate_file(
         rule: ``"marginal"`` or ``"per-class"``.
         temperature: divides the logits.
         report_share: proportion of the images that measures the coverage.
-        seed: of the split.
+        seed: seed of the split.
         batch_size: images per run.
         force: calibrate even if labels look wrong; the file then states no guarantee.
         device: see :class:`topk_export.Predictor`.

@@ -96,7 +96,7 @@ def rebuild(
 
     Args:
         checkpoint: the weights.
-        name: of the model.
+        name: name of the model.
         num_classes: number of classes; default: the recorded number, else that of the weights.
         model_kwargs: further arguments of the model's factory.
         size: height and width of the images.

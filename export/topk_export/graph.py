@@ -14,7 +14,7 @@ from topk_export.runtime.metadata import LOGITS
 from topk_export.runtime.weights import files_of, weights_beside
 
 FORBIDDEN_IN_HEAD = frozenset(("Loop", "Scan", "If", "Sigmoid", "MatMul", "Gemm", "Einsum", "Atan", "CumProd"))
-LIMIT = 2**31 - 2**26  # bytes of weights in one file: protocol buffers end at 2 GiB, minus room for the graph
+LIMIT = 2**31 - 2**26  # bytes of weights in one file: protocol buffers end at 2 GiB, minus space for the graph
 SMALL = 1024  # bytes: smaller tensors stay inside, because checkers want to see shapes and scalars
 ALIGNMENT = 4096  # bytes of a page, so that runtimes can map weights
 DIGEST = "weights_sha256"  # key of the metadata
@@ -129,13 +129,13 @@ def producer_of(graph: Any, name: str) -> str:
 
 
 def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | str]) -> None:
-    """Add an input with a default value, which an initializer of the same name holds.
+    """Add an input with a default value: an initializer of the same name.
 
     Args:
         model: the ModelProto.
-        name: of the input.
+        name: name of the input.
         default: a NumPy array.
-        shape: of the input; text for an axis of any length.
+        shape: shape of the input; text for an axis of any length.
     """
     from onnx import helper, numpy_helper
 

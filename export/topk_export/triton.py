@@ -36,7 +36,7 @@ def write_repository(
     Args:
         model: an exported file.
         folder: the repository; created if it does not exist.
-        name: of the entry; default: the file's.
+        name: name of the entry; default: the file's.
         max_batch_size: the largest number of rows per run.
 
     Raises:

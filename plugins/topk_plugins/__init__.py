@@ -1,4 +1,4 @@
-"""The project's own losses, a paper a file, found through entry points.
+"""The losses of this project, one file per paper or family, found through entry points.
 
     from topk_plugins import SmoothTopKSVM
 

@@ -32,7 +32,7 @@ def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
 
 
 def checked_gaps(alpha: float | Tensor | Sequence[float]) -> Tensor:
-    """Return required gaps in double precision: one non-negative number, or one a class.
+    """Return required margins in double precision: one non-negative number, or one per class.
 
     Example:
         >>> checked_gaps(0.1).item()

@@ -1,6 +1,6 @@
-"""Relaxed rankings: the chances of each class to have rank 1, 2, ... k, of scores that the temperature has divided.
+"""Relaxed rankings: the probabilities of ranks 1 to k for each class, from scores divided by the temperature.
 
-A score of -inf takes no part in a relaxed sort; networks take finite scores.
+Relaxed sorts exclude scores of -inf; networks need finite scores.
 """
 
 import math
@@ -11,15 +11,15 @@ from torch import Tensor
 
 NETWORKS = ("odd_even", "bitonic")
 RELAXATIONS = ("neuralsort", "softsort", *NETWORKS)
-# below this the chance of a rank under a sorting network is not told apart from none, as in the authors' code: products
-# of soft swaps underflow, and their logarithm would be infinite
+# lower bound on the probability of a rank under a sorting network, as in the authors' code: products of soft swaps
+# underflow, and their logarithm would be infinite
 LEAST = 1e-7
 OUT = -1e30  # the logit of a class that takes no part: finite, as the difference of two infinite ones is NaN
 
 
-def log_chances(chances: Tensor) -> Tensor:
-    """Return the logarithms of a network's chances."""
-    return (chances * (1 - 2 * LEAST) + LEAST).log()
+def log_probabilities(p: Tensor) -> Tensor:
+    """Return the logarithms of a network's probabilities."""
+    return (p * (1 - 2 * LEAST) + LEAST).log()
 
 
 def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
@@ -59,10 +59,10 @@ def _softsort(x: Tensor, k: int) -> Tensor:
 
 
 def network(x: Tensor, P: Tensor, kind: str, swap: str) -> Tensor:
-    """Return P [B, n, c] as a sorting network of soft swaps mixes its rows: of the identity, the chances of every place
-    and class; of one of its columns, those of one class.
+    """Return P [B, n, c] after a sorting network of soft swaps has mixed its rows.
 
-    Every comparator makes of two numbers their soft maximum and minimum, and mixes the rows of P alike.
+    For the identity these are the probabilities of every place and class; for one of its columns, those of one class.
+    Every comparator replaces two numbers by their soft maximum and minimum, and mixes the rows of P in the same way.
     """
     n = x.shape[1]
     if kind == "odd_even":  # soft swaps depend on where a score starts: the authors' network sorts the other way round

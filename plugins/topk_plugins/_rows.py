@@ -15,9 +15,9 @@ def at_labels(table: Tensor, labels: Tensor) -> Tensor:
 
 
 def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
-    """Set losses and gradients of rows with a NaN score to NaN: comparisons and sorts would lose it.
+    """Set losses and gradients of rows with a NaN score to NaN, because comparisons and sorts lose it.
 
-    Losses are [B], or a table [B, n]. A product with 0 or 1 would not do: a score of another row may be -inf.
+    Losses are [B], or a table [B, n]. Scores are not multiplied by 0, because a score of another row may be -inf.
     """
     broken = scores.isnan().any(-1, keepdim=True)
     nothing = torch.where(broken, scores, 0.0) * torch.where(broken, torch.nan, 0.0).to(scores.dtype)

@@ -1,12 +1,12 @@
-r"""Differentiable top-k classification: the likelihood of the label being among the k first of a relaxed ranking.
+r"""Differentiable top-k classification: the likelihood that the label is among the first k of a relaxed ranking.
 
 A relaxed ranking is a matrix P [n, n] whose row r holds the probabilities of each class to have rank r. With the weight
 P_K(k) of each k,
 
     L = -log sum_k P_K(k) sum_{r <= k} P[r, y].
 
-By default softmax takes the place of the first row for k = 1, as in the authors' code, which finds sorting unstable
-there. Only the highest scores and the label are ranked.
+By default, softmax replaces the first row for k = 1, as in the authors' code. Only the highest scores and the label are
+ranked.
 """
 
 import math
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import Unpack
 
-from topk_plugins._relaxations import NETWORKS, RELAXATIONS, log_chances, network, rank_logits
+from topk_plugins._relaxations import NETWORKS, RELAXATIONS, log_probabilities, network, rank_logits
 from topk_plugins._rows import nan_if_invalid
 from topk_plugins._sizes import SeveralSizes, set_sizes
 from topk_registry import CommonOptions
@@ -52,29 +52,30 @@ class DifferentiableTopK(SeveralSizes):
     .. math:: L(s, y) = -\log \sum_j P_j \sum_{r \le k_j} P_{r y}
 
     Use when:
-        Several k count at once, or you compare ways to relax a ranking.
+        Several k count at once, or you compare relaxations of a ranking. Implementation of the paper; not evaluated
+        here.
 
     Avoid when:
-        Classes are many and ``candidates`` is None, or a sorting network is to meet mixed targets (mixup, cutmix, label
-        smoothing): both cost many times the ordinary step. ``topk_nll`` takes several k as well and is exact.
+        ``candidates`` is None with many classes, or a sorting network gets mixed targets (mixup, cutmix, label
+        smoothing): both are many times slower. ``topk_nll`` also takes several k, and is exact.
 
     Args:
         k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
-        k_weights: how much each of several k counts; they are divided by their sum. None: all the same.
+        k_weights: weight of each k; they are divided by their sum. None: equal weights.
         relaxation: ``"neuralsort"``, ``"softsort"``, ``"odd_even"`` or ``"bitonic"``, the last two being sorting
             networks with soft swaps.
         tau: temperature of the relaxation, positive; towards 0 the ranking becomes hard.
-        swap: distribution function that gives the chance of a swap in a network from the difference of two scores:
+        swap: distribution function from the difference of two scores to the probability of a swap in a network:
             ``"cauchy"`` or ``"logistic"``.
-        candidates: how many classes are ranked: the label and the highest scores beside it. The others take no part,
-            in softmax neither. A number above every k, or None for all, which costs networks O(n^3). ``"auto"`` is
-            2 k + 2 of the largest k and at least 16, and all where k = 1 is softmax: nothing is ranked then, and the
-            loss is cross-entropy.
+        candidates: number of classes that are ranked: the label and the highest other scores. All other classes are
+            left out, also of the softmax. A number above every k, or None for all, which costs networks O(n^3).
+            ``"auto"`` is the larger of 16 and 2 k + 2 for the largest k. If the only k is 1 and ``top1`` is
+            ``"softmax"``, nothing is ranked and the loss is cross-entropy.
         top1: the probabilities for k = 1: ``"softmax"``, or ``"sort"``, the first row of the ranking.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
-    With soft targets every class is a label once. NeuralSort and SoftSort rank the highest classes once for all of
-    them, as a class below is the lowest of its candidates. A network has to run for every class.
+    With soft targets the loss is computed for each class as the label. NeuralSort and SoftSort need one ranking for all
+    classes; a sorting network runs once per class.
 
     Example:
         >>> DifferentiableTopK(k=[1, 3])(torch.zeros(1, 4), torch.tensor([0]))
@@ -260,7 +261,7 @@ def _of_network(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
     column = torch.zeros_like(s).scatter(1, own, 1.0)[:, :, None]  # vmap takes no one_hot
     chances = network(s / ranking.tau, column, ranking.relaxation, ranking.swap)[:, : ranking.ranks, 0]
     softmax = torch.where(kept, s, LEAST).log_softmax(-1).gather(1, own)[:, 0]
-    loss = _mixture(ranking, softmax, log_chances(chances).T)
+    loss = _mixture(ranking, softmax, log_probabilities(chances).T)
     return torch.where(s.gather(1, own)[:, 0] == -torch.inf, torch.inf, loss)
 
 
@@ -268,7 +269,7 @@ def _network_of_all(ranking: Ranking, s: Tensor) -> Tensor:
     """The losses [B, n] of every class, where the network ranks all in their own order."""
     every = torch.eye(s.shape[1]).to(s).expand(len(s), -1, -1)
     chances = network(s / ranking.tau, every, ranking.relaxation, ranking.swap)[:, : ranking.ranks]
-    return _mixture(ranking, s.log_softmax(-1), log_chances(chances).movedim(1, 0))
+    return _mixture(ranking, s.log_softmax(-1), log_probabilities(chances).movedim(1, 0))
 
 
 def _networks(ranking: Ranking, s: Tensor) -> Tensor:

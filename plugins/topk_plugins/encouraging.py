@@ -31,15 +31,16 @@ class Encouraging(SoftmaxLoss):
         b(p) = log(max(1 - p, 1e-5))                  for p <= LE,
         b(p) = log(1 - LE) - (p - LE) / (1 - LE)      above: its tangent, whose gradient stays bounded
 
-    The paper's bonuses: *normal*, ``log_end=1``; *conservative*, ``log_end`` of 0.75 or 0.5, for optimisers that large
-    gradients upset; *aggressive*, ``log_end=1, bonus_start=0.5``, which rewards only labels above one half (its
+    The paper's bonuses: *normal*, ``log_end=1``; *conservative*, ``log_end`` of 0.75 or 0.5, for optimizers that large
+    gradients make unstable; *aggressive*, ``log_end=1, bonus_start=0.5``, which rewards only labels above one half (its
     experiments on long-tailed data).
 
     Use when:
-        Labels are clean and the network should go on learning from samples that it has right already.
+        Labels are clean and the network should keep learning from samples that it classifies correctly. In the studies
+        here it did not differ from cross-entropy on feature vectors and was 2.2 points of top-1 behind on images.
 
     Avoid when:
-        Labels are noisy, as it rewards certainty about wrong labels too, or probabilities must be calibrated.
+        Labels are noisy, because it also rewards confidence in wrong labels; or probabilities must be calibrated.
 
     Args:
         log_end: LE, in [0, 1]. 1: no tangent.
@@ -48,12 +49,12 @@ class Encouraging(SoftmaxLoss):
         schedule: how ``scheduled`` grows with t = epoch / total_epochs: ``"constant"``; ``"linear"``, t; ``"cosine"``,
             (1 - cos(pi t)) / 2; ``"exponential"``, exp(rate (t - 1)), or 1 - exp(rate t) for a negative rate.
         scheduled: what the schedule multiplies, rho (``"bonus"``) or LE (``"log_end"``).
-        rate: of the exponential schedule.
+        rate: rate of the exponential schedule.
         start_epoch: the first epoch with a bonus (deferred encouraging).
         total_epochs: the length of the training; only a schedule needs it.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
-    A schedule and ``start_epoch`` need ``set_epoch`` in every epoch, as the trainer calls it; before, it is epoch 0.
+    A schedule and ``start_epoch`` need a call of ``set_epoch`` before each epoch; the trainer calls it.
 
     Example:
         >>> Encouraging(log_end=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))  # minus the log-odds
@@ -164,7 +165,7 @@ class Mirror(ClassificationLoss):
         You repeat the paper's study of squared and absolute errors.
 
     Avoid when:
-        You look for accuracy: with many classes errors of single probabilities learn slowly. Take ``encouraging``.
+        Accuracy counts: with many classes, errors of single probabilities train slowly.
 
     Args:
         base: ``"mse"`` or ``"mae"``.

@@ -23,14 +23,14 @@ class Focal(SoftmaxLoss):
     Class weights multiply the whole loss and leave p_y as it is.
 
     Use when:
-        Easy samples outnumber hard ones by far, as background does in detection.
+        Easy samples far outnumber hard ones, such as background in detection.
 
     Avoid when:
-        Labels are noisy: wrong labels are the hardest samples. On balanced, clean classes it is mostly level with
-        cross-entropy.
+        Labels are noisy, because wrong labels are the hardest samples. In a study here on a long tail of feature
+        vectors, ``noised_topk_imbalanced`` is 2.7 points of macro top-5 ahead of it.
 
     Args:
-        gamma: how fast the loss fades, at least 0. 0 is cross-entropy.
+        gamma: exponent of 1 - p_y, at least 0; 0 is cross-entropy.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -67,11 +67,11 @@ class LDAM(ClassificationLoss):
     (deferred re-weighting, DRW). Made for cosine scores: see ``topk_registry.normalize_classifier``.
 
     Use when:
-        A tail is long, training is long too, and the classifier can be a cosine one (``--normalize-classifier``).
+        The tail and the training are long, with a cosine classifier (``--normalize-classifier``).
 
     Avoid when:
-        Epochs are few: cosine classifiers learn slowly. Try ``logit_adjustment`` first; in the study here on feature
-        vectors with a long tail, ``ldam`` is behind cross-entropy.
+        Epochs are few, because cosine classifiers train slowly. Try ``logit_adjustment`` first; in the study
+        here on feature vectors with a long tail, ``ldam`` is behind cross-entropy.
 
     Args:
         class_counts: number of training samples of each class [n].
@@ -79,7 +79,7 @@ class LDAM(ClassificationLoss):
         scale: factor of the scores; 1 if the classifier has a scale of its own.
         drw_epoch: first epoch with re-weighting, a whole number, or a share of ``total_epochs`` between 0 and 1
             (the paper: 160 of 200, 0.8). None: never. Needs ``set_epoch``, which the trainer calls.
-        beta: the closer to 1, the stronger the re-weighting, in [0, 1).
+        beta: strength of the re-weighting, in [0, 1); stronger towards 1.
         total_epochs: length of the training, if ``drw_epoch`` is a share of it.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
@@ -163,7 +163,7 @@ class LDAM(ClassificationLoss):
 
 
 class LogitAdjustment(ClassificationLoss):
-    r"""Cross-entropy whose softmax knows the class frequencies, so that the scores need not learn them.
+    r"""Cross-entropy with the log class frequencies added to the scores, so that the scores need not learn them.
 
     .. math:: L(s, y) = -\log \frac{\pi_y^\tau e^{s_y}}{\sum_j \pi_j^\tau e^{s_j}}
 
@@ -175,7 +175,7 @@ class LogitAdjustment(ClassificationLoss):
         on feature vectors, +5.9 points of macro top-5 over cross-entropy.
 
     Avoid when:
-        Accuracy over images counts and images in use are as uneven as those of training.
+        Accuracy over images counts, and new images have the class frequencies of the training set.
 
     Args:
         class_counts: number of training samples of each class [n].
@@ -227,15 +227,15 @@ class LogitAdjustment(ClassificationLoss):
 
 
 class BalancedSoftmax(LogitAdjustment):
-    r"""Cross-entropy with each class counted as often as it was seen: ``logit_adjustment`` with tau = 1.
+    r"""Cross-entropy with class counts inside the softmax: ``logit_adjustment`` with tau = 1.
 
     .. math:: L(s, y) = -\log \frac{n_y e^{s_y}}{\sum_j n_j e^{s_j}}
 
     Use when:
-        Class frequencies are uneven and macro accuracy counts. It has nothing to tune.
+        Class frequencies are uneven and macro accuracy counts. It has no option to tune.
 
     Avoid when:
-        Images in use are as uneven as those of training and accuracy over images counts.
+        Accuracy over images counts, and new images have the class frequencies of the training set.
 
     Args:
         class_counts: number of training samples of each class [n].

@@ -18,30 +18,30 @@ from topk_registry.options import number
 
 
 class KSubsetNLL(ClassificationLoss):
-    r"""Negative log-likelihood of a row's set of labels, whose number may differ from row to row.
+    r"""Negative log-likelihood of the set of labels of each row; rows may have different numbers of labels.
 
     .. math:: L(s, Y) = \log \sigma_k(e^x) - \sum_{i \in Y} x_i, \qquad k = |Y|, \quad x = s / \theta
 
     A k-hot target [B, n] names the labels of each row: floating point, integer or boolean. The loss of a row without
     labels, or with all classes, is 0, as there is only one such set. For class indices [B] it is cross-entropy.
 
-    A soft target [B, n] of numbers in [0, 1] holds the probability of each label. If a row adds up to an integer k, its
-    loss is the expected one of any random k-set with these probabilities, else that of sets of the two sizes around its
-    sum. So mixed and smoothed targets have a meaning: ``label_smoothing`` spreads its share of k over all classes.
+    A soft target [B, n] of numbers in [0, 1] has the probability of each label. If a row adds up to an integer k, its
+    loss is the expected loss of a random k-set with these inclusion probabilities; otherwise the two set sizes around
+    the sum are mixed. ``label_smoothing`` spreads its share of k over all classes.
 
-    Rows of k-hot targets are grouped by their k. Reading k waits for the GPU and breaks a compiled graph. Under
-    ``torch.func.vmap`` over targets k cannot be read, and a row costs O(n^2) for that of any.
+    Rows of k-hot targets are grouped by k. Reading k synchronizes with the GPU and breaks a compiled graph. Under
+    ``torch.func.vmap`` over targets k cannot be read, and a row costs O(n^2).
 
     Use when:
-        An image has several labels, and their number is known from the target.
+        Images have several labels and you want a likelihood of the whole set. In the study here, 6.2 points of mAP
+        ahead of ``bce`` and behind ``twoway``, ``zlpr``, ``asl`` and weighted ``bce``.
 
     Avoid when:
-        Labels are independent of one another and their number is not known when predicting: take binary cross-entropy
-        (``bce``). With one label per image it is cross-entropy.
+        The number of labels must be predicted: use ``bce``. With one label per image it is cross-entropy.
 
     Args:
         temperature: theta, which divides the scores; positive.
-        weight: one factor a class [n]; a row counts by the mean of its labels' factors.
+        weight: one factor per class [n]; the weight of a row is the mean over its labels.
         reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Example:

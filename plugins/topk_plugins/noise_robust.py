@@ -43,8 +43,8 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
         error (1). In the study here over four kinds of noise, q = 0.3 gained 2.0 points of top-1.
 
     Avoid when:
-        Labels are clean or classes are many: near q = 1 unlikely labels have almost no gradient, and training is slow
-        to start. The default q = 0.7 loses in that study.
+        Labels are clean or classes are many: near q = 1 unlikely labels have almost no gradient, and training starts
+        slowly. The default is the paper's q = 0.7.
 
     Args:
         q: in (0, 1]; towards 0 it is cross-entropy, 1 is half of the absolute error of p.
@@ -79,26 +79,25 @@ class EpsilonSoftmax(TopKLoss):
         \qquad p = \mathrm{softmax}(s)
 
     T holds the k classes of largest score; with ties, those above the (k + 1)-th largest. At k = 1 it is the paper's
-    loss. Other k are this package's extension; the study here found its top-5 behind cross-entropy's. The gradient of
-    the first term vanishes once the label is among the k best. The second term still raises it, so take a small
-    ``beta``. At m = 0 and beta = 0 the loss is alpha times cross-entropy. It jumps where the label enters T, and its
-    least value is about alpha log k.
+    loss. Other k are an extension of this package. The gradient of the first term vanishes once the label is among the
+    k best. The second term keeps a gradient, so choose a small ``beta``. At m = 0 and beta = 0 the loss is alpha times
+    cross-entropy. The loss jumps when the label enters T, and its minimum is about alpha log k.
 
     Use when:
-        Labels are wrong anywhere and top-1 accuracy counts; with a larger k and ``beta=0``, where several answers are
-        shown.
+        Labels are wrong anywhere and top-1 accuracy counts. In the study here over four kinds of noise, k = 1 gained
+        1.5 points of top-1; k = 5 was 5.4 points of top-5 behind cross-entropy.
 
     Avoid when:
-        Labels are clean: a label in T has almost no gradient. Or ``alpha`` and ``m`` cannot be tuned: the authors'
-        values differ from data set to data set by a factor of 80.
+        Labels are clean, because a label in T has almost no gradient; or you cannot tune ``alpha`` and ``m``: the
+        authors' values differ between data sets by a factor of 80.
 
     Args:
         k: size of the set, 1 <= k < n.
         m: what is added to the probabilities of the set, at least 0. The authors take 100 to 100,000.
         alpha: factor of the cross-entropy of epsilon-softmax, at least 0. The authors take 0.001 to 0.1.
         beta: factor of the absolute error, at least 0.
-        floor: the cross-entropy grows no more where its probability is below, in [0, 1). The equations have none, the
-            authors' code has 1e-8: with m = 10,000 a label with p below 0.0001 has no gradient.
+        floor: lower bound on the probability inside the logarithm, in [0, 1). The paper's equations have none; the
+            authors' code has 1e-8, so that with m = 10,000 a label with p below 0.0001 has no gradient.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -165,15 +164,15 @@ class EpsilonSoftmax(TopKLoss):
 
 
 class LDRKL(ClassificationLoss):
-    r"""LDR-KL: a log-mean-exp of how far each class is ahead of the label, gap included.
+    r"""LDR-KL: log-mean-exp of the lead of each class over the label, plus a gap.
 
     .. math:: L(s, y) = \lambda \log \frac1n \sum_l \exp\frac{s_l - s_y + c\,[l \ne y]}{\lambda}
 
     It may be negative: with all scores alike and no gap it is 0.
 
     Use when:
-        Scores should keep a gap and cross-entropy's fixed temperature does not suit them; it is the plain member of
-        the family of ``aldr_kl``, to compare with.
+        You want a required margin and a temperature in cross-entropy, or a baseline for ``aldr_kl``. Implementation of
+        the paper; not evaluated here.
 
     Avoid when:
         You would not tune ``temperature`` and ``gap``: at temperature 1 and gap 0 it is cross-entropy minus a constant.
@@ -235,20 +234,20 @@ class ALDRKL(ClassificationLoss):
     samples; here it is carried through at once, by steps of Newton's, and needs no table. A clear sample gets a small
     lambda, down to lambda_0 (1 - 1 / alpha).
 
-    The smaller alpha, the more often two solutions meet and vanish as the scores change. Lambda then jumps, and the
-    loss with it: at such scores it is not continuous, and single and double precision may take different solutions.
-    Below alpha = 1.2 it is not always the largest that is found.
+    For small alpha the loss is not continuous: lambda jumps when two solutions merge as the scores change, and single
+    and double precision may then select different solutions. For alpha below 1.2 the solution found is not always the
+    largest.
 
-    Of a distribution q over labels it is the loss with z = s - q s + gap (1 - q), as in the authors' code: one lambda
-    for the row, not the expectation of the losses of its classes. With class weights w the row costs sum_c w_c q_c
-    times the loss of the distribution that is proportional to w q.
+    For a distribution q over labels, z = s - q s + gap (1 - q), as in the authors' code: one lambda per row, instead of
+    the expectation over the classes. With class weights w, the loss of a row is sum_c w_c q_c times the loss of the
+    distribution proportional to w q.
 
     Use when:
-        Labels are wrong anywhere, not only among similar classes, and you cannot clean them: clear samples get a small
-        temperature, doubtful ones a large one.
+        Labels are wrong anywhere and you cannot clean them: clear samples get a small temperature, doubtful samples a
+        large one. In the study here over four kinds of noise, it gained 1.2 points of top-1.
 
     Avoid when:
-        Labels are clean, or a step must cost no more than cross-entropy's. Its temperature is solved for in every row.
+        Labels are clean, or a step must be as fast as with cross-entropy: each row solves for its temperature.
 
     Args:
         temperature: lambda_0, the largest lambda, positive.

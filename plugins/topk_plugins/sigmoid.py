@@ -32,7 +32,7 @@ class SigmoidMSE(_SigmoidLoss):
         You want the baseline of the paper below.
 
     Avoid when:
-        You want to train a network on many classes: its slope fades where the label is unlikely. Take ``bce``.
+        Classes are many: the gradient of an unlikely label vanishes. Use ``bce``.
 
     Args:
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
@@ -57,8 +57,7 @@ class SigmoidMAE(_SigmoidLoss):
         You want the baseline of the paper below.
 
     Avoid when:
-        You want to train a network: its slope fades where the label is unlikely, and with many classes it does not
-        start.
+        Accuracy counts: the gradient of an unlikely label vanishes, and with many classes training does not start.
 
     Args:
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.

@@ -19,14 +19,14 @@ from topk_registry.options import number
 
 
 class SparseTopK(TopKLoss):
-    r"""How much the best sparse mask gains over the best one that holds the label.
+    r"""Value of the best sparse mask minus the value of the best mask that contains the label.
 
     .. math:: L(s, y) = \tau \Bigl(\max_{\mu} \Omega(\mu) - \max_{\mu: \mu_y = 1} \Omega(\mu)\Bigr), \qquad
         \Omega(\mu) = \frac{s^\top \mu}{\tau} - \frac12 \|\mu\|^2
 
     over :math:`0 \le \mu \le 1, \sum_i \mu_i = k`. The mask is the paper's for p = 2; the loss is this
-    package's own construction on it. It is 0 where the label is in the mask entirely: when its score is tau above the
-    (k+1)-th, as with a hinge. Gradients are differences of two masks, and sparse.
+    package's construction on it. It is 0 if the mask contains the label entirely, which holds when its score exceeds
+    the (k+1)-th by tau, as with a hinge. Gradients are differences of two masks, and sparse.
 
     Use when:
         Gradients should be exactly zero for classes that do not compete for the k places. Not evaluated here.
@@ -36,7 +36,7 @@ class SparseTopK(TopKLoss):
 
     Args:
         k: size of the set that should hold the label, 1 <= k <= n - 1.
-        tau: how strong the quadratic term is, positive; towards 0 the mask becomes hard.
+        tau: strength of the quadratic term, positive; towards 0 the mask becomes hard.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:

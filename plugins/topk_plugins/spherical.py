@@ -68,8 +68,8 @@ class LogSphericalSoftmax(_LogLikelihood):
         The output layer is so large that its cost must not depend on the number of classes (``SphericalLinear``).
 
     Avoid when:
-        Probabilities must be sharp: the largest that all classes can have add up to at most d + 1 for d features. It is
-        even in the logits, so a logit far below zero is as likely as one far above.
+        Probabilities must be sharp: the sum over classes of the largest possible probability is at most d + 1 for d
+        features. The loss is even in the logits: a very negative logit is as likely as a very positive one.
 
     Args:
         epsilon: keeps the loss finite where the label's logit is 0; above 0, and needs tuning.
@@ -104,11 +104,11 @@ class LogTaylorSoftmax(_LogLikelihood):
     The logits' origin matters: adding a constant to all of them changes the loss.
 
     Use when:
-        The output layer is so large that its cost must not depend on the number of classes (``SphericalLinear``); of
-        the two losses for it the one without an option.
+        The output layer is so large that its cost must not depend on the number of classes (``SphericalLinear``). It
+        has no option to tune.
 
     Avoid when:
-        The logits of all classes fit in memory: cross-entropy is the better start.
+        The logits of all classes fit in memory: start with cross-entropy.
 
     Args:
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
@@ -131,10 +131,10 @@ class SphericalBound(ClassificationLoss):
     softmax.
 
     Use when:
-        A bound on cross-entropy is wanted that is quadratic in the logits, for updates in closed form.
+        You need a bound on cross-entropy that is quadratic in the logits, for updates in closed form.
 
     Avoid when:
-        You look for accuracy: where scores are far apart the bound is loose, and cross-entropy itself is as cheap.
+        Accuracy counts: the bound is loose if scores are far apart. Use cross-entropy.
 
     Args:
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.

@@ -1,8 +1,8 @@
-"""Top-k hinge losses: the label's score must be ahead of its k-th best rival by a required gap.
+"""Top-k hinge losses: the label's score must exceed the k-th best other score by a required margin.
 
-Write s_[j] for the j-th largest score of a row and s\\y for the scores without the label's. Top-k error is made when
-(s\\y)_[k] exceeds s_y, so a hinge on that difference bounds it. The four losses here differ in what they compare
-s_y with. Yang and Koyejo show which of them are consistent with top-k error.
+Write s_[j] for the j-th largest score of a row and s\\y for the scores without the label's. A top-k error occurs if
+(s\\y)_[k] exceeds s_y, so a hinge on that difference is an upper bound. The four losses here compare s_y with different
+scores. Yang and Koyejo show which of them are consistent with top-k error.
 """
 
 from collections.abc import Sequence
@@ -26,12 +26,12 @@ class TopKSVM(TopKLoss):
         You want the limit of ``smooth_topk_svm``, as a baseline or for a linear model.
 
     Avoid when:
-        A deep network starts from random weights: the slope reaches two scores of a row, and accuracy stays at chance.
+        A deep network starts from random weights: the gradient reaches two scores per row, and accuracy stays at 1 / n.
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
-        alpha: required gap, at least 0: the loss is 0 once the label is k times as far ahead. One number, or one for
-            each class [n].
+        alpha: required margin, at least 0: the loss is 0 once the label leads the k-th best other score by k alpha. One
+            number, or one per class [n].
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -101,8 +101,8 @@ class TopKHinge(TopKLoss):
         You want a baseline, or start from trained weights.
 
     Avoid when:
-        A deep network starts from random weights: the slope reaches two scores of a row, and training does not start.
-        Take ``smooth_topk_svm``.
+        A deep network starts from random weights: the gradient reaches two scores per row, and training does not start.
+        Use ``smooth_topk_svm``.
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
@@ -133,7 +133,7 @@ class TopKHingeConvex(TopKLoss):
         You want a convex top-k loss of a linear model, or a baseline.
 
     Avoid when:
-        A deep network starts from random weights: the slope reaches few scores of a row. Take ``smooth_topk_svm``.
+        A deep network starts from random weights: the gradient reaches few scores per row. Use ``smooth_topk_svm``.
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
@@ -169,11 +169,11 @@ class TopKHingeCalibrated(TopKLoss):
     .. math:: L(s, y) = \bigl(1 + s_{[k+1]} - s_y\bigr)_+
 
     Use when:
-        You want the hinge whose minimiser ranks the true top k, on convex models or from trained weights.
+        You want the hinge whose minimizer ranks the true top k, for convex models or from trained weights.
 
     Avoid when:
-        A deep network starts from random weights: the slope reaches two scores of a row. ``noised_topk`` is this loss,
-        smoothed.
+        A deep network starts from random weights: the gradient reaches two scores per row. ``noised_topk`` is the
+        smoothed version.
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.

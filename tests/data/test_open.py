@@ -1,14 +1,19 @@
 """Data sets by name: built-in ones, folders, timm's, plug-ins, and the options that change them."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
 
 from topk_registry import registry
 from topk_registry.data import Hierarchy, open_dataset
-from topk_registry.data.open import first_problem
+from topk_registry.data.open import CHANGES, first_problem
 from topk_registry.data.selection import UnreadableImageError
+from topk_registry.registry.options import parameters
 
+PAGES = Path(__file__).parents[2] / "docs"
 SMALL = {"size": 400, "superclasses": 4, "fine": 2}
 
 
@@ -152,3 +157,14 @@ def test_a_wrong_sample_of_a_plugin_is_described(sample, words):
     assert not first_problem(data)
     data.sample = sample
     assert words in first_problem(data)
+
+
+def test_options_of_data_sets_on_pages_exist():
+    """Of commands that name a data set of ours, or none: then it is the built-in one."""
+    lines = [line for page in PAGES.rglob("*.md") for line in page.read_text().splitlines() if "--dataset-opt" in line]
+    found = [(line, re.findall(r"(\w+)=[\d.]+", line.partition("--dataset-opt")[2])) for line in lines]
+    assert sum(map(len, dict(found).values())) >= 3
+    for line, options in found:
+        name = next(iter(re.findall(r"--dataset topk/(\w+)", line)), "hierarchy")
+        own = {} if name == "folder" else parameters(registry.datasets.builder(name))[0]
+        assert {*options} <= {*own, *CHANGES}, line

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topk_registry import ClassificationLoss, SoftmaxLoss, TopKLoss, create_loss
+from topk_registry import ClassificationLoss, LabelMixture, SoftmaxLoss, TopKLoss, create_loss, mean_over_ranks
 
 B, N = 7, 5
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -67,6 +67,32 @@ def test_a_target_that_is_learned_has_cross_entropys_gradient(weight, smoothing)
     theirs = nn.CrossEntropyLoss(**options).double()
     got, wanted = (value_and_gradient(lambda q, _, f=f: f(logits, q), target, target) for f in (ours, theirs))
     torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("weight", [None, WEIGHT])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("kind", ["index", "dense", "mixture"])
+def test_weights_of_samples_multiply_rows_and_count_in_the_mean(kind, smoothing, weight):
+    logits, target = batch("dense" if kind == "dense" else "index")
+    sample_weight = torch.linspace(0.2, 2.0, B, dtype=torch.float64)
+    counted = sample_weight.clone()
+    if kind == "mixture":
+        target = LabelMixture.mixed(target.clamp(min=0), target.clamp(min=0).flip(0), 0.3)
+    if kind == "index":  # ignored rows do not count, others by the weight of their class
+        counted *= (target >= 0) * (1.0 if weight is None else weight.double()[target.clamp(min=0)])
+    options = {"label_smoothing": smoothing, "weight": weight}
+    rows = CrossEntropy(reduction="none", **options)(logits, target) * sample_weight
+
+    def found(loss):
+        return loss(logits, target, sample_weight=sample_weight)
+
+    torch.testing.assert_close(found(CrossEntropy(reduction="none", **options)), rows, rtol=1e-13, atol=0)
+    torch.testing.assert_close(found(CrossEntropy(reduction="sum", **options)), rows.sum(), rtol=1e-13, atol=0)
+    mean = rows.sum() / counted.sum()
+    torch.testing.assert_close(found(CrossEntropy(**options)), mean, rtol=1e-13, atol=0)
+    torch.testing.assert_close(found(mean_over_ranks(CrossEntropy(**options))), mean, rtol=1e-13, atol=0)
+    with pytest.raises(ValueError, match=r"sample_weight must be \[7\] on cpu, got \[6\]"):
+        CrossEntropy()(logits, target, sample_weight=sample_weight[1:])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -204,10 +230,10 @@ def test_the_weight_is_a_copy_and_a_buffer():
         ({"label_smoothing": 1.1}, r"label_smoothing must be a finite number from 0 to 1, got 1.1"),
         ({"label_smoothing": -0.1}, r"label_smoothing must be a finite number from 0 to 1, got -0.1"),
         ({"label_smoothing": torch.nan}, r"label_smoothing must be a finite number from 0 to 1, got nan"),
-        ({"weight": [1.0, -1.0]}, "weight must be a list of finite numbers of at least 0, one a class"),
-        ({"weight": [1.0, torch.nan]}, "weight must be a list of finite numbers of at least 0, one a class"),
-        ({"weight": [1.0, torch.inf]}, "weight must be a list of finite numbers of at least 0, one a class"),
-        ({"weight": [[1.0, 1.0]]}, r"of at least 0, one a class, got \[\[1.0, 1.0\]\]"),
+        ({"weight": [1.0, -1.0]}, "weight must be a list of finite numbers of at least 0, one per class"),
+        ({"weight": [1.0, torch.nan]}, "weight must be a list of finite numbers of at least 0, one per class"),
+        ({"weight": [1.0, torch.inf]}, "weight must be a list of finite numbers of at least 0, one per class"),
+        ({"weight": [[1.0, 1.0]]}, r"of at least 0, one per class, got \[\[1.0, 1.0\]\]"),
     ],
 )
 def test_bad_options(options, message):

@@ -94,7 +94,7 @@ def test_checkpoints_in_single_precision_load(name):
         ("topk_hinge", "k", 2.5, "k must be an integer of at least 1, got 2.5"),
         ("focal", "reduction", "average", "reduction must be one of 'none', 'mean', 'sum', got 'average'"),
         ("focal", "label_smoothing", 2.0, "label_smoothing must be a finite number from 0 to 1"),
-        ("focal", "weight", [-1.0] * N, "weight must be a list of finite numbers of at least 0, one a class"),
+        ("focal", "weight", [-1.0] * N, "weight must be a list of finite numbers of at least 0, one per class"),
         ("noised_topk", "num_samples", 1.5, "num_samples must be an integer of at least 1, got 1.5"),
         ("differentiable_topk", "candidates", 3, "candidates must be 'auto', a whole number above k = 5"),
     ],

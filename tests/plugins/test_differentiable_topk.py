@@ -13,7 +13,7 @@ from topk_plugins._relaxations import (
     RELAXATIONS,
     _bitonic,
     _odd_even,
-    log_chances,
+    log_probabilities,
     network,
     rank_logits,
 )
@@ -31,7 +31,8 @@ LABELS = torch.tensor([0, 3, 7, 2, 5])
 
 def log_ranks(x: torch.Tensor, k: int, relaxation: str, swap: str = "cauchy") -> torch.Tensor:
     if relaxation in NETWORKS:
-        return log_chances(network(x, torch.eye(x.shape[1]).to(x).expand(len(x), -1, -1), relaxation, swap)[:, :k])
+        identity = torch.eye(x.shape[1]).to(x).expand(len(x), -1, -1)
+        return log_probabilities(network(x, identity, relaxation, swap)[:, :k])
     return rank_logits(x, k, relaxation).log_softmax(-1)
 
 
@@ -62,14 +63,6 @@ def test_agrees_with_difftopk(relaxation, top1, mode, m):
     wanted.backward()
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_neuralsort_is_its_formula():
-    x = scores()
-    spread = (x[:, :, None] - x[:, None]).abs().sum(-1)
-    for r in range(1, N + 1):
-        row = torch.softmax((N + 1 - 2 * r) * x - spread, -1)
-        torch.testing.assert_close(log_ranks(x, N, "neuralsort")[:, r - 1].exp(), row)
 
 
 @pytest.mark.parametrize("relaxation", RELAXATIONS)
@@ -152,22 +145,8 @@ def test_candidates_grow_with_k():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"relaxation": "sinkhorn"}, "relaxation must be one of 'neuralsort', 'softsort', 'odd_even', 'bitonic', got"),
-        ({"swap": "gaussian"}, "swap must be one of 'cauchy', 'logistic', got 'gaussian'"),
-        ({"top1": "ce"}, "top1 must be one of 'softmax', 'sort', got 'ce'"),
-        ({"tau": 0}, "tau must be a finite number above 0, got 0"),
-        (
-            {"candidates": math.inf},
-            r"candidates must be 'auto', a whole number above k = 5 and .*, or None for all classes, got inf",
-        ),
-        (
-            {"candidates": 5},
-            r"candidates must be 'auto', a whole number above k = 5 and .*, or None for all classes, got 5",
-        ),
-        (
-            {"k": [1, 20], "candidates": 16},
-            r"a whole number above k = 20 and .*, or None for all classes, got 16",
-        ),
+        ({"candidates": math.inf}, r"whole number above k = 5 and .*, or None for all classes, got inf"),
+        ({"k": [1, 20], "candidates": 16}, r"a whole number above k = 20 and .*, or None for all classes, got 16"),
         ({"candidates": 9.5}, r"a whole number above k = 5 and .*, or None for all classes, got 9.5"),
         ({"candidates": "all"}, r"a whole number above k = 5 and .*, or None for all classes, got 'all'"),
         ({"k": [1, 1]}, "k must name each set size once, got \\[1, 1\\]"),

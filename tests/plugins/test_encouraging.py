@@ -2,10 +2,9 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from tests.plugins.rows import B, batch, mixtures, softmax
-from topk_plugins.encouraging import Encouraging, Mirror
+from tests.plugins.rows import B, batch, softmax
+from topk_plugins.encouraging import Encouraging
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
@@ -21,105 +20,6 @@ def bonus(p, log_end):
 def encouraging(row, y, *, log_end=0.75, start=0.0, rho=1.0):
     p = softmax(row)[y]
     return -math.log(p) + rho * (bonus(max(p, start), log_end) - bonus(start, log_end))
-
-
-def mirror(row, y, *, power=2, gamma=2.0, rho=1.0, link="sigmoid"):
-    ps = softmax(row) if link == "softmax" else [1 / (1 + math.exp(-s)) for s in row]
-    error = sum((1 - p) ** power if c == y else p**power for c, p in enumerate(ps)) / len(ps)
-    reward = sum(p**gamma if c == y else (1 - p) ** gamma for c, p in enumerate(ps)) / len(ps)
-    return error - rho * reward
-
-
-LOSSES = [
-    (Encouraging(), encouraging),
-    (Encouraging(log_end=0.5), lambda row, y: encouraging(row, y, log_end=0.5)),
-    (Encouraging(log_end=1), lambda row, y: encouraging(row, y, log_end=1)),
-    (Encouraging(log_end=1, bonus_start=0.5), lambda row, y: encouraging(row, y, log_end=1, start=0.5)),
-    (Encouraging(bonus_start=0.3, rho=0.4), lambda row, y: encouraging(row, y, start=0.3, rho=0.4)),
-    (Encouraging(log_end=0.0), lambda row, y: encouraging(row, y, log_end=0.0)),
-    (Mirror(), mirror),
-    (Mirror(base="mae", gamma=3.0), lambda row, y: mirror(row, y, power=1, gamma=3.0)),
-    (Mirror(gamma=0.5, rho=0.7), lambda row, y: mirror(row, y, gamma=0.5, rho=0.7)),
-    (Mirror(link="softmax"), lambda row, y: mirror(row, y, link="softmax")),
-]
-
-
-def each_loss():
-    return pytest.mark.parametrize(("loss", "formula"), LOSSES, ids=[str(loss).split(", red")[0] for loss, _ in LOSSES])
-
-
-@each_loss()
-def test_the_table_is_the_formula_for_every_label(loss, formula):
-    logits, target = batch(N)
-    expected = torch.tensor([[formula(row, c) for c in range(N)] for row in logits.tolist()], dtype=torch.float64)
-    torch.testing.assert_close(loss.per_class(logits), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(loss(logits, target), expected[torch.arange(B), target].mean(), rtol=1e-12, atol=1e-12)
-
-
-@each_loss()
-def test_a_mixture_of_labels_costs_the_mixture_of_losses(loss, formula):
-    logits, _ = batch(N)
-    q = mixtures(N)
-    expected = sum(
-        qc * formula(row, c) for row, qs in zip(logits.tolist(), q.tolist(), strict=True) for c, qc in enumerate(qs)
-    )
-    assert loss(logits, q).item() == pytest.approx(expected / B, rel=1e-12)
-
-
-@each_loss()
-def test_weights_and_smoothing(loss, formula):
-    logits, target = batch(N)
-    weight, smooth = torch.tensor([0.5, 2.0, 0.0, 1.0, 4.0]), 0.2
-    loss = type(loss)(**options_of(loss), weight=weight, label_smoothing=smooth)
-    total = mass = 0.0
-    for row, y in zip(logits.tolist(), target.tolist(), strict=True):
-        q = [smooth / N + (1 - smooth) * (c == y) for c in range(N)]
-        total += sum(q[c] * weight[c].item() * formula(row, c) for c in range(N))
-        mass += weight[y].item()
-    assert loss(logits, target).item() == pytest.approx(total / mass, rel=1e-7)
-
-
-def options_of(loss):
-    names = ("log_end", "bonus_start", "rho") if isinstance(loss, Encouraging) else ("base", "gamma", "rho", "link")
-    return {name: getattr(loss, name) for name in names}
-
-
-@each_loss()
-def test_gradients(loss, formula):
-    logits, target = batch(N)
-    assert torch.autograd.gradcheck(lambda s: loss(s, target), logits)
-    q = mixtures(N)
-    assert torch.autograd.gradcheck(lambda s: loss(s, q), logits)
-
-
-@each_loss()
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_logits_are_widened(loss, formula, dtype):
-    logits, target = batch(N, dtype=dtype, scale=20.0)
-    with torch.autocast("cpu", dtype):
-        value = loss(logits, target)
-    (gradient,) = torch.autograd.grad(value, logits)
-    assert gradient.isfinite().all()
-    assert value == loss(logits.float(), target)
-
-
-@pytest.mark.parametrize("loss", [LOSSES[4][0], LOSSES[9][0]], ids=str)
-def test_it_compiles_into_one_graph(loss):
-    torch.compiler.reset()  # every loss is compiled through the same forward, which has a limit
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    logits, target = batch(N, dtype=torch.float32)
-    (expected,) = torch.autograd.grad(loss(logits, target), logits)
-    (gradient,) = torch.autograd.grad(compiled(logits, target), logits)
-    torch.testing.assert_close(gradient, expected)
-
-
-def test_without_a_bonus_it_is_cross_entropy():
-    logits, target = batch(N, scale=5.0)
-    loss = Encouraging(rho=0.0)(logits, target)
-    (gradient,) = torch.autograd.grad(loss, logits)
-    (expected,) = torch.autograd.grad(F.cross_entropy(logits, target), logits)
-    assert loss.item() == pytest.approx(F.cross_entropy(logits, target).item(), rel=1e-12)
-    torch.testing.assert_close(gradient, expected)
 
 
 @pytest.mark.parametrize("gap", [8.0, 11.0, 20.0, 60.0, 1e4])
@@ -198,32 +98,6 @@ def test_a_compiled_loss_follows_its_schedule_without_compiling_anew():
         for epoch in (5, 10, 20):
             loss.set_epoch(epoch)
             torch.testing.assert_close(compiled(logits, target), loss(logits, target))
-
-
-def test_the_mirror_of_squared_error_is_absolute_error():
-    logits, target = batch(N)
-    y = F.one_hot(target, N)
-    expected = (2 * (logits.sigmoid() - y).abs() - 1).mean()
-    torch.testing.assert_close(Mirror()(logits, target), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("factory", "options", "message"),
-    [
-        (Encouraging, {"log_end": 1.5}, "log_end must be a finite number from 0 to 1"),
-        (Encouraging, {"bonus_start": 1.0}, "bonus_start must be a finite number from 0 to"),
-        (Encouraging, {"rho": -1}, "rho must be a finite number of at least 0"),
-        (Encouraging, {"schedule": "sine"}, "schedule must be one of 'constant', 'linear', 'cosine', 'exponential'"),
-        (Encouraging, {"scheduled": "rho"}, "scheduled must be one of"),
-        (Encouraging, {"schedule": "linear"}, "needs total_epochs"),
-        (Mirror, {"base": "ce"}, "base must be one of 'mse', 'mae'"),
-        (Mirror, {"link": "probit"}, "link must be one of"),
-        (Mirror, {"gamma": 0}, "gamma must be"),
-    ],
-)
-def test_wrong_options_are_errors(factory, options, message):
-    with pytest.raises(ValueError, match=message):
-        factory(**options)
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -2,52 +2,14 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 
-from tests.plugins.rows import B, batch, mixtures, softmax
+from tests.plugins.rows import batch
 from topk_plugins.imbalance import LDAM, Focal, effective_number_weights
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
 COUNTS = [400, 81, 16, 5, 1, 1]
 N = len(COUNTS)
-
-
-def focal(row, y, gamma):
-    p = softmax(row)[y]
-    return -((1 - p) ** gamma) * math.log(p)
-
-
-def margin(y, max_margin):
-    rarest = max(n ** (-1 / 4) for n in COUNTS)
-    return max_margin * COUNTS[y] ** (-1 / 4) / rarest
-
-
-def ldam(row, y, max_margin, scale):
-    shifted = [scale * (s - (margin(y, max_margin) if c == y else 0.0)) for c, s in enumerate(row)]
-    return -math.log(softmax(shifted)[y])
-
-
-LOSSES = [
-    (Focal(), lambda row, y: focal(row, y, 2.0)),
-    (Focal(gamma=0.5), lambda row, y: focal(row, y, 0.5)),
-    (Focal(gamma=5), lambda row, y: focal(row, y, 5)),
-    (LDAM(class_counts=COUNTS), lambda row, y: ldam(row, y, 0.5, 30.0)),
-    (LDAM(class_counts=COUNTS, max_margin=1.5, scale=2), lambda row, y: ldam(row, y, 1.5, 2.0)),
-    (LDAM(class_counts=COUNTS, max_margin=2.0, scale=40), lambda row, y: ldam(row, y, 2.0, 40.0)),  # far
-]
-
-
-def each_loss():
-    return pytest.mark.parametrize(("loss", "formula"), LOSSES, ids=[str(loss).split(", red")[0] for loss, _ in LOSSES])
-
-
-@each_loss()
-def test_a_loss_is_its_formula(loss, formula):
-    logits, target = batch(N, scale=0.3)
-    expected = sum(formula(row, y) for row, y in zip(logits.tolist(), target.tolist(), strict=True)) / B
-    # the margins are kept in float32
-    assert loss(logits, target).item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_margins_in_half_precision_stay_finite():
@@ -57,56 +19,6 @@ def test_margins_in_half_precision_stay_finite():
     found = LDAM(class_counts=COUNTS).half()(logits, target)
     # margins of up to 0.5, times the scale of 30, are rounded to 11 bits
     assert abs(found - wanted) <= 30 * 0.5 * 2**-11
-
-
-@each_loss()
-def test_the_table_is_the_formula_for_every_label(loss, formula):
-    logits, _ = batch(N, scale=0.3)
-    expected = torch.tensor([[formula(row, c) for c in range(N)] for row in logits.tolist()], dtype=torch.float64)
-    torch.testing.assert_close(loss.per_class(logits), expected, rtol=1e-6, atol=1e-12)
-
-
-@each_loss()
-def test_a_mixture_of_labels_costs_the_mixture_of_losses(loss, formula):
-    logits, _ = batch(N, scale=0.3)
-    q = mixtures(N)
-    table = [[formula(row, c) for c in range(N)] for row in logits.tolist()]
-    expected = (q * torch.tensor(table, dtype=torch.float64)).sum(-1).mean()
-    assert loss(logits, q).item() == pytest.approx(expected.item(), rel=1e-6)
-
-
-@each_loss()
-def test_gradients(loss, formula):
-    logits, target = batch(N, scale=0.3)
-    assert torch.autograd.gradcheck(lambda s: loss(s, target), logits)
-    q = mixtures(N)
-    assert torch.autograd.gradcheck(lambda s: loss(s, q), logits)
-
-
-@pytest.mark.parametrize("loss", [Focal(gamma=0), LDAM(class_counts=COUNTS, max_margin=0, scale=1)], ids=type)
-@pytest.mark.parametrize(
-    "options", [{}, {"label_smoothing": 0.1}, {"weight": torch.linspace(0.2, 0.9, N)}, {"reduction": "sum"}], ids=str
-)
-@pytest.mark.parametrize("dense", [False, True])
-def test_the_limit_is_cross_entropy(loss, options, dense):
-    extra = {"class_counts": COUNTS, "max_margin": 0, "scale": 1} if isinstance(loss, LDAM) else {"gamma": 0}
-    logits, target = batch(N, scale=5.0)
-    if dense:
-        target = mixtures(N)
-    ours = type(loss)(**extra, **options)(logits, target)
-    theirs = F.cross_entropy(logits, target, **{k: v.double() if k == "weight" else v for k, v in options.items()})
-    assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
-    (gradient,) = torch.autograd.grad(ours, logits)
-    (expected,) = torch.autograd.grad(theirs, logits)
-    torch.testing.assert_close(gradient, expected, rtol=1e-6, atol=1e-7)
-
-
-def test_the_focal_factor_sees_the_unweighted_probability():
-    logits, target = batch(N)
-    weight = torch.tensor([0.1, 1.0, 2.0, 5.0, 0.0, 3.0])
-    loss = Focal(weight=weight, reduction="none")(logits, target)
-    expected = [weight[y].item() * focal(row, y, 2.0) for row, y in zip(logits.tolist(), target.tolist(), strict=True)]
-    torch.testing.assert_close(loss, torch.tensor(expected, dtype=torch.float64), rtol=1e-6, atol=1e-12)
 
 
 @pytest.mark.parametrize("gamma", [0.25, 0.5, 1.0, 2.0, 3.7])
@@ -126,20 +38,8 @@ def test_focal_is_finite_where_p_rounds_to_one(gamma, gap):
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@each_loss()
-def test_half_precision_logits_are_widened(loss, formula, dtype):
-    logits, target = batch(N, dtype=dtype, scale=9.0)
-    with torch.autocast("cpu", dtype):
-        value = loss(logits, target)
-    (gradient,) = torch.autograd.grad(value, logits)
-    assert value.dtype == torch.float32
-    assert gradient.isfinite().all()
-    assert value == loss(logits.float(), target)
-
-
-@each_loss()
-def test_a_class_ruled_out_by_its_score_costs_nothing(loss, formula):
+@pytest.mark.parametrize("loss", [Focal(), Focal(gamma=0.5), LDAM(class_counts=COUNTS)], ids=str)
+def test_a_class_ruled_out_by_its_score_costs_nothing(loss):
     logits = torch.tensor([[1.0, 2.0, -math.inf, 0.0, 0.5, -1.0]], dtype=torch.float64, requires_grad=True)
     q = torch.tensor([[0.25, 0.5, 0.0, 0.0, 0.25, 0.0]], dtype=torch.float64)
     for target in (torch.tensor([1]), q):
@@ -199,8 +99,6 @@ def test_effective_number_weights_keep_their_digits():
     ("options", "message"),
     [
         ({}, "class_counts is required"),
-        ({"class_counts": COUNTS, "max_margin": -1}, "max_margin"),
-        ({"class_counts": COUNTS, "scale": 0}, "scale"),
         ({"class_counts": COUNTS, "drw_epoch": 1.5}, "drw_epoch"),
         ({"class_counts": COUNTS, "drw_epoch": -1}, "drw_epoch"),
         ({"class_counts": COUNTS, "drw_epoch": 0.5}, "total_epochs"),
@@ -217,16 +115,6 @@ def test_other_errors():
         Focal(gamma=-0.1)
     with pytest.raises(ValueError, match="class_counts has 6 entries, logits have 4 classes"):
         LDAM(class_counts=COUNTS)(torch.zeros(2, 4), torch.zeros(2).long())
-
-
-@pytest.mark.parametrize("loss", [LOSSES[0][0], LOSSES[3][0]], ids=str)
-def test_it_compiles_into_one_graph(loss):
-    torch.compiler.reset()  # every loss is compiled through the same forward, which has a limit
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    logits, target = batch(N, dtype=torch.float32)
-    (expected,) = torch.autograd.grad(loss(logits, target), logits)
-    (gradient,) = torch.autograd.grad(compiled(logits, target), logits)
-    torch.testing.assert_close(gradient, expected)
 
 
 @pytest.mark.parametrize(("share", "total", "first"), [(0.8, 200, 160), (0.29, 100, 29), (0.5, 5, 2)])

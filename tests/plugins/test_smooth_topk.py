@@ -9,9 +9,8 @@ from torch.nn import functional as F
 
 from tests import oracles
 from topk_plugins._sizes import mixture_nll
-from topk_registry import LabelMixture, create_loss
+from topk_registry import create_loss
 from topk_registry.cli.parser import ParseOptions
-from topk_registry.functional import topk_log_odds
 
 
 def logits_and_labels(rows=4, n=20, dtype=torch.float32, seed=0):
@@ -19,8 +18,8 @@ def logits_and_labels(rows=4, n=20, dtype=torch.float32, seed=0):
     return torch.randn(rows, n, generator=g).to(dtype), torch.randint(n, (rows,), generator=g)
 
 
-@pytest.mark.parametrize("tau", [0.01, 0.1, 1.0, 5.0])
-@pytest.mark.parametrize(("k", "alpha"), [(1, 1.0), (5, 1.0), (5, 0.3), (13, 2.0), (19, 1.0)])
+@pytest.mark.parametrize("tau", [0.01, 5.0])
+@pytest.mark.parametrize(("k", "alpha"), [(1, 1.0), (5, 0.3), (19, 1.0)])
 def test_is_the_exact_loss(k, alpha, tau):
     s, y = logits_and_labels()
     s.requires_grad_()
@@ -74,25 +73,6 @@ def test_small_tau_is_the_hard_loss(tau):
         torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-7)
 
 
-def test_cross_entropy_is_a_special_case():
-    s, y = logits_and_labels(rows=64, n=100)
-    for name, options in (("smooth_topk_svm", {"alpha": 0.0, "tau": 1.0}), ("topk_nll", {})):
-        for target in (y, torch.softmax(torch.randn(64, 100, generator=torch.Generator().manual_seed(1)), -1)):
-            a, b = s.clone().requires_grad_(), s.clone().requires_grad_()
-            ours, theirs = create_loss(name, k=1, **options)(a, target), F.cross_entropy(b, target)
-            assert ours.item() == pytest.approx(theirs.item(), rel=1e-6)
-            ours.backward()
-            theirs.backward()
-            assert (a.grad - b.grad).abs().max() <= 1e-6 * b.grad.abs().max()
-
-
-def test_likelihood_of_the_label_being_in_the_set():
-    s, y = logits_and_labels(dtype=torch.float64)
-    found = create_loss("topk_nll", k=5, tau=0.5, reduction="none")(s, y)
-    pi = torch.sigmoid(topk_log_odds(s / (5 * 0.5), 5)).gather(1, y[:, None])[:, 0]
-    torch.testing.assert_close(found, -0.5 * pi.log())
-
-
 def test_a_margin_for_each_class():
     s, y = logits_and_labels(dtype=torch.float64)
     alpha = torch.linspace(0, 2, 20, dtype=torch.float64)
@@ -102,53 +82,6 @@ def test_a_margin_for_each_class():
         alone = create_loss("smooth_topk_svm", alpha=alpha[y[i]].item())(s[i : i + 1], y[i : i + 1])
         torch.testing.assert_close(found[i], alone, rtol=1e-6, atol=0)  # alpha is held in single precision
         torch.testing.assert_close(one_hot[i], alone, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("name", ["smooth_topk_svm", "topk_nll"])
-@pytest.mark.parametrize("weighted", [False, True])
-def test_gradcheck(name, weighted):
-    s, y = logits_and_labels(rows=3, n=9, dtype=torch.float64)
-    s.requires_grad_()
-    options = {"weight": torch.linspace(0.5, 2, 9).tolist()} if weighted else {}
-    loss = create_loss(name, k=3, tau=0.6, label_smoothing=0.1, **options)
-    assert torch.autograd.gradcheck(lambda s: loss(s, y), s)
-    q = torch.softmax(torch.randn(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), -1)
-    assert torch.autograd.gradcheck(lambda s: loss(s, q), s)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("tau", [0.05, 1.0])
-@pytest.mark.parametrize("dense", [False, True])
-def test_half_precision_is_what_rounding_the_logits_explains(dtype, tau, dense):
-    s, y = logits_and_labels(rows=16, n=200)
-    s = (8 * s).to(dtype)
-    target = torch.softmax(torch.randn(16, 200, generator=torch.Generator().manual_seed(3)), -1) if dense else y
-    loss = create_loss("smooth_topk_svm", tau=tau)
-    half, exact = s.clone().requires_grad_(), s.double().requires_grad_()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = loss(half, target)
-    expected = loss(exact, target.double() if dense else target)
-    found.backward()
-    expected.backward()
-    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
-    # the gradient is rounded once, on its way back to the logits' dtype
-    rounding = torch.finfo(dtype).eps * exact.grad.abs() + torch.finfo(dtype).smallest_normal
-    assert ((half.grad - exact.grad).abs() <= rounding + 2e-6 * exact.grad.abs().max()).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"k": 0}, "k must be an integer of at least 1, got 0"),
-        ({"tau": 0.0}, "tau must be a finite number above 0, got 0.0"),
-        ({"tau": float("nan")}, "tau must be a finite number above 0, got nan"),
-        ({"alpha": -1.0}, "alpha must be a finite number of at least 0, or a list of them, one a class, got -1.0"),
-        ({"alpha": [[1.0]]}, "alpha must be a finite number of at least 0, or a list of them, one a class"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        create_loss("smooth_topk_svm", **options)
 
 
 def test_bad_sizes():
@@ -174,10 +107,6 @@ def test_a_masked_class_without_mass_leaves_the_gradient_alone(name):
     assert found.grad[0, 3] == 0
 
 
-def test_says_its_options():
-    assert "tau=0.1, alpha=1, k=5" in repr(create_loss("smooth_topk_svm", tau=0.1))
-
-
 SEVERAL = [([1, 5], None), ([5, 1, 13], [0.5, 0.2, 0.3])]
 
 
@@ -195,7 +124,7 @@ def test_several_k_as_a_mean_of_losses(k, k_weights, dense):
 
 @pytest.mark.parametrize(("k", "k_weights"), SEVERAL)
 @pytest.mark.parametrize("alpha", [0.0, 0.75])
-@pytest.mark.parametrize("lead", [-30.0, 0.0, 8.0, 25.0])
+@pytest.mark.parametrize("lead", [-30.0, 25.0])
 def test_several_k_as_one_likelihood_are_exact(k, k_weights, alpha, lead):
     """Against 60 digits, from labels far behind to those for which pi rounds to 1."""
     n, tau = 20, 0.5
@@ -237,13 +166,6 @@ def test_one_of_several_k_is_that_k_alone(combine):
         assert torch.equal(create_loss("topk_nll", k=k, k_weights=k_weights, combine=combine, tau=0.3)(s, y), alone)
 
 
-@pytest.mark.parametrize("combine", ["mean", "likelihood"])
-def test_gradients_of_several_k(combine):
-    s, y = logits_and_labels(rows=3, n=9, dtype=torch.float64)
-    loss = create_loss("smooth_topk_svm", k=[1, 3], tau=0.6, combine=combine, label_smoothing=0.1)
-    assert torch.autograd.gradcheck(lambda s: loss(s, y), s.requires_grad_())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -272,13 +194,3 @@ def test_the_smallest_loss_of_a_mixture_keeps_its_digits():
     assert mixture_nll(losses, [0.5, 0.5]).item() == pytest.approx(2e-12, rel=1e-9)
     assert mixture_nll(torch.tensor([torch.inf, torch.inf]), [0.5, 0.5]) == torch.inf
     assert mixture_nll(torch.tensor([torch.inf, 0.0]), [0.5, 0.5]).item() == pytest.approx(0.6931472)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"label_smoothing": 0.2}, {"reduction": "none"}, {"k": [1, 3], "combine": "likelihood"}]
-)
-def test_a_mixture_of_labels_costs_what_its_distribution_costs(options):
-    s, y = logits_and_labels()
-    loss = create_loss("smooth_topk_svm", **{"k": 3, **options})
-    mixture = LabelMixture.mixed(y, y.flip(0), 0.3, smoothing=0.1)
-    torch.testing.assert_close(loss(s, mixture), loss(s, mixture.dense(20)), rtol=1e-6, atol=1e-7)

@@ -1,14 +1,12 @@
 """The spherical family against the paper's formulas, written out in plain Python, and its bound against softmax."""
 
 import math
-import pickle
 
 import pytest
 import torch
 from mpmath import coth, mp, mpf
 
 from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound, optimal_xi
-from topk_registry import use_backend
 
 LOSSES = [LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound]
 
@@ -19,15 +17,6 @@ def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tor
 
 def log_softmax_loss(logits: torch.Tensor) -> torch.Tensor:
     return -logits.log_softmax(-1)
-
-
-def spherical(o: list[float], c: int, eps: float = 1.0) -> float:
-    return math.log(sum(x * x for x in o) + len(o) * eps) - math.log(o[c] ** 2 + eps)
-
-
-def taylor(o: list[float], c: int) -> float:
-    total = len(o) + sum(o) + sum(x * x for x in o) / 2
-    return math.log(total) - math.log(1 + o[c] + o[c] ** 2 / 2)
 
 
 def bouchard(o: list[float], c: int, alpha: float, xi: float) -> float:
@@ -42,15 +31,13 @@ def best_alpha(o: list[float], xi: float) -> float:
     return ((len(o) / 2 - 1) / 2 + lam * sum(o)) / (len(o) * lam)
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-6, 1e-3, 0.01, 0.1, 1.0, 30.0, 1e3])
-@pytest.mark.parametrize("kernels", ["torch", "numba"])
-def test_the_bound_of_two_classes_in_closed_form(scale, kernels):
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 0.01, 1.0, 1e3])
+def test_the_bound_of_two_classes_in_closed_form(scale):
     """There xi is half the difference d of the scores, and the bound 2 log(2 cosh(d / 4)) + mean - s_y."""
     logits = (scale * randn(20, 2)).requires_grad_()
     label = torch.arange(20) % 2
-    with use_backend(kernels):
-        found = SphericalBound(reduction="none")(logits, label)
-        (gradient,) = torch.autograd.grad(found.sum(), logits)
+    found = SphericalBound(reduction="none")(logits, label)
+    (gradient,) = torch.autograd.grad(found.sum(), logits)
     d = (logits[:, 0] - logits[:, 1]).detach()
     most = d.abs() / 2 + 2 * torch.log1p(torch.exp(-d.abs() / 2))
     wanted = most + logits.detach().mean(-1) - logits.detach().gather(1, label[:, None])[:, 0]
@@ -59,23 +46,6 @@ def test_the_bound_of_two_classes_in_closed_form(scale, kernels):
     torch.testing.assert_close(found.detach(), wanted, rtol=2e-15, atol=8 * 2.2e-16 * max(scale, 1.0))
     # below 1e-4 xi stays there, where tanh(xi / 2) / xi is 1/2 less xi^2 / 24
     torch.testing.assert_close(gradient, of_wanted, rtol=1e-13, atol=1e-15 + 1e-9 * min(scale, 1e-4))
-
-
-@pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 100.0])
-@pytest.mark.parametrize(
-    ("loss", "formula"),
-    [
-        (LogSphericalSoftmax(reduction="none"), spherical),
-        (LogSphericalSoftmax(epsilon=0.01, reduction="none"), lambda o, c: spherical(o, c, 0.01)),
-        (LogTaylorSoftmax(reduction="none"), taylor),
-    ],
-)
-def test_formula(loss, formula, scale):
-    logits = scale * randn(7, 7)
-    table, got = loss.per_class(logits), loss(logits, torch.arange(7))
-    for i, o in enumerate(logits.tolist()):
-        assert got[i].item() == pytest.approx(formula(o, i), abs=1e-13)
-        assert table[i].tolist() == pytest.approx([formula(o, c) for c in range(7)], abs=1e-13)
 
 
 @pytest.mark.parametrize("scale", [0.0, 0.1, 3.0, 100.0])
@@ -94,7 +64,7 @@ def test_bound_is_bouchards_at_its_lowest(D, scale):
         assert value <= lowest + 1e-12 * abs(lowest)
 
 
-@pytest.mark.parametrize("D", [2, 3, 5, 10, 1000, 100_000])
+@pytest.mark.parametrize("D", [2, 3, 1000, 100_000])
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 0.3, 3.0, 30.0, 1000.0])
 def test_bound_is_above_log_softmax(D, scale):
     logits = scale * randn(3, D)
@@ -130,33 +100,6 @@ def test_bound_in_fp32(D, scale):
     assert (got.double() - wanted).abs().max() < max(1e-4, 4 * 2**-23 * wanted.max().item())
 
 
-@pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
-@pytest.mark.parametrize("D", [2, 3, 9])
-@pytest.mark.parametrize("build", LOSSES)
-def test_gradcheck(build, D, scale):
-    logits, target = (scale * randn(4, D)).requires_grad_(), torch.tensor([0, 1, D - 1, 0])
-    assert torch.autograd.gradcheck(lambda o: build()(o, target), (logits,))
-    dense = randn(4, D, seed=1).softmax(-1)
-    assert torch.autograd.gradcheck(lambda o: build(label_smoothing=0.1)(o, dense), (logits,))
-
-
-def test_taylor_is_spherical_one_to_the_right():
-    logits = 5 * randn(6, 9)
-    wanted = LogSphericalSoftmax(epsilon=1.0).per_class(logits + 1)
-    torch.testing.assert_close(LogTaylorSoftmax().per_class(logits), wanted, rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("build", LOSSES)
-@pytest.mark.parametrize("options", [{}, {"weight": [1.0, 2.0, 0.0, 1.0, 3.0]}, {"label_smoothing": 0.3}])
-def test_dense_targets_cost_the_mean_over_labels(build, options):
-    logits, q = randn(4, 5), randn(4, 5, seed=1).softmax(-1)
-    loss = build(reduction="none", **options)
-    one_hot = [loss(logits, torch.full((4,), c)) for c in range(5)]
-    torch.testing.assert_close(loss(logits, torch.eye(5)[[0, 1, 3, 4]]), torch.stack(one_hot)[[0, 1, 3, 4], range(4)])
-    if "weight" not in options:  # label smoothing of q is a mean of smoothed labels
-        torch.testing.assert_close(loss(logits, q), sum(q[:, c] * one_hot[c] for c in range(5)))
-
-
 @pytest.mark.parametrize("magnitude", [1e4, 1e10, 1e19])
 @pytest.mark.parametrize("build", LOSSES)
 def test_huge_logits_in_fp32(build, magnitude):
@@ -168,34 +111,6 @@ def test_huge_logits_in_fp32(build, magnitude):
     torch.testing.assert_close(loss.double(), wanted, rtol=1e-6, atol=1e-5)
     (grad,), (wanted_grad,) = torch.autograd.grad(loss.sum(), logits), torch.autograd.grad(wanted.sum(), wide)
     torch.testing.assert_close(grad.double(), wanted_grad, rtol=1e-5, atol=1e-6 * wanted_grad.abs().max().item())
-
-
-@pytest.mark.parametrize("build", LOSSES)
-def test_flat_and_zero_rows_have_finite_gradients(build):
-    logits = torch.tensor([[0.0, 0, 0, 0], [-1, -1, -1, -1], [7, 7, 7, 7]]).requires_grad_()
-    (grad,) = torch.autograd.grad(build()(logits, torch.tensor([0, 1, 2])), logits)
-    assert grad.isfinite().all()
-
-
-@pytest.mark.parametrize("build", LOSSES)
-def test_nan_row_stays_alone(build):
-    logits = randn(3, 6)
-    clean = build(reduction="none")(logits, torch.tensor([0, 1, 2]))
-    logits[1, 5] = torch.nan
-    loss = build(reduction="none")(logits, torch.tensor([0, 1, 2]))
-    assert loss.isnan().tolist() == [False, True, False]
-    assert torch.equal(loss[[0, 2]], clean[[0, 2]])
-
-
-@pytest.mark.parametrize("build", LOSSES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_costs_what_its_values_cost_in_fp32(build, dtype):
-    logits, target = (300 * randn(4, 20)).to(dtype).requires_grad_(), torch.tensor([0, 1, 2, 3])
-    loss = build()(logits, target)
-    assert torch.equal(loss, build()(logits.float(), target))
-    loss.backward()
-    assert logits.grad.isfinite().all()
-    assert build().probabilities(logits).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -219,29 +134,3 @@ def test_the_most_probable_class_is_not_the_largest_logit():
     assert LogSphericalSoftmax().probabilities(logits).argmax().item() == 1
     assert LogTaylorSoftmax().probabilities(logits).argmax().item() == 1
     assert SphericalBound().probabilities(logits).argmax().item() == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("build", LOSSES)
-def test_compiles_to_one_graph(build):
-    loss = build()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    logits, target = randn(4, 9).requires_grad_(), torch.tensor([0, 1, 2, 3])
-    wanted, got = loss(logits, target), compiled(logits, target)
-    torch.testing.assert_close(got, wanted, rtol=1e-13, atol=1e-13)
-    torch.testing.assert_close(torch.autograd.grad(got, logits), torch.autograd.grad(wanted, logits))
-    assert torch.equal(pickle.loads(pickle.dumps(loss))(logits, target), wanted)
-
-
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
-def test_epsilon_must_be_positive(epsilon):
-    with pytest.raises(ValueError, match="epsilon must be a finite number above 0"):
-        LogSphericalSoftmax(epsilon=epsilon)
-
-
-@pytest.mark.parametrize("build", LOSSES)
-def test_empty_batch(build):
-    logits = torch.zeros(0, 5, requires_grad=True)
-    loss = build(reduction="sum")(logits, torch.zeros(0, dtype=torch.long))
-    loss.backward()
-    assert loss.item() == 0

@@ -9,7 +9,7 @@ from torch import Tensor
 from topk_plugins.topk_hinge import TopKHinge, TopKHingeCalibrated, TopKHingeConvex, TopKSVM
 
 LOSSES = [TopKSVM, TopKHinge, TopKHingeConvex, TopKHingeCalibrated]
-SIZES = [(2, 1), (6, 1), (6, 2), (6, 3), (6, 5), (11, 5)]
+SIZES = [(2, 1), (6, 2), (11, 5)]
 ALPHA = 0.75
 
 
@@ -79,25 +79,6 @@ def test_every_path_is_the_formula(loss, n, k, kind):
     torch.testing.assert_close(build(loss, k, reduction="none")(logits, q), (q * wanted).sum(-1), **close)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_class_weights_scale_the_table(loss):
-    logits, weight = scores("generic", 6), torch.tensor([0.5, 2.0, 0.0, 1.0, 3.0, 1.5])
-    wanted, labels, q = table(loss, logits, 2), torch.arange(8) % 6, scores("tied", 6).softmax(-1)
-    indexed = wanted.gather(1, labels[:, None])[:, 0] * weight[labels]
-    torch.testing.assert_close(
-        build(loss, 2, weight=weight)(logits, labels), indexed.sum() / weight[labels].sum().double()
-    )
-    torch.testing.assert_close(build(loss, 2, weight=weight)(logits, q), (q * weight * wanted).sum() / 8)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize(("n", "k"), SIZES)
-def test_gradients_are_those_of_finite_differences(loss, n, k):
-    logits = scores("generic", n).requires_grad_()
-    for target in (torch.arange(8) % n, scores("tied", n).softmax(-1)):
-        assert torch.autograd.gradcheck(lambda s, q=target: build(loss, k)(s, q), logits)
-
-
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("loss", [TopKSVM, TopKHinge, TopKHingeCalibrated])
 def test_of_tied_rivals_one_alone_is_pushed(loss, dense):
@@ -139,36 +120,6 @@ def test_gradients_of_index_and_one_hot_targets_agree_on_ties(loss):
     torch.testing.assert_close(gradients[0].norm(dim=1), gradients[1].norm(dim=1))
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_float32_on_the_rounded_scores(loss, dtype):
-    logits, labels = scores("generic", 11).to(dtype), torch.arange(8)
-    torch.testing.assert_close(build(loss, 5)(logits, labels), build(loss, 5)(logits.float(), labels), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("dense", [False, True])
-def test_a_nan_row_is_nan_alone(loss, dense):
-    """Also where the NaN is neither the label's score nor the rival's: a diverged network must not look trained."""
-    logits = scores("generic", 6)
-    target = torch.eye(6, dtype=torch.float64)[torch.arange(8) % 6] if dense else torch.arange(8) % 6
-    clean = build(loss, 2, reduction="none")(logits, target)
-    for column in range(6):
-        logits = scores("generic", 6)
-        logits[3, column] = math.nan
-        found = build(loss, 2, reduction="none")(logits, target)
-        assert found.isnan().tolist() == [row == 3 for row in range(8)]
-        assert torch.equal(found[found.isfinite()], clean[found.isfinite()])
-
-
-def test_k_of_one_is_the_multiclass_hinge_of_torch():
-    logits, labels = scores("generic", 6), torch.arange(8) % 6
-    rival = logits.scatter(1, labels[:, None], -math.inf).amax(1)
-    wanted = (1 + rival - logits.gather(1, labels[:, None])[:, 0]).clamp(min=0).mean()
-    for loss in (TopKSVM, TopKHinge, TopKHingeConvex):
-        torch.testing.assert_close(loss(k=1)(logits, labels), wanted)
-
-
 def test_the_convex_hinge_bounds_top_k_error():
     logits, labels = scores("generic", 11), torch.arange(8)
     error = (logits.topk(5).indices != labels[:, None]).all(1)
@@ -193,8 +144,3 @@ def test_a_margin_for_each_class():
 def test_bad_margins(alpha):
     with pytest.raises(ValueError, match="alpha must be a finite number of at least 0, or a list of them, one a"):
         TopKSVM(alpha=alpha)
-
-
-def test_repr_names_the_margin():
-    assert repr(TopKSVM(3)) == "TopKSVM(alpha=1, k=3, reduction='mean', label_smoothing=0)"
-    assert repr(TopKSVM(3, alpha=[1.0, 2.0])).startswith("TopKSVM(alpha=[2], k=3")

@@ -2,7 +2,6 @@
 
 import functools
 import random
-import re
 import threading
 from pathlib import Path
 
@@ -138,57 +137,6 @@ class BreaksOnOne(Wrong):
         return super().forward(logits.squeeze(), target)
 
 
-OF_TRANSFORMS = {"vmap", "per_sample_gradients", "forward_mode"}  # an autograd Function must say how it goes through
-
-# the checks that see each defect, all of them and no others
-WRONG = {
-    WrongSign: {
-        "gradient_equals_differences",
-        "second_derivative",
-        *OF_TRANSFORMS,
-    },
-    NaNInHalf: {"float16_logits"},
-    OrderDependent: {
-        "row_order_is_irrelevant",
-        "batch_of_one",
-        "reduction_is_consistent",
-        "meta",
-        "compile_dynamic",
-    },
-    Mutating: {"leaves_inputs_alone", "accepts_noncontiguous_logits"},
-    IgnoringDenseTargets: {"dense_targets_count_in_full", "bad_targets_raise"},
-    RefusingDenseTargets: {"one_hot_targets_equal_indices"},
-    WrongReduction: {"reduction_is_consistent"},
-    LostBuffer: {"state_moves_with_the_loss", "options_can_be_set"},
-    NotPicklable: {"can_be_pickled"},
-    ReturningFloat: {"returns_differentiable_scalar"},
-    BreaksOnOne: {"batch_of_one", "per_sample_gradients"},
-}
-
-SAYS = {
-    WrongSign: "expected gradient at [",
-    NaNInHalf: "expected a finite loss of torch.float16 logits around 300, got nan",
-    OrderDependent: "expected loss of the shuffled batch = ",
-    Mutating: "expected the logits unchanged, got them written to",
-    IgnoringDenseTargets: "expected targets mixed 70:30 to change the loss, got",
-    RefusingDenseTargets: "expected no error, got ValueError: class indices only",
-    WrongReduction: "expected loss of reduction 'sum' = 11.0987, got 2.77466",
-    LostBuffer: "got left behind: loss.factors[0]",
-    NotPicklable: "can_be_pickled: expected no error, got ",
-    ReturningFloat: "expected a torch.Tensor, got float",
-    BreaksOnOne: "batch_of_one: expected no error, got ",
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("loss", WRONG, ids=lambda loss: loss.__name__)
-def test_wrong_losses_are_told_what_is_wrong(loss):
-    with pytest.raises(LossCheckError, match=re.escape(SAYS[loss])) as error:
-        check_loss(loss)
-    assert {result.name for result in error.value.failed} == WRONG[loss]
-    assert str(error.value).startswith(f"{loss.__name__} fails {len(WRONG[loss])} of ")
-
-
 def plain_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(logits, target)
 
@@ -266,12 +214,8 @@ class Forgetful(WithTemperature):
 @pytest.mark.parametrize(
     "loss",
     [
-        nn.CrossEntropyLoss,
         nn.CrossEntropyLoss(label_smoothing=0.1),
-        F.cross_entropy,
-        plain_cross_entropy,
         functools.partial(F.cross_entropy, label_smoothing=0.1),
-        Wrong,
         Noisy,
         WithTemperature,
     ],
@@ -475,28 +419,20 @@ class Stubborn(Wrong):
         return self.factor * super().forward(logits, target)
 
 
-@torch.library.custom_op("topk_registry_tests::times", mutates_args=())
-def times(x: Tensor, factor: float) -> Tensor:
-    return factor * x
-
-
-times.register_fake(lambda x, factor: torch.empty_like(x))
-
-
 # one defect for each check; the message says what is wrong in the check's own terms
 SINGLE = [
     ("returns_differentiable_scalar", WithoutInit, "WithoutInit.__init__ must call super().__init__()"),
     ("returns_differentiable_scalar", detached, "expected a loss that requires grad"),
     ("prefers_the_label", negative, "expected less loss with the label first (-"),
-    ("keeps_the_precision", float32_inside, "float64 logits must give a float64 loss of indices, got float32"),
+    ("keeps_the_precision", float32_inside, "float64 logits must give a float64 loss of labels, got float32"),
     ("hooks_agree", TwoHooks, "per_class at the labels"),
     ("sample_weight_scales_rows", WeightingTwice, "loss of weighted rows"),
     ("reduction_is_consistent", of_one_shape, "reduction='none' must give a loss of shape [4], got []"),
     ("repeats_under_a_seed", dropping_at_random, "expected the same loss under the same seed, got "),
     ("leaves_inputs_alone", Mutating, "expected the logits unchanged, got them written to"),
     ("works_without_grad", another_without_grad, "expected loss under no_grad = 2.77466, got 5.5493"),
-    ("accepts_noncontiguous_logits", assuming_strides, "expected loss of strided non-contiguous logits = "),
-    ("accepts_noncontiguous_targets", assuming_strides_of_labels, "expected loss of strided targets = "),
+    ("accepts_any_strides", assuming_strides, "expected loss of strided logits = "),
+    ("accepts_any_strides", assuming_strides_of_labels, "expected loss of strided targets = "),
     ("one_hot_targets_equal_indices", dense_over_classes, "expected loss of one-hot targets = 2.77466, got 0.173416"),
     ("dense_targets_count_in_full", IgnoringDenseTargets, "expected targets mixed 70:30 to change the loss"),
     ("mixtures_equal_their_distributions", IgnoringOtherLabels, "expected loss of a LabelMixture = "),
@@ -506,8 +442,8 @@ SINGLE = [
     ("gradient_equals_differences", WrongSign, "expected gradient at ["),
     ("dense_gradient_equals_differences", WrongSign, "expected gradient at ["),
     ("gradient_descends", WrongSign, "expected a step against the gradient to lower the loss, got +"),
-    ("float16_logits", shifted, "expected loss of torch.float16 logits = "),
-    ("bfloat16_logits", shifted, "expected gradient of torch.bfloat16 logits at ["),
+    ("half_precision", shifted, "expected loss of torch.float16 logits = "),
+    ("half_precision", NaNInHalf, "expected a finite loss of torch.float16 logits around 300, got nan"),
     ("half_precision_with_dense_targets", of_one_dtype, "expected no error, got RuntimeError: "),
     ("large_logits", overflowing, "expected a finite loss of logits around 60, got nan"),
     ("cpu_autocast", multiplying, "expected loss under autocast = "),
@@ -539,7 +475,7 @@ SINGLE = [
     ("state_moves_with_the_loss", functools.partial(weighted, torch.ones(16)), "held without a .to(): loss[0]"),
     ("state_dict_round_trip", Forgetful, "expected loss after load_state_dict = "),
     ("state_dict_round_trip", Restarting, "expected loss after load_state_dict = "),
-    ("follows_its_buffers", Remembering, "expected loss after weight was changed in place, as of a new loss, = "),
+    ("follows_its_buffers", Remembering, "expected loss after buffers were changed in place, as of a new loss, = "),
     ("can_be_pickled", NotPicklable, "expected no error, got "),
     ("can_be_copied", Locked, "expected no error, got TypeError: cannot pickle"),
     ("compiles", branching_on_data, "expected no error, got "),
@@ -548,8 +484,7 @@ SINGLE = [
     ("second_derivative", differentiable_once, "expected second derivative at ["),
     ("forward_mode", differentiable_once, "expected no error, got "),
     ("meta", branching_on_data, "expected no error, got "),
-    ("fake", branching_on_data, "expected no error, got "),
-    ("compile_dynamic", row_by_row, "expected one graph for every batch size, got 3"),
+    ("compiles", row_by_row, "expected one graph for every batch size, got 3"),
 ]
 
 
@@ -568,7 +503,7 @@ def test_every_check_is_seen_to_fail():
 
 @pytest.mark.slow
 def test_an_expected_failure_is_not_held_against_the_loss():
-    reasons = dict.fromkeys(WRONG[RefusingDenseTargets], "the label must be one class")
+    reasons = {"one_hot_targets_equal_indices": "the label must be one class"}
     check_loss(RefusingDenseTargets, expected_failed_checks=reasons)
     results = run_checks(iter_checks(RefusingDenseTargets, expected_failed_checks=reasons))
     assert {result.name for result in results if result.status == "expected"} == set(reasons)
@@ -609,25 +544,6 @@ def test_numbers_that_differ_late_are_told_apart():
         )
 
 
-def test_checks_come_in_an_order_of_their_own():
-    """What comes, then that it repeats, then how rows are reduced and weighted, then everything else."""
-    first = [check.name for check in iter_checks(Wrong)][:5]
-    assert first == [
-        "returns_differentiable_scalar",
-        "keeps_the_precision",
-        "repeats_under_a_seed",
-        "reduction_is_consistent",
-        "weight_scales_rows",
-    ]
-
-
-def test_a_check_runs_after_those_it_needs():
-    seen = set()
-    for check in iter_checks(Wrong):
-        assert set(check.needs) <= seen
-        seen.add(check.name)
-
-
 def test_the_kit_leaves_the_random_state_alone():
     state = torch.get_rng_state()
     check_loss(Noisy)
@@ -664,47 +580,27 @@ def test_failing_checks_fail_the_parametrized_test(pytester: pytest.Pytester):
 
 
 @pytest.mark.parametrize(
-    ("grid", "status", "message"),
+    ("attribute", "declared", "status", "message"),
     [
-        ({}, "skipped", "declares no tuning_grid"),
-        ({"tau": (0.1, 1.0)}, "passed", ""),
-        ({"tua": (0.1, 1.0)}, "failed", "got 'tua'"),
-        ({"tau": ()}, "failed", "got none"),
-        ({"tau": (0.0,)}, "failed", "tau must be a finite number above 0"),
+        ("tuning_grid", {}, "skipped", "declares no tuning_grid"),
+        ("tuning_grid", {"tau": (0.1, 1.0)}, "passed", ""),
+        ("tuning_grid", {"tau": ()}, "failed", "got none"),
+        ("tuning_grid", {"tau": (0.0,)}, "failed", "tau must be a finite number above 0"),
+        ("option_ranges", {"tau": "(0, inf)", "combine": ("mean", "likelihood")}, "passed", ""),
+        ("option_ranges", {"tau": "[0, inf)"}, "failed", "tau must be a finite number above 0"),  # an end it refuses
+        ("option_ranges", {"tau": "(0.5, inf)"}, "failed", "above 0.5, got 0.1"),  # its default
+        ("option_ranges", {"tau": "above 0"}, "failed", "expected an interval such as"),
+        ("option_ranges", {"combine": ("mean", "median")}, "failed", "combine must be"),
+        ("option_ranges", {"k": "[1, 4]"}, "failed", "k must be a finite number from 1 to 4, got 5"),
     ],
 )
-def test_a_grid_for_tuning_is_tried(grid, status, message):
-    class Tuned(get_loss_builder("smooth_topk_svm")):
-        tuning_grid = grid
+def test_declared_grids_and_ranges_are_tried(attribute, declared, status, message):
+    class Declaring(get_loss_builder("smooth_topk_svm")):
+        pass
 
-    (check,) = (check for check in iter_checks(Tuned) if check.name == "tuning_grid_can_be_tried")
-    result = check.run()
-    assert result.status == status
-    assert message in result.message
-
-
-@pytest.mark.parametrize(
-    ("ranges", "status", "message"),
-    [
-        ({"tau": "(0, inf)", "combine": ("mean", "likelihood")}, "passed", ""),
-        ({"tua": "(0, inf)"}, "failed", "got 'tua'"),
-        ({"tau": "[0, inf)"}, "failed", "tau must be a finite number above 0"),  # an end that it refuses
-        ({"tau": "(0.5, inf)"}, "failed", "tau must be a finite number above 0.5, got 0.1"),  # its default
-        ({"tau": "above 0"}, "failed", "expected an interval such as"),
-        ({"combine": ("mean", "median")}, "failed", "combine must be"),
-        ({"k": "[1, 4]"}, "failed", "k must be a finite number from 1 to 4, got 5"),
-    ],
-)
-def test_ranges_of_options_are_tried(ranges, status, message):
-    class Ranged(get_loss_builder("smooth_topk_svm")):
-        option_ranges = ranges
-
-    (check,) = (check for check in iter_checks(Ranged) if check.name == "option_ranges_are_kept")
+    setattr(Declaring, attribute, declared)
+    name = "tuning_grid_can_be_tried" if attribute == "tuning_grid" else "option_ranges_are_kept"
+    (check,) = (check for check in iter_checks(Declaring) if check.name == name)
     result = check.run()
     assert result.status == status, result.message
     assert message in result.message
-
-
-def test_a_loss_without_ranges_is_not_asked_for_them():
-    (check,) = (check for check in iter_checks(F.cross_entropy) if check.name == "option_ranges_are_kept")
-    assert check.run().status == "skipped"

@@ -44,8 +44,9 @@ def test_the_file_has_the_accuracy_of_its_checkpoint(files, tmp_path, capsys):
         assert difference["p"] in (1.0, None)
 
 
-def test_a_folder_of_images_is_prepared_as_in_training(train, folder, tmp_path):
-    """The crop of 0.8 and the file's own preprocessing: nothing but the file names them."""
+def test_a_folder_of_images_is_prepared_as_in_training(train, folder, tmp_path, capsys):
+    """The crop of 0.8 and the file's own preprocessing: nothing but the file names them. Other files are counted."""
+    (folder / "validation" / "red" / "more.webp").touch()
     flags = ("--model", "topk_convnet", "--model-kwargs", "width=4", "-b", "8", "-j", "0", "--device", "cpu")
     flags += ("--epochs", "3", "--warmup-epochs", "0", "--opt", "adamw", "--lr", "0.01", "--crop-pct", "0.8")
     run = train(folder, *flags, "--input-size", "3", "32", "32", "--interpolation", "bicubic", tiny=())
@@ -53,7 +54,13 @@ def test_a_folder_of_images_is_prepared_as_in_training(train, folder, tmp_path):
     file = str(tmp_path / "model.onnx")
     assert main(["export", str(run.folder / LAST), file]) == 0
     report = tmp_path / "report.json"
+    capsys.readouterr()
     assert main(["validate", file, str(folder), "-j", "0", "--device", "cpu", "--json", str(report)]) == 0
+    assert "skipped 1 .webp files" in capsys.readouterr().err
+    assert (
+        main(["compare", str(run.folder / LAST), file, "--data-dir", str(folder), "-j", "0", "--resamples", "50"]) == 0
+    )
+    assert "skipped 1 .webp files" in capsys.readouterr().out
     metrics = json.loads(report.read_text())
     assert metrics["images"] == 12
     assert metrics["top1"] == pytest.approx(float(run.summary[-1]["eval_top1"]))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from topk_registry.cli.main import main
+from topk_registry.train import TrainConfig, Trainer
 from topk_registry.train.checkpoint import LAST
 from topk_registry.train.validate import create_parser, open_model
 
@@ -71,3 +72,15 @@ def test_a_model_for_comparisons(train):
 
 def test_at_most_25_flags():
     assert len(create_parser()._actions) - 1 <= 25
+
+
+def test_a_run_on_batches_of_a_program_names_no_data(tmp_path, capsys):
+    """Its checkpoint is evaluated on data that a flag names."""
+    batches = [(torch.randn(4, 3, 32, 32), torch.arange(4))] * 2
+    settings = {"model": "topk_convnet", "model_kwargs": {"width": 4}, "num_classes": 12, "epochs": 1, "lr": 0.01}
+    config = TrainConfig(**settings, warmup_epochs=0, device="cpu", output=str(tmp_path), experiment="run")
+    path = Trainer(config, train_loader=batches, quiet=True).fit().folder / LAST
+    assert validate(tmp_path, path)[0] == 2
+    assert "name the data" in capsys.readouterr().err
+    data = ("--dataset", "topk/hierarchy", "--dataset-opt", "size=24", "superclasses=4", "fine=3")
+    assert validate(tmp_path, path, *data)[1]["images"] == 24

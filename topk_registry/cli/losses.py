@@ -2,9 +2,7 @@
 
 import inspect
 import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -12,8 +10,6 @@ from topk_registry import registry
 from topk_registry.cli.parser import ArgumentParser
 from topk_registry.registry.options import parameters, unbound
 from topk_registry.registry.ranges import option_ranges
-
-MIN_WIDTH = 40  # of the wrapped summaries
 
 
 def main(argv: Sequence[str]) -> int:
@@ -60,11 +56,6 @@ def _describe(name: str, *, as_json: bool) -> int:
 
 
 def _print_table(rows: list[tuple[str, ...]]) -> None:
-    """Print rows in columns; on a terminal the last column is wrapped."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    indent = sum(widths[:-1]) + 2 * len(widths[:-1])
-    limit = max(MIN_WIDTH, shutil.get_terminal_size().columns - indent) if sys.stdout.isatty() else max(1, widths[-1])
     for row in rows:
-        head = "  ".join([*(cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)), ""])
-        first, *rest = textwrap.wrap(row[-1], limit, break_on_hyphens=False) or [""]
-        print("\n".join([(head + first).rstrip(), *(" " * indent + line for line in rest)]))
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -19,7 +19,7 @@ class PredictionSets:
     """Sets of the classes whose score is at most a calibrated threshold.
 
     Args:
-        score: of a class.
+        score: score of a class.
         levels: miscoverage levels, ascending [G].
         table: threshold of each level [G, 1], or of each level and class [G, n]. Infinite: any score.
         alpha: default level.
@@ -93,7 +93,7 @@ def calibrate(
 
     Args:
         logits: [N, n], of samples used neither in training nor in the choice of the model.
-        labels: of the same samples [N].
+        labels: labels of the same samples [N].
         alpha: default miscoverage level; added to ``levels`` if absent.
         score: a name from ``SCORES``, or a :class:`Score` with options.
         rule: ``"marginal"``: one threshold; ``"per-class"``: one per class, and the guarantee holds within each class.

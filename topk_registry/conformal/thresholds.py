@@ -46,8 +46,8 @@ def threshold_table(
     """Return the thresholds of every level: [G, 1] for one threshold, [G, n] for one threshold per class.
 
     Args:
-        scores: of the labels of the calibration samples [N].
-        labels: of the same samples [N].
+        scores: scores of the labels of the calibration samples [N].
+        labels: labels of the same samples [N].
         n: number of classes.
         rule: ``"marginal"`` or ``"per-class"``. A class with fewer than ``fewest(alpha)`` samples has an infinite
             threshold at this level, which puts the class into every set.

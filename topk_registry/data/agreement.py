@@ -44,12 +44,12 @@ class Agreement:
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
     """Compare the predicted class of each image [N] with its label [N].
 
-    Labels look wrong if accuracy is close to chance, or if at least two folders are mostly predicted as the class of
-    another folder that is itself mostly predicted as another class.
+    Labels look wrong if accuracy is close to that of random guesses, or if at least two folders are mostly predicted as
+    the class of another folder that is itself mostly predicted as another class.
     """
     n = len(classes)
     accuracy = float((predicted == labels).mean()) if len(labels) else float("nan")
-    usual = {}  # the class that most images of a folder are predicted as, if it is another one
+    usual: dict[int, int] = {}  # the class that most images of a folder are predicted as, if it is another one
     for label in np.unique(labels).tolist():
         counts = np.bincount(predicted[labels == label], minlength=n)
         other = int(counts.argmax())

@@ -1,4 +1,4 @@
-"""Feature vectors whose posterior is known exactly, so that a classifier's error can be split into fate and fault.
+"""Feature vectors with a known posterior, so that a classifier's error splits into Bayes error and excess risk.
 
 Classes come in families, and overlap by construction. Each family has a random code in {-1, 1}^d, and each of its
 classes a copy with some signs flipped. A sample of class c is drawn around the code of c, or, with probability
@@ -32,15 +32,15 @@ class Ambiguous(DrawnImages):
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
         size: number of samples, by default 5000 for training and 2000 otherwise.
-        eval_size: the same of all splits but training, where it is to differ from ``size``.
-        seed: of the codes and of every sample.
+        eval_size: number of samples of all splits except training; default: ``size``.
+        seed: seed of the codes and of every sample.
         families, fine: how many families, and classes in each.
         side: the features are the d = 3 side^2 values of an image of this height and width.
         spread: probability that a sign of a class's code differs from its family's.
         feature_noise: standard deviation of the Gaussian; codes are 2 apart in the coordinates in which they differ.
         ambiguity: share of samples that are drawn around their family's code.
-        imbalance: how many times the first class is as frequent as the last; frequencies fall exponentially.
-        label_noise: share of labels, in every split, that are drawn anew from their family.
+        imbalance: ratio of the frequencies of the first and the last class; frequencies fall exponentially.
+        label_noise: share of labels that are redrawn within their family, in every split.
 
     Example:
         >>> data = Ambiguous("test", size=100)
@@ -103,7 +103,7 @@ class Ambiguous(DrawnImages):
         return np.concatenate([self._posterior(rows[i : i + BLOCK]) for i in range(0, len(rows), BLOCK)])
 
     def bayes_error(self, k: int, *, macro: bool = False) -> float:
-        """The least top-k error that any classifier has on these samples, expected over their labels.
+        """Return the Bayes top-k error on these samples, in expectation over their labels.
 
         Args:
             k: guesses.
@@ -146,7 +146,7 @@ def _log_levels(mean: float, deviation: float) -> list[float]:
 
 
 def _between(low: float, high: float, deviation: float) -> float:
-    """The probability that a centred Gaussian lies between two numbers, by its tails: their difference is accurate."""
+    """Return the probability that a centered Gaussian lies between two numbers, accurately also in the tails."""
     if low + high < 0:
         low, high = -high, -low
     return 0.5 * (erfc(low / (deviation * sqrt(2))) - erfc(high / (deviation * sqrt(2))))

@@ -33,7 +33,7 @@ class Glyphs:
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``: 60, 20 and 20 percent of the designs.
         root: folder with font files; by default, the fonts that fontconfig lists.
-        seed: of the assignment of designs to splits, and of the order of the families.
+        seed: seed of the assignment of designs to splits, and of the order of the families.
 
     Attributes:
         images: [N, 28, 28, 3] in 8 bits, black on white, with ``targets`` and the font ``families`` of each.

@@ -29,7 +29,7 @@ class Hierarchy(DrawnImages):
         split: ``"train"``, ``"validation"`` or ``"test"``.
         size: number of images, by default 5000 for training and 2000 otherwise.
         eval_size: the same of all splits but training, where it is to differ from ``size``.
-        seed: of the class fields and of every image.
+        seed: seed of the class fields and of every image.
         superclasses, fine: how many superclasses, and fine classes in each.
         fine_amplitude: what tells the fine classes of a superclass apart, in units of what tells superclasses apart.
         pixel_noise: standard deviation of the noise, in the same units.

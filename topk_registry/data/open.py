@@ -25,7 +25,7 @@ DECODE_ERRORS = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.
 CHANGES = {
     "noise": "share of wrong labels, in [0, 1]",
     "noise_kind": "family (within superclasses) or uniform",
-    "long_tail": "how many times the first class is as frequent as the last",
+    "long_tail": "ratio of the frequencies of the first and the last class",
     "subset": "fraction of each class",
     "change_seed": "of noise, long tail and subset",
 }

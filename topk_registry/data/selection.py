@@ -98,12 +98,12 @@ def with_label_noise(
 
     Args:
         dataset: of one label per image.
-        share: of the samples, in [0, 1].
+        share: share of the samples, in [0, 1].
         kind: ``family`` draws the labels of a share anew within their superclass, the true label included (Berrada
             et al. 2018, section 5.1); ``uniform`` replaces exactly this share by other classes. By default ``family``
             if superclasses are known, else ``uniform``.
         superclasses: the superclass of each class [n], by default those of the data set.
-        seed: of the draw.
+        seed: seed of the draw.
     """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"the share of label noise must be in [0, 1], got {share!r}")
@@ -175,9 +175,9 @@ def hold_out(dataset: Any, fraction: float, *, fold: int = 0, seed: int = 0) -> 
 
     Args:
         dataset: to split. At least one sample of each class stays in the rest.
-        fraction: of each class that is held out; of k-hot targets, of all samples.
+        fraction: fraction of each class that is held out; of k-hot targets, of all samples.
         fold: each fold holds out another part.
-        seed: of the split.
+        seed: seed of the split.
     """
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"the held-out fraction must be in (0, 1), got {fraction!r}")

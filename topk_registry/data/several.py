@@ -31,7 +31,7 @@ class Several(DrawnImages):
         split: ``"train"``, ``"validation"`` or ``"test"``.
         size: number of images, by default 5000 for training and 2000 otherwise.
         eval_size: the same of all splits but training, where it is to differ from ``size``.
-        seed: of the things and of every image.
+        seed: seed of the things and of every image.
         things: number of classes.
         scenes: number of scenes; class c is at home in scene c mod ``scenes``.
         mean_labels: average number of labels per image.

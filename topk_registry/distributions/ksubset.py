@@ -1,4 +1,4 @@
-"""The distribution over sets of k classes that the top-k losses and the prediction head use."""
+"""The distribution over sets of k classes behind the top-k losses and the prediction head."""
 
 import math
 from itertools import combinations
@@ -102,7 +102,7 @@ class KSubset(Distribution):
 
     @property
     def marginals(self) -> Tensor:
-        """Probability of each class to be in the set [..., n]; each row sums to its k. Differentiable."""
+        """Return the probability that each class is in the set [..., n]; each row sums to its k. Differentiable."""
         x = self._relative()[0]
         return self._out(_by_size(graph.marginals, x, self.k, self._one_k))
 
@@ -117,17 +117,17 @@ class KSubset(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable set: the k largest logits, ties by the lower index."""
+        """Return the most probable set: the k largest logits; the lower index wins a tie."""
         return _most_probable(self.logits, self.k)[0].to(self.logits.dtype)
 
     def log_partition(self) -> Tensor:
-        """log sigma_k(exp x) [...], whose gradient to x are the marginals."""
+        """Return log sigma_k(exp x) [...]; its gradient with respect to x is the marginals."""
         x, in_mode = self._relative()
         of_mode = torch.where(in_mode, self.logits.double() / self.temperature, 0.0).sum(-1)
         return self._out(of_mode + _excess(x, self.k, in_mode, self._one_k))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """log P(S) of k-hot vectors [..., n], or of class indices [..., k] if all rows have one k."""
+        """Return log P(S) of k-hot vectors [..., n], or of class indices [..., k] if all rows have the same k."""
         x, in_mode = self._relative()
         n, k = self.event_shape[0], self._one_k
         if not value.is_floating_point() and value.dtype != torch.bool and value.shape[-1] == k != n:

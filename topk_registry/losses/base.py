@@ -45,8 +45,8 @@ class CommonOptions(TypedDict, total=False):
 class ClassificationLoss(Adjustable):
     """Base of losses over ``(logits [B, n], target [B] or [B, n])``.
 
-    A subclass defines :meth:`per_class`, and :meth:`per_label` where a label's loss is cheaper than the table. Logits
-    may have further dimensions, [B, n, d1, ...], with targets [B, d1, ...] or [B, n, d1, ...], or none, [n] with a
+    A subclass defines :meth:`per_class`, and :meth:`per_label` if a label's loss is cheaper than the table. Logits may
+    have further dimensions, [B, n, d1, ...] with targets [B, d1, ...] or [B, n, d1, ...], or no batch, [n] with a
     target [] or [n]. The target of logits [B, n] may be a :class:`LabelMixture`; a row of it without mass is ignored,
     and a mean counts it.
 
@@ -107,7 +107,7 @@ class ClassificationLoss(Adjustable):
 
     @property
     def class_weight(self) -> Tensor | None:
-        """The factors of the classes [n] in force; a subclass may let them depend on the epoch."""
+        """The current factors of the classes [n]; a subclass may let them depend on the epoch."""
         return self.weight
 
     @property
@@ -116,7 +116,7 @@ class ClassificationLoss(Adjustable):
         return None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, counted from 0, before it begins. A loss with a schedule overrides this and calls it."""
+        """Set the epoch, counted from 0, before it begins. A loss with a schedule overrides and calls this."""
         self._epoch_was_set = True
 
     def checked_option(self, name: str, value: Any) -> Any:
@@ -134,7 +134,7 @@ class ClassificationLoss(Adjustable):
         Args:
             logits: scores [B, n], or [B, n, d1, ...], or [n].
             target: class indices [B], a distribution [B, n], or a :class:`LabelMixture`.
-            sample_weight: one factor per row [B]; a mean divides by the sum of the weights of the rows that count.
+            sample_weight: one factor per row [B]; a mean divides by their sum over all rows that are not ignored.
         """
         logits, target = _plain(logits, "logits"), _plain(target, "target")
         shape = None

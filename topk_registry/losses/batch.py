@@ -1,7 +1,7 @@
-"""Base class of losses of a batch as a whole, such as the size of prediction sets that the batch itself calibrates.
+"""Base class of losses that are defined for a batch as a whole, such as the size of prediction sets.
 
-Such a loss is no mean over rows: what a row costs depends on the others. It has no reduction, no loss of each row, and
-no meaning for a mixture of labels.
+Such a loss is not a mean over rows, because the loss of a row depends on the other rows. It has no reduction, no loss
+per row, and takes no mixtures of labels.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,14 @@ __all__ = ["BatchLoss"]
 class BatchLoss(Adjustable):
     """Base of losses over ``(logits [B, n], label [B])`` whose rows depend on each other.
 
-    A subclass defines :meth:`of_batch`. Distributions and :class:`LabelMixture` are refused: what depends on the label
-    of a row has none to depend on. Logits in half precision are converted to single.
+    A subclass defines :meth:`of_batch`. Distributions and :class:`LabelMixture` raise an error, because the loss needs
+    one label per row. Logits in half precision are converted to float32.
 
-    Over the ranks of a process group, after :meth:`over_ranks`, the batch is that of all ranks: a subclass passes what
-    all rows share through :meth:`all_rows`.
+    After :meth:`over_ranks`, the batch has the rows of all ranks of a process group: a subclass passes what depends on
+    all rows through :meth:`all_rows`.
 
     Args:
-        ignore_index: rows with this label do not count.
+        ignore_index: rows with this label are ignored.
 
     Example:
         >>> class Spread(BatchLoss):
@@ -50,12 +50,12 @@ class BatchLoss(Adjustable):
         self.ignore_index: int = index(ignore_index)
 
     def of_batch(self, logits: Tensor, label: Tensor, counted: Tensor) -> Tensor:
-        """The loss [] of a batch.
+        """Return the loss [] of a batch.
 
         Args:
-            logits: [B, n], in at least single precision; 0 where the row does not count.
-            label: [B], within range; 0 where the row does not count.
-            counted: [B], whether a row counts.
+            logits: [B, n], in at least single precision; 0 in ignored rows.
+            label: [B], within range; 0 in ignored rows.
+            counted: [B], False for ignored rows.
         """
         raise TypeError(f"{type(self).__name__} must define of_batch(logits [B, n], label [B], counted [B]) -> []")
 
@@ -88,10 +88,10 @@ class BatchLoss(Adjustable):
         def __call__(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
 
     def over_ranks(self, group: Group = None) -> Any:
-        """Make the batch that of all ranks, for gradients that are averaged over the ranks afterwards.
+        """Compute the loss over the rows of all ranks, for gradients that are averaged over the ranks afterwards.
 
         Every rank then returns the loss of all rows, and the average of the ranks' gradients is its gradient. Without
-        gradients, as in evaluation, a rank's loss is that of its own rows.
+        gradients, as in evaluation, a rank returns the loss of its own rows.
 
         Args:
             group: the process group whose ranks average gradients; by default all.
@@ -103,7 +103,7 @@ class BatchLoss(Adjustable):
         return self
 
     def all_rows(self, x: Tensor) -> Tensor:
-        """Numbers of rows [B, ...], those of all ranks where the loss is over ranks; differentiable."""
+        """Return values per row [B, ...], of all ranks if the loss is over ranks; differentiable."""
         return _gathered(x, self._group) if self._spread else x
 
 

@@ -1,4 +1,4 @@
-"""Target distributions that are a few labels per row and a uniform rest: label smoothing, mixup, cutmix."""
+"""Target distributions with a few labels per row and a uniform rest: label smoothing, mixup, CutMix."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 class LabelMixture(NamedTuple):
-    """A distribution over n classes for each row, never written out: q_c = uniform / n + sum_j shares_j [c = labels_j].
+    """A distribution over n classes per row, in compact form: q_c = uniform / n + sum_j shares_j [c = labels_j].
 
-    Kernels that take it cost less than with the same distribution as a tensor [B, n]. Shares need not add up to one:
-    a row's factor, such as 0 for one that is ignored, is multiplied into them.
+    Losses with kernels are faster with it than with the same distribution as a tensor [B, n]. Shares need not add up
+    to one: the factor of a row, such as 0 for an ignored row, is multiplied into them.
 
     Example:
         >>> LabelMixture.smoothed(torch.tensor([0, 2]), 0.3).dense(3)
@@ -27,13 +27,13 @@ class LabelMixture(NamedTuple):
 
     @classmethod
     def smoothed(cls, label: Tensor, smoothing: float) -> "LabelMixture":
-        """The distribution of ``label_smoothing`` in ``torch.nn.CrossEntropyLoss``, for labels [B]."""
+        """Return the distribution of ``label_smoothing`` in ``torch.nn.CrossEntropyLoss``, for labels [B]."""
         shares = torch.full((len(label), 1), 1.0 - smoothing, dtype=widest(label), device=label.device)
         return cls(label[:, None], shares, shares.new_full((len(label),), smoothing) if smoothing else None)
 
     @classmethod
     def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor, smoothing: float = 0.0) -> "LabelMixture":
-        """lam of ``label`` [B] and 1 - lam of ``other`` [B], each smoothed: mixup and cutmix; lam a number or [B]."""
+        """Return lam of ``label`` [B], 1 - lam of ``other`` [B], smoothed: mixup and CutMix; lam a number or [B]."""
         lam = torch.as_tensor(lam, dtype=widest(label), device=label.device).expand(len(label))
         shares = torch.stack((lam, 1.0 - lam), 1) * (1.0 - smoothing)
         uniform = shares.new_full((len(label),), smoothing) if smoothing else None
@@ -46,7 +46,7 @@ class LabelMixture(NamedTuple):
         return LabelMixture(self.labels, self.shares * rows, uniform)
 
     def smooth(self, share: float) -> "LabelMixture":
-        """A share of each row's mass moved evenly onto all classes: ``label_smoothing`` on top of what there is.
+        """Spread a share of each row's mass evenly over all classes: further ``label_smoothing``.
 
         Example:
             >>> LabelMixture.mixed(torch.tensor([0]), torch.tensor([2]), 0.75).smooth(0.4).dense(4)
@@ -82,7 +82,7 @@ class LabelMixture(NamedTuple):
         return LabelMixture(moved(labels), moved(shares), None if uniform is None else moved(uniform))
 
     def dense(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
-        """The distribution as a tensor [B, n], in torch's default dtype unless one is given."""
+        """Return the distribution as a tensor [B, n], by default in torch's default dtype."""
         q = self.shares.new_zeros(len(self.labels), n, dtype=dtype or torch.get_default_dtype())
         if self.uniform is not None:
             q += (self.uniform / n).to(q)[:, None]

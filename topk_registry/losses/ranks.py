@@ -18,16 +18,15 @@ L = TypeVar("L", bound=ClassificationLoss)
 
 
 def mean_over_ranks(loss: L, group: Group = None) -> L:
-    """Make the mean of a loss that of the rows of all ranks, for gradients that are averaged over the ranks.
+    """Let a loss divide by the weights of the rows of all ranks, for gradients that are averaged over the ranks.
 
     In one process, a mean with class weights (or ignored rows) divides by the weights of the batch. With
-    ``DistributedDataParallel`` or ``fully_shard`` each rank would divide by those of its own rows. After this call the
-    number that a rank returns is its part of the mean, times the number of ranks: the average over the ranks is the
-    mean that one process has. Ranks exchange one number per call if gradients are wanted; without gradients, as in
-    evaluation, a rank's mean is that of its own rows.
+    ``DistributedDataParallel`` or ``fully_shard``, each rank divides by the weights of its own rows only. After this
+    call, the average over ranks of the returned losses is the mean over all rows. Ranks exchange one number per call
+    with gradients. Without gradients, as in evaluation, a rank returns the mean of its own rows.
 
     Args:
-        loss: with ``reduction="mean"``; from now on it sums, and what calls return is divided afterwards.
+        loss: with ``reduction="mean"``; it is changed in place to sum, and a hook divides.
         group: the process group whose ranks average gradients; by default all.
 
     Returns:

@@ -76,8 +76,8 @@ class Masses(NamedTuple):
             ignore_index: rows with this index have no mass.
             reduction: ``"mean"`` divides all masses by the mean's divisor.
             sample_weight: one factor per row [B].
-            ignores: whether any row may have the ignored index; False only for labels that were looked at, on a CPU.
-            dtype: of the logits; distributions of lower precision are smoothed and scaled in this one.
+            ignores: whether a row may have the ignored index; False only if labels were checked, on a CPU.
+            dtype: dtype of the logits; distributions of lower precision are smoothed and scaled in this one.
         """
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
         if isinstance(target, Tensor) and target.is_floating_point():
@@ -207,8 +207,8 @@ def check_logits(logits: Any, name: str = "logits") -> None:
 def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -> bool:
     """Raise unless a target fits logits [B, n]; return whether a row may have the ignored index.
 
-    The values of labels are read on a CPU only: elsewhere that would wait for the device, and a label out of range
-    stops at the gather, as in cross-entropy.
+    Label values are checked on a CPU only, because a check would synchronize with a GPU. There, a label out of range
+    fails at the gather, as in cross-entropy.
     """
     B, n = logits.shape
     if isinstance(target, LabelMixture):

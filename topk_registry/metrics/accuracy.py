@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from topk_registry.metrics.streaming import StreamingMetric, check_labels, ratio, set_sizes
+from topk_registry.metrics.streaming import Device, StreamingMetric, check_labels, ratio, set_sizes
 
 MANY, FEW = 100, 20  # training samples of a class, the limits of ImageNet-LT (Liu et al. 2019)
 
@@ -14,18 +14,18 @@ class TopKAccuracy(StreamingMetric):
     """Top-k accuracy for several k at once: over samples, over classes, and over frequent and rare classes.
 
     Results are named ``top5`` (share of samples), ``macro_top5`` (mean of the classes' own shares, classes without
-    samples left out) and, with ``class_counts``, ``many_top5``, ``medium_top5``, ``few_top5``: the same mean over
-    classes with more than 100, with 20 to 100, with fewer than 20 training samples.
+    samples left out; Garcin et al. 2022) and, with ``class_counts``, ``many_top5``, ``medium_top5``, ``few_top5``: the
+    same mean over classes with more than 100, with 20 to 100, with fewer than 20 training samples.
 
-    Tied scores share their places: with a scores above the label's and b equal to it (its own included), the label is
-    in the top k with credit (k - a) / b, cut to [0, 1], its probability under random tie-breaking. So constant scores
-    get k / n. A NaN counts as above every label, and a label whose own score is NaN is missed.
+    Tied scores share their places. With a scores above the label's and b equal to it (itself included), the label
+    counts (k - a) / b, clamped to [0, 1]: its probability under random tie-breaking. Constant scores give k / n. A NaN
+    counts as above every label, and a label with a NaN score counts 0.
 
     Args:
         k: one set size or several. Beyond the number of classes it is always a hit.
         num_classes: n; not needed with ``class_counts``.
         class_counts: the number of training samples of each class [n].
-        ignore_index: rows with this label do not count.
+        ignore_index: rows with this label are ignored.
         device: device of the sums at the start; they follow the logits. Needed with NCCL if a rank may see no batch.
 
     Example:
@@ -33,8 +33,6 @@ class TopKAccuracy(StreamingMetric):
         >>> metric.update(torch.tensor([[0.2, 0.9, 0.5], [0.2, 0.9, 0.5]]), torch.tensor([1, 2]))
         >>> metric.compute()
         {'top1': 0.5, 'macro_top1': 0.5, 'top2': 1.0, 'macro_top2': 1.0}
-
-    Reference: Garcin et al. 2022 (macro-average top-k accuracy).
     """
 
     def __init__(
@@ -44,7 +42,7 @@ class TopKAccuracy(StreamingMetric):
         num_classes: int | None = None,
         class_counts: Tensor | Sequence[int] | None = None,
         ignore_index: int = -100,
-        device: torch.device | str | None = None,
+        device: Device = None,
     ) -> None:
         counts = None if class_counts is None else torch.as_tensor(class_counts).cpu()
         n = num_classes if counts is None else counts.numel()

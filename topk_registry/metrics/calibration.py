@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from topk_registry.metrics.streaming import StreamingMetric, check_labels, ratio, set_sizes
+from topk_registry.metrics.streaming import Device, StreamingMetric, check_labels, ratio, set_sizes
 
 
 class MarginalCalibration(StreamingMetric):
@@ -34,9 +34,7 @@ class MarginalCalibration(StreamingMetric):
         {'calibration_error': 0.0}
     """
 
-    def __init__(
-        self, k: int, *, bins: int = 15, ignore_index: int = -100, device: torch.device | str | None = None
-    ) -> None:
+    def __init__(self, k: int, *, bins: int = 15, ignore_index: int = -100, device: Device = None) -> None:
         if not isinstance(bins, int) or bins < 1:
             raise ValueError(f"bins must be a positive integer, got {bins!r}")
         (self.k,) = set_sizes([k])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from topk_registry.metrics.streaming import StreamingMetric, ratio, set_sizes
+from topk_registry.metrics.streaming import Device, StreamingMetric, ratio, set_sizes
 
 
 class LabelSetMetrics(StreamingMetric):
@@ -42,12 +42,7 @@ class LabelSetMetrics(StreamingMetric):
     """
 
     def __init__(
-        self,
-        num_classes: int,
-        *,
-        k: int | Sequence[int] = (1, 5),
-        threshold: float = 0.5,
-        device: torch.device | str | None = None,
+        self, num_classes: int, *, k: int | Sequence[int] = (1, 5), threshold: float = 0.5, device: Device = None
     ) -> None:
         if not 0 < threshold < 1:
             raise ValueError(f"threshold must be in (0, 1), got {threshold}")
@@ -111,8 +106,8 @@ class LabelSetMetrics(StreamingMetric):
         """The sum over samples of the share of their labels in the top k, ties shared."""
         last = scores.topk(min(k, self.n)).values[:, -1:]
         above, tied = scores > last, scores == last
-        room = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)
-        hits = (above & labels).sum(1) + room * (tied & labels).sum(1)
+        places = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)
+        hits = (above & labels).sum(1) + places * (tied & labels).sum(1)
         return (hits.to(self.sums["recall"].dtype) / labels.sum(1).clamp(min=1)).sum()
 
 

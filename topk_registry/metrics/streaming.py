@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+Device = torch.device | str | None
+
 
 class StreamingMetric:
     """Sums over a data set. A subclass adds to ``self.sums`` in ``update`` and divides them in ``ratios``."""

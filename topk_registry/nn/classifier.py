@@ -1,8 +1,8 @@
 """The classifier of any timm or torchvision model: find it, count its classes, replace it.
 
-timm models name theirs through ``get_classifier()``. torchvision has no generic way, so its few attribute names are
-looked up. A classifier may be several layers: distilled models have a head for each teacher, Inception networks an
-auxiliary head on the way.
+timm models return their classifier from ``get_classifier()``. torchvision has no such method, so its few attribute
+names are tried. A classifier may have several layers: distilled models have one head per teacher, Inception networks an
+auxiliary head.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,10 +26,10 @@ class CosineClassifier(nn.Module):
     Args:
         in_features: length d of a feature vector.
         out_features: number of classes n.
-        scale: the largest score. 1 leaves cosines, for losses with a scale of their own (``ldam``,
-            ``noised_topk_imbalanced``); cross-entropy wants 16 to 64.
-        learn_scale: train the scale, from this start.
-        channels_first: the input is [B, d, ...] and not [..., d], as for a 1 x 1 convolution.
+        scale: the largest score. Use 1 for losses with an option ``scale`` (``ldam``, ``noised_topk_imbalanced``), and
+            16 to 64 for cross-entropy.
+        learn_scale: train the scale, starting from ``scale``.
+        channels_first: the input is [B, d, ...] instead of [..., d], as for a 1 x 1 convolution.
 
     Example:
         >>> CosineClassifier(512, 100, scale=30.0)(torch.randn(8, 512)).shape
@@ -113,7 +113,7 @@ def num_classes_of(model: nn.Module) -> int:
 
 
 def replace_classifier(model: ModelT, factory: Callable[[nn.Module], nn.Module]) -> ModelT:
-    """Put ``factory(old)`` in the place of every classifier layer of the model, and return the model.
+    """Replace every classifier layer of the model by ``factory(old)``, and return the model.
 
     Example:
         >>> replace_classifier(torchvision.models.resnet18(), lambda old: nn.Linear(old.in_features, 10))
@@ -129,8 +129,8 @@ def replace_classifier(model: ModelT, factory: Callable[[nn.Module], nn.Module])
 def normalize_classifier(model: ModelT, *, scale: float = 1.0, learn_scale: bool = False) -> ModelT:
     """Turn a model's classifier into a :class:`CosineClassifier` that keeps the directions of its weights.
 
-    In place; returns the model. Where the classifier is a 1 x 1 convolution (timm's dla and resnetv2, torchvision's
-    squeezenet) the cosine is over channels at each position, before whatever pooling follows.
+    The model is changed in place and returned. If the classifier is a 1 x 1 convolution (timm's dla and resnetv2,
+    torchvision's squeezenet), the cosine is over channels at each position, before any pooling that follows.
 
     Example:
         >>> model = normalize_classifier(timm.create_model("resnet18", num_classes=100), scale=30.0, learn_scale=True)

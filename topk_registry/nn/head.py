@@ -1,4 +1,4 @@
-"""The prediction head: exact probabilities of being in the top-k set, as a module and around any classifier."""
+"""The prediction head: top-k marginals, as a module and around any classifier."""
 
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +14,7 @@ from topk_registry.ops.values import integer, number
 
 
 class TopKOutput(NamedTuple):
-    """Scores, the probability of each class to be in the top-k set, and the k most probable classes."""
+    """Scores, top-k marginals, and the k classes with the largest scores, best first."""
 
     logits: Tensor  # [..., n]; -inf for classes that are not allowed
     marginals: Tensor  # [..., n], sums to k
@@ -22,11 +22,11 @@ class TopKOutput(NamedTuple):
 
 
 class TopKHead(nn.Module):
-    """Turn logits into the probability of each class to be in the top-k set.
+    """Compute top-k marginals: the probability that each class is in the top-k set.
 
     These marginals are pi_i = P(i in S), where S is a random set of k classes, drawn with probability proportional to
     the product of exp(logit / temperature) over its members. They sum to k, and for k = 1 they are softmax. They are
-    differentiable, and float32 or float64 also for logits in half precision.
+    differentiable. For logits in half precision they are float32.
 
     ``head(logits, allowed=mask)`` restricts the set to a list of classes: the marginals are those among the allowed
     classes, and 0 for all others. If at most k classes are allowed, or have a logit above -inf, each of them has the

@@ -1,4 +1,4 @@
-"""A linear classifier and the smooth top-k SVM in one, for more classes than there is memory for their logits."""
+"""A linear classifier with the smooth top-k SVM, for so many classes that their logits do not fit in memory."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -60,8 +60,8 @@ def linear_smooth_topk(
             [B, n].
         k: size of the set that should contain the label, 1 <= k <= n - 1.
         tau: smoothing temperature, positive.
-        alpha: required gap, not negative: one number, or one for each class [n] of all ranks.
-        class_weight: one non-negative factor for each class [n] of all ranks.
+        alpha: required margin, at least 0: one number, or one per class [n] of all ranks.
+        class_weight: one non-negative factor per class [n] of all ranks.
         reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. Over ranks, ``"mean"`` and ``"sum"`` are
             over the rows of all ranks, and ``"none"`` returns this rank's own.
         chunk: number of classes at a time; None chooses for speed.

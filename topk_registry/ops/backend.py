@@ -35,7 +35,7 @@ def choose(device: torch.device, backend: str | None, self_test: SelfTest) -> st
     """Return the backend for a call: the given one if it is wanted and works, else "torch".
 
     Args:
-        device: of the scores.
+        device: device of the scores.
         backend: the backend with a kernel for the call, "numba" or "triton"; None if no backend has one.
         self_test: tells whether the kernel is right on a few numbers; called once per device.
     """

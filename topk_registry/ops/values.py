@@ -1,4 +1,4 @@
-"""Numbers that users give as options: taken where they are what the option needs, else refused by name."""
+"""Check numbers that users pass as options; an error names the option."""
 
 import math
 import reprlib
@@ -87,7 +87,7 @@ def numbers(
         tensor([1.0000, 2.5000], dtype=torch.float64)
         >>> numbers("inv_freq", "weight", at_least=0)
         Traceback (most recent call last):
-        ValueError: weight must be a list of finite numbers of at least 0, one a class, got 'inv_freq'
+        ValueError: weight must be a list of finite numbers of at least 0, one per class, got 'inv_freq'
     """
     bounds = _Bounds(above, at_least, below, at_most)
     tensor = None if isinstance(value, (bool, str)) else _tensor(value)
@@ -95,7 +95,7 @@ def numbers(
     if tensor is None or tensor.ndim not in dimensions or not bool((tensor.isfinite() & bounds.hold(tensor)).all()):
         one, several = bounds.said("a finite number"), bounds.said("a list of finite numbers")
         kinds = f"{one}, or a list of them" if or_one else several
-        raise ValueError(f"{name} must be {kinds}, one a class, got {shown(value)}")
+        raise ValueError(f"{name} must be {kinds}, one per class, got {shown(value)}")
     return tensor
 
 

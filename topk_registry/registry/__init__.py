@@ -109,7 +109,7 @@ def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
     """Return a decorator that registers a loss factory in this process, for a notebook or a script.
 
     Args:
-        name: of the loss. A name that is taken is an error, unless ``override``; timm's names cannot be taken.
+        name: name of the loss. A name that is taken is an error, unless ``override``; timm's names cannot be taken.
         override: hide the loss of this name in this process; ``distribution:name`` still reaches it.
 
     Example:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,37 +15,32 @@ Check = Callable[["Subject"], None]
 # A loss is a chain of some tens of operations, each rounding by half an eps of the largest value on its way.
 ROUNDINGS = 64
 
-
-F = TypeVar("F", bound=Callable)
-
-
-def needs(*checks: Callable) -> Callable[[F], F]:
-    """Name the checks without which this one says nothing new: where one of them failed, this one is left out."""
-
-    def decorate(check: F) -> F:
-        check.needs = tuple(one.__name__ for one in checks)  # pyright: ignore[reportFunctionMemberAccess]
-        return check
-
-    return decorate
+CHECKS: dict[str, Check] = {}  # in the order in which they run
 
 
-def of_rows(check: Check) -> Check:
+def check(function: Check) -> Check:
+    """Decorate a check, which belongs to the kit from then on."""
+    CHECKS[function.__name__] = function
+    return function
+
+
+def of_rows(function: Check) -> Check:
     """Mark a check of what a loss is for one row: it does not apply to a loss of the batch as a whole."""
-    return _unless(lambda subject: subject.is_of_batch, "is a loss of the batch as a whole", check)
+    return _unless(lambda subject: subject.is_of_batch, "is a loss of the batch as a whole", function)
 
 
-def of_exact_gradients(check: Check) -> Check:
+def of_exact_gradients(function: Check) -> Check:
     """Mark a check that the gradient is the value's own: it does not apply to a loss that says it is an estimate."""
-    return _unless(lambda subject: subject.estimates_gradient, "says that its gradient is an estimate", check)
+    return _unless(lambda subject: subject.estimates_gradient, "says that its gradient is an estimate", function)
 
 
-def _unless(condition: Callable[["Subject"], bool], why: str, check: Check) -> Check:
-    @functools.wraps(check)
+def _unless(condition: Callable[["Subject"], bool], why: str, function: Check) -> Check:
+    @functools.wraps(function)
     def applied(subject: "Subject") -> None:
         __tracebackhide__ = True
         if condition(subject):
             raise NotApplicableError(why)
-        check(subject)
+        function(subject)
 
     return applied
 

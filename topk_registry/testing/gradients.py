@@ -3,10 +3,8 @@
 import torch
 from torch import Tensor
 
-from topk_registry.testing.calls import keeps_the_precision
-from topk_registry.testing.expect import expect, expect_close, needs, of_exact_gradients, of_rows
+from topk_registry.testing.expect import check, expect, expect_close, of_exact_gradients, of_rows
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
-from topk_registry.testing.targets import one_hot_targets_equal_indices
 
 # Central differences err by step^2/6 times the third derivative, 2e-11 of it, and by eps * loss / step = 2e-11 * loss
 # from rounding. A loss as sharp as softmax of 50 s has third derivatives 2500 times its gradient: 4e-8 of the largest.
@@ -15,14 +13,14 @@ TOLERANCE = 1e-6
 DIRECTIONS = 8  # a wrong entry shows along every one of them; only then is each entry looked at
 
 
-@needs(keeps_the_precision)
+@check
 @of_exact_gradients
 def gradient_equals_differences(subject: Subject) -> None:
     """A hand-written backward that disagrees with its forward trains something else; float64 in, float64 inside."""
     _compare_with_differences(subject.build(), subject.logits(dtype=torch.float64), subject.labels())
 
 
-@needs(keeps_the_precision, one_hot_targets_equal_indices, gradient_equals_differences)
+@check
 @of_rows
 def dense_gradient_equals_differences(subject: Subject) -> None:
     """Dense targets often take another path through a loss than indices do, with its own backward."""
@@ -51,7 +49,7 @@ def _slopes(loss: Loss, logits: Tensor, target: Tensor, directions: Tensor) -> T
     return torch.stack(rises) / (2 * STEP)
 
 
-@needs(gradient_equals_differences)
+@check
 def gradient_descends(subject: Subject) -> None:
     """A small step against the gradient must lower the loss; a wrong sign climbs."""
     loss, logits, labels = subject.build(), subject.logits(dtype=torch.float64), subject.labels()
@@ -62,6 +60,3 @@ def gradient_descends(subject: Subject) -> None:
         after < value,
         f"expected a step against the gradient to lower the loss, got {after - value:+.3g} after {value:.6g}",
     )
-
-
-CHECKS = (gradient_equals_differences, dense_gradient_equals_differences, gradient_descends)

@@ -9,10 +9,11 @@ import torch
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.registry.options import parameters, tuning_grid
 from topk_registry.registry.ranges import Interval, option_ranges
-from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close, needs
+from topk_registry.testing.expect import CheckFailedError, NotApplicableError, check, expect, expect_close
 from topk_registry.testing.subject import EPOCHS, Loss, Subject, evaluate, value_and_gradient
 
 
+@check
 def reduction_is_consistent(subject: Subject) -> None:
     """``none`` gives one loss a row, ``sum`` its sum, ``mean`` its mean; a typo is an error, not a default."""
     subject.require("reduction")
@@ -33,7 +34,7 @@ def reduction_is_consistent(subject: Subject) -> None:
     raise CheckFailedError("expected a ValueError for reduction='average', got a loss")
 
 
-@needs(reduction_is_consistent)
+@check
 def weight_scales_rows(subject: Subject) -> None:
     """``weight`` multiplies a row by its label's factor; ``mean`` divides by the sum of those factors."""
     subject.require("weight", "reduction")
@@ -47,6 +48,7 @@ def weight_scales_rows(subject: Subject) -> None:
     expect_close(weight, subject.class_weight(), "weight after the call")
 
 
+@check
 def ignore_index_skips_rows(subject: Subject) -> None:
     """Rows labelled ``ignore_index`` cost nothing, push nothing, and are not counted in the mean, NaN or not."""
     subject.require("ignore_index")
@@ -72,6 +74,7 @@ def ignore_index_skips_rows(subject: Subject) -> None:
         )
 
 
+@check
 def label_smoothing_is_a_soft_target(subject: Subject) -> None:
     """``label_smoothing=e`` is the dense target (1 - e) one-hot + e/n, class weights included."""
     subject.require("label_smoothing", "reduction")
@@ -85,6 +88,7 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
         expect_close(gradient, wanted_gradient, "gradient with label_smoothing")
 
 
+@check
 def tuning_grid_can_be_tried(subject: Subject) -> None:
     """A declared ``tuning_grid`` names options that the loss takes, with values that give a finite loss."""
     grid = tuning_grid(subject.factory)
@@ -98,6 +102,7 @@ def tuning_grid_can_be_tried(subject: Subject) -> None:
             expect(bool(loss.isfinite().all()), f"expected a finite loss with {option}={value!r}, got {loss}")
 
 
+@check
 def option_ranges_are_kept(subject: Subject) -> None:
     """Declared ``option_ranges`` hold the default and the tuning grid; values in them work, others are refused."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
@@ -126,6 +131,7 @@ def _is_refused(subject: Subject, option: str, value: Any) -> bool:
     return False
 
 
+@check
 def options_can_be_set(subject: Subject) -> None:
     """A temperature is annealed by setting it; a loss that goes on with the old one, or with a part of it, trains on
     another loss than it shows. An option that cannot be set must refuse."""
@@ -182,6 +188,7 @@ def _at_epoch(loss: Loss) -> Loss:
     return loss
 
 
+@check
 def set_epoch_is_harmless(subject: Subject) -> None:
     """A trainer calls ``set_epoch`` before each epoch, the last included; ``first_change`` is the first that counts."""
     loss = subject.build()
@@ -204,15 +211,3 @@ def set_epoch_is_harmless(subject: Subject) -> None:
             f"expected first_change = {None if changed == EPOCHS else changed}, the first epoch whose loss is not that "
             f"of epoch 0, got {said}",
         )
-
-
-CHECKS = (
-    reduction_is_consistent,
-    weight_scales_rows,
-    ignore_index_skips_rows,
-    label_smoothing_is_a_soft_target,
-    tuning_grid_can_be_tried,
-    option_ranges_are_kept,
-    options_can_be_set,
-    set_epoch_is_harmless,
-)

@@ -3,34 +3,26 @@
 import torch
 from torch import Tensor
 
-from topk_registry.testing.expect import expect_close, expect_finite, needs, of_rows
+from topk_registry.testing.expect import check, expect_close, expect_finite, of_rows
 from topk_registry.testing.subject import Loss, Subject, value_and_gradient
-from topk_registry.testing.targets import one_hot_targets_equal_indices
 
 # Against float32 on the same half-precision scores, a loss may err as far as cross-entropy does that rounds its
 # intermediate results to half precision: some eps of the largest. One that works in float32 is within half an eps.
 HALF_ROUNDINGS = 4
 
 
-def float16_logits(subject: Subject) -> None:
-    """float16 ends at 65504 and 6e-8: a loss that does not compute in float32 inside overflows or stops learning."""
-    _compare_with_float32(subject, torch.float16)
-
-
-def bfloat16_logits(subject: Subject) -> None:
-    """bfloat16 keeps three digits: sums over classes must be carried in float32."""
-    _compare_with_float32(subject, torch.bfloat16)
-
-
-def _compare_with_float32(subject: Subject, dtype: torch.dtype) -> None:
+@check
+def half_precision(subject: Subject) -> None:
+    """float16 ends at 65504 and bfloat16 keeps three digits: a loss has to compute in float32 inside."""
     loss, labels = subject.build(), subject.labels()
-    for scale in (1.0, 300.0):  # of 1e4, the sum over classes and rows alone is beyond 65504
-        logits = (scale * subject.logits()).to(dtype)
-        value, gradient = value_and_gradient(loss, logits, labels)
-        expect_finite(value, f"loss of {dtype} logits around {scale:g}")
-        expect_finite(gradient, f"gradient of {dtype} logits around {scale:g}")
-        if scale == 1.0 and not subject.is_random:  # draws of two dtypes differ
-            _expect_half_close((value, gradient), value_and_gradient(loss, logits.float(), labels), dtype)
+    for dtype in (torch.float16, torch.bfloat16):
+        for scale in (1.0, 300.0):  # of 1e4, the sum over classes and rows alone is beyond 65504
+            logits = (scale * subject.logits()).to(dtype)
+            value, gradient = value_and_gradient(loss, logits, labels)
+            expect_finite(value, f"loss of {dtype} logits around {scale:g}")
+            expect_finite(gradient, f"gradient of {dtype} logits around {scale:g}")
+            if scale == 1.0 and not subject.is_random:  # draws of two dtypes differ
+                _expect_half_close((value, gradient), value_and_gradient(loss, logits.float(), labels), dtype)
 
 
 def _expect_half_close(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
@@ -39,6 +31,7 @@ def _expect_half_close(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]
     expect_close(got[1], wanted[1], f"gradient of {dtype} logits", tolerance=tolerance)
 
 
+@check
 def large_logits(subject: Subject) -> None:
     """Diverging or confident networks give scores of 60 or 1e4: exp overflows unless something is subtracted first."""
     loss = subject.build()
@@ -52,6 +45,7 @@ def large_logits(subject: Subject) -> None:
             expect_close(value, wanted.float(), f"loss of logits around {scale:g}", floor=scale)
 
 
+@check
 def cpu_autocast(subject: Subject) -> None:
     """Under autocast the scores are bfloat16 and matrix products fall to bfloat16, unless the loss opts out."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
@@ -65,7 +59,7 @@ def cpu_autocast(subject: Subject) -> None:
         _expect_half_close(half, value_and_gradient(loss, logits.bfloat16().float(), labels), torch.bfloat16)
 
 
-@needs(one_hot_targets_equal_indices)
+@check
 @of_rows
 def half_precision_with_dense_targets(subject: Subject) -> None:
     """Mixup under autocast: half-precision scores meet float32 distributions."""
@@ -76,6 +70,3 @@ def half_precision_with_dense_targets(subject: Subject) -> None:
         expect_finite(got[1], f"gradient of {dtype} logits and dense targets")
         if not subject.is_random:
             _expect_half_close(got, value_and_gradient(loss, logits.float(), target), dtype)
-
-
-CHECKS = (float16_logits, bfloat16_logits, half_precision_with_dense_targets, large_logits, cpu_autocast)

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor
 
 from topk_registry.losses.targets import Target
-from topk_registry.testing.expect import expect, expect_close, expect_finite, needs, of_rows
-from topk_registry.testing.options import reduction_is_consistent
+from topk_registry.testing.expect import check, expect, expect_close, expect_finite, of_rows
 from topk_registry.testing.subject import BATCH, Loss, Subject, evaluate, value_and_gradient
 
 BROKEN = 1  # the row that is made NaN
 
 
+@check
 @of_rows
 def row_order_is_irrelevant(subject: Subject) -> None:
     """Shuffling a batch may not change its loss, and shuffles the gradient along."""
@@ -25,6 +25,7 @@ def row_order_is_irrelevant(subject: Subject) -> None:
         expect_close(shuffled, gradient[order], "gradient of the shuffled batch")
 
 
+@check
 @of_rows
 def rows_are_independent(subject: Subject) -> None:
     """A loss that looks across the batch changes with the batch size and with the number of GPUs."""
@@ -36,6 +37,7 @@ def rows_are_independent(subject: Subject) -> None:
     expect_close(changed[1:], gradient[1:], "gradient of rows 1 to 3 after row 0 changed")
 
 
+@check
 @of_rows
 def nan_stays_in_its_row(subject: Subject) -> None:
     """One broken sample must show as NaN in its own loss, whatever the target: neither hidden nor spread further."""
@@ -77,6 +79,7 @@ def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wan
     expect(bool(own.isnan().any()), f"expected NaN in the gradient of the row with {what}, got {own}")
 
 
+@check
 @of_rows
 def batch_of_one(subject: Subject) -> None:
     """The last batch of an epoch can hold one sample; squeezed shapes and batch statistics break there."""
@@ -92,7 +95,7 @@ def batch_of_one(subject: Subject) -> None:
     )
 
 
-@needs(reduction_is_consistent)
+@check
 @of_rows
 def empty_batch(subject: Subject) -> None:
     """A shard or a filter can leave no rows: sum gives 0, none gives [0], mean gives NaN, as in cross-entropy."""
@@ -107,6 +110,3 @@ def empty_batch(subject: Subject) -> None:
         expect(
             gradient.shape == logits.shape, f"expected a gradient of shape {list(logits.shape)}, got {gradient.shape}"
         )
-
-
-CHECKS = (row_order_is_irrelevant, rows_are_independent, nan_stays_in_its_row, batch_of_one, empty_batch)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.targets import LabelMixture, Target
 from topk_registry.registry import get_loss_builder
-from topk_registry.registry.options import CONTEXT, accepted_context, unbound
+from topk_registry.registry.options import CONTEXT, accepted_context, parameters, unbound
 from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect_close
 
 Loss = Callable[[Tensor, Any], Tensor]  # of logits and a target
@@ -70,16 +70,12 @@ class Subject:
         return loss
 
     def takes(self, option: str) -> bool:
-        return option in self._named
+        return option in parameters(self.factory)[0]
 
     def require(self, *options: str) -> None:
         missing = [option for option in options if not self.takes(option)]
         if missing:
             raise NotApplicableError(f"takes no option {', '.join(missing)}")
-
-    @functools.cached_property
-    def _named(self) -> frozenset[str]:
-        return frozenset(named_options(self.factory))
 
     def _context(self) -> dict[str, Any]:
         n = self.num_classes
@@ -94,7 +90,7 @@ class Subject:
 
     @functools.cached_property
     def is_of_batch(self) -> bool:
-        """Whether the loss is one of the batch as a whole, and takes labels alone."""
+        """Whether the loss is defined for a batch as a whole, and takes labels only."""
         return isinstance(self.build(), BatchLoss)
 
     @functools.cached_property
@@ -111,11 +107,16 @@ class Subject:
 
     def logits(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Generic scores [batch, n]: no ties, no kinks within reach of a finite difference."""
-        return torch.randn(batch, self.num_classes, generator=_generator(), dtype=torch.float64).to(dtype)
+        return torch.randn(
+            batch, self.num_classes, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64
+        ).to(dtype)
 
     def labels(self, batch: int = BATCH) -> Tensor:
         """Distinct labels where n allows it [batch]."""
-        return torch.randperm(max(self.num_classes, batch), generator=_generator())[:batch] % self.num_classes
+        return (
+            torch.randperm(max(self.num_classes, batch), generator=torch.Generator().manual_seed(SEED))[:batch]
+            % self.num_classes
+        )
 
     def distributions(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Distributions with mass on every class [batch, n]."""
@@ -125,7 +126,7 @@ class Subject:
         return nn.functional.one_hot(labels, self.num_classes).to(dtype)
 
     def targets(self, loss: Loss) -> Iterator[tuple[str, Target]]:
-        """Targets of every kind that the loss takes, by name: labels, and those that it does not refuse."""
+        """Yield (name, targets) for every kind of target that the loss accepts."""
         labels, logits = self.labels(), self.logits()
         yield "labels", labels
         others = {
@@ -148,7 +149,7 @@ class Subject:
 
     def k_hot(self) -> Tensor:
         """Targets of one label, of two, of three and so on [batch, n]."""
-        order = torch.rand(BATCH, self.num_classes, generator=_generator()).argsort(1).argsort(1)
+        order = torch.rand(BATCH, self.num_classes, generator=torch.Generator().manual_seed(SEED)).argsort(1).argsort(1)
         return (order <= torch.arange(BATCH)[:, None] % (self.num_classes - 1)).float()
 
     def class_weight(self) -> Tensor:
@@ -192,25 +193,8 @@ def value_and_gradient(loss: Loss, logits: Tensor, target: Target) -> tuple[Tens
     return value.detach(), gradient
 
 
-def named_options(factory: Callable[..., object]) -> Iterator[str]:
-    """The options a factory's signature names; a class with ``**options`` also names those of its bases."""
-    if isinstance(factory, type):
-        for base in factory.__mro__:
-            if "__init__" in vars(base):
-                parameters = inspect.signature(base.__init__).parameters.values()
-                yield from _keywords(list(parameters)[1:])
-                if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                    return
-    else:
-        yield from _keywords(inspect.signature(factory).parameters.values())
-
-
-def _keywords(parameters: Any) -> Iterator[str]:
-    return (p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-
-
 def _as_factory(loss: Any) -> Callable[..., Loss]:
-    """A factory as it is; of a loss itself, a factory that returns it, bound to the options it is given."""
+    """Return a factory as it is; of a loss itself, a factory that returns it, bound to the options it is given."""
     if isinstance(loss, nn.Module):
 
         def of_object() -> Loss:
@@ -218,28 +202,15 @@ def _as_factory(loss: Any) -> Callable[..., Loss]:
 
         of_object.source = type(loss)  # pyright: ignore[reportFunctionMemberAccess]  # for Subject.place
         return of_object
-    if not _takes_scores(loss):
+    needed = [] if isinstance(loss, type) else inspect.signature(loss).parameters.values()
+    if len([p for p in needed if p.default is p.empty and p.kind in _BY_PLACE and p.name not in CONTEXT]) < 2:
         return loss
 
-    @functools.wraps(loss, updated=())
+    @functools.wraps(loss, updated=())  # a function of scores and a target
     def factory(**options: Any) -> Loss:
         return functools.partial(loss, **options) if options else loss
 
     return factory
-
-
-def _takes_scores(function: Any) -> bool:
-    """Whether a call needs two arguments that are no context of a factory: scores and a target."""
-    if isinstance(function, type) or not callable(function):
-        return False
-    needed = [
-        p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind in _BY_PLACE
-    ]
-    return len([name for name in needed if name not in CONTEXT]) >= 2
-
-
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(SEED)
 
 
 def _seeded(call: Callable[[], Tensor], number: int) -> Tensor:

@@ -1,16 +1,18 @@
 """Kinds of targets: indices, distributions, and what is neither."""
 
 import itertools
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.targets import LabelMixture
-from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect, expect_close, needs, of_rows
+from topk_registry.testing.expect import CheckFailedError, NotApplicableError, check, expect, expect_close, of_rows
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 
 
+@check
 @of_rows
 def one_hot_targets_equal_indices(subject: Subject) -> None:
     """Mixup and cutmix turn indices into distributions; with nothing mixed in, nothing may change."""
@@ -21,7 +23,7 @@ def one_hot_targets_equal_indices(subject: Subject) -> None:
     expect_close(dense_gradient, gradient, "gradient of one-hot targets")
 
 
-@needs(one_hot_targets_equal_indices)
+@check
 @of_rows
 def dense_targets_count_in_full(subject: Subject) -> None:
     """A loss that takes the arg max of a distribution trains on mixed images as if they were not."""
@@ -34,6 +36,7 @@ def dense_targets_count_in_full(subject: Subject) -> None:
     )
 
 
+@check
 @of_rows
 def mixtures_equal_their_distributions(subject: Subject) -> None:
     """Training hands mixed labels over as labels and shares where a loss takes them, in place of a distribution."""
@@ -54,6 +57,7 @@ def mixtures_equal_their_distributions(subject: Subject) -> None:
         expect_close(gradient, wanted_gradient, "gradient of a LabelMixture")
 
 
+@check
 def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
     """`--task multilabel` trains with it where it says ``takes_k_hot = True``: rows have none, one or more labels."""
     if not subject.takes_k_hot:
@@ -76,6 +80,7 @@ def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
     _expect_error(loss, logits, torch.cat([target, target[:, :1]], dim=1), "a k-hot target with one class too many")
 
 
+@check
 def bad_targets_raise(subject: Subject) -> None:
     """A target of the wrong shape, range or dtype is a bug upstream; broadcasting it trains on noise for days."""
     loss, logits, n = subject.build(), subject.logits(), subject.num_classes
@@ -100,10 +105,37 @@ def _expect_error(loss: Loss, logits: Tensor, target: Tensor, what: str) -> None
     raise CheckFailedError(f"expected an error for {what}, got the loss {value.detach()}")
 
 
-CHECKS = (
-    one_hot_targets_equal_indices,
-    dense_targets_count_in_full,
-    mixtures_equal_their_distributions,
-    k_hot_targets_pull_up_their_labels,
-    bad_targets_raise,
-)
+@check
+def hooks_agree(subject: Subject) -> None:
+    """Labels, the table of all classes and a fused operator are one loss; mixup and smoothing use another hook."""
+    loss: Any = subject.build(**({"reduction": "none"} if subject.takes("reduction") else {}))
+    if not isinstance(loss, ClassificationLoss):
+        raise NotApplicableError("is no ClassificationLoss")
+    if subject.is_random:
+        raise NotApplicableError("draws random numbers at each call")
+    logits, labels = subject.logits(dtype=torch.float64), subject.labels()
+    wanted = evaluate(loss, logits, labels)
+    table = loss.per_class(logits)
+    expect_close(table.gather(1, labels[:, None])[:, 0], wanted, "per_class at the labels", tolerance=1e-6)
+    expect_close(loss.per_label(logits, labels), wanted, "per_label", tolerance=1e-6)
+
+
+@check
+def sample_weight_scales_rows(subject: Subject) -> None:
+    """``sample_weight`` multiplies rows; ``mean`` divides by the sum of the weights of the rows that count."""
+    loss: Any = subject.build()
+    if not isinstance(loss, ClassificationLoss) or subject.is_random:
+        raise NotApplicableError("is no ClassificationLoss, or draws random numbers")
+    subject.require("reduction", "ignore_index")
+    logits, labels = subject.logits(dtype=torch.float64), subject.labels()
+    labels[2] = -100
+    weight = logits[:, 0].abs() + 0.5
+    rows = evaluate(subject.build(reduction="none"), logits, labels)
+    got: dict[str, Tensor] = {}
+    for name in ("none", "sum", "mean"):
+        built: Any = subject.build(reduction=name)
+        got[name] = built(logits, labels, sample_weight=weight)
+    expect_close(got["none"], rows * weight, "loss of weighted rows", floor=1.0)
+    expect_close(got["sum"], (rows * weight).sum(), "sum of weighted rows", floor=1.0)
+    counted = weight.sum() - weight[2]
+    expect_close(got["mean"], (rows * weight).sum() / counted, "mean of weighted rows", floor=1.0)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from topk_registry.testing.expect import (
     NotApplicableError,
+    check,
     expect,
     expect_close,
     expect_finite,
@@ -22,6 +23,7 @@ STEP = 1e-5
 TOLERANCE = 1e-5
 
 
+@check
 @of_rows
 def vmap(subject: Subject) -> None:
     """torch.func.vmap evaluates many models at once; a loss that looks at a number (``.item()``) forbids that."""
@@ -33,6 +35,7 @@ def vmap(subject: Subject) -> None:
         _expect_alike(subject, got, wanted, f"loss of {kind} under vmap")
 
 
+@check
 @of_rows
 def per_sample_gradients(subject: Subject) -> None:
     """The gradient of each row by itself, as differential privacy and data selection need it: grad under vmap."""
@@ -45,9 +48,10 @@ def per_sample_gradients(subject: Subject) -> None:
             _expect_alike(subject, got, torch.stack(wanted), f"gradient of each row of {kind} under vmap")
 
 
+@check
 @of_exact_gradients
 def second_derivative(subject: Subject) -> None:
-    """AdaHessian and gradient penalties differentiate the backward pass; terms that it leaves out mislead them."""
+    """The backward pass can be differentiated, as AdaHessian and gradient penalties do, and no term is missing."""
     loss, labels, logits = subject.build(), subject.labels(), subject.logits(dtype=torch.float64)
     direction = logits.roll(1, 0).cos()
     leaf = logits.clone().requires_grad_()
@@ -57,9 +61,16 @@ def second_derivative(subject: Subject) -> None:
         (got,) = torch.autograd.grad(first, leaf, direction, allow_unused=True)
     got = torch.zeros_like(logits) if got is None else got
     before, after = (value_and_gradient(loss, logits + h * direction, labels)[1] for h in (-STEP, STEP))
-    expect_close(got, (after - before) / (2 * STEP), "second derivative", tolerance=TOLERANCE, floor=_size(first))
+    expect_close(
+        got,
+        (after - before) / (2 * STEP),
+        "second derivative",
+        tolerance=TOLERANCE,
+        floor=first.detach().abs().max().item(),
+    )
 
 
+@check
 @of_exact_gradients
 def forward_mode(subject: Subject) -> None:
     """torch.func.jvp: directional derivatives without a backward pass."""
@@ -75,6 +86,7 @@ def forward_mode(subject: Subject) -> None:
             expect_close(got, wanted, f"directional derivative with {kind}", floor=size)
 
 
+@check
 def meta(subject: Subject) -> None:
     """Models are planned on the meta device, where tensors have shapes and no numbers."""
     loss = subject.build()
@@ -83,23 +95,14 @@ def meta(subject: Subject) -> None:
     logits = subject.logits().to("meta").requires_grad_()
     for kind, target in kinds:
         value = loss(logits, target.to("meta"))
-        _expect_of_shape(value, logits, f"meta ({kind})")
+        expect(value.shape == (), f"expected a meta loss of {kind} of shape [], got {list(value.shape)}")
+        torch.autograd.grad(value, logits)
         expect(value.is_meta, f"expected a loss of {kind} on the meta device, got it on {value.device}")
 
 
-def fake(subject: Subject) -> None:
-    """Compilers and memory estimates run a step on fake tensors, which know their device and hold no numbers."""
-    from torch._subclasses import FakeTensorMode
-
-    loss, scores, labels = subject.build(), subject.logits(), subject.labels()
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        logits = mode.from_tensor(scores).requires_grad_()
-        value = loss(logits, mode.from_tensor(labels))
-        _expect_of_shape(value, logits, "fake")
-
-
-def compile_dynamic(subject: Subject) -> None:
-    """torch.compile(dynamic=True, fullgraph=True): the last batch of an epoch must not compile everything again."""
+@check
+def compiles(subject: Subject) -> None:
+    """torch.compile(fullgraph=True, dynamic=True): one graph, whatever the size of the last batch of an epoch."""
     from torch._dynamo.eval_frame import is_dynamo_supported
 
     if not is_dynamo_supported():
@@ -136,24 +139,3 @@ def _expect_alike(subject: Subject, got: Tensor, wanted: Tensor, what: str) -> N
         expect_finite(got, what)
     else:
         expect_close(got, wanted, what, floor=1.0)
-
-
-def _expect_of_shape(value: Tensor, logits: Tensor, kind: str) -> None:
-    expect(value.shape == (), f"expected a {kind} loss of shape [], got {list(value.shape)}")
-    (gradient,) = torch.autograd.grad(value, logits)
-    expect(gradient.shape == logits.shape, f"expected a {kind} gradient of the shape of the logits")
-
-
-def _size(gradient: Tensor) -> float:
-    return gradient.detach().abs().max().item()
-
-
-CHECKS = (
-    vmap,
-    per_sample_gradients,
-    second_derivative,
-    forward_mode,
-    meta,
-    fake,
-    compile_dynamic,
-)

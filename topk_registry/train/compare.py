@@ -72,12 +72,12 @@ def compare_scores(
     """Compare each model with the first: top-k accuracy, its mean over classes, and the negative log-likelihood.
 
     Args:
-        scores: of each model [N, n], with classes in one order; their softmax is the probability.
-        labels: of the images [N].
+        scores: scores of each model [N, n], with classes in one order; their softmax is the probability.
+        labels: labels of the images [N].
         k: sizes of top-k accuracies. Classes with equal scores are ranked at random: the credit is the probability that
             the label is among the k.
         resamples: number of bootstrap resamples.
-        seed: of the resamples.
+        seed: seed of the resamples.
 
     Returns:
         The differences of each model but the first.
@@ -209,14 +209,11 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         model = open_model(
             path, device=args.device, batch_size=args.batch_size, workers=args.workers, weights=args.weights
         )
-        try:
-            data = data or _data_settings(args, model)
-            dataset = _aligned(_open(data), model, name)
-            about += [] if scores else list(getattr(dataset, "notes", ()))
-            batches: list[tuple[Floats, Integers]] = []
-            model.run(dataset, lambda x, y, batches=batches: batches.append((_array(x), _array(y))))
-        finally:
-            model.close()
+        data = data or _data_settings(args, model)
+        dataset = _aligned(_open(data), model, name)
+        about += [] if scores else list(getattr(dataset, "notes", ()))
+        batches: list[tuple[Floats, Integers]] = []
+        model.run(dataset, lambda x, y, batches=batches: batches.append((_array(x), _array(y))))
         logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
         logits = _log_probabilities(model, logits)
         if bad := int((~np.isfinite(logits).all(1)).sum()):
@@ -315,7 +312,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="topk-registry compare",
         description="Compare models on the same images. Each model is compared with the first: accuracies, their means "
-        "over classes and the negative log-likelihood, with 95 %% paired bootstrap intervals of the difference and "
+        "over classes and the negative log-likelihood, with 95 % paired bootstrap intervals of the difference and "
         "exact McNemar tests. Without --data-dir and --dataset, the images are those of the first model's evaluation.",
     )
     add = parser.add_argument

@@ -109,16 +109,8 @@ def flag(
 ) -> Any:
     """Return a dataclass field that is also a command-line flag.
 
-    Args:
-        group: heading of the flag in ``--help``.
-        default: value if the flag is not given.
-        help: line of ``--help``.
-        metavar: name of the value in ``--help``.
-        short: a further name of the flag, such as ``-b``.
-        choices: the accepted values.
-        within: interval of the accepted numbers; of a list, of each of its numbers.
-        nargs: number of values of a list.
-        const: value of the flag if it is given without one.
+    ``short`` is a further name, ``within`` the interval of the accepted numbers (of a list, of each of its numbers),
+    ``nargs`` the length of a list, and ``const`` the value of the flag if it is given without one.
     """
     said = {"group": group, "help": help, "metavar": metavar, "short": short, "choices": choices, "within": within}
     said |= {"nargs": nargs, "const": const}

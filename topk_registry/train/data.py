@@ -84,7 +84,7 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
 
     Args:
         config: the settings.
-        channels: of the images.
+        channels: number of channels of the images.
         needs_counts: count the classes, even if each sample has to be read for it.
 
     Raises:
@@ -122,7 +122,7 @@ def open_split(
         config: the settings.
         split: its name.
         training: options such as label noise change this split, and a stream shuffles.
-        channels: of the images.
+        channels: number of channels of the images.
         held_out: share of each class that training leaves to evaluation.
 
     Raises:
@@ -239,8 +239,8 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 class LabelMixup(Mixup):
     """timm's mixup with a :class:`LabelMixture` as target: labels and shares in place of a distribution [B, n].
 
-    timm mixes images and draws shares; it is given row numbers as labels, so that its small targets say how much of
-    each row there is.
+    timm mixes the images and draws the shares. It gets row numbers as labels, so that its target [B, B] has the share
+    of each row.
     """
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:
@@ -276,7 +276,7 @@ class TrainLoader:
 
     Args:
         loader: yields images and targets.
-        device, dtype: of the images; None leaves the precision.
+        device, dtype: device and dtype of the images; None leaves the precision.
         mixup: mixes batches on the device.
         mixup_off_epoch: epoch at which mixing ends; 0 for never.
     """

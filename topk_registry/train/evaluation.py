@@ -134,13 +134,13 @@ def evaluate(
         loader: yields images [B, ...] and labels [B], or k-hot targets [B, n] with ``multilabel``.
         num_classes: number of classes n.
         k: set sizes of top-k accuracy.
-        device: of the model (default: that of its parameters).
-        dtype: of the images (default: as the loader gives them).
+        device: device of the model (default: that of its parameters).
+        dtype: dtype of the images (default: as the loader gives them).
         autocast: context of the forward pass.
-        probabilities: of the classes, from logits, if they are not softmax.
+        probabilities: probabilities of the classes, from logits, if they are not softmax.
         class_counts: training images per class, for many-, medium- and few-shot accuracy.
         crops: number of consecutive groups of a batch that are crops of the same images.
-        temperature: of the marginals that crops are averaged by.
+        temperature: temperature of the marginals that crops are averaged by.
         calibration: set size k of the calibration error of top-k marginals; 0 for none.
         multilabel: images have several labels.
         channels_last: memory layout of the images.

@@ -25,10 +25,10 @@ class Run:
     """Parts and state of a training run.
 
     Args:
-        config: the settings, with what was left open settled: classes, learning rate, preprocessing.
+        config: the settings, completed by the number of classes, the learning rate and the preprocessing.
         criterion: the loss that is trained.
         eval_loader: evaluation batches, or None.
-        control: process group on the CPU, by which processes agree to stop.
+        control: process group on the CPU, through which processes agree to stop.
     """
 
     config: TrainConfig

@@ -183,7 +183,7 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
     Args:
         spec: for messages.
         criterion: the loss as it was built.
-        facts: of the run; they say what the targets are.
+        facts: facts of the run; they say what the targets are.
         splits: augmentation splits of a batch.
 
     Raises:

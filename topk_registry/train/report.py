@@ -25,7 +25,7 @@ class Report:
 
     Args:
         metric: column that picks checkpoints.
-        epochs: of the run.
+        epochs: number of epochs of the run.
         primary: whether this process prints and writes.
         quiet: print nothing and draw no curves.
     """

@@ -20,7 +20,7 @@ from topk_registry.data.folders import listed
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.train import checkpoint, data, model
 from topk_registry.train.checkpoint import LAST, OUTPUT, Row, Saver
-from topk_registry.train.config import MULTILABEL, TrainConfig, flag_of
+from topk_registry.train.config import MULTILABEL, WEIGHT_METHODS, TrainConfig, flag_of
 from topk_registry.train.data import Data, TrainLoader
 from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.evaluation import evaluate
@@ -102,7 +102,7 @@ class Trainer:
 
     @property
     def run(self) -> Run:
-        """Parts and state of the run; built when first asked for, resumed if the configuration says so.
+        """Return the parts and the state of the run. The first access builds it, or resumes it if configured.
 
         Raises:
             TrainError: the configuration cannot work.
@@ -158,7 +158,7 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
         model.check_model(config.model)
     compute = Compute.set_up(config)
     report.primary = compute.primary
-    weights_by_count = config.class_weight in ("inv_freq", "effective_num")
+    weights_by_count = config.class_weight in WEIGHT_METHODS
     if train_loader is not None:
         opened = Data(train_loader, eval_loader)
     else:

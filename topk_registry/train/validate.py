@@ -23,16 +23,16 @@ class Evaluated:
     """A checkpoint or an ONNX file that runs over a data set.
 
     Args:
-        path: of the file.
-        class_names: in the order of the scores, or None.
-        num_classes: n; 0 if it is known only when the file runs.
+        path: path of the file.
+        class_names: names in the order of the scores, or None.
+        num_classes: n; 0 if it is unknown until the file runs.
         weights: ``"EMA"``, ``"model"`` or ``"ONNX"``.
-        preprocessing: size, crop, means, standard deviations and interpolation; empty of an ONNX file.
-        config: of the run that wrote a checkpoint, or None.
-        probabilities: of the loss, from logits, or None for softmax.
-        run: called with a data set and ``keep(scores [B, n], labels [B])``.
-        loader: of a checkpoint, makes the batches of a data set.
-        model: of a checkpoint.
+        preprocessing: size, crop, means, standard deviations and interpolation; empty for an ONNX file.
+        config: configuration of the run that wrote a checkpoint, or None.
+        probabilities: function from logits to the probabilities of the loss, or None for softmax.
+        run: function of a data set and of ``keep(scores [B, n], labels [B])``, which gets each batch.
+        loader: function from a data set to its batches; checkpoints only.
+        model: the network; checkpoints only.
     """
 
     path: Path
@@ -46,10 +46,6 @@ class Evaluated:
     options: dict[str, Any]
     loader: Callable[[Any], Any] | None = None
     model: Any = None
-
-    def close(self) -> None:
-        """Release the model."""
-        self.model = None
 
 
 def open_model(
@@ -69,7 +65,7 @@ def open_model(
     Args:
         path: the file.
         device: auto, cpu, cuda.
-        batch_size, workers: of the loader.
+        batch_size, workers: batch size and number of workers of the loader.
         weights: ``ema`` or ``model``.
         settings: that replace the settings in a checkpoint.
 
@@ -92,14 +88,8 @@ def open_model(
     own = {**clean_settings(saved), **about, **(settings or {})}
     if "img_size" in (settings or {}):
         own["input_size"] = None
-    cleared = {
-        "pretrained": False,
-        "pretrained_path": None,
-        "initial_checkpoint": "",
-        "resume": "",
-        "amp": own.get("amp", False),
-    }
-    config = TrainConfig(**{**own, **cleared, "overwrite": False, "log": []})
+    cleared = {"pretrained": False, "pretrained_path": None, "initial_checkpoint": "", "resume": "", "log": []}
+    config = TrainConfig(**{**own, **cleared, "overwrite": False})
     compute = model.Compute.set_up(config)
     network = model.build_model(config, config.num_classes)
     model.load_weights(network, str(path), ema=weights == "ema")
@@ -244,7 +234,7 @@ def create_parser() -> ArgumentParser:
     add("--loss", metavar="NAME", help="loss whose probabilities rank the classes (default: of the checkpoint)")
     add("--img-size", type=positive, metavar="N", help="image size (default: as in training)")
     add("--crop-pct", type=within("(0, inf)"), metavar="PCT", help="share of the center crop (default: as in training)")
-    add("--mean", type=float, nargs="+", metavar="MEAN", help="channel means (default: as in training)")
+    add("--mean", type=within("(-inf, inf)"), nargs="+", metavar="MEAN", help="channel means (default: as in training)")
     add("--std", type=within("(0, inf)"), nargs="+", metavar="STD", help="channel standard deviations")
     add("--interpolation", choices=INTERPOLATIONS[1:], help="interpolation (default: as in training)")
     add("--multi-crop", type=int, choices=(0, 5, 10), help="average the top-k marginals of this many crops")

@@ -64,7 +64,13 @@ def _parser() -> ArgumentParser:
     add("--penalty", type=within("[0, inf)"), default=0.01, metavar="L", help="raps: cost per rank (default: 0.01)")
     add("--k-reg", type=within("[0, inf)", int), default=5, metavar="K", help="raps: ranks without cost (default: 5)")
     add("--temperature", type=within("(0, inf)"), default=1.0, metavar="T", help="divides the logits (default: 1)")
-    add("--report-share", type=within("(0, 1)"), default=0.5, metavar="P", help="share that measures (default: 0.5)")
+    add(
+        "--report-share",
+        type=within("(0, 1)"),
+        default=0.5,
+        metavar="P",
+        help="share that measures coverage (default: 0.5)",
+    )
     add("--seed", type=within("[0, inf)", int), default=0, metavar="N", help="seed of the split (default: 0)")
     add("--batch-size", type=positive, default=32, metavar="N", help="images per run (default: 32)")
     add("--ignore-unknown-classes", action="store_true", help="skip folders that are not a class of the file")

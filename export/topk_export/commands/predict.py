@@ -1,4 +1,4 @@
-"""``topk-registry predict``: the top-k classes and prediction sets of images.
+"""Print or write the top-k classes and the prediction sets of images.
 
 Exit status: 0 if all images have a prediction, 1 if some could not be read (the output marks them), 2 if an argument or
 input is wrong, 130 after Ctrl-C.

@@ -66,8 +66,8 @@ def rank_rows(
     """Yield a prediction per row, or the error of a row whose outputs are not finite.
 
     Args:
-        outputs: of a run, by name.
-        metadata: of the file.
+        outputs: outputs of a run, by name.
+        metadata: metadata of the file.
         allowed: the class list of the run, bool [n] or [batch, n].
         max_set: the largest number of classes to list of a prediction set; ``set_size`` counts all.
     """

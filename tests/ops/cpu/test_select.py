@@ -6,7 +6,7 @@ import pytest
 from tests.ops.compiled import for_python
 from topk_registry.ops.cpu import masks, select
 
-largest, room = for_python(select.largest), for_python(select.room)
+largest, scratch = for_python(select.largest), for_python(select.scratch)
 reached_by, places_above = for_python(select.reached_by), for_python(masks.places_above)
 
 
@@ -24,7 +24,7 @@ def test_the_largest_of_more_candidates_than_are_ranked_one_by_one(n, T, order, 
         "holes": np.where(generator.random(n) < 0.01, -np.inf, generator.standard_normal(n)),
     }[order].astype(dtype)
     top, where = np.empty(T, dtype), np.empty(T, np.int64)
-    assert largest(row, 5, top, where, room(n, T, row.dtype))
+    assert largest(row, 5, top, where, scratch(n, T, row.dtype))
     others = np.delete(row, 5)
     np.testing.assert_array_equal(top, np.sort(others)[::-1][:T])
     np.testing.assert_array_equal(row[where], top)
@@ -37,7 +37,7 @@ def test_the_largest_of_more_candidates_than_are_ranked_one_by_one(n, T, order, 
 def test_the_largest_of_rows_with_classes_left_out_and_near_ties(n, T, dtype):
     """Few scores far apart, nearly all tied, or many left out: then most lines of the search are of interest, and most
     classes are candidates."""
-    generator, space = np.random.default_rng(n + T), room(n, T, dtype)
+    generator, space = np.random.default_rng(n + T), scratch(n, T, dtype)
     for left_out in (0, 1, n // 4, n - T):
         for spread in (1.0, 1e-6, 0.0):
             for _ in range(10):
@@ -77,7 +77,7 @@ def test_the_largest_around_zero(dtype):
         row = generator.choice(np.array(values, dtype), 300)
         for T in (1, 20, 90):
             top, where = np.empty(T, dtype), np.empty(T, np.int64)
-            assert largest(row, 7, top, where, room(300, T, dtype))
+            assert largest(row, 7, top, where, scratch(300, T, dtype))
             assert np.array_equal(top, np.sort(np.delete(row, 7))[::-1][:T])
             assert np.array_equal(row[where], top)
             assert 7 not in where
@@ -102,5 +102,5 @@ def test_nans_are_not_among_the_largest():
     row = np.array([np.nan, 1.0, 3.0, np.nan, 2.0])
     for T, enough in ((3, True), (4, False)):
         top, where = np.empty(T), np.empty(T, np.int64)
-        assert largest(row, -1, top, where, room(5, T, np.float64)) == enough
+        assert largest(row, -1, top, where, scratch(5, T, np.float64)) == enough
         assert not enough or set(where.tolist()) == {1, 2, 4}

@@ -41,7 +41,7 @@ class SphericalLinear(nn.Module):
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: rows with this label have loss and gradient 0, and do not count in the mean.
         fold_every: recompute the small state from the weight after this number of steps.
-        dtype: of the large factor; the small state is in double precision.
+        dtype: dtype of the large factor; the small state is in double precision.
 
     Shape: features [B, d]; target class indices [B], or (indices [B, K], weights [B, K]).
 
@@ -98,7 +98,7 @@ class SphericalLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> "SphericalLinear":
-        """A layer that starts with the weight, and the bias, of ``linear``."""
+        """Return a layer with the weight and the bias of ``linear``."""
         weight = linear.weight.detach()
         if linear.bias is not None:
             weight = torch.cat((weight, linear.bias.detach()[:, None]), 1)
@@ -110,7 +110,7 @@ class SphericalLinear(nn.Module):
         return layer
 
     def forward(self, features: Tensor, target: Target) -> Tensor:
-        """The loss of features [B, d] with these targets; all of it in double precision."""
+        """Return the loss of features [B, d] with these targets, computed in double precision."""
         rows, labels, weights, share = self._targets(features, target)
         kept = features if rows is None else features[rows]
         with torch.autocast(features.device.type, enabled=False):
@@ -133,18 +133,18 @@ class SphericalLinear(nn.Module):
     ) -> None:
         """Update the weight as ``torch.optim.SGD(lr=lr, weight_decay=weight_decay)`` would the dense one.
 
-        The gradient is the sum over all backward passes since the last step. Without one, the weight stays as it is,
-        with a warning. In a process group of several ranks all must call it; the gradient is the mean over ranks,
-        as under DDP.
+        The gradient is the sum over all backward passes since the last step. Without one, the
+        weight is unchanged, with a warning. In a process group all ranks must call it; the gradient is the mean over
+        ranks, as under DDP.
 
         Args:
             lr: learning rate.
             weight_decay: L2 decay.
             max_norm: clip the norm of the dense gradient, as ``clip_grad_norm_``; :meth:`gradient_norm` gives it.
-            grad_scale: what the loss was multiplied by before its backward pass, such as a gradient scaler's scale.
+            grad_scale: factor of the loss before its backward pass, such as a gradient scaler's scale.
 
         Raises:
-            SingularStepError: where the new weight would not be finite; it stays as it was.
+            SingularStepError: the new weight would not be finite; the weight is unchanged.
         """
         check_step(lr, weight_decay, max_norm)
         batch = self._batch(grad_scale)
@@ -164,7 +164,7 @@ class SphericalLinear(nn.Module):
 
     @torch.no_grad()
     def gradient_norm(self) -> float:
-        """Norm of the dense weight's gradient, from all backward passes since the last step."""
+        """Return the norm of the dense weight's gradient, from all backward passes since the last step."""
         batch = self._batch(1.0)
         return 0.0 if batch is None else float(self.factors.gradient_norm(batch))
 
@@ -175,7 +175,7 @@ class SphericalLinear(nn.Module):
 
     @torch.no_grad()
     def scores(self, features: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Scores of features [B, d]: of these classes [B, K], or of all [B, n]."""
+        """Return scores of features [B, d]: for these classes [B, K], or for all [B, n]."""
         H = self._rows(features)
         if classes is None:
             blocks = [chunk for _, chunk in self._chunks(H, None)]
@@ -184,7 +184,7 @@ class SphericalLinear(nn.Module):
 
     @torch.no_grad()
     def topk(self, features: Tensor, k: int, *, chunk: int | None = None) -> TopClasses:
-        """The k most probable classes of features [B, d], best first, without all scores at once.
+        """Return the k most probable classes of features [B, d], best first, without all scores at once.
 
         Returns:
             ``indices``; ``logits``: logarithms of what the probabilities are in proportion to; ``marginals``: exact
@@ -210,9 +210,9 @@ class SphericalLinear(nn.Module):
         return linear
 
     def to_classifier(self) -> nn.Module:
-        """The dense layer with the loss's link behind it: softmax of its output is what the loss predicts.
+        """Return the dense layer followed by the loss's link: softmax of its output is what the loss predicts.
 
-        Export this one. The scores themselves are no logits of a softmax, except for a bound on it.
+        Export this module. Except with ``spherical_bound``, the layer's scores are not logits of a softmax.
         """
         linear = self.to_linear()
         return linear if self.loss is None else nn.Sequential(linear, LogWeights(self.loss))

@@ -103,7 +103,7 @@ address_of: Any = _address_of  # address_of(array): the address of its first num
 
 
 def _uncounted(context, builder, kind: types.Type, value):
-    """LLVM's value of an array without its owner, and of a tuple with its arrays so; of anything else the same."""
+    """Return LLVM's value of an array, also inside tuples, without a reference count; other values are unchanged."""
     if isinstance(kind, types.BaseTuple):
         values = cgutils.unpack_tuple(builder, value)
         parts = [_uncounted(context, builder, one, part) for one, part in zip(kind, values, strict=True)]

@@ -67,7 +67,7 @@ bits_64, number_64 = cast(types.float64, types.int64), cast(types.int64, types.f
 
 
 def _reorder(integer: bool) -> Any:
-    """Numbers as integers in the same order, and back: a maximum is vectorised for integers, not where NaN may be."""
+    """Convert floats to integers in the same order, or back: a maximum of integers is vectorized, of floats not."""
 
     @intrinsic
     def reorder(typing_context, number):

@@ -23,8 +23,8 @@ def lines_of_search(n, T):
 
 
 @compiled
-def room(n, T, dtype):
-    """Scratch memory of :func:`largest`: all classes may be candidates."""
+def scratch(n, T, dtype):
+    """Return scratch memory of :func:`largest`: all classes may be candidates."""
     return empty(lines_of_search(n, T), dtype), empty(n, np.int64), empty(n + 64, dtype)
 
 

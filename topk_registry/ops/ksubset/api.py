@@ -130,7 +130,7 @@ def _works(device: torch.device, parts: Parts) -> bool:
 
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """Return how far each class is inside the top-k set, in units of the scores: a smooth gap to the k-th best other.
+    """Return the margin of each class: its smoothed lead over the k-th best other score, in units of the scores.
 
     margin_i = temperature * l_i(logits / temperature), with the log-odds l of :func:`topk_log_odds`. As the temperature
     goes to zero it becomes logits_i - (the k-th largest of the other logits), and it is finite for any temperature.

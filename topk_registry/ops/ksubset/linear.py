@@ -49,7 +49,7 @@ class Problem(NamedTuple):
 
 
 def min_classes(k: int) -> int:
-    """Return the number of classes from which on chunks can be used: the top group of k + 1, and one more."""
+    """Return the least number of classes for chunks: 2 k + 3 in the top group of k + 1, and one in the tail."""
     return 2 * k + 4
 
 

@@ -201,7 +201,7 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         a: the score that odds are relative to.
         powers: how many coefficients before c_k matter.
         odds_scale, shift: tilt of the odds and its logarithm.
-        scale, tau: of the hinge.
+        scale, tau: scale and temperature of the hinge.
         g: the direct gradient, written.
         dc: the cotangents of c, written.
         scratch: 4 CACHE_BLOCK numbers.

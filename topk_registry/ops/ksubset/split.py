@@ -1,7 +1,7 @@
 """Split a row into its top group and its tail, see README.md.
 
-The top group holds the classes whose odds are above a limit where k - 1/2 classes are drawn on average. A flat row,
-with no softmax above limit / k, has none and is not searched: it is all tail.
+The top group has the classes whose odds are above a limit, at the tilt with an expected number of k - 1/2 classes. In a
+flat row no softmax probability is above limit / k: the top group is empty, and the row is not searched.
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
         (size, a, u, most): the size of the top group, or INVALID or CERTAIN; the reference a of odds; the factor
         u = exp(-t) that tilts them; and the largest of the tail's tilted odds.
     """
-    top, places, room = space
+    top, places, scratch = space
     a = blocks.largest_of(row)
     if np.isnan(a):
         return INVALID, a, 1.0, 0.0
@@ -43,7 +43,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
             return INVALID, a, 1.0, 0.0
         if limit * mass >= k:
             return 0, a, k / mass, k / mass
-    if not select.largest(row, NO_CLASS, top, places, room) or top[depth - 1] == -np.inf:
+    if not select.largest(row, NO_CLASS, top, places, scratch) or top[depth - 1] == -np.inf:
         return CERTAIN, a, 1.0, 0.0
     a = top[depth - 1]
     mass = passes.odds(row, a, theta, w)
@@ -80,7 +80,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
 @compiled
 def scratch_space(n, depth):
     """Return scratch memory of :func:`split`."""
-    return empty(depth, np.float32), empty(depth, np.int64), select.room(n, depth, np.float32)
+    return empty(depth, np.float32), empty(depth, np.int64), select.scratch(n, depth, np.float32)
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""The gradient of the perturbed top-k: the mean indicator, kept as one index a draw."""
+"""The gradient of the perturbed top-k: the mean indicator, kept as one index per draw."""
 
 from collections.abc import Callable
 from typing import Any

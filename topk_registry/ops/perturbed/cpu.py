@@ -88,7 +88,7 @@ def kth_body(job):
     s, quantiles = array(address[0], (B, n), np.float32), array(address[1], TABLE, np.float64)
     value, index = array(address[2], B, np.float32), array(address[3], (B, draws), np.int64)
     key, rank, guess = array(job, 14, np.uint32)[12:], min(k, n + 1 - k), 0.0
-    space, negative = room(n, rank, draws), empty(n, np.float32)
+    space, negative = scratch(n, rank, draws), empty(n, np.float32)
     for start, stop in spans(job, block, B):
         for r in range(start, stop):
             value[r], guess = threshold(s[r], r, k, epsilon, key, quantiles, index[r], guess, space, negative)
@@ -107,7 +107,7 @@ def hinge_body(job):
     even = array(field[18], B if field[18] != 0 else 0, np.float64)
     dense = array(field[19], (B if field[19] != 0 else 0, n), np.float32)
     key, rank, guess = array(job, 14, np.uint32)[12:], min(k, n + 1 - k), 0.0
-    space, negative, q = room(n, rank, draws), empty(n, np.float32), empty(n, np.float32)
+    space, negative, q = scratch(n, rank, draws), empty(n, np.float32), empty(n, np.float32)
     index = places(space, draws)
     for start, stop in spans(job, block, B):
         for r in range(start, stop):
@@ -212,8 +212,8 @@ def _count_up(places):
 
 
 @compiled
-def room(n, k, draws):
-    """Scratch memory of :func:`of_row`: one piece, as each costs time."""
+def scratch(n, k, draws):
+    """Return scratch memory of :func:`of_row`, as one array: each allocation costs time."""
     blocks, calls, listed, lines = _sizes(n, k, draws)
     numbers = 16 * 2 * blocks + blocks + 3 * calls + 4 * listed + lines + RANKED + 2 * draws + 1
     return empty(8 * numbers + 16 * blocks + 64 + listed, np.uint8)
@@ -221,7 +221,7 @@ def room(n, k, draws):
 
 @compiled
 def places(space, draws):
-    """Memory for the class of each draw, in that from :func:`room`."""
+    """Return the part of :func:`scratch` memory for the class of each draw."""
     return array(address_of(space), draws, np.int64)
 
 
@@ -241,9 +241,9 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
         row: scores [n].
         r: the row's place in the batch; with the key, the draw and the class it decides on the noise.
         index: receives the class that was k-th at each draw [draws].
-        guess: of the height that k scores of a draw reach, NaN where most classes of the last row were out of its
+        guess: guess of the height that k scores of a draw reach, NaN where most classes of the last row were out of its
             reach. It decides on the time only.
-        space: from :func:`room`.
+        space: from :func:`scratch`.
     """
     draws, n, real = len(index), len(row), row.dtype.type
     blocks, size, listed, lines = _sizes(n, k, draws)

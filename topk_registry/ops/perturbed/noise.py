@@ -87,8 +87,10 @@ def philox_of(calls, row, use, key, words):
 
 @compiled
 def normals_of(place, first, row, key, table, z):
-    """The normals of these places, from their first bytes and a call of the generator for each. There is room for
-    AT_ONCE - 1 more places, whose normals are made with the others'."""
+    """Compute the normals of these places, from their first bytes and one call of the generator per place.
+
+    The arrays are longer by AT_ONCE - 1 places, which are computed too.
+    """
     for start in range(0, len(place), AT_ONCE):
         _uniforms(place, start, row, OTHER_BYTES, key[0], key[1], first, z)
         normal_of(first[start : start + AT_ONCE], table, z[start : start + AT_ONCE])

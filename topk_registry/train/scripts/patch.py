@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from topk_registry.data.labels import class_counts, class_names_of, labels_of
+from topk_registry.train.config import WEIGHT_METHODS
 from topk_registry.train.errors import TrainError
 from topk_registry.train.loss import Facts, LossSpec, build_loss, class_weights, over_ranks, set_epoch, try_loss
 
 CRITERION = ("loss_fn", "criterion")
 LOADER = ("data_loader", "loader")
 MIXING = ("mixup", "cutmix", "cutmix_minmax", "mixup_alpha", "cutmix_alpha")
-COUNTING = ("inv_freq", "effective_num")
 
 
 class UnusedLossError(TrainError):
@@ -53,8 +53,8 @@ class Patch:
     """The registered loss of one run, built when the script's model and data are known.
 
     Args:
-        name: of the loss.
-        options: of the loss.
+        name: name of the loss.
+        options: options of the loss.
         class_weight: ``inv_freq``, ``effective_num``, a file, or numbers joined by commas; nothing for none.
     """
 
@@ -111,7 +111,7 @@ class Patch:
         if known and (n < known or (n > known and not self.num_classes)):
             raise TrainError(f"the model has {n} outputs and the data {known} classes: pass --num-classes {known}")
         counts = None
-        if self.spec.needs_class_counts or self.class_weight in COUNTING:
+        if self.spec.needs_class_counts or self.class_weight in WEIGHT_METHODS:
             if self.train_data is None:
                 raise TrainError("class counts are needed, and the script's training data cannot be found")
             counts = class_counts(labels_of(self.train_data), n)

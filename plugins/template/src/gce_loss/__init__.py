@@ -1,4 +1,4 @@
-"""Generalised cross-entropy: between cross-entropy, which learns fast, and the mean absolute error, which is robust."""
+"""Generalised cross-entropy: between cross-entropy, which trains fast, and the mean absolute error, which is robust."""
 
 from typing import Any
 

@@ -25,7 +25,8 @@ def store_hinge(
 
 @triton.jit
 def gap_of(alpha, y, known, ALPHA: tl.constexpr):
-    """The required gap of classes y: ``alpha`` is a number (ALPHA = 0), or points to one (1) or one per class (2)."""
+    """Return the required margin of classes y. ALPHA says what ``alpha`` is: 0 a number, 1 a pointer to one number, 2 a
+    pointer to one number per class."""
     if ALPHA == 0:
         return tl.zeros((), tl.float32) + alpha
     elif ALPHA == 1:

@@ -403,7 +403,7 @@ def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def of_both(w, to_first, to_after, H, H_after, k: tl.constexpr):
-    """A class's part of the sums of both families."""
+    """Return the contribution of a class to the sums of both families."""
     first = w * to_first
     last = w * to_after
     return first * quotient(first, H, k) + last * quotient(last, H_after, k)
@@ -440,7 +440,7 @@ def tail_tile(
     kth, after, v, i, inverse, inverse_tau,
     M: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Of the classes after score v at i: scores less the k-th, odds relative to ``after``, masses, gaps; else zeros."""
+    """Return scores minus the k-th, odds relative to ``after``, masses and margins of classes after score v at i."""
     s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     in_group = (s > v) | ((s == v) & (col <= i))
@@ -455,7 +455,7 @@ def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
     """The hinge of each class times its mass q, its chain, d_{k-1} and e_{k-2}; the hinge is tau log(1 + exp(alpha /
     tau) / odds), the odds v d_{k-1} / d_k.
 
-    u: the score less the tilt's reference; v: balanced odds; c: coefficients up to k-2, the next two are 1;
+    u: the score minus the tilt's reference; v: balanced odds; c: coefficients up to k-2, the next two are 1;
     gain: exp(-required / tau).
     """
     d = tl.zeros_like(v) + 1.0
@@ -516,7 +516,7 @@ def with_last(c, like, count: tl.constexpr):
 
 @triton.jit
 def per_lane(chosen, one, other, count: tl.constexpr):
-    """Numbers as vectors of lanes: of ``one`` where chosen, else of the other."""
+    """Select vectors of lanes: ``one`` if chosen, else ``other``."""
     out = ()
     for j in tl.static_range(count):
         out = out + (tl.where(chosen, one[j], other[j]),)
@@ -592,7 +592,7 @@ def masked_masses(col, inside, labels, shares, M: tl.constexpr):
 
 @triton.jit
 def masses_at(q_ptr, labels, shares, where, wanted, M: tl.constexpr):
-    """The masses of the classes ``where``, of a row that is alone."""
+    """Return the masses of the classes ``where``; the program works on one row."""
     if M == 0:
         q = tl.load(q_ptr + where, mask=wanted, other=0.0).to(tl.float32)
     else:

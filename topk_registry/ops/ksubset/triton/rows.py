@@ -71,7 +71,7 @@ def columns(numbers, count: tl.constexpr):
 
 @triton.jit
 def number(tile):
-    """The sum of a tile of one row."""
+    """Sum a tile of one row."""
     return tl.sum(tl.sum(tile, 1), 0)
 
 

@@ -1,0 +1,146 @@
+"""Compare all losses with plain formulas in double precision, on random scores, targets, options, dtypes and backends.
+
+    python -m benchmarks.fuzz --cases 20000 [--seed 0] [--seconds 600] [--only CASE]
+
+The formulas are those of ``tests/formulas.py``. A case is the same for the same seed and number. The exit status is 1
+if a loss or a gradient is further from its formula than the rounding of a plain implementation explains.
+"""
+
+import argparse
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.formulas import LOSSES
+from topk_registry import LabelMixture, create_loss, use_backend
+
+ROUNDINGS = 64  # operations on the way, each with an error of eps times the largest number
+ON_KERNELS = ("smooth_topk_svm", "topk_nll", "noised_topk", "noised_topk_imbalanced")
+STEEP = {"encouraging": 1e5, "focal": 1e2}  # the largest slope of the loss as a function of p, which errs by eps
+OF_LABELS = ("aldr_kl", "ksubset_nll")  # of a distribution they are no expectation over its labels
+
+
+@dataclass
+class Case:
+    """A loss, its options, scores [B, n] and a target, drawn from a seed."""
+
+    seed: str
+    name: str = ""
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        rng, generator = (
+            random.Random(self.seed),
+            torch.Generator().manual_seed(random.Random(self.seed).getrandbits(60)),
+        )
+        self.name = self.name or rng.choice(list(LOSSES))
+        B, n = rng.randint(1, 4), rng.randint(3, 9)
+        self.options = LOSSES[self.name][0](rng, n) | self.options
+        self.dtype = rng.choice([torch.float64, torch.float32])
+        self.backend = rng.choice(["torch", "numba"]) if self.name in ON_KERNELS else "torch"
+        self.scale = rng.choice([0.1, 1.0, 3.0, 10.0])
+        self.logits = (self.scale * torch.randn(B, n, generator=generator, dtype=torch.float64)).to(self.dtype)
+        self.weight = torch.rand(n, generator=generator, dtype=torch.float64) + 0.1 if rng.random() < 0.4 else None
+        self.reduction = rng.choice(["mean", "sum", "none"])
+        kind = rng.choice(["labels", "labels", "distribution", "mixture"])
+        kind = "labels" if self.name in OF_LABELS else kind
+        self.smoothing = 0.0 if self.name in OF_LABELS or kind == "mixture" else rng.choice([0.0, 0.0, 0.1, 0.5])
+        labels = torch.randint(n, (B,), generator=generator)
+        self.target: Any = labels
+        if kind == "labels":
+            labels[torch.rand(B, generator=generator) < 0.1] = -100
+        elif kind == "distribution":
+            self.target = (3 * torch.randn(B, n, generator=generator, dtype=torch.float64)).softmax(1).to(self.dtype)
+        else:
+            self.target = LabelMixture.mixed(labels, labels.roll(1), rng.random(), rng.choice([0.0, 0.1]))
+
+    def masses(self) -> tuple[Tensor, Tensor]:
+        """Return the mass of each class [B, n], class weights included, and what a mean divides by."""
+        n = self.logits.shape[1]
+        weight = torch.ones(n, dtype=torch.float64) if self.weight is None else self.weight
+        if isinstance(self.target, Tensor) and not self.target.is_floating_point():
+            kept = (self.target >= 0)[:, None]
+            q = F.one_hot(self.target.clamp(min=0), n).double() * kept
+            divisor = (q @ weight).sum()
+            return weight * kept * ((1 - self.smoothing) * q + self.smoothing / n), divisor
+        q = self.target.double() if isinstance(self.target, Tensor) else self.target.dense(n, torch.float64)
+        q = (1 - self.smoothing) * q + self.smoothing * q.sum(1, keepdim=True) / n
+        return weight * q, torch.tensor(float(len(q)))
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        """Return the loss and its gradient by the formula."""
+        s, (masses, divisor) = self.logits.double().requires_grad_(), self.masses()
+        rows = (masses * LOSSES[self.name][1](s, **self.options)).sum(1)
+        value = {"mean": rows.sum() / divisor, "sum": rows.sum(), "none": rows}[self.reduction]
+        return value.detach(), torch.autograd.grad(value.sum(), s)[0]
+
+    def found(self) -> tuple[Tensor, Tensor]:
+        """Return the loss and its gradient by the package."""
+        common = {"weight": self.weight, "reduction": self.reduction, "label_smoothing": self.smoothing}
+        s = self.logits.clone().requires_grad_()
+        with use_backend(self.backend):
+            value = create_loss(self.name, **self.options, **common)(s, self.target)
+        return value.detach(), torch.autograd.grad(value.sum(), s)[0]
+
+    def problem(self) -> str:
+        """Return what differs, or an empty string."""
+        try:
+            pairs = zip(("loss", "gradient"), self.found(), self.expected(), strict=True)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        # an exponential of x = score / temperature errs by eps |x|, a sum by eps of its largest term
+        inverse = [1 / self.options[name] for name in ("tau", "temperature") if self.options.get(name)]
+        factor = max(1.0, *inverse, self.options.get("scale", 1.0), STEEP.get(self.name, 1.0))
+        largest = factor * max(1.0, self.logits.abs().max().item())
+        for what, got, wanted in pairs:
+            if got.shape != wanted.shape or got.dtype != self.dtype:
+                return f"{what} of {got.dtype} {list(got.shape)}, expected {self.dtype} {list(wanted.shape)}"
+            if wanted.isnan().any():  # of no rows that count
+                continue
+            finest = max(1.0, wanted.abs().max().item())
+            allowed = ROUNDINGS * torch.finfo(self.dtype).eps * largest * finest
+            apart = (got.double() - wanted).abs().max().item()
+            if not apart <= allowed:
+                return f"{what} {got.tolist()}, expected {wanted.tolist()}: off by {apart:.3g}, allowed {allowed:.3g}"
+        return ""
+
+    def __str__(self) -> str:
+        target = list(self.target.shape) if isinstance(self.target, Tensor) else "mixture"
+        return (
+            f"{self.name} {self.options}, {self.dtype} {list(self.logits.shape)} around {self.scale:g}, "
+            f"target {target}, {self.reduction}, weight {self.weight is not None}, smoothing {self.smoothing:g}, "
+            f"{self.backend}"
+        )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the cases, print those that fail, and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=1000, help="number of cases")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all cases")
+    parser.add_argument("--seconds", type=float, default=600.0, help="stop after this many seconds")
+    parser.add_argument("--only", type=int, help="number of the one case to run")
+    options = parser.parse_args(arguments)
+    numbers = range(options.cases) if options.only is None else (options.only,)
+    start, run, failed = time.monotonic(), Counter[str](), Counter[str]()
+    for number in numbers:
+        if time.monotonic() - start > options.seconds:
+            break
+        case = Case(f"{options.seed}-{number}")
+        run[case.name] += 1
+        if problem := case.problem():
+            failed[case.name] += 1
+            print(f"case {number}: {case}\n    {problem}", flush=True)
+    print(f"{run.total()} cases of {len(run)} losses, {failed.total()} failed {dict(failed) or ''}".rstrip())
+    return 1 if failed or not run else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Every flag of every command explains itself, and a number out of range is a one-line error that names the flag."""
+
+import pytest
+
+from topk_registry.cli import ArgumentParser
+from topk_registry.cli.commands import GROUPS, commands
+from topk_registry.train import config
+
+COMMANDS = [name for names in GROUPS.values() for name in names if name in commands and name != "run"]
+NUMBERS = ("int", "float", "integer", "number")
+MAY_BE_NEGATIVE = {"--mean"}
+
+
+class ParserFoundError(Exception):
+    pass
+
+
+def parser_of(command, monkeypatch):
+    found = []
+
+    def stop(parser, args=None, namespace=None):
+        found.append(parser)
+        raise ParserFoundError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ArgumentParser, "parse_args", stop)
+        with pytest.raises(ParserFoundError):
+            commands.builder(command)([])
+    return found[0]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_flags_have_help_and_numbers_a_range(command, monkeypatch, capsys):
+    parser = parser_of(command, monkeypatch)
+    parse = config.parse_args if command == "train" else parser.parse_args
+    assert parser.description
+    silent = [action.dest for action in parser._actions if not action.help]
+    assert not silent
+    taken = []
+    for action in parser._actions:
+        flag = next((name for name in action.option_strings if name.startswith("--")), None)
+        if flag is None or getattr(action.type, "__name__", "") not in NUMBERS:
+            continue
+        for text in ("nan", "-1e999", "three", *(() if flag in MAY_BE_NEGATIVE else ("-7",))):
+            try:
+                parse([f"{flag}={text}"])
+                taken.append(f"{flag} {text}")
+            except SystemExit as ended:
+                (line,) = capsys.readouterr().err.splitlines()
+                if ended.code != 2 or not any(name in line for name in action.option_strings):
+                    taken.append(f"{flag} {text}: {line}")
+    assert taken == []
