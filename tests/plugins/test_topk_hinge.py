@@ -142,5 +142,5 @@ def test_a_margin_for_each_class():
 
 @pytest.mark.parametrize("alpha", [-1.0, math.nan, math.inf, [1.0, -0.5], [[1.0]]])
 def test_bad_margins(alpha):
-    with pytest.raises(ValueError, match="alpha must be a finite number of at least 0, or a list of them, one a"):
+    with pytest.raises(ValueError, match="alpha"):
         TopKSVM(alpha=alpha)
