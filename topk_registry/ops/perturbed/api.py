@@ -102,8 +102,11 @@ def perturbed_hinge(
     k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
     _check_shapes(logits, k, num_samples, None)
     parts = masses.labels, masses.shares, masses.even, masses.dense
-    alpha = alpha.detach() if isinstance(alpha, Tensor) else _constant(float(alpha))
     way = route(logits, *parts)
+    if isinstance(alpha, Tensor):
+        alpha = alpha.detach()
+    else:
+        alpha = _constant(float(alpha)) if way is Route.KERNELS else torch.tensor(float(alpha), dtype=torch.float64)
     backend = _backend(logits, k, epsilon, None)
     trained = [part for part in parts if part is not None and part.requires_grad]
     if way is Route.KERNELS and backend == "numba" and not trained:
@@ -118,6 +121,7 @@ def perturbed_hinge(
 
 @lru_cache(maxsize=16)
 def _constant(value: float) -> Tensor:
+    """Return a number as a tensor that is kept between calls; a compiler cannot trace the cache."""
     with torch.inference_mode(False):
         return torch.tensor(value, dtype=torch.float64)
 
