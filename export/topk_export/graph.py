@@ -105,8 +105,13 @@ def domains(model: Any) -> list[str]:
 
 
 def strip(model: Any) -> None:
-    """Remove what the exporter records about its machine: stack traces, file names, module paths."""
+    """Remove what the exporter records about its machine, and shapes of weights, which tools that transpose them keep.
+
+    A record of the machine is a stack trace, the name of a file or the path of a module.
+    """
     graph = model.graph
+    weights = {weight.name for weight in graph.initializer}
+    _replace(graph.value_info, [value for value in graph.value_info if value.name not in weights])
     named = [*graph.node, *graph.value_info, *graph.input, *graph.output, *graph.initializer, *model.functions]
     for item in [*named, graph, model]:
         item.ClearField("doc_string")

@@ -141,6 +141,26 @@ def test_normalization_in_the_graph_is_the_same(predictor, in_graph_file):
     close(inside.run(pixels), predictor.run(predictor.preprocess(IMAGES)))
 
 
+@pytest.mark.slow
+def test_a_file_can_be_quantized(predictor, model_file, picture, tmp_path):
+    """By the command of docs/export.md."""
+    from onnxruntime.quantization import quantize_dynamic
+
+    quantize_dynamic(model_file, tmp_path / "int8.onnx")
+    batch = predictor.preprocess([picture("red")])
+    found, exact = Predictor(tmp_path / "int8.onnx", device="cpu").run(batch), predictor.run(batch)
+    np.testing.assert_allclose(found["marginals"].sum(-1), exact["marginals"].sum(-1), rtol=1e-5)
+    np.testing.assert_allclose(found["logits"], exact["logits"], atol=0.1 * np.ptp(exact["logits"]))
+
+
+@pytest.mark.nightly
+def test_openvino_gives_the_same_marginals(predictor, model_file, picture):
+    openvino = pytest.importorskip("openvino")
+    batch = predictor.preprocess([picture("red")])
+    found = openvino.Core().compile_model(str(model_file), "CPU")(batch)
+    np.testing.assert_allclose(found["marginals"], predictor.run(batch)["marginals"], atol=1e-5)
+
+
 def test_class_lists(predictor, model_file, picture):
     chosen = ["red", "pink", "blue"]
     limited = Predictor(model_file, device="cpu", allowed=chosen)
