@@ -28,7 +28,9 @@ MISSING = "\U0010fffe"  # no font has this character, so it renders as the font'
 
 
 class Glyphs:
-    """Images of 28 x 28 of 62 characters, one face per font family, on a common baseline and scale per font.
+    """Images of 62 characters in 28 x 28 pixels, from one face per font family.
+
+    Families whose names start alike count as one design and stay in one split.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``: 60, 20 and 20 percent of the designs.

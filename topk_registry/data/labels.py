@@ -80,6 +80,6 @@ def class_counts(labels: Labels, num_classes: int) -> list[int]:
 
 
 def superclasses_of(dataset: Any) -> list[int] | None:
-    """Return the superclass of every class [n], by ``dataset.superclasses`` or of CIFAR-100, or None if unknown."""
+    """Return the superclass of every class [n]: those of the data set, else of CIFAR-100, else None."""
     known = getattr(dataset, "superclasses", None)
     return list(known) if known is not None else SUPERCLASSES if class_names_of(dataset) == CLASSES else None

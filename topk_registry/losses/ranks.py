@@ -48,7 +48,7 @@ def mean_over_ranks(loss: L, group: Group = None) -> L:
 
 
 def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tensor | None = None) -> Tensor:
-    """Return the number [] in double precision by which the mean of a loss divides, on this process."""
+    """Return the sum of the weights of this process's rows, the divisor of a loss's mean, [] in double precision."""
     if isinstance(target, LabelMixture):
         rows = target.labels[:, 0].double().fill_(1.0)
     elif target.is_floating_point():

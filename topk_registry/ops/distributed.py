@@ -121,7 +121,7 @@ def everywhere(t: Any, mesh: Any) -> Any:
 
 
 def beside(t: Tensor, scores: Any) -> Any:
-    """Make a tensor that every rank has whole usable with ``scores``, a DTensor or a plain tensor."""
+    """Return a tensor that every rank holds in full, in a form that combines with ``scores``, a DTensor or not."""
     return everywhere(t, scores.device_mesh) if is_distributed(scores) else t
 
 
@@ -144,7 +144,7 @@ def by_shards(function: Callable[..., Tensor], logits: Any, *rows: Tensor | None
 
 
 def generator_of_shard(logits: Any, generator: Generator | None) -> Generator:
-    """Return a generator for the rows of this rank: the same on ranks with the same rows, another on every other."""
+    """Return a generator for the rows of this rank: ranks with the same rows share it, other ranks have another."""
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = logits.device_mesh

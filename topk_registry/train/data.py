@@ -85,7 +85,7 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
     Args:
         config: the settings.
         channels: number of channels of the images.
-        needs_counts: count the classes, even if each sample has to be read for it.
+        needs_counts: count the training samples of each class, even if every sample has to be read for that.
 
     Raises:
         DataError: a split does not exist or cannot be used.

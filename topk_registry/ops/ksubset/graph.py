@@ -316,8 +316,8 @@ def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
 class State(NamedTuple):
     """Summary of the classes of a chunk: O(k) numbers per row, whatever the number of classes.
 
-    Odds are exp((s - a) / theta), a being the k-th largest score. Merging chunks raises a only, so odds are scaled
-    down only.
+    Odds are exp((s - a) / theta), where ``a`` is the k-th largest score. Merging chunks can only raise ``a``, so odds
+    are only ever scaled down.
     """
 
     top: Tensor  # [B, T], the largest scores in descending order, T = 2k + 1, or all classes if they are fewer

@@ -37,9 +37,9 @@ def perturbed_topk(
     Value and gradient are means over the same draws of Z ~ N(0, I). ``epsilon=0`` is the plain k-th largest. A row with
     a NaN gives NaN for that row only.
 
-    The noise of a generator depends on the backend. PyTorch operations fill tensors with it. The kernels take one
-    number from the generator per call, and their noise is a function of that number, the row's place, the draw and the
-    class: the same for any number of threads, and whatever the scores and the other rows are.
+    The same generator gives different noise on different backends. PyTorch operations fill whole tensors with its
+    noise. The kernels take one number from it per call and compute the noise from that number, the row's place, the
+    draw and the class, so that it does not depend on the number of threads, the scores or the other rows.
 
     Args:
         scores: floating point [..., n].

@@ -34,8 +34,8 @@ def losses(
         k: size of the set.
         tau: smoothing temperature.
         alpha: required gap, [] on any device or [n].
-        needs_grad: whether the gradient is returned. It has the dtype of the logits, but single precision for float16,
-            where the factor of a mean may underflow before a loss scaler multiplies it.
+        needs_grad: whether the gradient is returned. The gradient has the dtype of the logits. For float16 logits
+            it is in single precision, because the factor of a mean may underflow before a loss scaler multiplies it.
     """
     B, n = logits.shape
     memory, stride = in_rows(logits)
