@@ -101,7 +101,7 @@ def main(folder: str = "output/transformers") -> None:
     image = held_out[0]["pixel_values"][None]
     with torch.no_grad():
         best = tr.TopKHead.of_loss(loss.loss)(again(image).logits)
-    print("the five best classes of an image, and their top-5 marginals:")
+    print("top-5 classes of one image with their marginals:")
     for c in best.indices[0].tolist():
         print(f"  {held_out.data.classes[c]} {best.marginals[0, c]:.2f}")
 
