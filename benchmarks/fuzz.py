@@ -3,7 +3,7 @@
     python -m benchmarks.fuzz --cases 20000 [--seed 0] [--seconds 600] [--only CASE]
 
 The formulas are those of ``tests/formulas.py``. A case is the same for the same seed and number. The exit status is 1
-if a loss or a gradient is further from its formula than the rounding of a plain implementation explains.
+if the error of a loss or a gradient is larger than the rounding of a plain implementation.
 """
 
 import argparse
@@ -36,10 +36,8 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        rng, generator = (
-            random.Random(self.seed),
-            torch.Generator().manual_seed(random.Random(self.seed).getrandbits(60)),
-        )
+        rng = random.Random(self.seed)
+        generator = torch.Generator().manual_seed(random.Random(self.seed).getrandbits(60))
         self.name = self.name or rng.choice(list(LOSSES))
         B, n = rng.randint(1, 4), rng.randint(3, 9)
         self.options = LOSSES[self.name][0](rng, n) | self.options

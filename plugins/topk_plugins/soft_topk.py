@@ -42,11 +42,11 @@ class _OneThreshold(ClassificationLoss):
 
     def threshold(self, x: Tensor) -> Tensor:
         """Return b [B] of rows x = s / tau [B, n] in double precision."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define threshold(x [B, n]) -> [B]")
 
     def nll(self, u: Tensor) -> Tensor:
         """Return -log p from x - b."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define nll(u)")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         x = logits.double() / self.tau

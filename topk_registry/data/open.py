@@ -78,11 +78,8 @@ def open_dataset(
     else:
         short = name.removeprefix(PREFIX)
         factory = registry.datasets.builder(short)
-        own = {
-            option: value
-            for option, value in options.items()
-            if option in parameters(factory)[0] or option not in CHANGES
-        }
+        named = parameters(factory)[0]
+        own = {option: value for option, value in options.items() if option in named or option not in CHANGES}
         changes = {option: value for option, value in options.items() if option not in own}
         check_options(f"dataset {name!r}", factory, ["split", *own], also=CHANGES)
         if isinstance(own.get("seed"), int):
@@ -132,7 +129,9 @@ def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
     """
     if not is_indexed(dataset):
         return "" if hasattr(dataset, "__iter__") else f"expected a data set with a length, got {dataset!r}"
-    sample, names = dataset[0] if len(dataset) else (Image.new("RGB", (1, 1)), 0), class_names_of(dataset)
+    if len(dataset) == 0:
+        return ""
+    sample, names = dataset[0], class_names_of(dataset)
     if not (isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], Image.Image)):
         return f"expected samples (PIL image, label) without a transform, got {sample!r}"
     if not hasattr(dataset, "transform"):

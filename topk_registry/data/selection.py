@@ -112,13 +112,12 @@ def with_label_noise(
     kind = kind or ("uniform" if family is None else "family")
     if kind == "uniform":
         noisy = uniform_noise(labels, len(counts), share, seed=seed)
-    elif kind == "family" and family is not None:
-        noisy = family_noise(labels, family, share, seed=seed)
+    elif kind != "family":
+        raise ValueError(f"the kind of label noise: family or uniform, got {kind!r}")
+    elif family is None:
+        raise ValueError("the kind of label noise: family needs superclasses, which are unknown")
     else:
-        needs = (
-            "family needs superclasses, which are unknown" if kind == "family" else f"family or uniform, got {kind!r}"
-        )
-        raise ValueError(f"the kind of label noise: {needs}")
+        noisy = family_noise(labels, family, share, seed=seed)
     note = f"label noise {share:g} ({kind}): {int((noisy != labels).sum())} of {len(labels)} training labels differ"
     return Selection(dataset, targets=noisy, true_targets=labels, notes=[note])
 

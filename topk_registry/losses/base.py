@@ -25,6 +25,7 @@ from topk_registry.losses.targets import (
     check_tensor,
     check_weight,
 )
+from topk_registry.ops.backend import constant_in_graphs
 from topk_registry.ops.tensors import PLAIN
 from topk_registry.ops.values import integer, number
 
@@ -310,11 +311,7 @@ def _plain(t: Any, name: str) -> Any:
     return t if computes else t.as_subclass(Tensor)
 
 
+@constant_in_graphs  # some versions of the compiler cannot trace is_autocast_available
 def has_autocast(kind: str) -> bool:
     """Return whether devices of this kind know autocast; meta tensors do not."""
     return torch.amp.is_autocast_available(kind)
-
-
-# A compiled graph keeps the result, because some versions cannot trace is_autocast_available. It is what
-# torch.compiler.assume_constant_result does, which would import the compiler, for two seconds.
-has_autocast._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]

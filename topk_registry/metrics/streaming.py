@@ -40,7 +40,7 @@ class StreamingMetric:
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
         """Return the results, by name, from sums on the CPU."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define ratios(totals) -> results by name")
 
     def follow(self, batch: Tensor) -> None:
         """Move the sums to the device of a batch."""

@@ -16,7 +16,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +25,7 @@ VARIABLE = "TOPK_REGISTRY_BACKEND"
 OLDEST_GPU = (8, 0)  # compute capability that the Triton kernels are compiled and tested for
 OPERATORS = ("ksubset", "perturbed")  # each has ``topk_registry.ops.NAME.api`` with ``usual_backend(device) -> str``
 
+F = TypeVar("F", bound=Callable[..., Any])
 SelfTest = Callable[[torch.device], bool]
 
 _wanted: ContextVar[str | None] = ContextVar("topk_registry_backend", default=None)
@@ -44,6 +45,16 @@ def choose(device: torch.device, backend: str | None, self_test: SelfTest) -> st
     return backend if _serves(device, backend, self_test) else "torch"
 
 
+def constant_in_graphs(function: F) -> F:
+    """Let the compiler call a function and keep the result, instead of tracing it.
+
+    It is what ``torch.compiler.assume_constant_result`` does, which would import the compiler, for two seconds.
+    """
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+@constant_in_graphs
 def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
     """Tell whether a backend works on a device; warn once if it does not."""
     key = backend, device, self_test
@@ -54,11 +65,6 @@ def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
         if why:
             warnings.warn(f"{why}: the top-k losses are slower", stacklevel=3)
     return not why
-
-
-# The compiler calls it instead of tracing the self-test, and keeps the result. This is what
-# torch.compiler.assume_constant_result does, which would import the compiler, for two seconds.
-_serves._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:

@@ -61,9 +61,8 @@ class Interval:
 
     def inside(self, num_classes: int) -> list[float]:
         """Return the ends that belong to the interval."""
-        return [
-            _whole(end) for end, closed in zip((self.low, self.end(num_classes)), self.closed, strict=True) if closed
-        ]
+        ends = zip((self.low, self.end(num_classes)), self.closed, strict=True)
+        return [_whole(end) for end, closed in ends if closed]
 
     def outside(self, num_classes: int) -> list[float]:
         """Return a value beyond each finite end; the end itself if it does not belong."""

@@ -1,6 +1,7 @@
 """The names of one entry-point group: who owns each, its state, and the factory behind it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import invalidate_caches
@@ -78,8 +79,12 @@ class Registry:
 
     def shadowed(self) -> list[Plugin]:
         """Return the plug-ins whose bare name belongs to another owner; ``distribution:name`` reaches them."""
-        found = [(plugin, self.info(plugin.name)) for plugin in self._allowed(self._discovered()[0])]
-        return [p for p, info in found if info.status != "ambiguous" and normalise(info.distribution) != _owner(p)]
+        found = []
+        for plugin in self._allowed(self._discovered()[0]):
+            with suppress(AmbiguousPluginError):
+                if _owner(self._pick(plugin.name)) != _owner(plugin):
+                    found.append(plugin)
+        return found
 
     def info(self, name: str) -> LossInfo:
         """Describe a name without importing it."""
@@ -148,8 +153,7 @@ class Registry:
             if name in self._reserved:
                 owner, names = self._reserved[name].distribution, ", ".join(self._reserved)
                 raise NameTakenError(f"{name!r} is one of {owner}'s names ({names}): choose another")
-            known = self._registered.get(name)
-            if not override and name in self and (known is None or known.factory is not builder):
+            if not override and name in self and getattr(self._registered.get(name), "factory", None) is not builder:
                 owners = ", ".join(plugin.owner for plugin in self._candidates(name))
                 raise NameTakenError(f"{self.kind} {name!r} is taken by {owners}; override=True replaces it here")
             inner: Any = unbound(builder)
@@ -179,8 +183,7 @@ class Registry:
             return [self._reserved[bare]]
         if not owner and bare in self._registered:
             return [self._registered[bare]]
-        found = [plugin for plugin in self._discovered()[0] if plugin.name == bare]
-        return [plugin for plugin in found if not owner or _owner(plugin) == normalise(owner)]
+        return [p for p in self._discovered()[0] if p.name == bare and (not owner or _owner(p) == normalise(owner))]
 
     def _pick(self, name: str) -> Plugin:
         if not isinstance(name, str):
@@ -224,12 +227,10 @@ def _owner(plugin: Plugin) -> str:
 
 def _hit(plugins: Sequence[Plugin], filter: str | Sequence[str], exclude: str | Sequence[str]) -> bool:
     """Return whether one of the plug-ins matches a wildcard of the filter, and none of them one to exclude."""
-
-    def any_match(patterns: str | Sequence[str]) -> bool:
-        every = [patterns] if isinstance(patterns, str) else patterns
-        return any(matches(pattern, plugin) for pattern in every for plugin in plugins)
-
-    return any_match(filter or "*") and not any_match(exclude)
+    wanted, unwanted = ([each] if isinstance(each, str) else each for each in (filter or "*", exclude))
+    if any(matches(pattern, plugin) for pattern in unwanted for plugin in plugins):
+        return False
+    return any(matches(pattern, plugin) for pattern in wanted for plugin in plugins)
 
 
 def _check_factory(builder: Any) -> None:

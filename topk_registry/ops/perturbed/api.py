@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,11 +102,8 @@ def perturbed_hinge(
     k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
     _check_shapes(logits, k, num_samples, None)
     parts = masses.labels, masses.shares, masses.even, masses.dense
+    alpha = alpha.detach() if isinstance(alpha, Tensor) else torch.tensor(float(alpha), dtype=torch.float64)
     way = route(logits, *parts)
-    if isinstance(alpha, Tensor):
-        alpha = alpha.detach()
-    else:
-        alpha = _constant(float(alpha)) if way is Route.KERNELS else torch.tensor(float(alpha), dtype=torch.float64)
     backend = _backend(logits, k, epsilon, None)
     trained = [part for part in parts if part is not None and part.requires_grad]
     if way is Route.KERNELS and backend == "numba" and not trained:
@@ -117,13 +114,6 @@ def perturbed_hinge(
         return Fused.apply(logits, kernel, again, sums)  # pyright: ignore[reportReturnType]
     threshold = partial(_threshold, k=k, epsilon=epsilon, num_samples=num_samples, generator=None, noise=None)
     return _with_threshold(threshold, parts, alpha, scale, logits)
-
-
-@lru_cache(maxsize=16)
-def _constant(value: float) -> Tensor:
-    """Return a number as a tensor that is kept between calls; a compiler cannot trace the cache."""
-    with torch.inference_mode(False):
-        return torch.tensor(value, dtype=torch.float64)
 
 
 def _on_cpu(logits: Tensor, needs_grad: bool, **options: Any) -> tuple[Tensor, Tensor | None]:
