@@ -163,7 +163,7 @@ class ClassificationLoss(Adjustable):
             dtype=logits.dtype,
         )
         kind = logits.device.type
-        if has_autocast(kind) and torch.is_autocast_enabled(kind):
+        if (kind == "cpu" or has_autocast(kind)) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
                 losses = self._row_losses(logits, masses)
         else:

@@ -3,21 +3,20 @@
 import numpy as np
 
 from topk_registry.ops.cpu.memory import empty
-from topk_registry.ops.cpu.numbers import compiled, number_at, place_of, summing
+from topk_registry.ops.cpu.numbers import borrowing, compiled, number_at, place_of, summing
 
 BLOCK = 512  # numbers that are added up in their own precision; sums of blocks are added in double precision
 CACHE_BLOCK = 1024  # scores to work on at a time
 PAD = 64  # rows are padded to a multiple of this: no loop of vector instructions has scores left over
-FRONT = 4  # zeros in front of coefficients, see in_fours
 
 
-@compiled
+@borrowing
 def padded(n):
     """The least multiple of PAD that holds n scores."""
     return (n + PAD - 1) // PAD * PAD
 
 
-@compiled
+@borrowing
 def pad(row, x):
     """Copy a row to padded memory; the scores beyond the row's end are -inf."""
     for i in range(len(row)):
@@ -26,7 +25,7 @@ def pad(row, x):
         x[i] = -np.inf
 
 
-@compiled
+@borrowing
 def fill(row, number):
     """The same number everywhere."""
     for i in range(len(row)):
@@ -41,7 +40,7 @@ def ones(count, kind):
     return made
 
 
-@compiled
+@borrowing
 def largest_of(x):
     """Return the largest number, -inf of none. A NaN with a positive sign gives NaN."""
     best = place_of(x.dtype.type(-np.inf))
@@ -50,7 +49,7 @@ def largest_of(x):
     return number_at(best)
 
 
-@compiled
+@borrowing
 def largest_size(x):
     """The largest absolute value; NaN where there is one."""
     best = place_of(x.dtype.type(0))
@@ -68,7 +67,7 @@ def total(w):
     return sum
 
 
-@compiled
+@borrowing
 def total_of(x):
     """The sum of many numbers, in double precision."""
     sum_of_blocks = 0.0

@@ -7,26 +7,50 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
+from numba.core import typed_passes, untyped_passes
+from numba.core.compiler import CompilerBase
+from numba.core.compiler_machinery import PassManager
 from numba.extending import intrinsic
 from numba.np.numpy_support import as_dtype
 from numpy.polynomial import Chebyshev, Polynomial
 
+
+class Compiler(CompilerBase):
+    """numba's passes that kernels need, half of all.
+
+    The others are for closures, literals, array expressions, branches on constants and annotated sources.
+    """
+
+    def define_pipelines(self) -> list[PassManager]:
+        passes = PassManager("kernels")
+        for one in (
+            untyped_passes.TranslateByteCode, untyped_passes.FixupArgs, untyped_passes.IRProcessing,
+            untyped_passes.GenericRewrites, untyped_passes.ReconstructSSA, typed_passes.NopythonTypeInference,
+            typed_passes.PreLowerStripPhis, typed_passes.IRLegalization, typed_passes.NativeLowering,
+            typed_passes.NoPythonBackend,
+        ):  # fmt: skip
+            passes.add_pass(one, one.__name__)
+        passes.finalize()
+        return [passes]
+
+
 # products may be fused with sums, and long sums be reordered; differences of scores never: they are exact
-_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-compiled = njit(error_model="numpy", fastmath={"contract"}, **_NO_WRAPPERS)
-merged = njit(error_model="numpy", fastmath={"contract"}, inline="always")  # not compiled alone: into its caller
-summing = njit(error_model="numpy", fastmath={"contract", "reassoc"}, **_NO_WRAPPERS)
-inlined = njit(error_model="numpy", fastmath={"contract"}, forceinline=True, **_NO_WRAPPERS)
+_COMMON = {"error_model": "numpy", "pipeline_class": Compiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+compiled = njit(fastmath={"contract"}, _nrt=True, **_COMMON)
+# the same for functions that take no memory and return no array: nobody counts references to what they are given
+borrowing = njit(fastmath={"contract"}, _nrt=False, **_COMMON)
+summing = njit(fastmath={"contract", "reassoc"}, _nrt=False, **_COMMON)
+inlined = njit(fastmath={"contract"}, forceinline=True, _nrt=False, **_COMMON)
 
 # numba compiles a function anew for an argument that is a literal, so numbers that vary start as this
 ZERO, NO_CLASS = np.int64(0), np.int64(-1)
 LOG2E = 1 / math.log(2)
 LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2; nine bits: multiples of the first are exact
 INVERSE_FACTORIALS = tuple(1 / math.factorial(j) for j in range(14))
-LOG2E_32, LN2_HIGH_32, LN2_LOW_32 = np.float32(LOG2E), np.float32(LN2_HIGH), np.float32(LN2_LOW)
-OF_POWER = tuple(math.log(2) ** j / math.factorial(j) for j in range(14))  # 2^f = sum_j OF_POWER[j] f^j
-OF_POWER_32 = tuple(map(np.float32, OF_POWER[:8]))
-INVERSE_FACTORIALS_32 = tuple(map(np.float32, INVERSE_FACTORIALS[:8]))
+LN2_HIGH_32, LN2_LOW_32 = np.float32(LN2_HIGH), np.float32(LN2_LOW)
+OF_POWER_32 = tuple(
+    np.float32(math.log(2) ** j / math.factorial(j)) for j in range(8)
+)  # 2^f = sum_j OF_POWER_32[j] f^j
 # log(1 + f) = f - f^2 / 2 + f^3 (sum_j LOG_SERIES_32[j] f^j), to 2e-8 of it; a division less than by artanh
 LOG_SERIES_32 = tuple(
     Chebyshev.interpolate(
@@ -51,17 +75,13 @@ def cast(source: types.Type, target: types.Type):
     return _cast
 
 
-def _limit(name: str) -> Any:
-    @intrinsic
-    def limit(typing_context, kind):
-        value = getattr(np.finfo(as_dtype(kind.dtype)), name)
-        return kind.dtype(kind), lambda context, builder, *_: context.get_constant(kind.dtype, value)
-
-    return limit
+@intrinsic
+def tiny(typing_context, kind):
+    """``np.finfo(kind).tiny`` of a kind such as np.float32 or x.dtype, without a function of numba's to compile."""
+    value = np.finfo(as_dtype(kind.dtype)).tiny
+    return kind.dtype(kind), lambda context, builder, *_: context.get_constant(kind.dtype, value)
 
 
-# of a kind such as np.float32 or x.dtype, as those of np.finfo, without a function of numba's to compile
-eps, tiny, lowest = _limit("eps"), _limit("tiny"), _limit("min")
 bits_32, number_32 = cast(types.float32, types.int32), cast(types.int32, types.float32)
 bits_64, number_64 = cast(types.float64, types.int64), cast(types.int64, types.float64)
 
@@ -88,61 +108,21 @@ def _reorder(integer: bool) -> Any:
 place_of, number_at = _reorder(True), _reorder(False)
 
 
-@inlined
-def _parts_32(u) -> Any:
-    """2^m, f and e of exp(u) = 2^m (1 + e f), where seven terms of the series for e leave an error of 6e-9."""
-    shifted = u * LOG2E_32 + ROUND_32
-    m = shifted - ROUND_32
-    f = (u - m * LN2_HIGH_32) - m * LN2_LOW_32
-    e = INVERSE_FACTORIALS_32[7]
-    for j in range(6):
-        e = e * f + INVERSE_FACTORIALS_32[6 - j]
-    return number_32((bits_32(shifted) + np.int32(127)) << np.int32(23)), f, e
-
-
-@inlined
-def _parts_64(u) -> Any:
-    """As :func:`_parts_32`, within 2e-16 or so."""
+@borrowing
+def exp64(u):
+    """exp(u) = 2^m (1 + e f) for u from -708 to 709; the series for e leaves an error of 2e-16 or so."""
     shifted = u * LOG2E + ROUND
     m = shifted - ROUND
     f = (u - m * LN2_HIGH) - m * LN2_LOW
     e = INVERSE_FACTORIALS[13]
     for j in range(12):
         e = e * f + INVERSE_FACTORIALS[12 - j]
-    return number_64((bits_64(shifted) + np.int64(1023)) << np.int64(52)), f, e
+    return (e * f + 1.0) * number_64((bits_64(shifted) + np.int64(1023)) << np.int64(52))
 
 
-@compiled
-def exp32(u):
-    """exp(u) for u from -87 to 88."""
-    power, f, e = _parts_32(u)
-    return (e * f + np.float32(1)) * power
-
-
-@compiled
-def exp64(u):
-    """exp(u) for u from -708 to 709."""
-    power, f, e = _parts_64(u)
-    return (e * f + 1.0) * power
-
-
-@compiled
-def expm1_32(u):
-    """exp(u) - 1 for u from -87 to 88, to full relative precision."""
-    power, f, e = _parts_32(u)
-    return power * (e * f) + (power - np.float32(1))
-
-
-@compiled
-def expm1_64(u):
-    """exp(u) - 1 for u from -708 to 709, to full relative precision."""
-    power, f, e = _parts_64(u)
-    return power * (e * f) + (power - 1.0)
-
-
-@compiled
+@borrowing
 def power_of_2_32(u):
-    """2^u for u from -126 to 127, as :func:`exp32`; one product fewer: u - round(u) is exact."""
+    """2^u for u from -126 to 127; seven terms of the series leave an error of 6e-9."""
     shifted = u + ROUND_32
     f = u - (shifted - ROUND_32)
     e = OF_POWER_32[7]
@@ -151,18 +131,7 @@ def power_of_2_32(u):
     return e * number_32((bits_32(shifted) + np.int32(127)) << np.int32(23))
 
 
-@compiled
-def power_of_2_64(u):
-    """2^u for u from -1022 to 1023, as :func:`exp64`."""
-    shifted = u + ROUND
-    f = u - (shifted - ROUND)
-    e = OF_POWER[13]
-    for j in range(13):
-        e = e * f + OF_POWER[12 - j]
-    return e * number_64((bits_64(shifted) + np.int64(1023)) << np.int64(52))
-
-
-@compiled
+@borrowing
 def log32(x):
     """log(x) for positive, normal x: e log 2 + log(1 + f), with 1 + f = x / 2^e within sqrt(2) of 1."""
     e = (bits_32(x) - np.int32(0x3F3504F3)) >> np.int32(23)
@@ -174,20 +143,7 @@ def log32(x):
     return n * LN2_HIGH_32 + (n * LN2_LOW_32 + ((series * f * square - np.float32(0.5) * square) + f))
 
 
-@compiled
-def log64(x):
-    """As :func:`log32`, by the series of artanh in f / (2 + f)."""
-    e = (bits_64(x) - np.int64(0x3FE6A09E667F3BCD)) >> np.int64(52)
-    z = number_64(bits_64(x) - (e << np.int64(52)))
-    z = (z - 1.0) / (z + 1.0)
-    y = z * z
-    series = 2 / 21
-    for j in (19, 17, 15, 13, 11, 9, 7, 5, 3):
-        series = series * y + 2 / j
-    return e * LN2_HIGH + (e * LN2_LOW + (z * y * series + 2.0 * z))
-
-
-@compiled
+@borrowing
 def copy(source, out):
     """Copy the numbers of an array to one of its length.
 
@@ -197,7 +153,7 @@ def copy(source, out):
         out[i] = source[i]
 
 
-@compiled
+@borrowing
 def largest_integer(x):
     """The largest of integers, at least 0."""
     most = 0

@@ -6,14 +6,14 @@ import numpy as np
 
 from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import empty
-from topk_registry.ops.cpu.numbers import NO_CLASS, ZERO, compiled, copy, number_at, place_of, tiny
+from topk_registry.ops.cpu.numbers import NO_CLASS, ZERO, borrowing, compiled, copy, number_at, place_of, tiny
 
 HALVINGS = 20  # leave about 1 in 500 of a number, with 2^31 numbers between the lowest and the highest score
 RANKED = np.int64(256)  # up to so many candidates have their places counted
 LAST = np.iinfo(np.int64).max
 
 
-@compiled
+@borrowing
 def lines_of_search(n, T):
     """Stride of the search for maxima in :func:`largest`, about sqrt(n T); 0 scans directly, as a short row does."""
     lines = 32
@@ -28,7 +28,7 @@ def scratch(n, T, dtype):
     return empty(lines_of_search(n, T), dtype), empty(n, np.int64), empty(n + 64, dtype)
 
 
-@compiled
+@borrowing
 def largest(row, skip, top, where, space):
     """The T largest scores, largest first, and their classes, the class ``skip`` left out; False if there are fewer."""
     _, classes, scores = space
@@ -39,7 +39,7 @@ def largest(row, skip, top, where, space):
     return True
 
 
-@compiled
+@borrowing
 def _candidates(row, skip, T, short, space):
     """Write the T largest scores and their classes, and perhaps some more, in the order of classes; return how many.
 
@@ -65,7 +65,7 @@ def _candidates(row, skip, T, short, space):
     return candidates
 
 
-@compiled
+@borrowing
 def in_order(scores, classes, candidates, top, where):
     """Write the largest of the first ``candidates`` scores, largest first, and their classes; ties keep their order."""
     T = len(top)
@@ -81,7 +81,7 @@ def in_order(scores, classes, candidates, top, where):
             top[place], where[place] = v, classes[j]
 
 
-@compiled
+@borrowing
 def _lower_bound(row, maxima, folded, T):
     """Return a number that T + 1 scores reach, so T whichever one is left out, from the maxima of interleaved lines.
 
@@ -99,7 +99,7 @@ def _lower_bound(row, maxima, folded, T):
     return reached_by(folded, T + 1)
 
 
-@compiled
+@borrowing
 def maxima_of_lines(row, maxima):
     """The largest of every len(maxima)-th score, from each of the first on; a row is at least as long."""
     # "+ 0" changes no number but -0, and keeps LLVM from storing under a mask, which is slow on AMD's processors
@@ -114,7 +114,7 @@ def maxima_of_lines(row, maxima):
         maxima[j] = (rest[j] if rest[j] > maxima[j] else maxima[j]) + zero
 
 
-@compiled
+@borrowing
 def reached_by(x, count):
     """Return a number that ``count`` of these reach, and few more.
 
@@ -139,19 +139,19 @@ def reached_by(x, count):
     return _number_at(low, x)
 
 
-@compiled
+@borrowing
 def _less_than(v, x):
     """A number just below v, and below zero where v is zero or might be taken for it, being denormal."""
     least = tiny(x.dtype)
     return -least if abs(v) < least else _number_at(np.int64(place_of(v)) - 1, x)
 
 
-@compiled
+@borrowing
 def _number_at(place, x):
     return x.dtype.type(number_at(np.int32(place)) if x.itemsize == 4 else number_at(np.int64(place)))
 
 
-@compiled
+@borrowing
 def number_from(scores, v):
     """How many are v or larger."""
     count = np.int32(0)

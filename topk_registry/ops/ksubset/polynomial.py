@@ -4,7 +4,7 @@ The last axis of every array, one lane per row, becomes vector instructions. The
 """
 
 from topk_registry.ops.cpu.memory import empty, zeros
-from topk_registry.ops.cpu.numbers import compiled, copy, exp64
+from topk_registry.ops.cpu.numbers import borrowing, compiled, copy, exp64
 from topk_registry.ops.ksubset.passes import FRONT
 
 
@@ -41,7 +41,7 @@ def top_group(members, size, u, P, powers, T):
     return p, q, before, after
 
 
-@compiled
+@borrowing
 def tail_polynomial(P, powers, b):
     """Write b_0..b_k of prod (1 + w_i X) from power sums P[j - 1] = sum w_i^j, by Newton's identities.
 
@@ -58,7 +58,7 @@ def tail_polynomial(P, powers, b):
                 total[i] += sign * b[j - power, i] * P[power - 1, i]
 
 
-@compiled
+@borrowing
 def products(q, p, before, after):
     """Write before[i]: before[0] times the first i factors; and after[i]: the product of all from the i-th on."""
     T = len(p)
@@ -70,7 +70,7 @@ def products(q, p, before, after):
         _times(after[h + 1], q[h], p[h], after[h])
 
 
-@compiled
+@borrowing
 def _times(c, q, p, out):
     for i in range(len(q)):
         out[0, i] = q[i] * c[0, i]
@@ -79,7 +79,7 @@ def _times(c, q, p, out):
             out[j, i] = q[i] * c[j, i] + p[i] * c[j - 1, i]
 
 
-@compiled
+@borrowing
 def without(before, after, left_out, degree, e):
     """Write the coefficient of this degree of the product of all factors but one."""
     e[:] = 0
@@ -102,7 +102,7 @@ def label_gradient(p, before, after, g):
             g[j, i] = p[j, i] * (two_below[i] / before[T, k - 1, i] - below[i] / before[T, k, i])
 
 
-@compiled
+@borrowing
 def balanced(products, T, lane, out):
     """Return rho = c_{k-1} / c_k of one lane of products[T], and write its coefficients tilted by log rho and scaled.
 
@@ -150,7 +150,7 @@ def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
         copy(g_before[j], g_product[j])
 
 
-@compiled
+@borrowing
 def _through_factor(c, g, q, p, g_q, g_p, passed):
     """Compute the reverse of :func:`_times`: ``passed`` becomes the cotangents of c."""
     for j in range(len(c)):
@@ -160,7 +160,7 @@ def _through_factor(c, g, q, p, g_q, g_p, passed):
             passed[j, i] = q[i] * g[j, i] + p[i] * g[j + 1, i]
 
 
-@compiled
+@borrowing
 def _add_correlation(c, g_below, g_last, g):
     """Compute the reverse of :func:`without` for one of the two products, the other one being c."""
     k = len(c) - 1
@@ -172,7 +172,7 @@ def _add_correlation(c, g_below, g_last, g):
             g[j, i] += g_below[i] * c[k - 1 - j, i]
 
 
-@compiled
+@borrowing
 def power_sum_cotangents(P, b, g):
     """Compute the reverse of :func:`tail_polynomial`, b_0 being a constant: P becomes the cotangents of the power sums.
 

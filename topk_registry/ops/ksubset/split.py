@@ -9,7 +9,7 @@ import numpy as np
 from topk_registry.ops.cpu import blocks, select
 from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import empty
-from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, exp64, summing
+from topk_registry.ops.cpu.numbers import NO_CLASS, borrowing, compiled, exp64, summing
 from topk_registry.ops.ksubset import passes
 
 MAX_GAP = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and larger gaps make no difference
@@ -17,7 +17,7 @@ MANY, AT_ONCE = 8, 0.6  # found in the first round of a search: so many go on wi
 INVALID, CERTAIN = -1, -2  # sizes of the top group: NaN among the scores; too few finite scores for more than one set
 
 
-@compiled
+@borrowing
 def split(row, k, depth, limit, theta, space, w, members, where):
     """Split a row for sets of k classes with a tilt that draws depth - 1/2 classes, depth = k or k + 1.
 
@@ -83,7 +83,7 @@ def scratch_space(n, depth):
     return empty(depth, np.float32), empty(depth, np.int64), select.scratch(n, depth, np.float32)
 
 
-@compiled
+@borrowing
 def power_sums(w, most, P, scratch):
     """Write the power sums of a tail and return how many matter; the others are 0.
 
@@ -96,7 +96,7 @@ def power_sums(w, most, P, scratch):
     return count
 
 
-@compiled
+@borrowing
 def to_odds(scores, a, theta):
     """Replace scores by their odds relative to a."""
     reference = np.float64(a)
@@ -104,7 +104,7 @@ def to_odds(scores, a, theta):
         scores[j] = exp64(min(max((scores[j] - reference) / theta, -MAX_GAP), MAX_GAP))
 
 
-@compiled
+@borrowing
 def balance(members, mass, k, u):
     """Return u where sum_i E_i u / (1 + E_i u) + mass u = k - 1/2, about, for the odds E of a top group and the tail.
 
