@@ -1,7 +1,7 @@
 """From an image to a model's input, equal to timm's evaluation transform, with numpy and Pillow.
 
-Decode, convert to RGB (or L), resize by one of three crop modes, crop, scale to [0, 1], normalize. As in timm, the EXIF
-orientation is ignored, and JPEGs are decoded in full (Pillow's ``draft`` would change the resampled pixels).
+Decode, convert to RGB (or L), resize by one of three crop modes, crop, scale to [0, 1], normalize. As in timm, JPEGs
+are decoded in full (Pillow's ``draft`` would change the resampled pixels).
 """
 
 import io
@@ -69,6 +69,7 @@ class Preprocess:
         resize_size: target height and width before the crop; None: the floor of ``input_size / crop_pct``.
         color: ``"RGB"`` or ``"L"``; empty for other numbers of channels; ``"unknown"`` if the normalization of the
             images is not known. In the last two cases the model takes arrays only.
+        exif: images are turned as their EXIF orientation says. timm's training and evaluation do not turn them.
     """
 
     input_size: Sequence[int]
@@ -79,6 +80,7 @@ class Preprocess:
     crop_mode: str = "center"
     resize_size: Sequence[int] | None = None
     color: str = "RGB"
+    exif: bool = False
 
     def __post_init__(self) -> None:
         if len(self.input_size) != 3 or min(self.input_size) < 1:
@@ -205,7 +207,7 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
     Args:
         source: path, encoded bytes, uint8 [height, width(, 1 or 3)] array, or a Pillow image.
         max_pixels: larger images raise :class:`ImageTooLargeError`.
-        exif: turn the image as its EXIF orientation says; timm does not.
+        exif: turn the image as its EXIF orientation says.
 
     Raises:
         ImageError: the image is missing, truncated, too large, or of no known format.
