@@ -224,8 +224,7 @@ def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
 
 
 def _most_probable(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether each class is in the mode [..., n] (ties to the lower index), and the smallest logit of the mode.
-    """
+    """Return whether each class is in the mode [..., n], with ties to the lower index, and its smallest logit."""
     ordered, order = logits.detach().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     in_mode = torch.zeros_like(order).scatter(-1, order, rank) < k[..., None]

@@ -346,7 +346,7 @@ def test_misuse_raises():
         (h[:, 1:], target, "features"),
         (h, torch.tensor([1, N]), "300"),
         (h, torch.tensor([-1, 2]), "-1"),
-        (h, torch.rand(2, N), "dense"),
+        (h, torch.rand(2, N), "Dense"),
         (h, (torch.tensor([[1], [2]]), torch.rand(2, 2)), "weights"),
         (h, (target, torch.rand(2)), "labels"),
     ]:
