@@ -454,7 +454,7 @@ SINGLE = [
     (
         "nan_stays_in_its_row",
         centred_over_the_batch,
-        "expected gradient of the rows beside a whole row of NaN and labels",
+        "expected gradient of the other rows with a whole row of NaN and labels",
     ),
     ("batch_of_one", BreaksOnOne, "expected no error, got "),
     ("empty_batch", needing_rows, "expected no error, got "),
