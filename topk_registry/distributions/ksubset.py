@@ -290,10 +290,10 @@ def _sample(x: Tensor, k: Tensor, count: int) -> Tensor:
         degrees = torch.arange(len(left), device=x.device)[:, None, None, None]
         others = drawn - degrees  # [degrees, count, B, nodes]: count of the right child
         possible = (others >= 0) & (others < len(right))
-        chances = right[:, None].expand(-1, count, -1, -1).gather(0, others.clamp(0, len(right) - 1))
-        chances = torch.where(possible, chances * left[:, None], 0.0).cumsum(0)
+        cumulative = right[:, None].expand(-1, count, -1, -1).gather(0, others.clamp(0, len(right) - 1))
+        cumulative = torch.where(possible, cumulative * left[:, None], 0.0).cumsum(0)
         uniform = torch.rand(drawn.shape, dtype=x.dtype, device=x.device)
         # first degree whose cumulative probability exceeds u times the total: never a degree of probability 0
-        ours = (chances <= uniform * chances[-1]).sum(0).clamp(max=len(left) - 1)
+        ours = (cumulative <= uniform * cumulative[-1]).sum(0).clamp(max=len(left) - 1)
         drawn = torch.cat((ours, drawn - ours), -1)[..., : level.shape[-1]]
     return drawn.bool()

@@ -194,7 +194,7 @@ class SphericalLinear(nn.Module):
             raise ValueError(f"k must be an integer from 1 to n - 1 = {self.num_classes - 1}, got {k!r}")
         link = (lambda scores: scores) if self.loss is None else self.loss.log_weights
         scores = ((first, link(s)) for first, s in self._chunks(self._rows(features), chunk, least=2 * k + 3))
-        state = graph.merge([graph.summarise(x, k + 1, 1.0, first) for first, x in scores], 1.0)
+        state = graph.merge([graph.summarize(x, k + 1, 1.0, first) for first, x in scores], 1.0)
         marginals = torch.sigmoid(graph.top_margins(state, 1.0))
         best = state.top[:, :k], marginals
         return TopClasses(state.classes[:, :k], *(part.to(features.dtype) for part in best))
