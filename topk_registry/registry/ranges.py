@@ -36,7 +36,7 @@ class Interval:
         except ValueError:
             raise ValueError(f"expected an interval such as '(0, 1]', '[0, inf)' or '[1, n)', got {text!r}") from None
         if not interval.low < interval.end(math.inf):
-            raise ValueError(f"the lower end must be below the upper end, got {text!r}")
+            raise ValueError(f"the lower end of an interval must be below the upper end, got {text!r}")
         return interval
 
     def end(self, num_classes: float) -> float:
