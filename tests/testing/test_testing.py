@@ -431,7 +431,7 @@ SINGLE = [
     ("row_order_is_irrelevant", OrderDependent, "expected loss of the shuffled batch = "),
     ("row_order_is_irrelevant", NoisyInOrder, "to have the same mean over 64 seeds"),
     ("nan_stays_in_its_row", hiding_nan, "expected a NaN loss for a whole row of NaN and labels, got 0"),
-    ("nan_stays_in_its_row", centred_over_the_batch, "gradient of the rows beside a whole row of NaN and labels"),
+    ("nan_stays_in_its_row", centred_over_the_batch, "gradient of the other rows with a whole row of NaN and labels"),
     ("batch_of_one", BreaksOnOne, "expected no error, got "),
     ("empty_batch", needing_rows, "expected no error, got "),
     ("reduction_is_consistent", of_one_shape, "reduction='none' must give a loss of shape [4], got []"),

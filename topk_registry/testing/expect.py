@@ -1,4 +1,4 @@
-"""How a check speaks: it fails with what was expected and what came, or says why it does not apply."""
+"""Outcomes of a check: it fails with expected and actual value, or it does not apply for a reason."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 Check = Callable[["Subject"], None]
 
-# A loss is a chain of some tens of operations, each rounding by half an eps of the largest value on its way.
+# A loss is a chain of some tens of operations. Each rounds by half an eps of the largest intermediate value.
 ROUNDINGS = 64
 
-CHECKS: dict[str, Check] = {}  # in the order in which they run
+CHECKS: dict[str, Check] = {}  # in the order of execution
 
 
 def check(function: Check) -> Check:
-    """Decorate a check, which belongs to the kit from then on."""
+    """Register a function as a check of the kit."""
     CHECKS[function.__name__] = function
     return function
 
 
 class CheckFailedError(AssertionError):
-    """The loss does not do what the check expects."""
+    """The loss does not meet the expectation of a check."""
 
 
 class NotApplicableError(SkipTest):
@@ -48,9 +48,9 @@ def expect_finite(got: Tensor, what: str) -> None:
 
 
 def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | None = None, floor: float = 0.0) -> None:
-    """Raise unless got equals wanted within tolerance times wanted's largest entry, or times floor where that is more.
+    """Raise unless got equals wanted within tolerance times the larger of ``floor`` and wanted's largest entry.
 
-    The largest entry is the yardstick because small entries come from sums in which it takes part. NaN equals NaN.
+    The tolerance is relative to the largest entry, because small entries are sums of large ones. NaN equals NaN.
     """
     __tracebackhide__ = True
     expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")

@@ -1,4 +1,4 @@
-"""Numbers: the gradient is the value's own, and half precision, large scores and autocast change neither."""
+"""Checks of numbers: the gradient is the derivative of the value, also with half precision and large scores."""
 
 import torch
 from torch import Tensor
@@ -7,22 +7,22 @@ from topk_registry.losses.targets import Target
 from topk_registry.testing.expect import check, expect, expect_close, expect_finite, expect_same
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 
-# Central differences err by step^2/6 times the third derivative, 2e-11 of it, and by eps * loss / step = 2e-11 * loss
-# from rounding. A loss as sharp as softmax of 50 s has third derivatives 2500 times its gradient: 4e-8 of the largest.
+# Central differences err by step^2/6 times the third derivative, which is 2e-11 of it, and by rounding, eps * loss /
+# step = 2e-11 * loss. A loss as sharp as softmax of 50 s has third derivatives 2500 times its gradient: 4e-8 of the
+# largest.
 STEP = 1e-5
 TOLERANCE = 1e-6
-DIRECTIONS = 8  # a wrong entry shows along every one of them; only then is each entry looked at
+DIRECTIONS = 8  # a wrong entry changes all of them; only then is every entry compared
 
-# Against float32 on the same half-precision scores, a loss may err as far as cross-entropy does that rounds its
-# intermediate results to half precision: some eps of the largest. One that works in float32 is within half an eps.
+# Compared with float32 on the same scores, the error may be that of cross-entropy with intermediate results in half
+# precision: a few eps of the largest value. A loss that computes in float32 is within half an eps.
 HALF_ROUNDINGS = 4
 
 
 @check
 def gradient_equals_differences(subject: Subject) -> None:
-    """A hand-written backward that disagrees with its forward trains something else; float64 in, float64 inside.
-
-    Distributions often take another path through a loss than indices do, with its own backward."""
+    """A hand-written backward pass must match the forward pass, for every kind of target. The check needs a loss that
+    computes in float64."""
     loss, logits = subject.build(), subject.logits(dtype=torch.float64)
     for kind, target in subject.targets(loss):
         value, gradient = value_and_gradient(loss, logits, target)
@@ -52,7 +52,7 @@ def _slopes(loss: Loss, logits: Tensor, target: Target, directions: Tensor) -> T
 
 @check
 def gradient_descends(subject: Subject) -> None:
-    """A small step against the gradient must lower the loss; a wrong sign climbs."""
+    """A small step against the gradient must lower the loss. With a wrong sign, the loss increases."""
     loss, logits, labels = subject.build(), subject.logits(dtype=torch.float64), subject.labels()
     value, gradient = value_and_gradient(loss, logits, labels)
     expect(gradient.abs().max() > 0, "expected a gradient at random scores, got zero everywhere: nothing is learned")
@@ -62,9 +62,8 @@ def gradient_descends(subject: Subject) -> None:
 
 @check
 def half_precision(subject: Subject) -> None:
-    """float16 ends at 65504 and bfloat16 keeps three digits: a loss has to compute in float32 inside.
-
-    With mixup, half-precision scores meet float32 distributions."""
+    """float16 overflows at 65504 and bfloat16 has three digits, so a loss has to compute in float32 inside. With mixup,
+    scores are in half precision and distributions in float32."""
     loss = subject.build()
     for dtype in (torch.float16, torch.bfloat16):
         for kind, target in subject.targets(loss):
@@ -75,7 +74,7 @@ def half_precision(subject: Subject) -> None:
 
 @check
 def large_logits(subject: Subject) -> None:
-    """Diverging or confident networks give scores of 60 or 1e4: exp overflows unless something is subtracted first."""
+    """Diverging or confident networks have scores of 60 or 1e4. Without a shift by the maximum, exp overflows."""
     loss, labels = subject.build(), subject.labels()
     for dtype, scale in ((torch.float32, 60), (torch.float32, 1e4), (torch.float16, 300), (torch.bfloat16, 300)):
         logits, what = (scale * subject.logits()).to(dtype), f"of {dtype} logits around {scale:g}"
@@ -89,7 +88,7 @@ def large_logits(subject: Subject) -> None:
 
 @check
 def cpu_autocast(subject: Subject) -> None:
-    """Under autocast the scores are bfloat16 and matrix products fall to bfloat16, unless the loss opts out."""
+    """Under autocast, scores are bfloat16 and matrix products use bfloat16, unless the loss disables autocast."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got, half = (value_and_gradient(loss, scores, labels) for scores in (logits, logits.bfloat16()))
@@ -103,5 +102,5 @@ def _expect_half_close(
 ) -> None:
     for part in got:
         expect_finite(part, f"loss and gradient of {dtype} logits and {kind}")
-    if not subject.is_random:  # draws of two dtypes differ
+    if not subject.is_random:  # random numbers of two dtypes differ
         expect_same(got, wanted, f"of {dtype} logits and {kind}", HALF_ROUNDINGS * torch.finfo(dtype).eps)

@@ -1,4 +1,4 @@
-"""Options that losses share with ``torch.nn.CrossEntropyLoss`` mean here what they mean there; others are declared."""
+"""Checks of options: options of ``torch.nn.CrossEntropyLoss`` have the same meaning here."""
 
 import inspect
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from topk_registry.testing.subject import EPOCHS, Loss, Subject, evaluate, value
 
 @check
 def reduction_is_consistent(subject: Subject) -> None:
-    """``none`` gives one loss per row, ``sum`` its sum, ``mean`` its mean; a typo is an error, not a default."""
+    """``none`` returns one loss per row, ``sum`` the sum, and ``mean`` the mean. Any other value is an error."""
     subject.require("reduction")
     logits, labels = subject.logits(), subject.labels()
     plain = {"weight": None} if subject.takes("weight") else {}
@@ -32,8 +32,8 @@ def reduction_is_consistent(subject: Subject) -> None:
 
 @check
 def weights_scale_rows(subject: Subject) -> None:
-    """``weight`` multiplies a row by its label's factor, ``sample_weight`` by its own; ``mean`` divides by their sum,
-    without the rows that are ignored."""
+    """``weight`` multiplies a row by the factor of its label, ``sample_weight`` by the factor of the row. ``mean``
+    divides by the sum of the factors of rows that are not ignored."""
     subject.require("weight", "reduction")
     logits, labels, weight = subject.logits(), subject.labels(), subject.class_weight()
     hard = {"label_smoothing": 0.0} if subject.takes("label_smoothing") else {}
@@ -54,7 +54,7 @@ def weights_scale_rows(subject: Subject) -> None:
 
 @check
 def ignore_index_skips_rows(subject: Subject) -> None:
-    """Rows labelled ``ignore_index`` cost nothing, push nothing, and are not counted in the mean, NaN or not."""
+    """Rows with the label ``ignore_index`` have no loss and no gradient and do not count in the mean, even if NaN."""
     subject.require("ignore_index")
     logits, labels = subject.logits(), subject.labels()
     broken = logits.index_fill(0, torch.tensor(1), torch.nan)
@@ -74,7 +74,7 @@ def ignore_index_skips_rows(subject: Subject) -> None:
 
 @check
 def label_smoothing_is_a_soft_target(subject: Subject) -> None:
-    """``label_smoothing=e`` is the dense target (1 - e) one-hot + e/n, class weights included."""
+    """``label_smoothing=e`` equals the dense target (1 - e) one-hot + e/n, with class weights too."""
     subject.require("label_smoothing", "reduction")
     logits, labels, n = subject.logits(), subject.labels(), subject.num_classes
     target = 0.9 * subject.one_hot(labels) + 0.1 / n
@@ -87,8 +87,8 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
 
 @check
 def declared_options_work(subject: Subject) -> None:
-    """``option_ranges`` and ``tuning_grid`` name options of the loss. Values in them give a finite loss, values outside
-    of a range raise a ValueError, and the default is inside."""
+    """``option_ranges`` and ``tuning_grid`` name options of the loss. Their values give a finite loss. A range contains
+    the default and the tuning grid, and values outside raise a ValueError."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     if not ranges and not grid:
         raise NotApplicableError("declares no option_ranges and no tuning_grid")
@@ -101,7 +101,7 @@ def declared_options_work(subject: Subject) -> None:
             expect_finite(_loss_with(subject, option, value), f"loss with {option}={value!r}")
         if option in ranges:
             for value in [taken[option].default, *usual]:
-                if isinstance(value, (int, float, str)):  # None and one value per class are no numbers
+                if isinstance(value, (int, float, str)):  # None and lists per class are not single numbers
                     expect(value in allowed, f"expected {option}={value!r} in {allowed}, as its default or grid has it")
             for value in allowed.outside(n) if isinstance(allowed, Interval) else ("no such choice",):
                 refused = _is_refused(subject, option, value)
@@ -122,14 +122,13 @@ def _is_refused(subject: Subject, option: str, value: Any) -> bool:
 
 @check
 def options_can_be_set(subject: Subject) -> None:
-    """A temperature is annealed by setting it; a loss that goes on with the old one, or with a part of it, trains on
-    another loss than it shows. An option that cannot be set must refuse."""
+    """Temperatures are annealed by setting an option. Later calls must use the new value, or setting must raise."""
     logits, labels = subject.logits(), subject.labels()
     for option, value in _other_values(subject):
         loss = subject.build()
         if not isinstance(loss, ClassificationLoss) and not hasattr(loss, option):
-            continue  # a plain module does not know its options
-        evaluate(_at_epoch(loss), logits, labels)  # a kernel may remember
+            continue  # a plain module has no list of options
+        evaluate(_at_epoch(loss), logits, labels)  # a kernel may cache values
         try:
             setattr(loss, option, value)
         except (ValueError, TypeError, AttributeError):
@@ -141,7 +140,7 @@ def options_can_be_set(subject: Subject) -> None:
 
 
 def _other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
-    """Yield for each option values beside the one it has, with which the loss can be built."""
+    """Yield options with further values with which the loss can be built."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     weight, counts = subject.class_weight(), list(range(1, subject.num_classes + 1))
     common = {"weight": [weight], "class_counts": [counts], "ignore_index": [int(subject.labels()[0])]}
@@ -164,7 +163,7 @@ def _other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
 
 
 def _at_epoch(loss: Loss) -> Loss:
-    """Set a loss that has a schedule to epoch 0, as a trainer does."""
+    """Set epoch 0 if the loss has a schedule, as a trainer does."""
     if callable(set_epoch := getattr(loss, "set_epoch", None)):
         set_epoch(0)
     return loss
@@ -172,7 +171,7 @@ def _at_epoch(loss: Loss) -> Loss:
 
 @check
 def set_epoch_is_harmless(subject: Subject) -> None:
-    """A trainer calls ``set_epoch`` before each epoch, the last included; ``first_change`` is the first that counts."""
+    """A trainer calls ``set_epoch`` before each epoch. ``first_change`` is the first epoch with another loss."""
     loss = subject.build()
     set_epoch = getattr(loss, "set_epoch", None)
     if not callable(set_epoch):

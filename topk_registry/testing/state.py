@@ -1,4 +1,4 @@
-"""A loss as an object: it moves between devices, is saved, copied and sent to workers."""
+"""Checks of the loss as an object: it is moved, saved, copied and sent to workers."""
 
 import copy
 import pickle
@@ -12,10 +12,10 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 
 @check
 def moves_to_meta(subject: Subject) -> None:
-    """``loss.to(device)`` moves parameters and buffers; any other tensor stays behind and fails on a GPU.
+    """``loss.to(device)`` moves only parameters and buffers. Any other tensor stays on the CPU and fails on a GPU.
 
-    The meta device, where models are planned, shows this without a GPU. Its tensors have shapes and no numbers, so no
-    branch may depend on numbers."""
+    The meta device, on which models are planned, shows this without a GPU. Its tensors have shapes but no numbers, so
+    no branch may depend on numbers."""
     loss = _stateful(subject)
     kinds = [(kind, target) for kind, target in subject.targets(loss) if isinstance(target, Tensor)]
     loss = loss.to("meta") if isinstance(loss, nn.Module) else loss
@@ -29,7 +29,7 @@ def moves_to_meta(subject: Subject) -> None:
 
 @check
 def runs_on_cuda(subject: Subject) -> None:
-    """A loss moved to a GPU must work there and give the same results."""
+    """After a move to a GPU, a loss must give the same results."""
     if not torch.cuda.is_available():
         raise NotApplicableError("there is no CUDA device here")
     loss, logits, labels = _stateful(subject), subject.logits(), subject.labels()
@@ -37,20 +37,19 @@ def runs_on_cuda(subject: Subject) -> None:
     loss = loss.to("cuda") if isinstance(loss, nn.Module) else loss
     value, gradient = value_and_gradient(loss, logits.cuda(), labels.cuda())
     expect(value.is_cuda, f"expected a loss on the device of its logits, got {value.device}")
-    if not subject.is_random:  # the devices draw different numbers from one seed
+    if not subject.is_random:  # random numbers differ between devices
         expect_same((value.cpu(), gradient.cpu()), wanted, "on CUDA")
 
 
 @check
 def state_dict_round_trip(subject: Subject) -> None:
-    """A resumed run must go on with the state it was saved with: running averages, and buffers that have changed.
-
-    A loss that keeps what it computed from its buffers in the first call goes on with old values."""
+    """A resumed run must continue with the saved state, including running averages. A loss that caches values of its
+    buffers computes with old values."""
     saved, loaded, logits, labels = _stateful(subject), _stateful(subject), subject.logits(), subject.labels()
     if not (isinstance(saved, nn.Module) and isinstance(loaded, nn.Module)):
         raise NotApplicableError("is no nn.Module")
     for state in saved.state_dict().values():
-        if state.is_floating_point():  # a mean knows no common factor
+        if state.is_floating_point():  # not a common factor, which a mean would cancel
             state.mul_(1.25).add_(torch.linspace(0.125, 0.25, state.numel(), dtype=state.dtype).view_as(state))
     for loss in (saved, saved, loaded):
         evaluate(loss, logits, labels)
@@ -60,14 +59,14 @@ def state_dict_round_trip(subject: Subject) -> None:
 
 @check
 def can_be_copied(subject: Subject) -> None:
-    """Spawned workers pickle the loss, averaged models deep-copy it; a lambda, a local class or a lock forbids that."""
+    """Worker processes pickle the loss, and averaged models deep-copy it. A lambda or a local class prevents that."""
     loss = _stateful(subject)
     _expect_equal(pickle.loads(pickle.dumps(loss)), loss, subject, "after pickling")
     _expect_equal(copy.deepcopy(loss), loss, subject, "of the copy")
 
 
 def _stateful(subject: Subject) -> Loss:
-    """Return a loss with class weights where it takes them, so that there is state to lose."""
+    """Return a loss with class weights if it takes them, so that it has state."""
     if subject.takes("weight") and "weight" not in subject.options and isinstance(subject.build(), nn.Module):
         return subject.build(weight=subject.class_weight())
     return subject.build()

@@ -1,4 +1,4 @@
-"""Kinds of targets: indices, distributions, and what is neither."""
+"""Checks of targets: indices, distributions, and invalid targets."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 
 @check
 def takes_distributions(subject: Subject) -> None:
-    """Mixup and CutMix turn indices into distributions: one-hot ones change nothing, and every label of a mixed one
-    counts. A loss that takes the arg max trains on mixed images as if they were not."""
+    """Mixup and CutMix produce distributions. A one-hot distribution must give the same loss as its index. A loss that
+    uses only the arg max of a distribution ignores the mixed-in labels."""
     subject.needs_rows()
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     one_hot = subject.one_hot(labels)
@@ -24,21 +24,21 @@ def takes_distributions(subject: Subject) -> None:
     mixed = evaluate(loss, logits, 0.7 * one_hot + 0.3 * one_hot.roll(1, 0))
     expect(
         not torch.isclose(pure[0], mixed, rtol=1e-4, atol=0),
-        f"expected targets mixed 70:30 to change the loss, got {mixed.item():.6g} as for the larger part alone",
+        f"expected targets mixed 70:30 to change the loss, got {mixed.item():.6g} as without mixing",
     )
     for options in [{}, {"weight": subject.class_weight()}] if subject.takes("weight") else [{}]:
         loss = subject.build(**options)
         for kind, target in subject.targets(loss):
-            if isinstance(target, LabelMixture):  # training hands these over where a loss takes them
+            if isinstance(target, LabelMixture):  # training passes mixed labels in this form if the loss takes it
                 wanted = value_and_gradient(loss, logits, target.dense(subject.num_classes))
                 expect_same(value_and_gradient(loss, logits, target), wanted, f"of {kind}")
 
 
 @check
 def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
-    """`--task multilabel` trains with it where it says ``takes_k_hot = True``: rows have none, one or more labels."""
+    """`--task multilabel` trains with a loss that declares ``takes_k_hot = True``. Rows have no, one or more labels."""
     if getattr(unbound(subject.factory), "takes_k_hot", False) is not True:
-        raise NotApplicableError("does not say takes_k_hot = True")
+        raise NotApplicableError("does not declare takes_k_hot = True")
     loss, logits, n = subject.build(), subject.logits(), subject.num_classes
     target = (logits.argsort(1).argsort(1) <= torch.arange(len(logits))[:, None] % (n - 1)).float()  # 1, 2, 3... labels
     for k_hot in (target, torch.zeros_like(target)):
@@ -58,7 +58,7 @@ def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
 
 @check
 def bad_targets_raise(subject: Subject) -> None:
-    """A target of the wrong shape, range or dtype is a bug upstream; broadcasting it trains on noise for days."""
+    """A target of wrong shape, range or dtype must raise an error. Broadcasting it would train on noise."""
     loss, logits, n = subject.build(), subject.logits(), subject.num_classes
     labels, dense = subject.labels(), subject.distributions()
     bad = {
@@ -83,10 +83,10 @@ def _expect_error(loss: Loss, logits: Tensor, target: Tensor, what: str) -> None
 
 @check
 def hooks_agree(subject: Subject) -> None:
-    """Labels, the table of all classes and a fused operator are one loss; mixup and smoothing use another hook."""
+    """Labels, the table of all classes and a fused operator must give the same loss: mixup uses another hook."""
     loss: Any = subject.build(**({"reduction": "none"} if subject.takes("reduction") else {}))
     if not isinstance(loss, ClassificationLoss) or subject.is_random:
-        raise NotApplicableError("is no ClassificationLoss, or draws random numbers")
+        raise NotApplicableError("is not a ClassificationLoss, or draws random numbers")
     logits, labels = subject.logits(dtype=torch.float64), subject.labels()
     wanted = evaluate(loss, logits, labels)
     table = loss.per_class(logits)

@@ -1,4 +1,4 @@
-"""The transforms of torch: whatever goes through cross-entropy goes through the loss."""
+"""Checks of transforms of torch that work with cross-entropy: vmap, jvp, meta tensors, compilation."""
 
 import warnings
 from collections.abc import Callable
@@ -10,16 +10,15 @@ from torch import Tensor
 from topk_registry.testing.expect import NotApplicableError, check, expect, expect_close, expect_finite
 from topk_registry.testing.subject import BATCH, SEED, Subject, evaluate, seed, value_and_gradient
 
-# Central differences of a gradient err as those of a value do, see numbers.py; third derivatives are larger.
+# Central differences of a gradient have the error of numbers.py; third derivatives are larger.
 STEP = 1e-5
 TOLERANCE = 1e-5
 
 
 @check
 def vmap(subject: Subject) -> None:
-    """torch.func.vmap over grad gives each row's gradient, as differential privacy and data selection need it.
-
-    A loss that looks at a number (``.item()``, ``if``) forbids that."""
+    """Differential privacy and data selection need the gradient of each row: grad under vmap. A loss that reads a
+    number (``.item()``, ``if``) prevents that."""
     subject.needs_rows()
     loss, logits = subject.build(), subject.logits()
     rows = torch.func.grad_and_value(lambda x, y: loss(x[None], y[None]))
@@ -34,7 +33,7 @@ def vmap(subject: Subject) -> None:
 
 @check
 def second_derivative(subject: Subject) -> None:
-    """The backward pass can be differentiated, as AdaHessian and gradient penalties do, and no term is missing."""
+    """AdaHessian and gradient penalties differentiate the backward pass, which must include all terms."""
     subject.needs_own_gradient()
     loss, labels, logits = subject.build(), subject.labels(), subject.logits(dtype=torch.float64)
     direction = logits.roll(1, 0).cos()
@@ -51,7 +50,7 @@ def second_derivative(subject: Subject) -> None:
 
 @check
 def forward_mode(subject: Subject) -> None:
-    """torch.func.jvp: directional derivatives without a backward pass."""
+    """torch.func.jvp computes directional derivatives without a backward pass."""
     subject.needs_own_gradient()
     loss, logits = subject.build(), subject.logits()
     tangent = logits.roll(1, 0).cos()
@@ -65,7 +64,7 @@ def forward_mode(subject: Subject) -> None:
 
 @check
 def compiles(subject: Subject) -> None:
-    """torch.compile(fullgraph=True, dynamic=True): one graph, whatever the size of the last batch of an epoch."""
+    """torch.compile(fullgraph=True, dynamic=True) must give one graph for all batch sizes, including the last batch."""
     from torch._dynamo.eval_frame import is_dynamo_supported
 
     if not is_dynamo_supported():
@@ -89,7 +88,7 @@ def compiles(subject: Subject) -> None:
 
 
 def _quietly(call: Callable[[], Any]) -> Any:
-    """The result under a seed, without the compiler's own warnings; other checks show those of the loss."""
+    """Return the result under a fixed seed, without the warnings of the compiler."""
     seed(SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -97,7 +96,7 @@ def _quietly(call: Callable[[], Any]) -> Any:
 
 
 def _expect_alike(subject: Subject, got: Tensor, wanted: Tensor, what: str, size: float = 1.0) -> None:
-    if subject.is_random:  # a transform may draw other numbers
+    if subject.is_random:  # a transform may use other random numbers
         expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")
         expect_finite(got, what)
     else:
