@@ -51,7 +51,7 @@ def test_expected_failures_are_no_failures_and_must_fail(capsys):
     assert cli.main(["check", "scaled", "--loss-opt", "scale=-1", "--expect", "prefers_the_label"]) == 0
     assert "prefers_the_label                     expected" in capsys.readouterr().out
     assert cli.main(["check", "scaled", "--expect", "prefers_the_label"]) == 1
-    assert "but passes: no longer list it" in capsys.readouterr().out
+    assert "but passes: remove it from the list" in capsys.readouterr().out
 
 
 @pytest.mark.slow

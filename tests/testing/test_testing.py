@@ -454,7 +454,7 @@ SINGLE = [
     (
         "nan_stays_in_its_row",
         centred_over_the_batch,
-        "expected gradient of the rows beside a whole row of NaN and labels",
+        "expected gradient of the other rows with a whole row of NaN and labels",
     ),
     ("batch_of_one", BreaksOnOne, "expected no error, got "),
     ("empty_batch", needing_rows, "expected no error, got "),
@@ -472,7 +472,7 @@ SINGLE = [
         "expected first_change = 2, the first epoch whose loss is not that of epoch 0",
     ),
     ("state_moves_with_the_loss", LostBuffer, "got left behind: loss.factors[0]"),
-    ("state_moves_with_the_loss", functools.partial(weighted, torch.ones(16)), "held without a .to(): loss[0]"),
+    ("state_moves_with_the_loss", functools.partial(weighted, torch.ones(16)), "held without .to(): loss[0]"),
     ("state_dict_round_trip", Forgetful, "expected loss after load_state_dict = "),
     ("state_dict_round_trip", Restarting, "expected loss after load_state_dict = "),
     ("follows_its_buffers", Remembering, "expected loss after buffers were changed in place, as of a new loss, = "),

@@ -1,4 +1,4 @@
-"""The call itself: what comes out, and what must not happen on the way."""
+"""Checks of a call: its result, and side effects that it must not have."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def returns_differentiable_scalar(subject: Subject) -> None:
 
 @check
 def keeps_the_precision(subject: Subject) -> None:
-    """Double precision is asked for where digits count; a loss that goes through float32 on the way loses them."""
+    """Users choose double precision if digits matter. A loss that computes in float32 inside loses these digits."""
     loss = subject.build()
     for dtype in (torch.float64, torch.float32):
         logits, name = subject.logits(dtype=dtype), str(dtype).removeprefix("torch.")
@@ -36,7 +36,7 @@ def keeps_the_precision(subject: Subject) -> None:
 
 @check
 def prefers_the_label(subject: Subject) -> None:
-    """A minimiser must be drawn towards the label: it scores last in one batch, first in the other."""
+    """The loss must be smaller if the label has the largest score than if it has the smallest."""
     label = subject.labels()
     first = 4 * subject.one_hot(label)
     best, worst = (evaluate(subject.build(), logits, label).item() for logits in (first, 4 - first))
@@ -45,7 +45,7 @@ def prefers_the_label(subject: Subject) -> None:
 
 @check
 def repeats_under_a_seed(subject: Subject) -> None:
-    """An experiment can be repeated only if torch.manual_seed fixes whatever is drawn."""
+    """Experiments can be reproduced only if torch.manual_seed determines all random numbers of the loss."""
     logits, labels = subject.logits(), subject.labels()
     first, second = (evaluate(subject.build(), logits, labels) for _ in range(2))
     expect(torch.equal(first, second), f"expected the same loss under the same seed, got {first} and {second}")
@@ -53,7 +53,7 @@ def repeats_under_a_seed(subject: Subject) -> None:
 
 @check
 def leaves_inputs_alone(subject: Subject) -> None:
-    """The logits are logged and the target reused after the loss; whatever they held they still hold."""
+    """Logits are logged and targets are reused after the loss, so the loss must not change them."""
     loss = subject.build()
     for _, target in subject.targets(loss):
         if not isinstance(target, Tensor):
@@ -67,18 +67,18 @@ def leaves_inputs_alone(subject: Subject) -> None:
 
 @check
 def works_without_grad(subject: Subject) -> None:
-    """Validation runs under inference_mode or no_grad, and gives the value that training gives."""
+    """Validation runs under inference_mode or no_grad and must return the same value as training."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     wanted, _ = value_and_gradient(loss, logits, labels)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             expect_close(evaluate(loss, logits, labels), wanted, f"loss under {mode.__name__}", floor=1.0)
-    expect_close(evaluate(loss, logits, labels), wanted, "loss of logits that require no grad", floor=1.0)
+    expect_close(evaluate(loss, logits, labels), wanted, "loss of logits without requires_grad", floor=1.0)
 
 
 @check
 def accepts_any_strides(subject: Subject) -> None:
-    """Scores and targets come transposed, sliced or expanded; a kernel that assumes strides reads the wrong numbers."""
+    """Scores and targets may be transposed, sliced or expanded. A kernel that assumes strides reads wrong numbers."""
     loss, labels, logits = subject.build(), subject.labels(), subject.logits()
     cases = [(f"{kind} logits", strange, labels) for kind, strange in _layouts(logits)]
     targets = [target for _, target in subject.targets(loss) if isinstance(target, Tensor)]
@@ -88,12 +88,12 @@ def accepts_any_strides(subject: Subject) -> None:
         subject.expect_same_value(lambda p=plain: loss(*p), lambda p=(x, y): loss(*p), f"loss of {what}")
         leaf = x.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(evaluate(loss, leaf, y), leaf)
-        if not subject.is_random:  # random numbers may be drawn in the order of memory
+        if not subject.is_random:  # random numbers may depend on the memory layout
             expect_close(gradient, value_and_gradient(loss, *plain)[1], f"gradient of {what}")
 
 
 def _layouts(x: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield views of the numbers of x that lie otherwise in memory."""
+    """Yield views of the numbers of x with other memory layouts."""
     yield "strided", torch.stack([x, x.roll(1, 0)], dim=-1)[..., 0]
     yield "every other", torch.stack([x.roll(1, 0), x], dim=1).flatten(0, 1)[1::2]
     yield "expanded", x[:1].expand_as(x)

@@ -1,4 +1,4 @@
-"""How a check speaks: it fails with what was expected and what came, or says why it does not apply."""
+"""Outcomes of a check: it fails with expected and actual value, or it does not apply for a reason."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -12,26 +12,26 @@ if TYPE_CHECKING:
 
 Check = Callable[["Subject"], None]
 
-# A loss is a chain of some tens of operations, each rounding by half an eps of the largest value on its way.
+# A loss is a chain of some tens of operations. Each rounds by half an eps of the largest intermediate value.
 ROUNDINGS = 64
 
-CHECKS: dict[str, Check] = {}  # in the order in which they run
+CHECKS: dict[str, Check] = {}  # in the order of execution
 
 
 def check(function: Check) -> Check:
-    """Decorate a check, which belongs to the kit from then on."""
+    """Register a function as a check of the kit."""
     CHECKS[function.__name__] = function
     return function
 
 
 def of_rows(function: Check) -> Check:
-    """Mark a check of what a loss is for one row: it does not apply to a loss of the batch as a whole."""
-    return _unless(lambda subject: subject.is_of_batch, "is a loss of the batch as a whole", function)
+    """Mark a check that does not apply to losses that are defined on a whole batch."""
+    return _unless(lambda subject: subject.is_of_batch, "is defined on a whole batch", function)
 
 
 def of_exact_gradients(function: Check) -> Check:
-    """Mark a check that the gradient is the value's own: it does not apply to a loss that says it is an estimate."""
-    return _unless(lambda subject: subject.estimates_gradient, "says that its gradient is an estimate", function)
+    """Mark a check that does not apply to losses that declare their gradient as an estimate."""
+    return _unless(lambda subject: subject.estimates_gradient, "declares that its gradient is an estimate", function)
 
 
 def _unless(condition: Callable[["Subject"], bool], why: str, function: Check) -> Check:
@@ -46,7 +46,7 @@ def _unless(condition: Callable[["Subject"], bool], why: str, function: Check) -
 
 
 class CheckFailedError(AssertionError):
-    """The loss does not do what the check expects."""
+    """The loss does not meet the expectation of a check."""
 
 
 class NotApplicableError(Exception):
@@ -69,9 +69,9 @@ def expect_finite(got: Tensor, what: str) -> None:
 
 
 def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | None = None, floor: float = 0.0) -> None:
-    """Raise unless got equals wanted within tolerance times wanted's largest entry, or times floor where that is more.
+    """Raise unless got equals wanted within tolerance times the larger of ``floor`` and wanted's largest entry.
 
-    The largest entry is the yardstick because small entries come from sums in which it takes part. NaN equals NaN.
+    The tolerance is relative to the largest entry, because small entries are sums of large ones. NaN equals NaN.
     """
     __tracebackhide__ = True
     expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")
@@ -89,7 +89,7 @@ def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | N
 
 
 def _apart(right: float, wrong: float) -> tuple[str, str]:
-    """Two numbers in as many digits as tell them apart."""
+    """Format two numbers with enough digits to distinguish them."""
     texts: Iterator[tuple[str, str]] = ((f"{right:.{n}g}", f"{wrong:.{n}g}") for n in range(6, 18))
     return next((pair for pair in texts if pair[0] != pair[1]), (f"{right:.6g}", f"{wrong:.6g}"))
 

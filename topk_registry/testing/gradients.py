@@ -1,4 +1,4 @@
-"""The gradient: that it is the value's own, and that following it pays."""
+"""Checks of the gradient: it is the derivative of the value, and a step along it lowers the loss."""
 
 import torch
 from torch import Tensor
@@ -6,24 +6,25 @@ from torch import Tensor
 from topk_registry.testing.expect import check, expect, expect_close, of_exact_gradients, of_rows
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 
-# Central differences err by step^2/6 times the third derivative, 2e-11 of it, and by eps * loss / step = 2e-11 * loss
-# from rounding. A loss as sharp as softmax of 50 s has third derivatives 2500 times its gradient: 4e-8 of the largest.
+# Central differences err by step^2/6 times the third derivative, which is 2e-11 of it, and by rounding, eps * loss /
+# step = 2e-11 * loss. A loss as sharp as softmax of 50 s has third derivatives 2500 times its gradient: 4e-8 of the
+# largest.
 STEP = 1e-5
 TOLERANCE = 1e-6
-DIRECTIONS = 8  # a wrong entry shows along every one of them; only then is each entry looked at
+DIRECTIONS = 8  # a wrong entry changes all of them; only then is every entry compared
 
 
 @check
 @of_exact_gradients
 def gradient_equals_differences(subject: Subject) -> None:
-    """A hand-written backward that disagrees with its forward trains something else; float64 in, float64 inside."""
+    """A hand-written backward pass must match the forward pass. The check needs a loss that computes in float64."""
     _compare_with_differences(subject.build(), subject.logits(dtype=torch.float64), subject.labels())
 
 
 @check
 @of_rows
 def dense_gradient_equals_differences(subject: Subject) -> None:
-    """Dense targets often take another path through a loss than indices do, with its own backward."""
+    """Dense targets often use different code than indices, with a separate backward pass."""
     target = subject.distributions(dtype=torch.float64)
     _compare_with_differences(subject.build(), subject.logits(dtype=torch.float64), target)
 
@@ -51,7 +52,7 @@ def _slopes(loss: Loss, logits: Tensor, target: Tensor, directions: Tensor) -> T
 
 @check
 def gradient_descends(subject: Subject) -> None:
-    """A small step against the gradient must lower the loss; a wrong sign climbs."""
+    """A small step against the gradient must lower the loss. With a wrong sign, the loss increases."""
     loss, logits, labels = subject.build(), subject.logits(dtype=torch.float64), subject.labels()
     value, gradient = value_and_gradient(loss, logits, labels)
     expect(gradient.abs().max() > 0, "expected a gradient at random scores, got zero everywhere: nothing is learned")

@@ -1,4 +1,4 @@
-"""Options that losses share with ``torch.nn.CrossEntropyLoss`` mean here what they mean there."""
+"""Checks of options: options of ``torch.nn.CrossEntropyLoss`` have the same meaning here."""
 
 import inspect
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from topk_registry.testing.subject import EPOCHS, Loss, Subject, evaluate, value
 
 @check
 def reduction_is_consistent(subject: Subject) -> None:
-    """``none`` gives one loss a row, ``sum`` its sum, ``mean`` its mean; a typo is an error, not a default."""
+    """``none`` returns one loss per row, ``sum`` the sum, and ``mean`` the mean. Any other value is an error."""
     subject.require("reduction")
     logits, labels = subject.logits(), subject.labels()
     plain = {"weight": None} if subject.takes("weight") else {}
@@ -36,7 +36,7 @@ def reduction_is_consistent(subject: Subject) -> None:
 
 @check
 def weight_scales_rows(subject: Subject) -> None:
-    """``weight`` multiplies a row by its label's factor; ``mean`` divides by the sum of those factors."""
+    """``weight`` multiplies a row by the factor of its label. ``mean`` divides by the sum of these factors."""
     subject.require("weight", "reduction")
     logits, labels, weight = subject.logits(), subject.labels(), subject.class_weight()
     hard = {"label_smoothing": 0.0} if subject.takes("label_smoothing") else {}
@@ -50,7 +50,7 @@ def weight_scales_rows(subject: Subject) -> None:
 
 @check
 def ignore_index_skips_rows(subject: Subject) -> None:
-    """Rows labelled ``ignore_index`` cost nothing, push nothing, and are not counted in the mean, NaN or not."""
+    """Rows with the label ``ignore_index`` have no loss and no gradient and do not count in the mean, even if NaN."""
     subject.require("ignore_index")
     logits, labels = subject.logits(), subject.labels()
     broken = logits.clone()
@@ -76,7 +76,7 @@ def ignore_index_skips_rows(subject: Subject) -> None:
 
 @check
 def label_smoothing_is_a_soft_target(subject: Subject) -> None:
-    """``label_smoothing=e`` is the dense target (1 - e) one-hot + e/n, class weights included."""
+    """``label_smoothing=e`` equals the dense target (1 - e) one-hot + e/n, with class weights too."""
     subject.require("label_smoothing", "reduction")
     logits, labels, n = subject.logits(), subject.labels(), subject.num_classes
     target = 0.9 * subject.one_hot(labels) + 0.1 / n
@@ -90,7 +90,7 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
 
 @check
 def tuning_grid_can_be_tried(subject: Subject) -> None:
-    """A declared ``tuning_grid`` names options that the loss takes, with values that give a finite loss."""
+    """A ``tuning_grid`` has options of the loss, with values that give a finite loss."""
     grid = tuning_grid(subject.factory)
     if not grid:
         raise NotApplicableError("declares no tuning_grid")
@@ -104,7 +104,7 @@ def tuning_grid_can_be_tried(subject: Subject) -> None:
 
 @check
 def option_ranges_are_kept(subject: Subject) -> None:
-    """Declared ``option_ranges`` hold the default and the tuning grid; values in them work, others are refused."""
+    """``option_ranges`` contain the default and the tuning grid. Values outside raise a ValueError."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     if not ranges:
         raise NotApplicableError("declares no option_ranges")
@@ -113,7 +113,7 @@ def option_ranges_are_kept(subject: Subject) -> None:
         default = parameters(subject.factory)[0][option].default
         usual = [] if default is inspect.Parameter.empty else [default]
         for value in [*usual, *grid.get(option, ())]:
-            if isinstance(value, (int, float, str)):  # None and one value a class are no numbers
+            if isinstance(value, (int, float, str)):  # None and lists per class are not single numbers
                 expect(value in values, f"expected {option}={value!r} in {values}, as its default or grid has it")
         n = subject.num_classes
         for value in values.inside(n) if isinstance(values, Interval) else values:
@@ -133,14 +133,13 @@ def _is_refused(subject: Subject, option: str, value: Any) -> bool:
 
 @check
 def options_can_be_set(subject: Subject) -> None:
-    """A temperature is annealed by setting it; a loss that goes on with the old one, or with a part of it, trains on
-    another loss than it shows. An option that cannot be set must refuse."""
+    """Temperatures are annealed by setting an option. Later calls must use the new value, or setting must raise."""
     logits, labels = subject.logits(), subject.labels()
     for option, value in other_values(subject):
         loss = subject.build()
         if not isinstance(loss, ClassificationLoss) and not hasattr(loss, option):
-            continue  # a plain module does not know its options
-        evaluate(_at_epoch(loss), logits, labels)  # a kernel may remember
+            continue  # a plain module has no list of options
+        evaluate(_at_epoch(loss), logits, labels)  # a kernel may cache values
         try:
             setattr(loss, option, value)
         except (ValueError, TypeError, AttributeError):
@@ -153,7 +152,7 @@ def options_can_be_set(subject: Subject) -> None:
 
 
 def other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
-    """For each option values beside the one it has, with which the loss can be built."""
+    """Yield options with further values with which the loss can be built."""
     n, ranges, grid = subject.num_classes, option_ranges(subject.factory), tuning_grid(subject.factory)
     common = {
         "reduction": ["sum", "none"],
@@ -182,7 +181,7 @@ def other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
 
 
 def _at_epoch(loss: Loss) -> Loss:
-    """Set a loss that has a schedule to epoch 0, as a trainer does."""
+    """Set epoch 0 if the loss has a schedule, as a trainer does."""
     if callable(set_epoch := getattr(loss, "set_epoch", None)):
         set_epoch(0)
     return loss
@@ -190,7 +189,7 @@ def _at_epoch(loss: Loss) -> Loss:
 
 @check
 def set_epoch_is_harmless(subject: Subject) -> None:
-    """A trainer calls ``set_epoch`` before each epoch, the last included; ``first_change`` is the first that counts."""
+    """A trainer calls ``set_epoch`` before each epoch. ``first_change`` is the first epoch with another loss."""
     loss = subject.build()
     set_epoch = getattr(loss, "set_epoch", None)
     if not callable(set_epoch):
@@ -205,9 +204,9 @@ def set_epoch_is_harmless(subject: Subject) -> None:
         values.append(value)
     if isinstance(loss, ClassificationLoss):
         changed = next((epoch for epoch, value in enumerate(values) if not torch.equal(value, values[0])), EPOCHS)
-        said = loss.first_change
+        declared = loss.first_change
         expect(
-            (EPOCHS if said is None else min(said, EPOCHS)) == changed,
+            (EPOCHS if declared is None else min(declared, EPOCHS)) == changed,
             f"expected first_change = {None if changed == EPOCHS else changed}, the first epoch whose loss is not that "
-            f"of epoch 0, got {said}",
+            f"of epoch 0, got {declared}",
         )

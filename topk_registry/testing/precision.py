@@ -1,4 +1,4 @@
-"""Half precision, large scores and autocast, as mixed-precision training brings them."""
+"""Checks with half precision, large scores and autocast, which occur in mixed-precision training."""
 
 import torch
 from torch import Tensor
@@ -6,22 +6,22 @@ from torch import Tensor
 from topk_registry.testing.expect import check, expect_close, expect_finite, of_rows
 from topk_registry.testing.subject import Loss, Subject, value_and_gradient
 
-# Against float32 on the same half-precision scores, a loss may err as far as cross-entropy does that rounds its
-# intermediate results to half precision: some eps of the largest. One that works in float32 is within half an eps.
+# Compared with float32 on the same scores, the error may be that of cross-entropy with intermediate results in half
+# precision: a few eps of the largest value. A loss that computes in float32 is within half an eps.
 HALF_ROUNDINGS = 4
 
 
 @check
 def half_precision(subject: Subject) -> None:
-    """float16 ends at 65504 and bfloat16 keeps three digits: a loss has to compute in float32 inside."""
+    """float16 overflows at 65504 and bfloat16 has three digits, so a loss has to compute in float32 inside."""
     loss, labels = subject.build(), subject.labels()
     for dtype in (torch.float16, torch.bfloat16):
-        for scale in (1.0, 300.0):  # of 1e4, the sum over classes and rows alone is beyond 65504
+        for scale in (1.0, 300.0):  # at 1e4, the sum over classes and rows exceeds 65504
             logits = (scale * subject.logits()).to(dtype)
             value, gradient = value_and_gradient(loss, logits, labels)
             expect_finite(value, f"loss of {dtype} logits around {scale:g}")
             expect_finite(gradient, f"gradient of {dtype} logits around {scale:g}")
-            if scale == 1.0 and not subject.is_random:  # draws of two dtypes differ
+            if scale == 1.0 and not subject.is_random:  # random numbers of two dtypes differ
                 _expect_half_close((value, gradient), value_and_gradient(loss, logits.float(), labels), dtype)
 
 
@@ -33,7 +33,7 @@ def _expect_half_close(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]
 
 @check
 def large_logits(subject: Subject) -> None:
-    """Diverging or confident networks give scores of 60 or 1e4: exp overflows unless something is subtracted first."""
+    """Diverging or confident networks have scores of 60 or 1e4. Without a shift by the maximum, exp overflows."""
     loss = subject.build()
     for scale in (60.0, 1e4):
         logits, labels = scale * subject.logits(), subject.labels()
@@ -47,7 +47,7 @@ def large_logits(subject: Subject) -> None:
 
 @check
 def cpu_autocast(subject: Subject) -> None:
-    """Under autocast the scores are bfloat16 and matrix products fall to bfloat16, unless the loss opts out."""
+    """Under autocast, scores are bfloat16 and matrix products use bfloat16, unless the loss disables autocast."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got = value_and_gradient(loss, logits, labels)
@@ -62,7 +62,7 @@ def cpu_autocast(subject: Subject) -> None:
 @check
 @of_rows
 def half_precision_with_dense_targets(subject: Subject) -> None:
-    """Mixup under autocast: half-precision scores meet float32 distributions."""
+    """With mixup and autocast, scores are in half precision and distributions in float32."""
     loss: Loss = subject.build()
     for dtype in (torch.float16, torch.bfloat16):
         logits, target = subject.logits(dtype=dtype), subject.distributions()

@@ -1,4 +1,4 @@
-"""The batch: rows are samples, and one sample's loss is its own affair."""
+"""Checks of a batch: the loss of one row does not depend on the other rows."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from topk_registry.losses.targets import Target
 from topk_registry.testing.expect import check, expect, expect_close, expect_finite, of_rows
 from topk_registry.testing.subject import BATCH, Loss, Subject, evaluate, value_and_gradient
 
-BROKEN = 1  # the row that is made NaN
+BROKEN = 1  # the row with NaN
 
 
 @check
 @of_rows
 def row_order_is_irrelevant(subject: Subject) -> None:
-    """Shuffling a batch may not change its loss, and shuffles the gradient along."""
+    """A permutation of the batch must not change the loss, and must permute the gradient."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     order = torch.tensor([2, 0, 3, 1])
     subject.expect_same_value(
@@ -28,7 +28,7 @@ def row_order_is_irrelevant(subject: Subject) -> None:
 @check
 @of_rows
 def rows_are_independent(subject: Subject) -> None:
-    """A loss that looks across the batch changes with the batch size and with the number of GPUs."""
+    """If the loss of a row depends on other rows, it changes with the batch size and the number of GPUs."""
     loss, labels = subject.build(), subject.labels()
     before, after = subject.logits(), subject.logits()
     after[0] = after[0].flip(0) + 1
@@ -40,13 +40,13 @@ def rows_are_independent(subject: Subject) -> None:
 @check
 @of_rows
 def nan_stays_in_its_row(subject: Subject) -> None:
-    """One broken sample must show as NaN in its own loss, whatever the target: neither hidden nor spread further."""
+    """NaN in one sample must give NaN in the loss of this sample, for every kind of target, and in no other loss."""
     logits, labels = subject.logits(), subject.labels()
     places = {
         "a whole row of NaN": torch.arange(subject.num_classes),
         "NaN at the label": labels[BROKEN],
         "NaN at the largest of the other logits": logits[BROKEN].index_fill(0, labels[BROKEN], -torch.inf).argmax(),
-        "NaN at the least of the other logits": logits[BROKEN].index_fill(0, labels[BROKEN], torch.inf).argmin(),
+        "NaN at the smallest of the other logits": logits[BROKEN].index_fill(0, labels[BROKEN], torch.inf).argmin(),
     }
     loss = subject.build()
     for kind, target in subject.targets(loss):
@@ -62,7 +62,7 @@ def nan_stays_in_its_row(subject: Subject) -> None:
         broken = logits.index_fill(0, torch.tensor(BROKEN), torch.nan)
         rows = evaluate(subject.build(reduction="none"), broken, labels)
         expect(bool(rows[BROKEN].isnan()), f"expected a NaN loss of a whole row of NaN, got {rows[BROKEN]:.6g}")
-        expect_finite(_others(rows), "loss of the rows beside a NaN row")
+        expect_finite(_others(rows), "loss of the other rows of a batch with NaN")
 
 
 def _others(rows: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wan
     broken[BROKEN, classes] = torch.nan
     value, gradient = value_and_gradient(loss, broken, target)
     expect(bool(value.isnan()), f"expected a NaN loss for {what}, got {value.item():.6g}")
-    expect_close(_others(gradient), _others(wanted), f"gradient of the rows beside {what}")
+    expect_close(_others(gradient), _others(wanted), f"gradient of the other rows with {what}")
     own = gradient[BROKEN]
     expect(bool(own.isnan().any()), f"expected NaN in the gradient of the row with {what}, got {own}")
 
@@ -82,13 +82,13 @@ def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wan
 @check
 @of_rows
 def batch_of_one(subject: Subject) -> None:
-    """The last batch of an epoch can hold one sample; squeezed shapes and batch statistics break there."""
+    """The last batch of an epoch may have one sample. Squeezed shapes and batch statistics fail on it."""
     loss, logits, labels = subject.build(), subject.logits()[:1], subject.labels()[:1]
     copies, copied = logits.repeat(BATCH, 1), labels.repeat(BATCH)
     value, gradient = value_and_gradient(loss, logits, labels)
     expect(value.ndim == 0, f"expected a 0-dim loss of one row, got shape {list(value.shape)}")
     expect_finite(gradient, "gradient of one row")
-    # a loss may average or add up its rows; of copies of a row either is known
+    # a loss may average or sum its rows; for copies of one row, both results are known
     rows = BATCH if evaluate(loss, copies, copied).abs() > 2 * value.abs() else 1
     subject.expect_same_value(
         lambda: loss(logits, labels) * rows, lambda: loss(copies, copied), f"loss of {BATCH} copies of a row"
@@ -98,7 +98,7 @@ def batch_of_one(subject: Subject) -> None:
 @check
 @of_rows
 def empty_batch(subject: Subject) -> None:
-    """A shard or a filter can leave no rows: sum gives 0, none gives [0], mean gives NaN, as in cross-entropy."""
+    """A shard or a filter may leave no rows. As in cross-entropy, sum gives 0, none gives [0], and mean gives NaN."""
     logits, labels = subject.logits()[:0], subject.labels()[:0]
     if not subject.takes("reduction"):
         value_and_gradient(subject.build(), logits, labels)

@@ -1,4 +1,4 @@
-"""A loss as an object: it moves, is saved, copied and sent to workers."""
+"""Checks of the loss as an object: it is moved, saved, copied and sent to workers."""
 
 import copy
 import functools
@@ -16,22 +16,22 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 
 @check
 def state_moves_with_the_loss(subject: Subject) -> None:
-    """``loss.to(device)`` moves parameters and buffers only; any other tensor stays behind and fails on a GPU."""
+    """``loss.to(device)`` moves only parameters and buffers. Any other tensor stays on the CPU and fails on a GPU."""
     loss = _stateful(subject)
     if not isinstance(loss, nn.Module):
-        loss = subject.build()  # tensors it was given by its user are its user's to move
+        loss = subject.build()  # tensors that the user passed are moved by the user
     evaluate(loss, subject.logits(), subject.labels())  # a first call may cache tensors
     if isinstance(loss, nn.Module):
         stayed = [path for path, tensor in tensors_in(loss.to("meta")) if not tensor.is_meta]
         expect(not stayed, f"expected every tensor to move with .to(device), got left behind: {', '.join(stayed)}")
     else:
         held = [path for path, _ in tensors_in(loss)]
-        expect(not held, f"expected tensors to be buffers of an nn.Module, got held without a .to(): {', '.join(held)}")
+        expect(not held, f"expected tensors to be buffers of an nn.Module, got held without .to(): {', '.join(held)}")
 
 
 @check
 def runs_on_cuda(subject: Subject) -> None:
-    """A loss moved to a GPU must work there and give the same results."""
+    """After a move to a GPU, a loss must give the same results."""
     if not torch.cuda.is_available():
         raise NotApplicableError("there is no CUDA device here")
     loss, logits, labels = _stateful(subject), subject.logits(), subject.labels()
@@ -40,14 +40,14 @@ def runs_on_cuda(subject: Subject) -> None:
     loss = loss.to("cuda") if isinstance(loss, nn.Module) else loss
     cuda_value, cuda_gradient = value_and_gradient(loss, logits.cuda(), labels.cuda())
     expect(cuda_value.is_cuda, f"expected a loss on the device of its logits, got {cuda_value.device}")
-    if not subject.is_random:  # the devices draw different numbers from one seed
+    if not subject.is_random:  # random numbers differ between devices
         expect_close(cuda_value.cpu(), value, "loss on CUDA", floor=1.0)
         expect_close(cuda_gradient.cpu(), gradient, "gradient on CUDA")
 
 
 @check
 def state_dict_round_trip(subject: Subject) -> None:
-    """A resumed run must go on with the state it was saved with, running averages included."""
+    """A resumed run must continue with the saved state, including running averages."""
     saved, loaded = _stateful(subject), _stateful(subject)
     if not (isinstance(saved, nn.Module) and isinstance(loaded, nn.Module)):
         raise NotApplicableError("is no nn.Module")
@@ -62,7 +62,7 @@ def state_dict_round_trip(subject: Subject) -> None:
 
 @check
 def follows_its_buffers(subject: Subject) -> None:
-    """Buffers are replaced or changed between two calls; a loss that remembers them computes with old values."""
+    """Buffers may change between two calls. A loss that caches their values computes with old values."""
     loss, new, logits, labels = _stateful(subject), _stateful(subject), subject.logits(), subject.labels()
     if not isinstance(loss, nn.Module) or not isinstance(new, nn.Module) or not list(loss.buffers()):
         raise NotApplicableError("has no buffers")
@@ -70,7 +70,7 @@ def follows_its_buffers(subject: Subject) -> None:
         evaluate(loss, logits, labels)
         for module in loss.modules():
             for name, buffer in list(module.named_buffers(recurse=False)):
-                if buffer.is_floating_point():  # other numbers of the same signs: a mean knows no common factor
+                if buffer.is_floating_point():  # not a common factor, which a mean would cancel
                     other = buffer * torch.linspace(1.25, 1.5, buffer.numel(), dtype=buffer.dtype).view_as(buffer)
                     buffer.copy_(other) if how == "changed in place" else setattr(module, name, other)
         with torch.no_grad():
@@ -83,14 +83,14 @@ def follows_its_buffers(subject: Subject) -> None:
 
 @check
 def can_be_pickled(subject: Subject) -> None:
-    """Spawned workers and whole-object checkpoints pickle the loss; a lambda or local class in it forbids that."""
+    """Worker processes and checkpoints pickle the loss. A lambda or a local class in the loss prevents that."""
     loss = _stateful(subject)
     _expect_equal(pickle.loads(pickle.dumps(loss)), loss, subject, "after pickling")
 
 
 @check
 def can_be_copied(subject: Subject) -> None:
-    """Averaged models and sweeps deep-copy what holds the loss."""
+    """Averaged models and sweeps deep-copy objects that contain the loss."""
     loss = _stateful(subject)
     _expect_equal(copy.deepcopy(loss), loss, subject, "of the copy")
 
@@ -120,7 +120,7 @@ def tensors_in(holder: Any, path: str = "loss", seen: set[int] | None = None) ->
 
 
 def _stateful(subject: Subject) -> Loss:
-    """Return a loss with class weights where they are taken, so that there is state to lose."""
+    """Return a loss with class weights if it takes them, so that it has state."""
     if subject.takes("weight") and "weight" not in subject.options:
         return subject.build(weight=torch.linspace(0.5, 2.0, subject.num_classes))
     return subject.build()

@@ -1,4 +1,4 @@
-"""Kinds of targets: indices, distributions, and what is neither."""
+"""Checks of targets: indices, distributions, and invalid targets."""
 
 import itertools
 from typing import Any
@@ -15,7 +15,7 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 @check
 @of_rows
 def one_hot_targets_equal_indices(subject: Subject) -> None:
-    """Mixup and cutmix turn indices into distributions; with nothing mixed in, nothing may change."""
+    """Mixup and CutMix produce distributions. A one-hot distribution must give the same loss as its index."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     value, gradient = value_and_gradient(loss, logits, labels)
     dense_value, dense_gradient = value_and_gradient(loss, logits, subject.one_hot(labels))
@@ -26,20 +26,20 @@ def one_hot_targets_equal_indices(subject: Subject) -> None:
 @check
 @of_rows
 def dense_targets_count_in_full(subject: Subject) -> None:
-    """A loss that takes the arg max of a distribution trains on mixed images as if they were not."""
+    """A loss that uses only the arg max of a distribution ignores the mixed-in labels of mixup."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     one_hot = subject.one_hot(labels)
     pure, mixed = (evaluate(loss, logits, target) for target in (one_hot, 0.7 * one_hot + 0.3 * one_hot.roll(1, 0)))
     expect(
         not torch.isclose(pure, mixed, rtol=1e-4, atol=0),
-        f"expected targets mixed 70:30 to change the loss, got {mixed.item():.6g} as for the larger part alone",
+        f"expected targets mixed 70:30 to change the loss, got {mixed.item():.6g} as without mixing",
     )
 
 
 @check
 @of_rows
 def mixtures_equal_their_distributions(subject: Subject) -> None:
-    """Training hands mixed labels over as labels and shares where a loss takes them, in place of a distribution."""
+    """If a loss takes a LabelMixture, training passes mixed labels in this form instead of a distribution."""
     logits, labels, n = subject.logits(), subject.labels(), subject.num_classes
     other = torch.cat([labels[:1], labels[1:].roll(1, 0)])  # the first row is mixed with its own label
     common = [{}, {"weight": subject.class_weight()}] if subject.takes("weight") else [{}]
@@ -47,10 +47,10 @@ def mixtures_equal_their_distributions(subject: Subject) -> None:
         loss = subject.build(**options)
         mixture = LabelMixture.mixed(labels, other, 0.7, smoothing)
         if not isinstance(loss, ClassificationLoss):
-            raise NotApplicableError("is no ClassificationLoss, and is given distributions")
+            raise NotApplicableError("is not a ClassificationLoss, so it gets distributions")
         try:
             value, gradient = value_and_gradient(loss, logits, mixture)
-        except Exception as error:  # training then hands it distributions
+        except Exception as error:  # training then passes distributions
             raise NotApplicableError(f"takes no LabelMixture ({type(error).__name__}: {error})") from error
         wanted, wanted_gradient = value_and_gradient(loss, logits, mixture.dense(n))
         expect_close(value, wanted, "loss of a LabelMixture", floor=1.0)
@@ -59,9 +59,9 @@ def mixtures_equal_their_distributions(subject: Subject) -> None:
 
 @check
 def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
-    """`--task multilabel` trains with it where it says ``takes_k_hot = True``: rows have none, one or more labels."""
+    """`--task multilabel` trains with a loss that declares ``takes_k_hot = True``. Rows have no, one or more labels."""
     if not subject.takes_k_hot:
-        raise NotApplicableError("does not say takes_k_hot = True")
+        raise NotApplicableError("does not declare takes_k_hot = True")
     loss, logits, target = subject.build(), subject.logits(), subject.k_hot()
     value, gradient = value_and_gradient(loss, logits, target)
     expect(bool(value.isfinite().all() and gradient.isfinite().all()), f"expected finite numbers, got {value}")
@@ -82,7 +82,7 @@ def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
 
 @check
 def bad_targets_raise(subject: Subject) -> None:
-    """A target of the wrong shape, range or dtype is a bug upstream; broadcasting it trains on noise for days."""
+    """A target of wrong shape, range or dtype must raise an error. Broadcasting it would train on noise."""
     loss, logits, n = subject.build(), subject.logits(), subject.num_classes
     labels, dense = subject.labels(), subject.distributions()
     bad = {
@@ -107,7 +107,7 @@ def _expect_error(loss: Loss, logits: Tensor, target: Tensor, what: str) -> None
 
 @check
 def hooks_agree(subject: Subject) -> None:
-    """Labels, the table of all classes and a fused operator are one loss; mixup and smoothing use another hook."""
+    """Labels, the table of all classes and a fused operator must give the same loss: mixup uses another hook."""
     loss: Any = subject.build(**({"reduction": "none"} if subject.takes("reduction") else {}))
     if not isinstance(loss, ClassificationLoss):
         raise NotApplicableError("is no ClassificationLoss")
@@ -122,10 +122,10 @@ def hooks_agree(subject: Subject) -> None:
 
 @check
 def sample_weight_scales_rows(subject: Subject) -> None:
-    """``sample_weight`` multiplies rows; ``mean`` divides by the sum of the weights of the rows that count."""
+    """``sample_weight`` multiplies rows. ``mean`` divides by the sum of the weights of rows that are not ignored."""
     loss: Any = subject.build()
     if not isinstance(loss, ClassificationLoss) or subject.is_random:
-        raise NotApplicableError("is no ClassificationLoss, or draws random numbers")
+        raise NotApplicableError("is not a ClassificationLoss, or draws random numbers")
     subject.require("reduction", "ignore_index")
     logits, labels = subject.logits(dtype=torch.float64), subject.labels()
     labels[2] = -100

@@ -1,4 +1,4 @@
-"""The transforms of torch: whatever goes through cross-entropy goes through the loss."""
+"""Checks of transforms of torch that work with cross-entropy: vmap, jvp, meta tensors, compilation."""
 
 import warnings
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from topk_registry.testing.expect import (
 )
 from topk_registry.testing.subject import BATCH, SEED, Subject, evaluate, seed, value_and_gradient
 
-# Central differences of a gradient err as those of a value do, see gradients.py; third derivatives are larger.
+# Central differences of a gradient have the error of gradients.py; third derivatives are larger.
 STEP = 1e-5
 TOLERANCE = 1e-5
 
@@ -26,7 +26,7 @@ TOLERANCE = 1e-5
 @check
 @of_rows
 def vmap(subject: Subject) -> None:
-    """torch.func.vmap evaluates many models at once; a loss that looks at a number (``.item()``) forbids that."""
+    """torch.func.vmap evaluates many models at once. A loss that reads a number (``.item()``) prevents that."""
     loss = subject.build()
     batches = torch.stack([subject.logits().roll(i, 0) for i in range(3)])
     for kind, target in subject.targets(loss):
@@ -38,7 +38,7 @@ def vmap(subject: Subject) -> None:
 @check
 @of_rows
 def per_sample_gradients(subject: Subject) -> None:
-    """The gradient of each row by itself, as differential privacy and data selection need it: grad under vmap."""
+    """Differential privacy and data selection need the gradient of each row: grad under vmap."""
     loss, logits = subject.build(), subject.logits()
     rows = torch.func.grad(lambda x, y: loss(x[None], y[None]))
     for kind, target in subject.targets(loss):
@@ -51,7 +51,7 @@ def per_sample_gradients(subject: Subject) -> None:
 @check
 @of_exact_gradients
 def second_derivative(subject: Subject) -> None:
-    """The backward pass can be differentiated, as AdaHessian and gradient penalties do, and no term is missing."""
+    """AdaHessian and gradient penalties differentiate the backward pass, which must include all terms."""
     loss, labels, logits = subject.build(), subject.labels(), subject.logits(dtype=torch.float64)
     direction = logits.roll(1, 0).cos()
     leaf = logits.clone().requires_grad_()
@@ -73,7 +73,7 @@ def second_derivative(subject: Subject) -> None:
 @check
 @of_exact_gradients
 def forward_mode(subject: Subject) -> None:
-    """torch.func.jvp: directional derivatives without a backward pass."""
+    """torch.func.jvp computes directional derivatives without a backward pass."""
     loss, logits = subject.build(), subject.logits()
     tangent = logits.roll(1, 0).cos()
     for kind, target in subject.targets(loss):
@@ -88,7 +88,7 @@ def forward_mode(subject: Subject) -> None:
 
 @check
 def meta(subject: Subject) -> None:
-    """Models are planned on the meta device, where tensors have shapes and no numbers."""
+    """Models are planned on the meta device, whose tensors have shapes but no numbers."""
     loss = subject.build()
     kinds = [(kind, target) for kind, target in subject.targets(loss) if isinstance(target, Tensor)]
     loss = loss.to("meta") if isinstance(loss, nn.Module) else loss
@@ -102,7 +102,7 @@ def meta(subject: Subject) -> None:
 
 @check
 def compiles(subject: Subject) -> None:
-    """torch.compile(fullgraph=True, dynamic=True): one graph, whatever the size of the last batch of an epoch."""
+    """torch.compile(fullgraph=True, dynamic=True) must give one graph for all batch sizes, including the last batch."""
     from torch._dynamo.eval_frame import is_dynamo_supported
 
     if not is_dynamo_supported():
@@ -126,7 +126,7 @@ def compiles(subject: Subject) -> None:
 
 
 def _quietly(call: Callable[[], Any]) -> Any:
-    """The result under a seed, without the compiler's own warnings; other checks show those of the loss."""
+    """Return the result under a fixed seed, without the warnings of the compiler."""
     seed(SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -134,7 +134,7 @@ def _quietly(call: Callable[[], Any]) -> Any:
 
 
 def _expect_alike(subject: Subject, got: Tensor, wanted: Tensor, what: str) -> None:
-    if subject.is_random:  # a transform may draw other numbers
+    if subject.is_random:  # a transform may use other random numbers
         expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")
         expect_finite(got, what)
     else:
