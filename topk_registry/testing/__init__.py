@@ -10,8 +10,7 @@ or with one test per check,
     def test_conformance(check):
         check()
 
-If a loss fails a check for a good reason, list the check with the reason in ``expected_failed_checks``. A check in this
-list must fail.
+If a loss fails a check for a good reason, list the check with the reason in ``expected_failed_checks``.
 """
 
 import inspect

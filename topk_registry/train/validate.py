@@ -69,8 +69,8 @@ def open_model(
         weights: ``ema`` or ``model``.
         settings: settings that replace those in a checkpoint.
 
-        Raises:
-            TrainError: the file cannot be opened.
+    Raises:
+        TrainError: the file cannot be opened.
     """
     path = Path(path)
     if not path.is_file():
