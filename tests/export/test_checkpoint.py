@@ -307,6 +307,7 @@ def test_every_key_of_data_config_is_read(name):
         "crop_pct": 0.5,
         "crop_mode": "squash",
         "resize_size": (70, 80),
+        "exif": True,
     }
     assert config.keys() == set(DATA_KEYS)
     made = load(name, num_classes=5, data_config=config).preprocess
