@@ -105,6 +105,10 @@ class Case:
         # an exponential of x = score / temperature errs by eps |x|, a sum by eps of its largest term
         inverse = [1 / self.options[name] for name in ("tau", "temperature") if self.options.get(name)]
         factor = max(1.0, *inverse, self.options.get("scale", 1.0), STEEP.get(self.name, 1.0))
+        if self.name == "sparse_topk":  # differences of sums over k classes
+            factor = max(factor, self.options["k"] * self.options["tau"])
+        if self.name == "spherical_bound":  # a difference of sums over all classes
+            factor = max(factor, self.logits.shape[1])
         largest = factor * max(1.0, self.logits.abs().max().item())
         roundings = ROUNDINGS + PER_ROOT * self.logits.shape[1] ** 0.5
         half = self.dtype in (torch.float16, torch.bfloat16)
