@@ -1,4 +1,4 @@
-"""Philox4x32-10, random words by number: of many counters at once, as vectors.
+"""Philox4x32-10: random words as a function of counters, computed for many counters at once as vectors.
 
 Reference: Salmon, Moraes, Dror, Shaw, *Parallel random numbers: as easy as 1, 2, 3*, SC 2011.
 """
@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from topk_registry.ops.cpu.masks import repeated
 
-AT_ONCE = 16  # counters in one step
+AT_ONCE = 16  # number of counters per step
 ROUNDS, MULTIPLY_0, MULTIPLY_1, WEYL_0, WEYL_1 = 10, 0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85
 LOW = (1 << 32) - 1
 WORD, WIDE = ir.IntType(32), ir.IntType(64)
@@ -17,9 +17,9 @@ VECTOR = ir.VectorType(WIDE, AT_ONCE)
 
 
 def words_of(builder: Any, counters: list[Any], keys: list[Any]) -> list[Any]:
-    """The four words of AT_ONCE counters [4] and two keys of 32 bits: 32 bits to a lane of 64.
+    """Return the four words of AT_ONCE counters [4] with two 32-bit keys, with 32 bits per 64-bit lane.
 
-    What is above them in a lane is never read, and of any value in the words that are returned.
+    The upper 32 bits of each lane are ignored in the input and undefined in the result.
     """
 
     def product(factor: int, x: Any) -> Any:
@@ -38,5 +38,4 @@ def words_of(builder: Any, counters: list[Any], keys: list[Any]) -> list[Any]:
 
 
 def every(number: int) -> ir.Constant:
-    """The same number in all lanes."""
     return ir.Constant(VECTOR, [number] * AT_ONCE)

@@ -1,4 +1,4 @@
-"""The public functions of the perturbed top-k operator: arguments, and the choice of the backend."""
+"""Public functions of the perturbed top-k operator: check of arguments, and choice of the backend."""
 
 import math
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import integer, number
 
 SEEDS = 2**63 - 1
-EPSILONS = 1e-30, 1e30  # in single precision these can be divided by
-GPU_MAX_N = 16384  # scores that fit into the registers of one program beside their noise
-GPU_MAX_RANK = 64  # counted from the nearer end: as many maxima are taken
+EPSILONS = 1e-30, 1e30  # range in which single precision can divide by epsilon
+GPU_MAX_N = 16384  # largest row that fits with its noise into the registers of one program
+GPU_MAX_RANK = 64  # rank from the nearer end, which is the number of maxima to take
 
 
 def perturbed_topk(
@@ -30,24 +30,25 @@ def perturbed_topk(
     generator: Generator | None = None,
     noise: Tensor | None = None,
 ) -> Tensor:
-    """Return the k-th largest score smoothed by Gaussian noise, estimated without bias from a few draws.
+    """Return the k-th largest score smoothed by Gaussian noise: an unbiased estimate from a few draws.
 
         f_eps(s) = E[(s + eps Z)_[k]],   grad f_eps(s) = E[one-hot of the class that is k-th in s + eps Z]
 
-    Value and gradient are means over the same draws of Z ~ N(0, I). ``epsilon=0`` is the plain k-th largest. A row with
-    a NaN gives NaN for that row only.
+    Value and gradient are means over the same draws of Z ~ N(0, I). With ``epsilon=0``, the result is the plain k-th
+    largest score. A row with NaN gives NaN for this row only.
 
-    The same generator gives different noise on different backends. PyTorch operations fill whole tensors with its
-    noise. The kernels take one number from it per call and compute the noise from that number, the row's place, the
-    draw and the class, so that it does not depend on the number of threads, the scores or the other rows.
+    The same generator gives different noise on different backends. PyTorch operations fill whole tensors with noise
+    from the generator. Kernels take one number per call from the generator. They compute the noise from this number,
+    the row index, the draw and the class. This noise does not depend on the number of threads, the scores or the other
+    rows.
 
     Args:
         scores: floating point [..., n].
-        k: which largest, 1 <= k <= n.
-        epsilon: standard deviation of the noise, in the unit of the scores.
+        k: rank of the score, where 1 is the largest, 1 <= k <= n.
+        epsilon: standard deviation of the noise, in units of the scores.
         num_samples: number of draws B.
-        generator: source of the noise, on the device of the scores; default: torch's global generator.
-        noise: the draws themselves [B, ..., n], instead of random ones.
+        generator: source of the noise, on the device of the scores. Default: the global generator of torch.
+        noise: fixed draws [B, ..., n] in place of random draws.
 
     Returns:
         The estimate [...], differentiable, in single precision for half-precision scores.
@@ -82,19 +83,19 @@ def perturbed_hinge(
 ) -> Tensor:
     """Return sum_c q_c scale (alpha_c + f_eps(s) - s_c)_+ for each row, f_eps(s) as in :func:`perturbed_topk`.
 
-    The noise comes from torch's global generator. A row without mass has loss 0 and gradient 0, whatever its logits
-    are. Second derivatives are 0; a gradient under ``create_graph=True`` is of the same draws.
+    The noise comes from the global generator of torch. A row without mass has loss 0 and gradient 0 for any logits.
+    Second derivatives are 0. A gradient under ``create_graph=True`` uses the same draws.
 
     Args:
         logits: scores [B, n].
-        masses: a record of the masses q with ``labels [B, m]`` and ``shares [B, m]``, ``even [B]`` (the mass of every
-            class) and ``dense [B, n]``, or None for those that are absent.
-        k: which largest score the classes are held against, 1 <= k <= n.
-        epsilon: standard deviation of the noise, in the unit of the scores.
+        masses: an object with the masses q: ``labels [B, m]`` with ``shares [B, m]``, ``even [B]`` (mass of every
+            class) and ``dense [B, n]``. Absent parts are None.
+        k: rank of the score that classes are compared with, 1 <= k <= n.
+        epsilon: standard deviation of the noise, in units of the scores.
         num_samples: number of draws that estimate the expectation and its gradient.
-        alpha: required gap, one number or one per class [n]; it gets no gradient.
+        alpha: required margin: one number, or one per class [n]. It gets no gradient.
         scale: factor of the loss.
-        sums: let kernels return the sum of the losses [], with one node of the graph.
+        sums: allow kernels to return the sum of the losses [] with one graph node.
 
     Returns:
         Losses [B], in single precision for half-precision logits, else in the dtype of the logits.
@@ -135,7 +136,6 @@ def _threshold(
     generator: Generator | None,
     noise: Tensor | None,
 ) -> Tensor:
-    """Return the perturbed k-th largest score [B] of rows [B, n]."""
     backend, way = _backend(rows, k, epsilon, noise), route(rows, noise)
     if backend == "torch" or way is Route.OPERATIONS:
         options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "generator": generator, "noise": noise}
@@ -154,7 +154,7 @@ def _by_kernel(rows: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: 
 
 
 def _backend(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> str:
-    """Return the backend for a call; kernels draw noise on their own, in single precision."""
+    """Return the backend for a call. Kernels generate the noise themselves, in single precision."""
     n, device = rows.shape[-1], rows.device
     fits = noise is None and EPSILONS[0] <= epsilon <= EPSILONS[1] and rows.dtype != torch.float64
     if device.type == "cpu":
@@ -164,7 +164,7 @@ def _backend(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> str:
 
 
 def _works(device: torch.device) -> bool:
-    """Tell whether the kernels of a device find the second largest score, of noise too small to matter."""
+    """Return whether the kernels of a device find the second largest score with negligible noise."""
     scores = torch.linspace(0, 30, 39).sin().view(3, 13).to(device)
     kernel = custom_op.kernel("numba" if device.type == "cpu" else "triton")
     value, index = kernel(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
@@ -173,7 +173,7 @@ def _works(device: torch.device) -> bool:
 
 
 def checked_options(k: int, epsilon: float, num_samples: int) -> tuple[int, float, int]:
-    """Return k, epsilon and num_samples; raise unless they are possible for some scores."""
+    """Return k, epsilon and num_samples; raise unless they are valid for some scores."""
     k, num_samples = integer(k, "k", at_least=1), integer(num_samples, "num_samples", at_least=1)
     return k, number(epsilon, "epsilon", at_least=0), num_samples
 

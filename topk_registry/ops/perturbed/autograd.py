@@ -1,4 +1,4 @@
-"""The gradient of the perturbed top-k: the mean indicator, kept as one index per draw."""
+"""The gradient of the perturbed top-k: the mean indicator, stored as one index per draw."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,8 +8,10 @@ from torch import Tensor
 
 
 class PerturbedKth(torch.autograd.Function):
-    """Scores [rows, n] -> mean k-th largest [rows] and the class it was in at each draw [rows, draws], by
-    ``kernel(scores)``; the backward pass adds grad / draws at each draw's class."""
+    """Mean k-th largest score [rows] of scores [rows, n], and its class per draw [rows, draws], by ``kernel``.
+
+    The backward pass adds grad / draws at the class of each draw.
+    """
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, kernel: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,6 +1,6 @@
-"""The perturbed k-th largest score and its hinge on the CPU, compiled by numba; noise is made only where it can matter.
+"""The perturbed k-th largest score and its hinge on the CPU, compiled by numba. Noise is generated only where needed.
 
-One row at a time: the height, the candidates of each draw, their noise, and the k-th largest of each. See README.md.
+Each row has four steps: the height, the candidates of each draw, their noise, and the k-th largest. See README.md.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOptionalMemberAccess=false
 # numba's intrinsics are called without their first parameter
@@ -20,19 +20,19 @@ from topk_registry.ops.perturbed.height import FLOOR, HOPELESS, find_height, in_
 from topk_registry.ops.perturbed.noise import AT_ONCE, CALLS_AT_ONCE, FIRST_BYTES, TABLE, normals_of, philox_of, table
 from topk_registry.ops.tensors import laid_out
 
-LEAST_WORK = 1 << 15  # scores, counted in every draw, per thread at least: about 20 microseconds of work
-SCORES_AT_ONCE = 1 << 14  # scores that a thread takes at a time, at most
-RANKED = 32  # candidates that are ranked without a branch
+LEAST_WORK = 1 << 15  # minimum of scores times draws per thread: about 20 microseconds of work
+SCORES_AT_ONCE = 1 << 14  # maximum number of scores that a thread takes at a time
+RANKED = 32  # number of candidates that are ranked without a branch
 LAST = (1 << 64) - 1
-LISTED = 4  # candidates among 64 classes that are listed without a branch: most have none or one
+LISTED = 4  # candidates per 64 classes that are listed without a branch; most blocks have at most one
 
 
 def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
-    """Return the mean k-th largest score [B] over the draws, and which class it was in each draw [B, num_samples].
+    """Return the mean k-th largest score [B] over the draws, and its class in each draw [B, num_samples].
 
     Args:
         scores: [B, n] in single precision.
-        seed: int64 []. The noise is a function of the seed, the row's place, the draw and the class.
+        seed: int64 []. The noise is a function of the seed, the row index, the draw and the class.
         k, epsilon, num_samples: rank, standard deviation of the noise, number of draws.
     """
     s = laid_out(scores.detach(), torch.float32)
@@ -53,8 +53,8 @@ def hinge(
 
     Args:
         scores, seed, k, epsilon, num_samples: as in :func:`kth`.
-        masses: a record with ``labels``, ``shares``, ``even`` and ``dense``.
-        alpha: required gap [] or [n].
+        masses: an object with ``labels``, ``shares``, ``even`` and ``dense``.
+        alpha: required margin [] or [n].
         scale: factor of the loss.
     """
     s = laid_out(scores, torch.float32)
@@ -75,14 +75,13 @@ def hinge(
 
 
 def _threads_and_block(B: int, n: int, draws: int) -> tuple[int, int]:
-    """Return how many threads share the rows, and the number of rows that one takes at a time."""
     threads = max(1, min(torch.get_num_threads(), B, B * n * draws // LEAST_WORK))
     return threads, max(1, min(SCORES_AT_ONCE // n, -(-B // threads)))
 
 
 @kernel
 def kth_body(job):
-    """Rows of :func:`kth`."""
+    """Compute rows of :func:`kth`."""
     _, B, n, k, draws, block, _ = array(job, 7, np.int64)
     epsilon, address = array(job, 8, np.float64)[7], array(job, 12, np.int64)[8:]
     s, quantiles = array(address[0], (B, n), np.float32), array(address[1], TABLE, np.float64)
@@ -96,7 +95,7 @@ def kth_body(job):
 
 @kernel
 def hinge_body(job):
-    """Rows of :func:`hinge`."""
+    """Compute rows of :func:`hinge`."""
     _, B, n, k, draws, block, _ = array(job, 7, np.int64)
     field, real = array(job, 20, np.int64), array(job, 20, np.float64)
     s, quantiles = array(field[8], (B, n), np.float32), array(field[9], TABLE, np.float64)
@@ -158,7 +157,7 @@ def _any(x):
 
 @compiled
 def hinges(s, q, spread, threshold, alpha, scale, g):
-    """Return the hinges of all classes with masses q + spread, and the slope in the threshold; g is written."""
+    """Return the sum of hinges with masses q + spread, and its derivative in the threshold; write the gradient g."""
     value, slope = 0.0, 0.0
     for start in range(0, len(s), 256):
         stop = start + 256
@@ -173,13 +172,13 @@ def hinges(s, q, spread, threshold, alpha, scale, g):
 
 @summing
 def _hinges(s, q, spread, threshold, alpha, scale, g):
-    """Return the sums of masses times violations, and of masses, over the classes that violate their gap."""
+    """Return the sum of mass times violation, and the sum of masses, over the classes that violate their margin."""
     value, slope, zero = np.float32(0), np.float32(0), np.float32(0)
     if len(alpha) > 1:
         for i in range(len(s)):
             violation = np.float32(alpha[i]) + (threshold - s[i])
             mass = q[i] + spread if violation >= zero else zero
-            value += mass * violation if mass != zero else zero  # 0 times infinity is no cost
+            value += mass * violation if mass != zero else zero  # 0 times infinity counts as 0
             slope += mass
             g[i] = -scale * mass
     else:
@@ -195,7 +194,7 @@ def _hinges(s, q, spread, threshold, alpha, scale, g):
 
 @compiled
 def threshold(row, r, k, epsilon, key, quantiles, index, guess, space, negative):
-    """Return :func:`of_row` for any k, counted from the nearer end; ``negative``: memory [n]."""
+    """Return :func:`of_row` for any k, counted from the nearer end. ``negative`` is memory [n]."""
     n = len(row)
     if 2 * k <= n + 1:
         return of_row(row, r, k, epsilon, key, quantiles, index, guess, space)
@@ -213,7 +212,7 @@ def _count_up(places):
 
 @compiled
 def scratch(n, k, draws):
-    """Return scratch memory of :func:`of_row`, as one array: each allocation costs time."""
+    """Return scratch memory for :func:`of_row` as one array, because each allocation costs time."""
     blocks, calls, listed, lines = _sizes(n, k, draws)
     numbers = 16 * 2 * blocks + blocks + 3 * calls + 4 * listed + lines + RANKED + 2 * draws + 1
     return empty(8 * numbers + 16 * blocks + 64 + listed, np.uint8)
@@ -221,13 +220,12 @@ def scratch(n, k, draws):
 
 @compiled
 def places(space, draws):
-    """Return the part of :func:`scratch` memory for the class of each draw."""
     return array(address_of(space), draws, np.int64)
 
 
 @compiled
 def _sizes(n, k, draws):
-    """Blocks of 16 classes; calls of the generator at a time, and classes listed; lines of the search for maxima."""
+    """Return sizes: blocks of 16 classes, generator calls per block, listed classes, lines of the maximum search."""
     blocks = (n + 15) // 16
     size = min(draws * blocks, max(CALLS_AT_ONCE, blocks))
     return blocks, size + AT_ONCE, 16 * size + AT_ONCE, heights.lines(n, k)
@@ -235,19 +233,19 @@ def _sizes(n, k, draws):
 
 @compiled
 def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
-    """The mean over the draws of the k-th largest perturbed score, 2 k <= n + 1, and a guess of the next row's height.
+    """Return the mean over draws of the k-th largest perturbed score, and a guess for the next row; 2 k <= n + 1.
 
     Args:
         row: scores [n].
-        r: the row's place in the batch; with the key, the draw and the class it decides on the noise.
-        index: receives the class that was k-th at each draw [draws].
-        guess: guess of the height that k scores of a draw reach, NaN where most classes of the last row were out of its
-            reach. It decides on the time only.
-        space: from :func:`scratch`.
+        r: row index in the batch. Row index, key, draw and class determine the noise.
+        index: output, the class that is k-th at each draw [draws].
+        guess: guess of the height that k scores of a draw reach. NaN if most classes of the last row could not reach
+            it. The guess affects the time only.
+        space: memory from :func:`scratch`.
     """
     draws, n, real = len(index), len(row), row.dtype.type
     blocks, size, listed, lines = _sizes(n, k, draws)
-    at = address_of(space) + 8 * draws  # arrays that numba counts references of cost as much as their contents
+    at = address_of(space) + 8 * draws  # reference counts of numba arrays would cost as much as the work on the arrays
     packed, at = array(at, 16 * blocks, row.dtype), at + 128 * blocks
     maxima, at = array(at, lines, row.dtype), at + 8 * lines
     few, at = array(at, RANKED, np.float64), at + 8 * RANKED
@@ -327,7 +325,7 @@ def _has_nan(row):
 
 @compiled
 def _limits(scores, height, bits, held, limit):
-    """Limits of the classes in ``held`` blocks, which the last one may not fill."""
+    """Write the limits of the classes in ``held`` blocks. The last block may be incomplete."""
     if height == -np.inf:
         limit[: 16 * held] = 255
     else:
@@ -337,10 +335,10 @@ def _limits(scores, height, bits, held, limit):
 
 @compiled
 def _passing(calls, words, limit, held, stride, slot, place, first, starts):
-    """List the classes with a first byte within its limit, those of draw d from starts[d] on.
+    """List the classes whose first byte is within the limit; classes of draw d begin at starts[d].
 
-    ``slot`` <- their places in the ``held`` blocks, ``place`` <- their numbers among all classes and draws.
-    ``first`` <- their first bytes.
+    ``slot`` gets their positions in the ``held`` blocks, ``place`` their indices among all classes and draws, and
+    ``first`` their first bytes.
     """
     byte, size, m = array(address_of(words), 8 * len(words), np.uint8), 16 * held, 0
     whole = size // 64 * 64
@@ -363,7 +361,7 @@ def _passing(calls, words, limit, held, stride, slot, place, first, starts):
 
 @inlined
 def _listed(passed, start, listed, m):
-    """List the places of bits in ``listed`` from ``m`` on, and return how many numbers it then holds."""
+    """Append the positions of bits to ``listed`` from ``m`` on, and return its new length."""
     count, where = number_of_bits(passed), listed[m:]
     for j in range(LISTED):
         where[j] = start + lowest_bit(passed)
@@ -376,7 +374,7 @@ def _listed(passed, start, listed, m):
 
 @compiled
 def _above(scores, height, epsilon, slot, z):
-    """Move the perturbed scores that reach the height to the front, with their places, and return their number."""
+    """Move the perturbed scores that reach the height to the front, with their positions; return their number."""
     m, n = np.uint64(0), np.uint64(len(scores))
     for j in range(len(slot)):
         i = slot[j]
@@ -389,7 +387,7 @@ def _above(scores, height, epsilon, slot, z):
 
 @compiled
 def _kth(v, k, few):
-    """Return the place of the k-th largest."""
+    """Return the position of the k-th largest."""
     m = len(v)
     if m > RANKED:
         return _kth_of_many(v, k)
@@ -403,20 +401,20 @@ def _kth_of(v, k, few):
     few[:] = -np.inf
     for i in range(len(v)):
         few[i] = v[i]
-    least = np.uint64(LAST)  # how many more than k reach it, and its place
+    least = np.uint64(LAST)  # how many more than k reach it, and its position
     for j in range(len(v)):
         reached = 0
         for start in range(0, len(few), 16):
             reached += number_of_bits(reaching(few, start, few[j]))
-        least = min(least, np.uint64((reached - k) * RANKED + j))  # a large number where fewer reach it
+        least = min(least, np.uint64((reached - k) * RANKED + j))  # a large number if fewer than k reach it
     return np.int64(least) & (RANKED - 1)
 
 
 @compiled
 def _kth_of_many(v, k):
-    """Return the place of the k-th largest: each candidate is ranked, and bounds those worth ranking after it.
+    """Return the position of the k-th largest. Each ranked candidate bounds the candidates that remain.
 
-    It costs m log m steps for m numbers, but steps that are vector instructions without branches.
+    The m log m steps for m numbers are vector instructions without branches.
     """
     low, high, bounded_below, bounded_above = 0.0, 0.0, False, False
     for j in range(len(v)):

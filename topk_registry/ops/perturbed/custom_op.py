@@ -1,4 +1,4 @@
-"""The operator in compiled and exported graphs. Its only randomness is the seed."""
+"""The operator in compiled and exported graphs. The seed is the only source of randomness."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from topk_registry.ops.perturbed.autograd import keep, spread
 def perturbed_kth(
     scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Mean k-th largest [B] of scores [B, n] and the classes it was in [B, num_samples]."""
+    """Return the mean k-th largest score [B] of scores [B, n], and its class per draw [B, num_samples]."""
     return kernel(backend)(scores, seed, k, epsilon, num_samples)
 
 
 def kernel(backend: str) -> Any:
-    """Return the function ``kth`` of a backend with its own noise."""
+    """Return the function ``kth`` of a backend that generates noise from the seed."""
     return load("topk_registry.ops.perturbed." + {"numba": "cpu", "triton": "triton"}[backend]).kth
 
 

@@ -1,11 +1,11 @@
-"""The definition of the perturbed k-th largest score in PyTorch operations, with noise of any source."""
+"""Definition of the perturbed k-th largest score in PyTorch operations, with noise from any source."""
 
 import torch
 from torch import Generator, Tensor
 
 
 def perturbed_topk_definition(scores: Tensor, k: int, *, epsilon: float, noise: Tensor) -> Tensor:
-    """Return the mean over the draws of the k-th largest of s + eps Z_b: scores [..., n], noise [draws, ..., n]."""
+    """Return the mean over draws of the k-th largest of s + eps Z, for scores [..., n] and noise [draws, ..., n]."""
     perturbed = scores + epsilon * noise  # [draws, ..., n]
     return perturbed.sort(-1, descending=True).values[..., k - 1].mean(0)
 
@@ -15,7 +15,7 @@ def kth(
 ) -> tuple[Tensor, Tensor]:
     """Return the mean k-th largest score [B] of scores [B, n], and its class in each draw [B, num_samples].
 
-    One buffer serves all draws, so that memory does not grow with their number.
+    All draws use one buffer, so that memory does not grow with the number of draws.
     """
     if epsilon == 0:
         value, index = _kth_largest(scores, k)
@@ -33,12 +33,12 @@ def kth(
 def differentiable_kth(
     scores: Tensor, k: int, epsilon: float, num_samples: int, generator: Generator | None, noise: Tensor | None
 ) -> Tensor:
-    """Return the mean k-th largest score [B] by operations that any transform of PyTorch goes through."""
+    """Return the mean k-th largest score [B] from operations that support all transforms of PyTorch."""
     values = []
     for draw in range(num_samples if epsilon else 1):
         z = torch.zeros_like(scores) if not epsilon else noise[draw] if noise is not None else None
         if z is None:
-            if generator is None:  # traced with any number of rows
+            if generator is None:  # may be traced with any number of rows
                 z = torch.randn_like(scores)
             else:
                 z = torch.randn(scores.shape, generator=generator, dtype=scores.dtype, device=scores.device)
@@ -62,12 +62,12 @@ def hinges(s: Tensor, threshold: Tensor, masses: tuple[Tensor | None, ...], alph
             q = q.scatter_add(1, labels, shares.to(s.dtype))
         gap, x = alpha, s
     violation = (gap + threshold[:, None] - x).clamp(min=0)
-    # 0 * inf is NaN; the gradient to the mass is the loss, so finite losses stay in the product
+    # 0 * inf is NaN; finite losses stay in the product, because they are the gradient of the mass
     return (q * scale * violation.masked_fill((q == 0) & ~violation.isfinite(), 0.0)).sum(1)
 
 
 def has_mass(masses: tuple[Tensor | None, ...]) -> Tensor:
-    """Return whether each row has any mass [B, 1]."""
+    """Return whether each row has mass [B, 1]."""
     _, shares, even, dense = masses
     parts = [shares, None if even is None else even[:, None], dense]
     found = [(part != 0).any(1, keepdim=True) for part in parts if part is not None]
@@ -75,12 +75,12 @@ def has_mass(masses: tuple[Tensor | None, ...]) -> Tensor:
 
 
 def _kth_largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return values and indices [B] of the k-th largest, counted from the nearer end: topk is fast for small k only."""
+    """Return values and indices [B] of the k-th largest, counted from the nearer end, as topk is slow for large k."""
     n = x.shape[1]
     values, indices = x.topk(k) if 2 * k <= n + 1 else x.topk(n + 1 - k, largest=False)
     return values[:, -1], indices[:, -1]
 
 
 def _nan_rows(scores: Tensor, value: Tensor) -> Tensor:
-    # topk ranks NaN as a number; amax keeps it, and needs no temporary of the size of the scores
+    # topk ranks NaN as a number; amax propagates NaN and needs no temporary tensor
     return torch.where(scores.amax(1).isnan(), torch.nan, value)

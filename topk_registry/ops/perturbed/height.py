@@ -1,4 +1,4 @@
-"""A height that hardly more than k scores of a draw reach, and the noise each class needs to reach it."""
+"""Find a height that slightly more than k scores of a draw reach, and the noise that each class needs to reach it."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
@@ -12,23 +12,26 @@ from topk_registry.ops.cpu.numbers import compiled, inlined, number_32, summing
 
 # Q(x) < 2^-(1 + LINEAR x + SQUARE x^2) for 0 < x < 9.6, by less than 4 percent below 3.3
 LINEAR, SQUARE = 1.001, 0.6125
-HALF_BITS = np.float32(126 << 23)  # of 1/2 in single precision; an octave is 2^23
+HALF_BITS = np.float32(126 << 23)  # bits of 1/2 in single precision; an octave is 2^23
 LINEAR_BITS, SQUARE_BITS = np.float32(LINEAR * 2**23), np.float32(SQUARE * 2**23)
 SLOPE_0, SLOPE_1 = np.float32(LINEAR * math.log(2)), np.float32(2 * SQUARE * math.log(2))
-HOPELESS = np.int32((127 - 66) << 23)  # the bits of 2^-66: no U is as small
-# In epsilon. A normal is at most 9.3, rounding of the two numbers below takes 4 at most.
-FLOOR, OUT_OF_REACH = 4.0, 20.0  # how far below a bound a height may be, and scores that reach no such height
+HOPELESS = np.int32((127 - 66) << 23)  # bits of 2^-66, below every U
+# In units of epsilon. A normal number is at most 9.3, and rounding adds at most 4.
+FLOOR, OUT_OF_REACH = 4.0, 20.0  # distances below a bound: of the height; of unreachable scores
 FARTHEST = np.float32(12)
-# Of the number of scores to expect: what is aimed at, the most, and the least that Newton's method starts from
+# Expected number of scores above the height: target, maximum, and minimum at the start of Newton's method
 AIM, MOST, LEAST = 1.2, 1.7, 0.125
-TOWARDS_AIM = 0.25  # part of the way that the next row's guess goes, taking a slope of 1 for that of a logarithm
-BYTES = np.float32(256.1)  # the tenth is for rounding
+TOWARDS_AIM = 0.25  # step size of the guess for the next row, assuming a slope of 1 of the logarithm
+BYTES = np.float32(256.1)  # 256 plus a margin for rounding
 
 
 @inlined
 def _few(k):
-    """Return the number of scores to expect above the height: one draw in a hundred has fewer than k and is looked at
-    again; each score more costs a normal in every draw."""
+    """Return the expected number of scores above the height to aim at.
+
+    With this number, one draw in a hundred has fewer than k scores and is computed again. Each further score costs a
+    normal number per draw.
+    """
     return k + 1.5 * math.sqrt(k) + 2
 
 
@@ -36,8 +39,8 @@ def _few(k):
 def find_height(row, k, epsilon, guess, bits):
     """Find a height that k scores of nearly every draw reach, and not many more; -inf if there is none.
 
-    Returns it, a guess for a row like this, the least of the scores' tails beyond it, as bits, and whether any score is
-    NaN; ``bits`` <- the tails.
+    Returns the height, a guess for a similar row, the smallest tail probability of a score as bits, and whether any
+    score is NaN. ``bits`` gets the tail probabilities.
     """
     few, real = _few(k), row.dtype.type
     low, high, height, reach, inverse = -np.inf, np.inf, np.float64(real(guess)), epsilon, real(1 / epsilon)
@@ -65,7 +68,7 @@ def find_height(row, k, epsilon, guess, bits):
         else:
             height = max(newton, height + reach) if count >= few else min(newton, height - reach)
             reach *= 8
-        height = np.float64(real(height))  # rounded once, for all that compare with it
+        height = np.float64(real(height))  # rounded once, so that all comparisons use the same value
     if low != last and low != -np.inf:
         count, lowest, _ = tails(row, real(low), inverse, bits)
     return low, low + TOWARDS_AIM * epsilon * math.log(count / (AIM * few)), lowest, False
@@ -73,8 +76,10 @@ def find_height(row, k, epsilon, guess, bits):
 
 @summing
 def tails(row, height, inverse, bits):
-    """Return the expected number of scores above the height, a little overrated, the least of the bits, and whether any
-    score is NaN."""
+    """Return the expected number of scores above the height, slightly overestimated.
+
+    The other results are the smallest of the bits, and whether any score is NaN.
+    """
     count, lowest, nans = np.float32(0), np.int32(0x7FFFFFFF), np.float32(0)
     for i in range(len(row)):
         x = np.float32((height - row[i]) * inverse)
@@ -88,7 +93,7 @@ def tails(row, height, inverse, bits):
 
 @summing
 def _slope(row, height, inverse, bits):
-    """Return how fast the number of :func:`tails` falls with the height."""
+    """Return the derivative of the number of :func:`tails` with respect to the height, with opposite sign."""
     slope = np.float32(0)
     for i in range(len(row)):
         x = np.float32((height - row[i]) * inverse)
@@ -99,7 +104,7 @@ def _slope(row, height, inverse, bits):
 
 @inlined
 def tail_bits(x):
-    """The bits of a number in single precision a little above Q(max(x, 0)): 2^-(1 + ...), linear within each octave."""
+    """Return the bits of a float slightly above Q(max(x, 0)): 2^-(1 + ...), linear within each octave."""
     x = np.float32(x)
     x = x if x > np.float32(0) else np.float32(0)
     x = x if x < FARTHEST else FARTHEST
@@ -108,7 +113,7 @@ def tail_bits(x):
 
 @compiled
 def limits(bits, limit):
-    """The largest first byte of U with which a class can reach the height that the bits are for."""
+    """Write the largest first byte of U with which each class can reach the height."""
     for i in range(len(bits)):
         q = number_32(bits[i])
         limit[i] = np.uint8(np.int32(BYTES * q) if q < np.float32(0.5) else np.int32(255))
@@ -116,10 +121,10 @@ def limits(bits, limit):
 
 @compiled
 def in_reach(row, k, epsilon, maxima, active, packed):
-    """Pack the blocks of 16 classes in which any can reach a height near that of k scores.
+    """Pack the blocks of 16 classes in which any class can reach a height near that of k scores.
 
-    ``active`` <- their numbers, ``packed`` <- their scores. Returns the number of blocks, 0 where the row is too short,
-    and a score near the height.
+    ``active`` gets the block indices and ``packed`` their scores. Returns the number of blocks, 0 if the row is too
+    short, and a score near the height.
     """
     n, blocks, held = len(row), len(active), 0
     if len(maxima) == 0:
@@ -146,10 +151,7 @@ def in_reach(row, k, epsilon, maxima, active, packed):
 
 @compiled
 def lines(n, k):
-    """Return the number of lines that :func:`in_reach` searches for maxima; 0 for short rows.
-
-    Few of the scores it looks for share a line.
-    """
+    """Return the number of lines that :func:`in_reach` searches for maxima, or 0 for short rows."""
     count = 32
     while count < 8 * _few(k):
         count *= 2

@@ -1,4 +1,4 @@
-"""Noise by number: a counter-based generator, and the inverse of the normal distribution."""
+"""Noise as a function of indices: a counter-based generator, and the inverse of the normal distribution function."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
@@ -15,16 +15,16 @@ from topk_registry.ops.cpu.masks import numbers_from, repeated
 from topk_registry.ops.cpu.numbers import bits_64, compiled, inlined, number_64
 from topk_registry.ops.cpu.philox import AT_ONCE, LOW, VECTOR, WIDE, WORD, every, words_of
 
-CALLS_AT_ONCE = 512  # calls of the generator at a time, a multiple of AT_ONCE
-FIRST_BYTES, OTHER_BYTES = 0, 1  # what the generator is called for
+CALLS_AT_ONCE = 512  # generator calls per block, a multiple of AT_ONCE
+FIRST_BYTES, OTHER_BYTES = 0, 1  # purpose of a generator call
 
-STEPS, DEGREE = 8, 5  # pieces of Q^-1 per octave, and the degree of their polynomials: right to 1e-9
+STEPS, DEGREE = 8, 5  # pieces of Q^-1 per octave, and degree of their polynomials, for an error of 1e-9
 TABLE = 64 * STEPS + 1, DEGREE + 1  # shape of the table of Q^-1
 MANTISSA = np.int64((1 << 52) // STEPS - 1)
 
 
 def _philox(context, builder, signature, arguments):
-    """The two words of 64 bits of AT_ONCE calls, as vectors: the calls from a place on, a row, a use, two keys."""
+    """Return the two 64-bit words of AT_ONCE calls as vectors, for call indices, a row, a purpose and two keys."""
     calls, start, row, use, key_0, key_1 = arguments[:6]
 
     c0 = numbers_from(context, builder, signature.args[0], calls, start, AT_ONCE)
@@ -37,7 +37,7 @@ def _philox(context, builder, signature, arguments):
 
 @intrinsic
 def _words(typing_context, calls, start, row, use, key_0, key_1, words):
-    """Two words of 64 bits each of the AT_ONCE calls from ``start`` on, from twice as far on in ``words``."""
+    """Write two 64-bit words for each of AT_ONCE calls from ``start`` on, to ``words`` from 2 * start on."""
 
     def codegen(context, builder, signature, arguments):
         drawn = _philox(context, builder, signature, arguments)
@@ -52,8 +52,10 @@ def _words(typing_context, calls, start, row, use, key_0, key_1, words):
 
 @intrinsic
 def _uniforms(typing_context, calls, start, row, use, key_0, key_1, first, u):
-    """2^64 U, or what it is below 2^64 where the first byte is above 127, for the AT_ONCE calls from ``start`` on: that
-    byte, and two words of 32 bits."""
+    """Write 2^64 U of AT_ONCE calls from ``start`` on, or 2^64 - 2^64 U if the first byte exceeds 127.
+
+    U consists of this first byte and two 32-bit words of the generator.
+    """
 
     def codegen(context, builder, signature, arguments):
         word, _ = _philox(context, builder, signature, arguments)
@@ -80,16 +82,16 @@ def _store(context, builder, vector, array_type, array, start):
 
 @compiled
 def philox_of(calls, row, use, key, words):
-    """Two words of 64 bits a call, for a multiple of AT_ONCE calls."""
+    """Write two 64-bit words per call, for a multiple of AT_ONCE calls."""
     for start in range(0, len(calls), AT_ONCE):
         _words(calls, start, row, use, key[0], key[1], words)
 
 
 @compiled
 def normals_of(place, first, row, key, table, z):
-    """Compute the normals of these places, from their first bytes and one call of the generator per place.
+    """Compute normal numbers for these places, from first bytes and one generator call per place.
 
-    The arrays are longer by AT_ONCE - 1 places, which are computed too.
+    The arrays have AT_ONCE - 1 additional places, which are computed too.
     """
     for start in range(0, len(place), AT_ONCE):
         _uniforms(place, start, row, OTHER_BYTES, key[0], key[1], first, z)
@@ -98,7 +100,7 @@ def normals_of(place, first, row, key, table, z):
 
 @inlined
 def normal_of(first, table, z):
-    """Q^-1 of :func:`_uniforms`, in place."""
+    """Replace results of :func:`_uniforms` with Q^-1 of them, in place."""
     for i in range(AT_ONCE):
         bits = bits_64(z[i])
         c = table[np.uint64((bits >> 49) - (1022 << 3))]
@@ -111,7 +113,7 @@ def normal_of(first, table, z):
 
 @lru_cache(maxsize=1)
 def table() -> Tensor:
-    """Return Q^-1(2^-64 m) for m from 1/2 to 2^63, as polynomials in t: m = 2^(e-1) (1 + (step + t) / STEPS)."""
+    """Return Q^-1(2^-64 m) for m from 1/2 to 2^63 as polynomials in t, where m = 2^(e-1) (1 + (step + t) / STEPS)."""
     nodes = (1 - np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))) / 2
     octave, step = np.divmod(np.arange(64 * STEPS + 1), STEPS)
     u = (1 + (step[:, None] + nodes) / STEPS) * 2.0 ** (octave[:, None] - 65)
