@@ -93,7 +93,7 @@ def noisy(labels: Tensor, kind: str, seed: int) -> Tensor:
 
 
 def network() -> nn.Module:
-    """Return three convolutions with batch norm and a linear classifier: 87,000 parameters."""
+    """Return a network of three convolutions with batch norm and a linear classifier, with 87,000 parameters."""
 
     def block(before: int, after: int) -> list[nn.Module]:
         return [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]

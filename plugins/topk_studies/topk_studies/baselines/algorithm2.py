@@ -47,7 +47,7 @@ class LogSigmas(torch.autograd.Function):
 
 
 def alternating_parts(x: Tensor, log_sigma: Tensor, k: int) -> list[tuple[Tensor, Tensor]]:
-    """Return (log P_j, log N_j) for j = k-1 and k: delta_j = P_j - N_j splits the recursion into its two signs."""
+    """Return (log P_j, log N_j), the sums of the positive and negative terms of delta_j = P_j - N_j, for j = k-1, k."""
     zero = torch.full_like(x, -torch.inf)
     parts = [(zero, zero), (log_sigma[0].expand_as(x), zero)]
     for j in range(2, k + 1):
