@@ -75,7 +75,7 @@ def has_mass(masses: tuple[Tensor | None, ...]) -> Tensor:
 
 
 def _kth_largest(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return values and indices [B] of the k-th largest, counted from the nearer end, as topk is slow for large k."""
+    """Return values and indices [B] of the k-th largest. It counts from the nearer end: topk is slow for large k."""
     n = x.shape[1]
     values, indices = x.topk(k) if 2 * k <= n + 1 else x.topk(n + 1 - k, largest=False)
     return values[:, -1], indices[:, -1]
