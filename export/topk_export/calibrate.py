@@ -19,7 +19,7 @@ from topk_export import graph
 from topk_export.errors import ExportError, ModelFileError
 from topk_export.nodes import LARGEST, SCORES, SET, add_sets, digest_of_table, score_model
 from topk_export.runtime.metadata import LOGITS, SET_OUTPUTS, Metadata
-from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.predictor import Predictor, read_ahead
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import move_into_place
@@ -250,9 +250,9 @@ def _run(
     count = len(labels)
     logits = np.empty((count, predictor.metadata.num_classes), np.float32)
     starts, parts = range(0, count, size), []
-    for start in progress(starts, len(starts)):
-        batch = predictor.preprocess([images[i] for i in range(start, min(start + size, count))])
-        outputs = predictor.run(batch)
+    batches = read_ahead(lambda i: predictor.input_of(images[i]), range(count), batch=size, workers=predictor.workers)
+    for start, batch in zip(progress(starts, len(starts)), batches, strict=True):
+        outputs = predictor.run(np.stack(batch))
         logits[start : start + len(batch)] = outputs[LOGITS]
         if SET in outputs:
             parts.append(SetCounts.of(outputs[SET], labels[start : start + len(batch)]))
