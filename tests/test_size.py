@@ -12,8 +12,8 @@ CEILINGS = {
     "export/topk_export": 5300,
     "plugins/template": 150,
     "plugins/topk_plugins": 3174,
-    "plugins/topk_studies": 796,
-    "tests": 17209,
+    "plugins/topk_studies": 1251,
+    "tests": 17492,
     "topk_registry/*.py": 200,
     "topk_registry/cli": 495,
     "topk_registry/conformal": 700,
@@ -24,7 +24,7 @@ CEILINGS = {
     "topk_registry/nn": 1666,
     "topk_registry/ops": 6756,
     "topk_registry/registry": 873,
-    "topk_registry/testing": 1478,
+    "topk_registry/testing": 1197,
     "topk_registry/train": 3902,
 }
 

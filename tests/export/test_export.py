@@ -333,7 +333,7 @@ def test_a_file_of_unknown_normalization_takes_arrays_only(tmp_path, picture):
     assert metadata_of(path).k == 1
     predictor = Predictor(path, device="cpu", threads=1)
     assert predictor.run(np.zeros((2, 3, 8, 8), np.float32))["logits"].shape == (2, 2)
-    with pytest.raises(ModelFileError, match="does not say how images become its input"):
+    with pytest.raises(ModelFileError, match="preprocessing of images is unknown"):
         predictor([picture("red")])
     assert verify_file(path)["passed"]
     with pytest.raises(ModelFileError, match="does not say"), pytest.warns(UserWarning, match="arrays only"):

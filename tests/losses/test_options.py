@@ -110,7 +110,7 @@ def test_values_that_the_constructor_refuses_are_refused(name, option, value, me
 @pytest.mark.parametrize(("name", "option"), [("logit_adjustment", "class_counts"), ("ldam", "beta")])
 def test_options_that_only_the_constructor_reads_are_refused(name, option):
     loss = create_loss(name, class_counts=COUNTS)
-    with pytest.raises(AttributeError, match=f"{option} of .* cannot be set after it is built"):
+    with pytest.raises(AttributeError, match=f"{option} of .* cannot be changed after construction"):
         setattr(loss, option, 0.5)
 
 

@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
         say(f"{count} images in {args.output}, {failed} without a prediction")
         return int(failed > 0)
     writer, place = (write_json, args.json) if args.json else (write_csv, args.csv) if args.csv else (write_table, "-")
-    silent = None if place != "-" or not sys.stdout.isatty() else True  # a bar would cut through the table
+    silent = None if place != "-" or not sys.stdout.isatty() else True  # a progress bar would break the table
     rows = tqdm(predicted(predictor, images, **options), total=len(images), unit="image", disable=silent)
     with _opened(place) as stream:
         failed = writer(rows, stream)

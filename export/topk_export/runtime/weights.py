@@ -1,7 +1,7 @@
-"""External weights of a model: which files it names, whether they are complete, and how to copy a model with them.
+"""External weights of a model: which files it needs, whether they are complete, and how to copy a model with them.
 
-One ONNX file holds at most 2 GiB. A larger model keeps its weights in other files of its folder (ONNX's external data).
-Their names are parsed from the protocol buffer here, so that prediction does not need the onnx package.
+The limit of one ONNX file is 2 GiB. A larger model stores its weights in other files of its folder (external data of
+ONNX). Their names are parsed from the protocol buffer here, so that prediction does not need the onnx package.
 """
 
 import hashlib
@@ -13,12 +13,12 @@ from pathlib import Path, PureWindowsPath
 
 from topk_export.errors import ModelFileError
 
-SUFFIX = ".data"  # model.onnx.data holds the weights of model.onnx
+SUFFIX = ".data"  # model.onnx.data has the weights of model.onnx
 
-# numbers of fields in onnx.proto
+# field numbers in onnx.proto
 _GRAPH, _INITIALIZER, _EXTERNAL_DATA, _KEY, _VALUE = 7, 5, 13, 1, 2
 _VARINT, _LENGTH = 0, 2
-_FIXED = {1: 8, 5: 4}  # bytes of the other kinds of value
+_FIXED = {1: 8, 5: 4}  # size in bytes of fixed-size values
 
 
 def weights_beside(model: str | Path) -> Path:
@@ -27,17 +27,17 @@ def weights_beside(model: str | Path) -> Path:
 
 
 def files_of(model: str | Path) -> list[Path]:
-    """Return a model's file and the files of its external weights.
+    """Return the file of a model and the files of its external weights.
 
     Raises:
-        ModelFileError: a file is missing, shorter than the model says, or outside of the model's folder.
+        ModelFileError: a file is missing, too short, or outside of the model's folder.
     """
     model = Path(model)
     if not model.is_file():
         raise ModelFileError(f"{model} does not exist or is not a file")
     files = [model]
     for name, size in sorted(external_sizes(model).items()):
-        if name != PureWindowsPath(name).name:  # on any system
+        if name != PureWindowsPath(name).name:  # rejects paths of any system
             raise ModelFileError(f"{model} keeps weights outside of its folder, in {name!r}, which is not allowed")
         file = model.parent / name
         if not file.is_file():
@@ -62,7 +62,7 @@ def external_sizes(model: str | Path) -> dict[str, int]:
                 end = int(entry.get("offset", 0)) + int(entry.get("length", 0))
                 sizes[entry["location"]] = max(end, sizes.get(entry["location"], 0))
         except (IndexError, KeyError, ValueError):
-            return {}  # not a model: loading it gives the better error
+            return {}  # not a model: loading it gives a better error
     return sizes
 
 
@@ -79,8 +79,8 @@ def copy_model(model: str | Path, target: str | Path) -> list[Path]:
 def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> None:
     """Move a finished model, its external weights and its other files into the folder of ``path``.
 
-    The model is moved last, and an old model whose weights are replaced is removed first: if this is interrupted, no
-    model lies beside weights of another model.
+    The model is moved last, and an old model is removed before its weights are replaced. If the process is interrupted,
+    no model is next to weights of another model.
     """
     _, *weights = files_of(staged)
     before = external_sizes(path) if path.is_file() else {}
@@ -94,7 +94,7 @@ def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> No
 
 
 def digest_of(*files: str | Path) -> str:
-    """Return the SHA-256 of files, one after the other."""
+    """Return the SHA-256 of the concatenated files."""
     sha = hashlib.sha256()
     for file in files:
         with open(file, "rb") as stream:
@@ -104,7 +104,7 @@ def digest_of(*files: str | Path) -> str:
 
 
 def check_digest(model: str | Path, sha256: str | None) -> None:
-    """Raise :class:`ModelFileError` if the external weights of a model are not those that it was written with."""
+    """Raise :class:`ModelFileError` if the external weights do not belong to the model."""
     _, *weights = files_of(model)
     if weights and sha256 is not None and digest_of(*weights) != sha256:
         raise ModelFileError(f"{weights[0]} does not belong to {model}: its SHA-256 differs, copy both files again")
@@ -127,7 +127,7 @@ def _texts(data: mmap.mmap, span: tuple[int, int], field: int) -> list[str]:
 
 
 def _messages(data: mmap.mmap, span: tuple[int, int], wanted: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each length-delimited value of a field of a message."""
+    """Yield start and end of each length-delimited value of one field in a message."""
     at, end = span
     while at < end:
         tag, at = _varint(data, at)

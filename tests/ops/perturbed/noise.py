@@ -21,7 +21,7 @@ def philox(counter: Sequence[np.ndarray], key: Sequence[int]) -> list[np.ndarray
 def uniforms(seed: int, draws: int, rows: int, n: int) -> np.ndarray:
     """64-bit integers [draws, rows, n]: the first byte from a call for 16 classes, the others from a call for each.
 
-    The classes of a draw are padded to a multiple of 256. A call is for eight in the first half, and eight in the other.
+    The classes of a draw are padded to a multiple of 256. A call is for eight in the first half and eight in the other.
     """
     key = seed & 0xFFFFFFFF, seed >> 32
     size = -(-n // 256) * 256

@@ -175,7 +175,5 @@ def test_compiles_whole():
     def loss(s):
         return perturbed_hinge(s, masses.labels, masses.shares, k=3, epsilon=1e-6).sum()
 
-    gradient, plain = (
-        torch.autograd.grad(f(logits), logits)[0] for f in (torch.compile(loss, fullgraph=True), loss)
-    )
+    gradient, plain = (torch.autograd.grad(f(logits), logits)[0] for f in (torch.compile(loss, fullgraph=True), loss))
     torch.testing.assert_close(gradient, plain)

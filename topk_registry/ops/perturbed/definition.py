@@ -1,11 +1,11 @@
-"""The perturbed k-th largest score in PyTorch operations, with noise of any source."""
+"""Definition of the perturbed k-th largest score in PyTorch operations, with noise from any source."""
 
 import torch
 from torch import Generator, Tensor
 
 
 def perturbed_topk_definition(scores: Tensor, k: int, *, epsilon: float, noise: Tensor) -> Tensor:
-    """Return the mean over the draws of the k-th largest of s + eps Z_b: scores [..., n], noise [draws, ..., n]."""
+    """Return the mean over draws of the k-th largest of s + eps Z, for scores [..., n] and noise [draws, ..., n]."""
     perturbed = scores + epsilon * noise  # [draws, ..., n]
     return perturbed.sort(-1, descending=True).values[..., k - 1].mean(0)
 
@@ -15,7 +15,7 @@ def kth(
 ) -> Tensor:
     """Return the mean k-th largest score [B] of scores [B, n], differentiable.
 
-    One draw at a time, of which the k-th class and its noise are kept, so that memory does not grow with the draws.
+    Each draw leaves its k-th class and the noise of this class, so that memory does not grow with the number of draws.
     """
     s, n, indices, shifts = scores.detach(), scores.shape[1], [], []
     for draw in range(num_samples if epsilon else 1):
@@ -23,15 +23,15 @@ def kth(
             z = torch.zeros_like(s)
         elif noise is not None:
             z = noise[draw]
-        elif generator is None:
+        elif generator is None:  # may be traced with any number of rows
             z = torch.randn_like(s)
         else:
             z = torch.randn(s.shape, generator=generator, dtype=s.dtype, device=s.device)
         x = s + epsilon * z
-        # topk is fast for small k: counted from the nearer end
+        # counted from the nearer end, as topk is slow for large k
         _, order = x.topk(k) if 2 * k <= n + 1 else x.topk(n + 1 - k, largest=False)
         indices.append(order[:, -1:])
         shifts.append(z.gather(1, indices[-1]))
     value = (scores.gather(1, torch.cat(indices, 1)) + epsilon * torch.cat(shifts, 1)).mean(1)
-    # topk ranks NaN as a number; amax keeps it. The product spreads it to the gradient
+    # topk ranks NaN as a number; amax propagates it, and the product passes it to the gradient
     return value * torch.where(s.amax(1).isnan(), torch.nan, 1.0).to(value)

@@ -1,7 +1,7 @@
-"""Noise by number: a counter-based generator, and the inverse of the normal distribution, compiled by numba.
+"""Noise as a function of indices: a counter-based generator, and the inverse of the normal distribution function.
 
-A draw of one row gives each class a uniform number of 64 bits. Its first byte bounds the normal; a call of the
-generator gives the first bytes of sixteen classes, and the other 56 bits of one class.
+Each draw gives each class of a row a 64-bit uniform number. The first byte bounds the normal number. One call of the
+generator gives the first bytes of sixteen classes, or the other 56 bits of one class.
 
 Reference: Salmon, Moraes, Dror, Shaw, *Parallel random numbers: as easy as 1, 2, 3*, SC 2011 (Philox4x32-7).
 """
@@ -16,13 +16,13 @@ from torch import Tensor
 
 from topk_registry.ops.cpu.numbers import bits_64, compiled, inlined, number_64
 
-FIRST_BYTES, OTHER_BYTES = np.uint64(0), np.uint64(1)  # what the generator is called for
+FIRST_BYTES, OTHER_BYTES = np.uint64(0), np.uint64(1)  # purpose of a generator call
 LOW, HIGH = np.uint64((1 << 32) - 1), np.uint64(32)  # of a word of 64 bits: the mask of its lower half, the shift to it
 MULTIPLY_0, MULTIPLY_1, WEYL_0, WEYL_1 = map(np.uint64, (0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85))
 
 ROUNDS = 7  # the fewest that pass BigCrush, as its authors found
 
-STEPS, DEGREE = 8, 5  # pieces of Q^-1 per octave, and the degree of their polynomials: right to 1e-9
+STEPS, DEGREE = 8, 5  # pieces of Q^-1 per octave, and degree of their polynomials, for an error of 1e-9
 TABLE = 64 * STEPS + 1, DEGREE + 1  # shape of the table of Q^-1
 MANTISSA = np.int64((1 << 52) // STEPS - 1)
 
@@ -70,7 +70,7 @@ def normal(u, table):
 
 @lru_cache(maxsize=1)
 def table() -> Tensor:
-    """Return Q^-1(2^-64 m) for m from 1/2 to 2^63, as polynomials in t: m = 2^(e-1) (1 + (step + t) / STEPS)."""
+    """Return Q^-1(2^-64 m) for m from 1/2 to 2^63 as polynomials in t, where m = 2^(e-1) (1 + (step + t) / STEPS)."""
     nodes = (1 - np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))) / 2
     octave, step = np.divmod(np.arange(64 * STEPS + 1), STEPS)
     u = (1 + (step[:, None] + nodes) / STEPS) * 2.0 ** (octave[:, None] - 65)

@@ -1,10 +1,10 @@
-"""The perturbed k-th largest score on a GPU: noise is made by Philox where it is used, and never stored.
+"""The perturbed k-th largest score on a GPU. Philox generates the noise in registers, so noise is never stored.
 
-One program per row and draw. Its noise is a function of the seed, the row's place, the draw and the class: counters 0,
-1, 2, ... of the generator, four normal numbers each. The k-th largest is found one maximum at a time.
-Nothing waits for the device.
+There is one program per row and draw. Its noise is a function of the seed, the row index, the draw and the class. Each
+counter 0, 1, 2, ... of the generator gives four normal numbers. The k-th largest is found one maximum at a time.
+No function synchronizes with the device.
 """
-# the language of kernels is not Python's
+# Triton kernels are not typed Python
 # pyright: reportCallIssue=false, reportOperatorIssue=false
 
 import torch
@@ -33,17 +33,17 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
 
 @triton.jit
 def kth_of_draw(scores_ptr, seed_ptr, value_ptr, index_ptr, n, k, epsilon, N: tl.constexpr):
-    """The k-th largest of scores + epsilon * noise, and its class; a value of NaN for a NaN."""
+    """Store the k-th largest of scores + epsilon * noise and its class. If a score is NaN, store NaN."""
     row = tl.program_id(0).to(tl.int64)
     draw = tl.program_id(1)
     out = row * tl.num_programs(1) + draw
     counter = out * (N // 4) + tl.arange(0, N // 4)
     z0, z1, z2, z3 = tl.randn4x(tl.load(seed_ptr), counter)
-    z = tl.reshape(tl.join(tl.join(z0, z1), tl.join(z2, z3)), (N,))  # in any order, as long as it is the same
+    z = tl.reshape(tl.join(tl.join(z0, z1), tl.join(z2, z3)), (N,))  # in any fixed order
     col = tl.arange(0, N)
     s = tl.load(scores_ptr + row * n + col, mask=col < n, other=0.0)
     broken = tl.max((s != s).to(tl.int32), 0) > 0
-    # -inf stands for what is taken: classes of that score are kept above it
+    # -inf marks taken classes, so scores of -inf are raised slightly
     x = tl.maximum(tl.where(s == s, s + epsilon * z, LOWEST), LOWEST)
     x = tl.where(col < n, x, float("-inf"))
     v, i = tl.max(x, 0, return_indices=True)
