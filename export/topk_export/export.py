@@ -111,7 +111,7 @@ def export_onnx(
 
 
 class Head(nn.Module):
-    """The head of a file: from scores [batch, n] to all outputs but ``logits``, in the order of :func:`outputs_of`.
+    """Module that maps scores [batch, n] to all outputs but ``logits``, in the order of :func:`outputs_of`.
 
     A class with score -inf is excluded: marginal and probability are 0, and ``indices`` do not contain it.
     """

@@ -142,7 +142,8 @@ def class_map(
     by_order: bool = True,
     ignore_unknown: bool = False,
 ) -> ClassMap:
-    """Map folders to classes by name, or, if no name matches and the numbers agree, by natural order.
+    """Map folders to classes by name. If no name matches and there are as many folders as classes, map by natural
+    order.
 
     Args:
         folders: folder names, all different.

@@ -1,4 +1,4 @@
-"""A study of the user's own data: which losses to compare, and where their images come from."""
+"""A study on the user's data: the losses to compare, and the images."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,14 +22,14 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
     """Return the comparison of losses with a training configuration.
 
     Args:
-        losses: as text; an option that is not named takes the values of the loss's ``tuning_grid``.
+        losses: losses as text. Options that are not in the text take the values of the loss's ``tuning_grid``.
         trials: number of trials per loss.
-        rates: range of the learning rate; by default from a quarter to eight times that of the configuration.
-        config: gives the metric and the default rate.
+        rates: range of the learning rate. Default: 1/4 to 8 times the rate of the configuration.
+        config: configuration with the metric and the default rate.
 
     Raises:
         ValueError: a text has another form, or there are more alternatives than trials.
-        PluginError: there is no such loss, or it cannot be imported.
+        PluginError: a loss does not exist or cannot be imported.
     """
     contestants = []
     for text in losses:
@@ -49,14 +49,14 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
 
 
 def flags_of(config: TrainConfig, test_split: str) -> tuple[dict[str, Any], str]:
-    """Return the flags that all runs share, and a sentence about the images that are chosen by and reported.
+    """Return the common flags of all runs, and a description of the images for selection and for results.
 
     Args:
-        config: as the user gave it.
-        test_split: the split to report; if empty, ``test`` if the data has it, else a half of the validation split.
+        config: configuration from the user.
+        test_split: split for the results. If empty: ``test`` if the data has it, else half of the validation split.
 
     Raises:
-        ValueError: the settings do not serve a comparison.
+        ValueError: the settings do not allow a comparison.
     """
     if config.task == MULTILABEL:
         raise ValueError("a comparison takes one label per image, not --task multilabel")

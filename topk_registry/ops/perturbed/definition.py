@@ -28,7 +28,7 @@ def kth(
         else:
             z = torch.randn(s.shape, generator=generator, dtype=s.dtype, device=s.device)
         x = s + epsilon * z
-        # counted from the nearer end, as topk is slow for large k
+        # counted from the nearer end: topk is slow for large k
         _, order = x.topk(k) if 2 * k <= n + 1 else x.topk(n + 1 - k, largest=False)
         indices.append(order[:, -1:])
         shifts.append(z.gather(1, indices[-1]))

@@ -3,8 +3,8 @@
 
 If no softmax probability of a row exceeds 1 / (2 k), the row is flat: all classes are in the tail, and no class is
 searched. After a pass for the largest score, power sums and gradient take one pass each. In any other row, the top
-group is found one maximum at a time: first the k largest classes, then those with odds above 1/2 at the tilt that draws
-k - 1/2 classes.
+group is found one maximum at a time: first the k largest classes, then all classes with odds above 1/2 at the tilt with
+an expected k - 1/2 classes.
 """
 
 import triton

@@ -2,10 +2,10 @@
 """The smooth top-k hinges for all masses of each row, and their gradient, in one Triton kernel.
 
 The rows are split as in label.py, but with all classes: a flat row is all tail, and the top group of any other row is
-computed for k + 1 classes. Margins of the k largest classes are computed at a tilt that draws k + 1/2 classes, because
-without one of them, the (k + 1)-th class takes its place. All other margins are computed at a tilt that draws k - 1/2
-classes. The backward pass goes through the polynomial c of all classes. With d = c / (1 + v X) and e = d / (1 + v X),
-class i of the tail adds its chain_i to
+computed for k + 1 classes. Margins of the k largest classes are computed at a tilt with an expected k + 1/2 classes,
+because without one of them, the (k + 1)-th class takes its place. All other margins are computed at a tilt with an
+expected k - 1/2 classes. The backward pass goes through the polynomial c of all classes. With d = c / (1 + v X) and e =
+d / (1 + v X), class i of the tail adds its chain_i to
 
     W_0 = -sum_i chain_i d_{k-1},   W_r = sum_i chain_i (-v_i)^(r-1),
 
@@ -427,7 +427,7 @@ def flat_hinges(
     inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr,
     n: tl.constexpr, k: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return balanced odds and hinges of a tile of flat rows; u are scores minus the references of the tilts."""
+    """Return balanced odds and hinges of a tile of flat rows, from scores u relative to the reference score."""
     q = masses(q_ptr, labels, shares, live, shift, tile, M, n, R, N, SHIFTED)
     required, gain = gaps(alpha, inverse_tau, shift, tile, ALPHA, n, N, SHIFTED)
     v = exp2(u * steep + log_tilt)

@@ -1,5 +1,5 @@
 # type: ignore
-"""Functions of rows for the kernels: power sums, and the top group."""
+"""Functions of rows for the kernels: power sums, and the top group. README.md of ``ksubset`` defines the terms."""
 
 import triton
 import triton.language as tl
@@ -203,7 +203,7 @@ def odds_after(s, shift, tile, a, v, i, inverse, N: tl.constexpr):
 
 @triton.jit
 def balance(x, mass, lane, depth, k: tl.constexpr):
-    """Return the tilt u of odds with which about k - 1/2 classes are drawn, from top group and mass of the tail."""
+    """Return the tilt u with about k - 1/2 expected classes, from the top group and the mass of the tail."""
     E = tl.exp(tl.minimum(x, CAP))
     # draws k/2 to k classes: start of Newton's method
     return nearer(1.0 / least_rest(x, mass, lane, k), E, mass, depth - k + BALANCING, k)
@@ -211,7 +211,7 @@ def balance(x, mass, lane, depth, k: tl.constexpr):
 
 @triton.jit
 def nearer(u, E, mass, steps, k: tl.constexpr):
-    """Return u after Newton steps towards k - 1/2 drawn classes.
+    """Return u after Newton steps towards k - 1/2 expected classes.
 
     u stays below the solution, because the number of classes is concave in u.
     """
