@@ -194,7 +194,7 @@ def test_the_command_reports_coverage_with_its_interval(plain_file, folders, tmp
     assert facts["coverage"] == pytest.approx(covered / facts["report_samples"], abs=1e-6)
     assert facts["coverage_interval"] == pytest.approx(binomial_interval(covered, facts["report_samples"]), abs=1e-6)
     assert f"{facts['coverage']:.4f}" in out
-    assert ("every class on the list" in facts["guarantee_lists"]) == (rule == "per-class")
+    assert ("every class in the list" in facts["guarantee_lists"]) == (rule == "per-class")
     assert "0.85" in facts["guarantee"]
     assert str(folders.parent) not in output.read_bytes().decode("latin-1")
     assert facts["data"] == "photos"
