@@ -163,28 +163,20 @@ def built_for(model: nn.Module) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def loss_settings(args: Mapping[str, Any], n: int) -> tuple[int | None, float | None]:
-    """Return k and the temperature of the marginals that the loss of a run trains; None for unknown values.
-
-    The temperature is ``marginal_temperature`` of the run, else ``temperature`` of the loss, else k tau.
-    """
+def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
+    """Build the loss of a run; None, with a warning, if the loss cannot be built here."""
     from topk_registry import accepted_context, create_loss, get_loss_builder
 
     name = args.get("loss")
     if not isinstance(name, str):
-        return None, args.get("marginal_temperature")
-    context = {"num_classes": n, "class_counts": [1] * n}  # k and the temperature do not depend on these
+        return None
+    context = {"num_classes": n, "class_counts": [1] * n}  # what is read of the loss depends on neither
     try:
         options = {**accepted_context(get_loss_builder(name), context), **(args.get("loss_opt") or {})}
-        loss = create_loss(name, **options)
-    except Exception as error:  # the plug-in may be missing or have other options
-        warnings.warn(f"k and the temperature of loss {name!r} are unknown: {error}", stacklevel=2)
-        return None, args.get("marginal_temperature")
-    k, tau = getattr(loss, "k", None), getattr(loss, "tau", None)
-    temperature = args.get("marginal_temperature") or getattr(loss, "temperature", None)
-    if temperature is None and k is not None and tau is not None:
-        temperature = k * tau
-    return k, temperature
+        return create_loss(name, **options)
+    except Exception as error:  # the plug-in may be missing here, or take other options
+        warnings.warn(f"loss {name!r} cannot be built: k, temperature and softmax are defaults: {error}", stacklevel=2)
+        return None
 
 
 def _load(path: Path) -> dict[str, Any]:

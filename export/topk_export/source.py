@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topk_export.checkpoint import SUFFIXES, build, built_for, loss_settings, read_checkpoint, rebuild
+from topk_export.checkpoint import SUFFIXES, build, built_for, loss_of, read_checkpoint, rebuild
 from topk_export.errors import ExportError
 from topk_export.runtime.metadata import CLASSIFICATION, MULTILABEL
 from topk_export.runtime.preprocess import COLORS, UNKNOWN, Preprocess
 from topk_registry.nn.classifier import num_classes_of
 
 CLASSES = "classes.txt"  # one name per line, next to the checkpoints of a run
-DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "resize_size")
+DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "resize_size", "exif")
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Source:
     weights: str = "model"
     sha256: str | None = None
     license: str | None = None
+    log_weights: Callable[[Tensor], Tensor] | None = None  # of the loss: their softmax are the probabilities
 
 
 def load_source(
@@ -63,8 +64,8 @@ def load_source(
         ema: use averaged weights if the checkpoint has them.
         head: name of the module whose output is the scores, if the model's output is something else.
         data_config: evaluation preprocessing with keys of timm (input_size, mean, std, interpolation, crop_pct,
-            crop_mode) and resize_size. Default: the preprocessing that training recorded, else that of the model. For a
-            module, input_size is required; mean and std are required to predict from images.
+            crop_mode), resize_size and exif. Default: the preprocessing that training recorded, else that of the model.
+            For a module, input_size is required; mean and std are required to predict from images.
 
     Raises:
         ExportError: the model cannot be found or built, or the size of its images is unknown.
@@ -79,7 +80,26 @@ def load_source(
         source = _from_name(str(what), num_classes, pretrained, random_weights, model_kwargs, data_config)
     if head is not None:
         source.model = ScoresOf(source.model, head)
+    if source.log_weights is not None:
+        source.model = LogWeights(source.model, source.log_weights)
     return source
+
+
+class LogWeights(nn.Module):
+    """A model trained with a loss that does not predict by softmax, with the scores whose softmax predicts the same.
+
+    Args:
+        model: the whole model.
+        log_weights: from the model's outputs to scores, elementwise.
+    """
+
+    def __init__(self, model: nn.Module, log_weights: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.log_weights = model, log_weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.model(x)
+        return self.log_weights(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
 
 
 class ScoresOf(nn.Module):
@@ -137,8 +157,11 @@ def _from_checkpoint(
         source.class_names = (*names, *map(str, range(len(names), n)))
     source.task = args.get("task") or CLASSIFICATION
     source.loss = args.get("loss")
-    if source.task != MULTILABEL:
-        source.k, source.temperature = loss_settings(args, n)
+    loss = None if source.task == MULTILABEL else loss_of(args, n)
+    k = getattr(loss, "k", None)
+    source.k = int(k) if k is not None and k == int(k) else None  # some losses take fractions
+    source.temperature = args.get("marginal_temperature") or getattr(loss, "temperature", None)
+    source.log_weights = getattr(loss, "log_weights", None)
     return source
 
 
@@ -224,6 +247,7 @@ def preprocess_of(
         crop_mode=config.get("crop_mode") or "center",
         resize_size=config.get("resize_size"),
         color=COLORS.get(channels, "") if mean else UNKNOWN,
+        exif=bool((override or {}).get("exif")),
     )
 
 

@@ -156,12 +156,12 @@ def test_file_names_cannot_control_a_terminal(capsys, set_file, tmp_path):
     assert lines_of(out)[0]["file"].endswith(r"\xff.png")
 
 
-def test_a_forced_calibration_is_named(capsys, plain_file, pictures, tmp_path):
+def test_a_forced_calibration_is_named(capsys, set_file, pictures, tmp_path):
     import onnx
 
-    model = onnx.load(plain_file)
+    model = onnx.load(set_file)
     (entry,) = (entry for entry in model.metadata_props if entry.key == "sets")
-    entry.value = json.dumps({"forced": "calibrated with --force"})
+    entry.value = json.dumps(json.loads(entry.value) | {"forced": "calibrated with --force"})
     onnx.save(model, str(tmp_path / "forced.onnx"))
     _, _, err = run(capsys, tmp_path / "forced.onnx", pictures)
     assert "no guarantee" in err

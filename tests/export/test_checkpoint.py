@@ -18,7 +18,7 @@ from topk_export import ExportError, load_source
 from topk_export.checkpoint import built_for
 from topk_export.export import _prepare
 from topk_export.source import DATA_KEYS, _torchvision_name, read_class_names
-from topk_registry import normalize_classifier
+from topk_registry import create_loss, normalize_classifier
 
 RUN = {"model": "test_resnet", "num_classes": None, "loss": "smooth_topk_svm", "loss_opt": {"k": 3, "tau": 0.5}}
 
@@ -66,6 +66,8 @@ def test_a_run_records_its_model_loss_k_temperature_and_preprocessing(model, tmp
         ({"marginal_temperature": 2.0}, (3, 2.0)),
         ({"loss": "topk_nll", "loss_opt": {"k": 3}}, (3, 3.0)),
         ({"loss": "noised_topk_imbalanced", "loss_opt": {"k": 2}}, (2, None)),
+        ({"loss": "soft_topk", "loss_opt": {"k": 3}}, (3, None)),  # its k is a real number, its tau another temperature
+        ({"loss": "soft_topk", "loss_opt": {"k": 2.5}}, (None, None)),
     ],
     ids=str,
 )
@@ -73,6 +75,16 @@ def test_k_and_temperature_come_from_the_loss(model, tmp_path, args, expected):
     save(model, tmp_path, **args)
     source = load_source(tmp_path)
     assert (source.k, source.temperature) == expected
+
+
+@pytest.mark.parametrize("name", ["log_spherical_softmax", "log_taylor_softmax", "spherical_bound"])
+def test_a_loss_that_does_not_predict_by_softmax_gives_its_scores(model, tmp_path, name):
+    """The softmax of the exported scores are the probabilities with which training evaluates."""
+    save(model, tmp_path, loss=name, loss_opt={})
+    x, wanted = 3 * torch.randn(2, 3, 64, 64), create_loss(name)
+    logits, scores = model.eval()(x), load_source(tmp_path, head="fc").model.eval()(x)
+    torch.testing.assert_close(scores.softmax(-1), wanted.probabilities(logits))
+    assert (name == "spherical_bound") == torch.equal(scores, logits)
 
 
 def test_a_loss_that_is_not_installed_is_a_warning(model, tmp_path):
@@ -295,6 +307,7 @@ def test_every_key_of_data_config_is_read(name):
         "crop_pct": 0.5,
         "crop_mode": "squash",
         "resize_size": (70, 80),
+        "exif": True,
     }
     assert config.keys() == set(DATA_KEYS)
     made = load(name, num_classes=5, data_config=config).preprocess

@@ -318,11 +318,15 @@ class Attention(nn.Module):
         return self.fc(q.mean((1, 2, 3)))
 
 
-@pytest.mark.slow
-def test_fused_attention_is_switched_off_in_the_exported_copy_only(tmp_path):
+def test_fused_attention_is_switched_off_in_the_exported_copy_only():
     model = Attention()
-    assert export_onnx(model, tmp_path, data_config=DATA).is_file()
-    assert model.fused_attn
+    backbone, n = _prepare(load_source(model, data_config=DATA))
+    assert (model.fused_attn, backbone.fused_attn, n) == (True, False, 6)
+
+
+@pytest.mark.slow
+def test_attention_that_is_not_fused_exports(tmp_path):
+    assert export_onnx(Attention(), tmp_path, data_config=DATA).is_file()
 
 
 @pytest.mark.slow
