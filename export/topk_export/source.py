@@ -146,7 +146,7 @@ def _from_checkpoint(
     name = name or checkpoint.model_name
     if name is None:
         raise ExportError(f"{checkpoint.path} does not record its model: name it (model=, on the command line --model)")
-    size = _wanted_size({**args, **(data_config or {})})
+    size = _requested_size({**args, **(data_config or {})})
     built = rebuild(checkpoint, name, num_classes=num_classes, model_kwargs=model_kwargs, size=size)
     source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
     source.weights = "ema" if checkpoint.ema else "model"
@@ -175,7 +175,7 @@ def _from_name(
 ) -> Source:
     if Path(name).suffix in SUFFIXES:
         raise ExportError(f"{name} does not exist")
-    size = _wanted_size(data_config or {})
+    size = _requested_size(data_config or {})
     built = build(name, size, num_classes=num_classes, pretrained=pretrained, options=model_kwargs)
     if not pretrained and not random_weights:
         raise ExportError(
@@ -188,7 +188,7 @@ def _from_name(
     return source
 
 
-def _wanted_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+def _requested_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return the requested height and width, from keys of timm or torchvision."""
     if size := config.get("input_size"):
         return int(size[-2]), int(size[-1])

@@ -211,9 +211,9 @@ def test_file_names_have_no_effect(port, name):
         ("GET", "/predict", {}, 405, ""),
         ("GET", "/model", {"Host": "evil.example"}, 400, "--allowed-host"),
         ("GET", "/model", {"Host": "[::1"}, 400, "host"),
-        ("POST", "/predict", {"Origin": "http://evil.example"}, 403, "another site"),
-        ("POST", "/predict", {"Origin": "http://["}, 403, "another site"),
-        ("POST", "/predict", {"Origin": "null"}, 403, "another site"),
+        ("POST", "/predict", {"Origin": "http://evil.example"}, 403, "other sites"),
+        ("POST", "/predict", {"Origin": "http://["}, 403, "other sites"),
+        ("POST", "/predict", {"Origin": "null"}, 403, "other sites"),
         ("POST", "/predict", {"Content-Encoding": "gzip", "Content-Type": "image/png"}, 415, "gzip"),
     ],
 )
