@@ -1,12 +1,15 @@
-"""Checks of a call: its result, and side effects that it must not have."""
+"""Checks of a call: its result, side effects that it must not have, and that rows do not depend on each other."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from topk_registry.losses.targets import Target
 from topk_registry.testing.expect import check, expect, expect_close, expect_finite
-from topk_registry.testing.subject import Subject, evaluate, value_and_gradient
+from topk_registry.testing.subject import BATCH, Loss, Subject, evaluate, value_and_gradient
+
+BROKEN = 1  # the row with NaN
 
 
 @check
@@ -16,22 +19,11 @@ def returns_differentiable_scalar(subject: Subject) -> None:
     value = evaluate(subject.build(), logits, subject.labels())
     expect(isinstance(value, Tensor), f"expected a torch.Tensor, got {type(value).__name__}")
     expect(value.ndim == 0, f"expected a 0-dim tensor by default, got shape {list(value.shape)}")
+    expect(value.dtype == logits.dtype, f"expected a float32 loss of float32 logits, got {value.dtype}")
     expect_finite(value, "loss")
     expect(value.requires_grad, "expected a loss that requires grad, got one cut off from the logits")
     value.backward()
     expect(logits.grad is not None, "expected a gradient on the logits, got none")
-
-
-@check
-def keeps_the_precision(subject: Subject) -> None:
-    """Users choose double precision if digits matter. A loss that computes in float32 inside loses these digits."""
-    loss = subject.build()
-    for dtype in (torch.float64, torch.float32):
-        logits, name = subject.logits(dtype=dtype), str(dtype).removeprefix("torch.")
-        for kind, target in subject.targets(loss):
-            value = evaluate(loss, logits, target)
-            got = str(value.dtype).removeprefix("torch.")
-            expect(value.dtype == dtype, f"{name} logits must give a {name} loss of {kind}, got {got}")
 
 
 @check
@@ -56,13 +48,11 @@ def leaves_inputs_alone(subject: Subject) -> None:
     """Logits are logged and targets are reused after the loss, so the loss must not change them."""
     loss = subject.build()
     for _, target in subject.targets(loss):
-        if not isinstance(target, Tensor):
-            continue
-        logits = subject.logits()
-        logits_before, target_before = logits.clone(), target.clone()
-        evaluate(loss, logits, target)
-        expect(torch.equal(logits, logits_before), "expected the logits unchanged, got them written to")
-        expect(torch.equal(target, target_before), "expected the target unchanged, got it written to")
+        if isinstance(target, Tensor):
+            logits, before = subject.logits(), target.clone()
+            evaluate(loss, logits, target)
+            expect(torch.equal(logits, subject.logits()), "expected the logits unchanged, got them written to")
+            expect(torch.equal(target, before), "expected the target unchanged, got it written to")
 
 
 @check
@@ -99,3 +89,78 @@ def _layouts(x: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "expanded", x[:1].expand_as(x)
     if x.ndim > 1:
         yield "transposed", x.t().contiguous().t()
+
+
+@check
+def row_order_is_irrelevant(subject: Subject) -> None:
+    """A permutation of the batch must not change the loss."""
+    subject.needs_rows()
+    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    order = torch.tensor([2, 0, 3, 1])
+    subject.expect_same_value(
+        lambda: loss(logits, labels), lambda: loss(logits[order], labels[order]), "loss of the shuffled batch"
+    )
+
+
+@check
+def nan_stays_in_its_row(subject: Subject) -> None:
+    """NaN in one sample must give NaN in the loss of this sample, for every kind of target, and in no other loss.
+
+    If the loss of a row depends on other rows, it also changes with the batch size and the number of GPUs."""
+    subject.needs_rows()
+    logits, labels = subject.logits(), subject.labels()
+    places = {
+        "a whole row of NaN": torch.arange(subject.num_classes),
+        "NaN at the label": labels[BROKEN],
+        "NaN at the largest of the other logits": logits[BROKEN].index_fill(0, labels[BROKEN], -torch.inf).argmax(),
+        "NaN at the smallest of the other logits": logits[BROKEN].index_fill(0, labels[BROKEN], torch.inf).argmin(),
+    }
+    loss = subject.build()
+    cases = [(loss, kind, target) for kind, target in subject.targets(loss)]
+    if subject.takes("label_smoothing"):
+        cases.append((subject.build(label_smoothing=0.1), "smoothed labels", labels))
+    for each, kind, target in cases:
+        _, wanted = value_and_gradient(each, logits, target)
+        for where, classes in places.items():
+            _expect_nan(each, logits, target, classes, wanted, f"{where} and {kind}")
+
+
+def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wanted: Tensor, what: str) -> None:
+    broken, others = logits.clone(), torch.arange(BATCH) != BROKEN
+    broken[BROKEN, classes] = torch.nan
+    value, gradient = value_and_gradient(loss, broken, target)
+    expect(bool(value.isnan()), f"expected a NaN loss for {what}, got {value.item():.6g}")
+    expect_close(gradient[others], wanted[others], f"gradient of the other rows with {what}")
+    own = gradient[BROKEN]
+    expect(bool(own.isnan().any()), f"expected NaN in the gradient of the row with {what}, got {own}")
+
+
+@check
+def batch_of_one(subject: Subject) -> None:
+    """The last batch of an epoch may have one sample. Squeezed shapes and batch statistics fail on it."""
+    subject.needs_rows()
+    loss, logits, labels = subject.build(), subject.logits()[:1], subject.labels()[:1]
+    copies, copied = logits.repeat(BATCH, 1), labels.repeat(BATCH)
+    value, gradient = value_and_gradient(loss, logits, labels)
+    expect(value.ndim == 0, f"expected a 0-dim loss of one row, got shape {list(value.shape)}")
+    expect_finite(gradient, "gradient of one row")
+    # a loss may average or sum its rows; for copies of one row, both results are known
+    rows = BATCH if evaluate(loss, copies, copied).abs() > 2 * value.abs() else 1
+    subject.expect_same_value(
+        lambda: loss(logits, labels) * rows, lambda: loss(copies, copied), f"loss of {BATCH} copies of a row"
+    )
+
+
+@check
+def empty_batch(subject: Subject) -> None:
+    """A shard or a filter may leave no rows. As in cross-entropy, sum gives 0, none gives [0], and mean gives NaN."""
+    subject.needs_rows()
+    logits, labels = subject.logits()[:0], subject.labels()[:0]
+    if not subject.takes("reduction"):
+        value_and_gradient(subject.build(), logits, labels)
+        return
+    wanted = {"none": torch.zeros(0), "sum": torch.tensor(0.0), "mean": torch.tensor(torch.nan)}
+    for reduction, expected in wanted.items():
+        value, gradient = value_and_gradient(subject.build(reduction=reduction), logits, labels)
+        expect_close(value, expected, f"loss of an empty batch, reduction {reduction!r},")
+        expect_close(gradient, logits, "gradient of an empty batch")

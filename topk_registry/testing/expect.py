@@ -1,8 +1,8 @@
 """Outcomes of a check: it fails with expected and actual value, or it does not apply for a reason."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+from unittest import SkipTest
 
 import torch
 from torch import Tensor
@@ -24,33 +24,12 @@ def check(function: Check) -> Check:
     return function
 
 
-def of_rows(function: Check) -> Check:
-    """Mark a check that does not apply to losses that are defined on a whole batch."""
-    return _unless(lambda subject: subject.is_of_batch, "is defined on a whole batch", function)
-
-
-def of_exact_gradients(function: Check) -> Check:
-    """Mark a check that does not apply to losses that declare their gradient as an estimate."""
-    return _unless(lambda subject: subject.estimates_gradient, "declares that its gradient is an estimate", function)
-
-
-def _unless(condition: Callable[["Subject"], bool], why: str, function: Check) -> Check:
-    @functools.wraps(function)
-    def applied(subject: "Subject") -> None:
-        __tracebackhide__ = True
-        if condition(subject):
-            raise NotApplicableError(why)
-        function(subject)
-
-    return applied
-
-
 class CheckFailedError(AssertionError):
     """The loss does not meet the expectation of a check."""
 
 
-class NotApplicableError(Exception):
-    """The check does not apply to this loss."""
+class NotApplicableError(SkipTest):
+    """The check does not apply to this loss; pytest skips it."""
 
 
 def expect(condition: bool | Tensor, message: str) -> None:
@@ -84,14 +63,19 @@ def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | N
         return
     worst = int(apart.nan_to_num(nan=torch.inf).argmax())
     place = f" at {[int(i) for i in torch.unravel_index(torch.tensor(worst), got.shape)]}" if got.ndim else ""
-    right, wrong = _apart(wanted.flatten()[worst].item(), got.flatten()[worst].item())
-    raise CheckFailedError(f"expected {what}{place} = {right}, got {wrong} (allowed difference {allowed:.1g})")
+    right, wrong, difference = (x.flatten()[worst].item() for x in (wanted, got, got - wanted))
+    raise CheckFailedError(
+        f"expected {what}{place} = {right:.6g}, got {wrong:.6g} (difference {difference:.3g}, allowed {allowed:.1g})"
+    )
 
 
-def _apart(right: float, wrong: float) -> tuple[str, str]:
-    """Format two numbers with enough digits to distinguish them."""
-    texts: Iterator[tuple[str, str]] = ((f"{right:.{n}g}", f"{wrong:.{n}g}") for n in range(6, 18))
-    return next((pair for pair in texts if pair[0] != pair[1]), (f"{right:.6g}", f"{wrong:.6g}"))
+def expect_same(
+    got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], what: str, tolerance: float | None = None
+) -> None:
+    """Raise unless two pairs of a loss and its gradient are close."""
+    __tracebackhide__ = True
+    expect_close(got[0], wanted[0], f"loss {what}", tolerance=tolerance, floor=1.0)
+    expect_close(got[1], wanted[1], f"gradient {what}", tolerance=tolerance)
 
 
 def _largest(values: Tensor) -> float:

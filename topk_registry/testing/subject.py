@@ -15,7 +15,7 @@ from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.targets import LabelMixture, Target
 from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import CONTEXT, accepted_context, parameters, unbound
-from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect_close
+from topk_registry.testing.expect import NotApplicableError, expect, expect_close
 
 Loss = Callable[[Tensor, Any], Tensor]  # (logits, target)
 
@@ -78,25 +78,24 @@ class Subject:
             raise NotApplicableError(f"takes no option {', '.join(missing)}")
 
     def _context(self) -> dict[str, Any]:
-        n = self.num_classes
-        counts = [max(1, 500 // (c + 1)) for c in range(n)]
-        return {
-            "num_classes": n,
-            "class_counts": counts,
-            "smoothing": 0.0,
-            "soft_targets": False,
-            "total_epochs": EPOCHS,
-        }
+        counts = [max(1, 500 // (c + 1)) for c in range(self.num_classes)]
+        plain = {"smoothing": 0.0, "soft_targets": False}
+        return {"num_classes": self.num_classes, "class_counts": counts, "total_epochs": EPOCHS, **plain}
 
-    @functools.cached_property
-    def is_of_batch(self) -> bool:
-        """Whether the loss is defined on a whole batch, and takes labels only."""
-        return isinstance(self.build(), BatchLoss)
+    def needs_rows(self) -> None:
+        """Skip a check that does not apply to losses that are defined on a whole batch."""
+        if isinstance(self.build(), BatchLoss):
+            raise NotApplicableError("is defined on a whole batch")
 
     @functools.cached_property
     def estimates_gradient(self) -> bool:
         """Whether the loss declares that its gradient is an estimate."""
         return bool(getattr(self.build(), "estimates_gradient", False))
+
+    def needs_own_gradient(self) -> None:
+        """Skip a check that does not apply to losses that declare their gradient as an estimate."""
+        if self.estimates_gradient:
+            raise NotApplicableError("declares that its gradient is an estimate")
 
     @functools.cached_property
     def is_random(self) -> bool:
@@ -107,33 +106,31 @@ class Subject:
 
     def logits(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return random scores [batch, n] without ties, and without kinks within the step of a finite difference."""
-        return torch.randn(
-            batch, self.num_classes, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64
-        ).to(dtype)
+        generator = torch.Generator().manual_seed(SEED)
+        return torch.randn(batch, self.num_classes, generator=generator, dtype=torch.float64).to(dtype)
 
     def labels(self, batch: int = BATCH) -> Tensor:
         """Return labels [batch], distinct if n allows it."""
-        return (
-            torch.randperm(max(self.num_classes, batch), generator=torch.Generator().manual_seed(SEED))[:batch]
-            % self.num_classes
-        )
+        order = torch.randperm(max(self.num_classes, batch), generator=torch.Generator().manual_seed(SEED))
+        return order[:batch] % self.num_classes
 
-    def distributions(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return distributions [batch, n] with mass on every class."""
-        return self.logits(batch, dtype=torch.float64).roll(1, dims=-1).softmax(-1).to(dtype)
+    def distributions(self) -> Tensor:
+        """Return distributions [BATCH, n] with mass on every class."""
+        return self.logits(dtype=torch.float64).roll(1, dims=-1).softmax(-1).float()
 
-    def one_hot(self, labels: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        return nn.functional.one_hot(labels, self.num_classes).to(dtype)
+    def one_hot(self, labels: Tensor) -> Tensor:
+        return nn.functional.one_hot(labels, self.num_classes).float()
 
     def targets(self, loss: Loss) -> Iterator[tuple[str, Target]]:
         """Yield (name, targets) for every kind of target that the loss accepts."""
         labels, logits = self.labels(), self.logits()
+        other = torch.cat([labels[:1], labels[1:].roll(1, 0)])  # the first row is mixed with its own label
         yield "labels", labels
         others = {
             "one-hot targets": self.one_hot(labels),
             "distributions": self.distributions(),
-            "a LabelMixture": LabelMixture.mixed(labels, labels.roll(1, 0), 0.7),
-            "a smoothed LabelMixture": LabelMixture.mixed(labels, labels.roll(1, 0), 0.7, 0.1),
+            "a LabelMixture": LabelMixture.mixed(labels, other, 0.7),
+            "a smoothed LabelMixture": LabelMixture.mixed(labels, other, 0.7, 0.1),
         }
         for kind, target in others.items():
             try:
@@ -141,16 +138,6 @@ class Subject:
             except Exception:  # another check tests whether the loss accepts them
                 continue
             yield kind, target
-
-    @property
-    def takes_k_hot(self) -> bool:
-        """Whether the factory declares that its losses take k-hot targets."""
-        return getattr(unbound(self.factory), "takes_k_hot", False) is True
-
-    def k_hot(self) -> Tensor:
-        """Return targets [batch, n] with one label, two labels, three labels and so on."""
-        order = torch.rand(BATCH, self.num_classes, generator=torch.Generator().manual_seed(SEED)).argsort(1).argsort(1)
-        return (order <= torch.arange(BATCH)[:, None] % (self.num_classes - 1)).float()
 
     def class_weight(self) -> Tensor:
         """Return one factor per class [n]."""
@@ -165,11 +152,8 @@ class Subject:
         rights = torch.stack([_seeded(right, SEED + DRAWS + i) for i in range(DRAWS)])
         apart = (lefts.mean(0) - rights.mean(0)).abs()
         allowed = 6 * ((lefts.var(0) + rights.var(0)) / DRAWS).sqrt() + 1e-6
-        if not (apart <= allowed).all():
-            raise CheckFailedError(
-                f"expected {what} to have the same mean over {DRAWS} seeds, "
-                f"got a difference of {apart.max():.3g} (six standard errors: {allowed.min():.3g})"
-            )
+        message = f"expected {what} to have the same mean over {DRAWS} seeds, got a difference of {apart.max():.3g}"
+        expect((apart <= allowed).all(), f"{message} (six standard errors: {allowed.min():.3g})")
 
 
 def seed(number: int) -> None:
