@@ -59,11 +59,11 @@ class DifferentiableTopK(SeveralSizes):
         smoothing). Both are many times slower. ``topk_nll`` also takes several k and is an exact likelihood.
 
     Args:
-        k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
+        k: size of the set that should contain the label, 1 <= k <= n - 1, or several sizes.
         k_weights: weight of each k; they are divided by their sum. None: equal weights.
         relaxation: ``"neuralsort"``, ``"softsort"``, ``"odd_even"`` or ``"bitonic"``. The last two are sorting networks
             with soft swaps.
-        tau: temperature of the relaxation, positive; towards 0 the ranking becomes hard.
+        tau: temperature of the relaxation, positive. As tau goes to 0, the ranking becomes hard.
         swap: distribution function that maps the difference of two scores to the probability of a swap in a sorting
             network: ``"cauchy"`` or ``"logistic"``.
         candidates: number of classes that are ranked: the label and the highest other scores. All other classes are

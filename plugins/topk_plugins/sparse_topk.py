@@ -35,7 +35,7 @@ class SparseTopK(TopKLoss):
         Speed matters: each row solves small problems in double precision. ``topk_nll`` is the dense counterpart.
 
     Args:
-        k: size of the set that should hold the label, 1 <= k <= n - 1.
+        k: size of the set that should contain the label, 1 <= k <= n - 1.
         tau: strength of the quadratic term, positive. As tau goes to 0, the mask becomes the hard top-k.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 

@@ -38,44 +38,35 @@ class Reversed(torch.autograd.Function):
         return -gradient
 
 
-class WrongSign(Wrong):
-    def forward(self, logits, target):
-        return super().forward(Reversed.apply(logits), target)
+def wrong_sign(logits, target):
+    return F.cross_entropy(Reversed.apply(logits), target)
 
 
-class WrongForDistributions(Wrong):
-    def forward(self, logits, target):
-        return super().forward(Reversed.apply(logits) if target.is_floating_point() else logits, target)
+def wrong_for_distributions(logits, target):
+    return F.cross_entropy(Reversed.apply(logits) if target.is_floating_point() else logits, target)
 
 
-class NaNInHalf(Wrong):
+def nan_in_half(logits, target):
     """exp in the dtype of the scores: float16 ends at exp(11.1), and infinity over infinity is NaN."""
-
-    def forward(self, logits, target):
-        if logits.dtype == torch.float16:
-            logits = (logits.exp() / logits.exp().sum(-1, keepdim=True)).log()
-        return super().forward(logits, target)
+    if logits.dtype == torch.float16:
+        logits = (logits.exp() / logits.exp().sum(-1, keepdim=True)).log()
+    return F.cross_entropy(logits, target)
 
 
-class OrderDependent(Wrong):
-    def forward(self, logits, target):
-        if self.reduction != "mean":
-            return super().forward(logits, target)
-        rows = F.cross_entropy(logits, target, reduction="none", weight=self.weight)
-        return (rows * torch.linspace(1.5, 0.5, len(rows))).mean()
+def order_dependent(logits, target):
+    rows = F.cross_entropy(logits, target, reduction="none")
+    return (rows * torch.linspace(1.5, 0.5, len(rows))).mean()
 
 
-class Mutating(Wrong):
-    def forward(self, logits, target):
-        value = super().forward(logits, target)
-        with torch.no_grad():
-            logits -= logits.amax(-1, keepdim=True)
-        return value
+def mutating(logits, target):
+    value = F.cross_entropy(logits, target)
+    with torch.no_grad():
+        logits -= logits.amax(-1, keepdim=True)
+    return value
 
 
-class IgnoringDenseTargets(Wrong):
-    def forward(self, logits, target):
-        return super().forward(logits, target.argmax(-1) if target.is_floating_point() else target)
+def ignoring_dense_targets(logits, target):
+    return F.cross_entropy(logits, target.argmax(-1) if target.is_floating_point() else target)
 
 
 class Repelling(Wrong):
@@ -424,11 +415,11 @@ SINGLE = [
     ("returns_differentiable_scalar", detached, "expected a loss that requires grad"),
     ("prefers_the_label", negative, "expected less loss with the label first (-"),
     ("repeats_under_a_seed", dropping_at_random, "expected the same loss under the same seed, got "),
-    ("leaves_inputs_alone", Mutating, "expected the logits unchanged, got them written to"),
+    ("leaves_inputs_alone", mutating, "expected the logits unchanged, got them written to"),
     ("works_without_grad", another_without_grad, "expected loss under no_grad = 2.77466, got 5.5493"),
     ("accepts_any_strides", assuming_strides, "expected loss of strided logits = "),
     ("accepts_any_strides", assuming_strides_of_labels, "expected loss of strided targets = "),
-    ("row_order_is_irrelevant", OrderDependent, "expected loss of the shuffled batch = "),
+    ("row_order_is_irrelevant", order_dependent, "expected loss of the shuffled batch = "),
     ("row_order_is_irrelevant", NoisyInOrder, "to have the same mean over 64 seeds"),
     ("nan_stays_in_its_row", hiding_nan, "expected a NaN loss for a whole row of NaN and labels, got 0"),
     ("nan_stays_in_its_row", centred_over_the_batch, "gradient of the other rows with a whole row of NaN and labels"),
@@ -445,19 +436,19 @@ SINGLE = [
     ("set_epoch_is_harmless", Growing, "expected a finite loss and gradient in epoch 9, got inf"),
     ("set_epoch_is_harmless", Undeclared, "expected first_change = 2, the first epoch whose loss is not"),
     ("takes_distributions", dense_over_classes, "expected loss of one-hot targets = 2.77466, got 0.173416"),
-    ("takes_distributions", IgnoringDenseTargets, "expected targets mixed 70:30 to change the loss"),
+    ("takes_distributions", ignoring_dense_targets, "expected targets mixed 70:30 to change the loss"),
     ("takes_distributions", IgnoringOtherLabels, "expected loss of a LabelMixture = "),
     ("k_hot_targets_pull_up_their_labels", Repelling, "expected a step down the gradient to raise 1 labels above"),
     ("bad_targets_raise", wrapping_labels, "expected an error for a label of 16 with 16 classes, got the loss "),
     ("hooks_agree", TwoHooks, "per_class at the labels"),
     ("gradient_equals_differences", float32_inside, "expected a float64 loss of float64 logits and labels, got "),
-    ("gradient_equals_differences", WrongSign, "expected gradient of labels at ["),
-    ("gradient_equals_differences", WrongForDistributions, "expected gradient of one-hot targets at ["),
-    ("gradient_descends", WrongSign, "expected a step against the gradient to lower the loss, got +"),
+    ("gradient_equals_differences", wrong_sign, "expected gradient of labels at ["),
+    ("gradient_equals_differences", wrong_for_distributions, "expected gradient of one-hot targets at ["),
+    ("gradient_descends", wrong_sign, "expected a step against the gradient to lower the loss, got +"),
     ("half_precision", shifted, "expected loss of torch.float16 logits and labels = "),
     ("half_precision", of_one_dtype, "expected no error, got RuntimeError: "),
     ("large_logits", overflowing, "expected a finite loss of torch.float32 logits around 60, got nan"),
-    ("large_logits", NaNInHalf, "expected a finite loss of torch.float16 logits around 300, got nan"),
+    ("large_logits", nan_in_half, "expected a finite loss of torch.float16 logits around 300, got nan"),
     ("cpu_autocast", multiplying, "expected loss under autocast = "),
     ("moves_to_meta", LostBuffer, "expected no error, got RuntimeError: Tensor on device cpu is not on the expected"),
     ("moves_to_meta", branching_on_data, "expected no error, got "),

@@ -45,8 +45,8 @@ class Agreement:
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
     """Compare the predicted class of each image [N] with its label [N].
 
-    Labels look wrong in two cases: accuracy is close to random guesses, or at least two folders are mostly predicted as
-    the class of a folder that is itself mostly predicted as another class.
+    Labels look wrong if accuracy is close to random guesses, or if at least two folders look exchanged: most images of
+    the folder are predicted as another class, and most images of that class are predicted as another class too.
     """
     n = len(classes)
     accuracy = float((predicted == labels).mean()) if len(labels) else float("nan")

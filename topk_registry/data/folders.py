@@ -122,7 +122,8 @@ def class_map(
     of: str = "the model",
     ignore_unknown: bool = False,
 ) -> tuple[dict[str, int], str]:
-    """Map folders to classes by name, or, if no name matches and the numbers agree, by natural order.
+    """Map folders to classes by name. If no name matches and there are as many folders as classes, map by natural
+    order.
 
     Args:
         folders: folder names, all different.

@@ -298,9 +298,9 @@ def _sample_weights(weight: Any, logits: Tensor, shape: tuple[int, ...] | None) 
 
 
 def _plain(t: Any, name: str) -> Any:
-    """Return a tensor without its subclass, because subclasses that libraries use as labels may not combine.
+    """Convert a tensor of a subclass, such as the image class of a library, to a plain tensor.
 
-    A subclass with ``__torch_dispatch__`` is kept, because it changes the computation.
+    Such subclasses may reject other tensors. One with ``__torch_dispatch__`` is kept, because it computes differently.
     """
     if type(t) in PLAIN or isinstance(t, LabelMixture) or torch.compiler.is_compiling():
         return t

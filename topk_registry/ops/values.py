@@ -43,7 +43,7 @@ def number(
         return value  # fast path, because losses may be created per call
     bounds = _Bounds(above, at_least, below, at_most)
     given = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
-    if isinstance(given, bool) or not isinstance(given, Real) or not _is_finite(given) or not bounds.contain(given):
+    if isinstance(given, bool) or not isinstance(given, Real) or not _is_finite(given) or not bounds.contains(given):
         raise ValueError(f"{name} must be {bounds.describe('a finite number')}, got {shown(value)}")
     return float(given)
 
@@ -92,7 +92,7 @@ def numbers(
     bounds = _Bounds(above, at_least, below, at_most)
     tensor = None if isinstance(value, (bool, str)) else _tensor(value)
     dimensions = (0, 1) if or_one else (1,)
-    if tensor is None or tensor.ndim not in dimensions or not bool((tensor.isfinite() & bounds.contain(tensor)).all()):
+    if tensor is None or tensor.ndim not in dimensions or not bool((tensor.isfinite() & bounds.contains(tensor)).all()):
         one, several = bounds.describe("a finite number"), bounds.describe("a list of finite numbers")
         kinds = f"{one}, or a list of them" if or_one else several
         raise ValueError(f"{name} must be {kinds}, one per class, got {shown(value)}")
@@ -120,7 +120,7 @@ class _Bounds(NamedTuple):
     below: float | None = None
     at_most: float | None = None
 
-    def contain(self, value: Any) -> Any:
+    def contains(self, value: Any) -> Any:
         """Return whether a number, or every number of a tensor, is within the bounds."""
         held = value == value
         held = held if self.above is None else held & (value > self.above)

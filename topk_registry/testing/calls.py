@@ -83,7 +83,7 @@ def accepts_any_strides(subject: Subject) -> None:
 
 
 def _layouts(x: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield views of the numbers of x with other memory layouts."""
+    """Yield views of x with other memory layouts."""
     yield "strided", torch.stack([x, x.roll(1, 0)], dim=-1)[..., 0]
     yield "every other", torch.stack([x.roll(1, 0), x], dim=1).flatten(0, 1)[1::2]
     yield "expanded", x[:1].expand_as(x)

@@ -38,7 +38,6 @@ def main(argv: Sequence[str]) -> int:
         device=args.device,
         require_gpu=args.require_gpu,
         threads=args.threads,
-        exif=args.exif,
         workers=args.workers,
     )
     options: dict[str, Any] = {"batch_size": args.batch_size, "max_set": args.max_set}
@@ -98,6 +97,5 @@ def _parser() -> ArgumentParser:
     add("--max-set", type=positive, default=MAX_SET, metavar="N", help=f"classes of a set to list (default: {MAX_SET})")
     add("--batch-size", type=positive, default=32, metavar="N", help="images per run (default: 32)")
     add("--workers", type=positive, metavar="N", help="threads that read images (default: CPUs, at most 8)")
-    add("--exif", action="store_true", help="turn images as their EXIF orientation says")
     add_runtime_flags(parser)
     return parser

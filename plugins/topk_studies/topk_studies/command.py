@@ -22,7 +22,7 @@ ALSO = "All flags of `timm train` but those of the loss, seed and output are acc
 
 
 def create_study_parser() -> ArgumentParser:
-    """Return the parser of ``topk-registry study``; what it leaves over are flags of ``timm train``."""
+    """Return the parser of ``topk-registry study``. The remaining arguments are flags of ``timm train``."""
     parser = ArgumentParser(prog="topk-registry study", description=__doc__)
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     texts = {name: (study.question, f"{study.question} {study.reference}.") for name, study in STUDIES.items()}
@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
     tuning = [flags for cell in table for flags in cell.tuning()]
     say(f"{len(tuning)} trials ({len(tuning) - len(runs.missing(tuning))} kept from before) and "
         f"{len(table) * args.seeds} runs of results; {note or 'built-in splits'}")  # fmt: skip
-    with suppress(ValueError):  # batch systems ask with SIGTERM; a thread other than the main one cannot listen
+    with suppress(ValueError):  # batch systems send SIGTERM; only the main thread can handle it
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         check(study, runs.missing(tuning))
@@ -102,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _flags_of_train(parser: ArgumentParser, rest: Sequence[str]) -> dict[str, Any]:
-    """Return the flags of ``timm train`` by name, those of a ``--config`` file included."""
+    """Return the flags of ``timm train`` by name, including flags in a ``--config`` file."""
     train = create_parser()
     train.prog = parser.prog
     given = vars(train.parse_args([word for word in rest if word != "--"]))
@@ -115,7 +115,7 @@ def _flags_of_train(parser: ArgumentParser, rest: Sequence[str]) -> dict[str, An
 
 
 def _set_up(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Study, Flags, str]:
-    """Return the study, the flags that its runs share, and where its images come from."""
+    """Return the study, the common flags of its runs, and a description of its images."""
     if args.name == "compare":
         from topk_studies.compare import flags_of, study_of
 
@@ -142,7 +142,7 @@ def check(study: Study, runs: Sequence[Flags]) -> None:
     """Try each loss and its options on one batch.
 
     Raises:
-        TrainError: a run could not begin, or the metric tells nothing.
+        TrainError: a run could not start, or the metric is 100 % for any model.
     """
     from topk_registry.train import Trainer
     from topk_registry.train.data import open_split

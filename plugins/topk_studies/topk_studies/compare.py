@@ -1,4 +1,4 @@
-"""A study of the user's own data: which losses to compare, and where their images come from."""
+"""A study on the user's data: the losses to compare, and the images."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import tuning_grid
 from topk_registry.train import TrainConfig
 from topk_registry.train.config import MULTILABEL, flag_of
-from topk_registry.train.model import settle_rate
+from topk_registry.train.model import resolve_learning_rate
 from topk_studies.studies import Contestant, Rates, Study
 
 QUESTION = "Which loss is best on this data?"
@@ -22,14 +22,14 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
     """Return the comparison of losses with a training configuration.
 
     Args:
-        losses: as text; an option that is not named takes the values of the loss's ``tuning_grid``.
+        losses: losses as text. Options that are not in the text take the values of the loss's ``tuning_grid``.
         trials: number of trials per loss.
-        rates: range of the learning rate; by default from a quarter to eight times that of the configuration.
-        config: gives the metric and the default rate.
+        rates: range of the learning rate. Default: 1/4 to 8 times the rate of the configuration.
+        config: configuration with the metric and the default rate.
 
     Raises:
         ValueError: a text has another form, or there are more alternatives than trials.
-        PluginError: there is no such loss, or it cannot be imported.
+        PluginError: a loss does not exist or cannot be imported.
     """
     contestants = []
     for text in losses:
@@ -37,7 +37,7 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
         fixed = {name for options in plain.options for name in options}
         grid = {name: values for name, values in tuning_grid(get_loss_builder(plain.loss)).items() if name not in fixed}
         contestants.append(Contestant(text, grid=grid))
-    rate = settle_rate(config, 1).lr or 0.0
+    rate = resolve_learning_rate(config, 1).lr or 0.0
     low, high = rates or (rate / 4, rate * 8)
     if not 0.0 < low < high:
         raise ValueError(f"the range of learning rates must be above 0 and increase, got {low:g} to {high:g}")
@@ -49,14 +49,14 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
 
 
 def flags_of(config: TrainConfig, test_split: str) -> tuple[dict[str, Any], str]:
-    """Return the flags that all runs share, and a sentence about the images that are chosen by and reported.
+    """Return the common flags of all runs, and a description of the images for selection and for results.
 
     Args:
-        config: as the user gave it.
-        test_split: the split to report; if empty, ``test`` if the data has it, else a half of the validation split.
+        config: configuration from the user.
+        test_split: split for the results. If empty: ``test`` if the data has it, else half of the validation split.
 
     Raises:
-        ValueError: the settings do not serve a comparison.
+        ValueError: the settings do not allow a comparison.
     """
     if config.task == MULTILABEL:
         raise ValueError("a comparison takes one label per image, not --task multilabel")

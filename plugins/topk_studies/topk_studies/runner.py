@@ -1,4 +1,4 @@
-"""Train what a study asks for, keep each run in a file, and compare the losses over the same seeds."""
+"""Train the runs of a study, store each run in a file, and compare the losses over the same seeds."""
 
 import json
 import math
@@ -14,16 +14,16 @@ from topk_registry.train.config import DECREASING
 from topk_registry.train.errors import Interrupted, NonFiniteLossError
 from topk_studies.studies import Contestant, Flags, Study
 
-TUNING_SEED = 1000  # of the trials; no result uses it
+TUNING_SEED = 1000  # seed of the trials, which no result uses
 Measured = dict[str, float]  # empty if the loss became NaN or infinite
 
 
 def train(flags: Flags) -> Measured:
-    """Train once, and return the measures of the last epoch.
+    """Train one run, and return the metrics of the last epoch.
 
     Raises:
         KeyboardInterrupt: a signal stopped the run.
-        TrainError: the run cannot begin.
+        TrainError: the run cannot start.
     """
     with tempfile.TemporaryDirectory() as folder:
         config = TrainConfig(**{"checkpoint_hist": 1, **flags, "output": folder})
@@ -38,13 +38,13 @@ def train(flags: Flags) -> Measured:
 
 
 class Runs:
-    """Runs by their flags, kept in a file of one JSON object per line; a run that is there is not repeated.
+    """Runs by their flags, stored in a file with one JSON object per line. Runs in the file are not repeated.
 
     Args:
         path: the file.
-        train: trains one run.
-        said: called with a line about each new run.
-        jobs: number of runs at the same time, each in a process of its own.
+        train: function that trains one run.
+        said: function that is called with a message about each new run.
+        jobs: number of runs at the same time, each in a separate process.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Runs:
             for line in path.read_text().splitlines():
                 try:
                     row = json.loads(line)
-                except ValueError:  # half a line, from a run that was killed while it wrote
+                except ValueError:  # incomplete line of a killed run
                     continue
                 self.done[_key(row["flags"])] = row["measured"]
 
@@ -68,11 +68,11 @@ class Runs:
         return self.all([flags])[0]
 
     def missing(self, runs: Sequence[Flags]) -> list[Flags]:
-        """Return the different runs that are not in the file."""
+        """Return the distinct runs that are not in the file."""
         return list({_key(flags): flags for flags in runs if _key(flags) not in self.done}.values())
 
     def all(self, runs: Sequence[Flags]) -> list[Measured]:
-        """Return the measures of each run, and train those that are missing."""
+        """Train the missing runs, and return the metrics of all runs."""
         missing, start = self.missing(runs), time.monotonic()
         for i, (flags, measured) in enumerate(self._trained(missing), 1):
             self._keep(flags, measured)
@@ -119,7 +119,7 @@ def pairs(options: Mapping[str, Any]) -> list[str]:
 
 
 class Cell(NamedTuple):
-    """One loss under one condition: the flags of its runs, and those that differ between its trials."""
+    """One loss under one condition: the flags of its runs, and the flags that differ between its trials."""
 
     condition: str
     contestant: Contestant
@@ -130,7 +130,7 @@ class Cell(NamedTuple):
         return [{**self.shared, **trial, "seed": TUNING_SEED, "val_split": "validation"} for trial in self.trials]
 
     def results(self, chosen: int | None, seeds: Sequence[int]) -> list[Flags]:
-        """Return the runs of the results; none if no trial is chosen."""
+        """Return the runs of the results, or an empty list if no trial is selected."""
         trial = {} if chosen is None else self.trials[chosen]
         return [{**self.shared, **trial, "seed": seed, "val_split": "test"} for seed in seeds if trial]
 
@@ -148,15 +148,15 @@ def run(study: Study, base: Flags, seeds: Sequence[int], runs: Runs) -> list[dic
     """Run a study.
 
     Args:
-        study: what to train.
+        study: the study.
         base: flags of the data, network and schedule.
         seeds: seeds of the results.
-        runs: where runs are kept.
+        runs: storage of the runs.
 
     Returns:
-        one row per condition and loss: all trials with the measure that chooses, the chosen one, and for each metric
-        the mean, the values by seed and, from the second loss on, the mean and the 95 % half-width of the paired
-        difference from the first. If a run of the result diverged, there is no mean.
+        One row per condition and loss: all trials with the selection metric, the selected trial, and per metric the
+        mean and the values by seed. From the second loss on, rows also have the mean and the 95 % half-width of the
+        paired difference from the first loss. If a run diverged, there is no mean.
     """
     table = cells(study, base)
     sign = -1 if study.metric in DECREASING else 1
@@ -177,7 +177,7 @@ def run(study: Study, base: Flags, seeds: Sequence[int], runs: Runs) -> list[dic
 
 
 def _best(values: Sequence[float | None]) -> int | None:
-    """Return the place of the largest value; None stands for a run that diverged."""
+    """Return the index of the largest value. A value of None is a run that diverged."""
     return max((i for i, value in enumerate(values) if value is not None), key=lambda i: values[i] or 0.0, default=None)
 
 
@@ -192,7 +192,7 @@ def _summary(metric: str, measured: Sequence[Measured], first: Sequence[Measured
 
 
 def paired(values: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Return the mean difference and, of several pairs, the half-width of its 95 % interval (Student's t).
+    """Return the mean difference and, for several pairs, the half-width of the 95 % interval (Student's t).
 
     Example:
         >>> {key: round(value, 2) for key, value in paired([2.0, 3.0, 5.0], [1.0, 1.0, 2.0]).items()}

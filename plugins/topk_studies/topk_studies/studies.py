@@ -1,4 +1,4 @@
-"""What the studies train: data, losses, and the trials that each loss may choose from."""
+"""The studies: data, losses, and the trials of each loss."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -36,12 +36,12 @@ DATA: dict[str, Flags] = {
 
 @dataclass(frozen=True)
 class Contestant:
-    """A loss, with alternatives of its options: ``smooth_topk_svm(tau=0.1|0.3)``.
+    """A loss with alternative values of its options: ``smooth_topk_svm(tau=0.1|0.3)``.
 
     Args:
         text: name and options of the loss.
         flags: further flags of its runs.
-        grid: alternatives of options that the text does not name.
+        grid: alternative values of options that are not in the text.
 
     Raises:
         ValueError: the text has another form.
@@ -56,7 +56,7 @@ class Contestant:
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _ = self.options  # a wrong text is an error here
+        _ = self.options  # raises an error if the text is invalid
 
     @property
     def loss(self) -> str:
@@ -64,7 +64,7 @@ class Contestant:
 
     @property
     def options(self) -> list[dict[str, Any]]:
-        """The options of the loss, one entry per combination of alternatives."""
+        """Options of the loss, with one entry per combination of alternatives."""
         try:
             call = ast.parse("f(" + (self.text.partition("(")[2] or ")"), mode="eval").body
             if not self.loss or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -75,7 +75,7 @@ class Contestant:
         return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
 
     def trials(self, count: int, rates: Rates) -> list[dict[str, Any]]:
-        """Return so many trials, shared evenly by the alternatives, each with learning rates over the whole range.
+        """Return ``count`` trials, divided evenly among the alternatives, with learning rates over the whole range.
 
         Raises:
             ValueError: there are more alternatives than trials.
@@ -91,7 +91,7 @@ class Contestant:
 
 
 def spread(low: float, high: float, count: int) -> list[float]:
-    """Return the centers of so many equal parts of a range on the logarithmic scale, to three digits.
+    """Return the centers of ``count`` equal parts of a range on the logarithmic scale, to three digits.
 
     Example:
         >>> spread(0.01, 100.0, 2)
@@ -108,18 +108,18 @@ def _alternatives(value: ast.expr) -> list[Any]:
 
 @dataclass(frozen=True)
 class Study:
-    """One question.
+    """A study: one question, its data and its losses.
 
     Args:
-        question: what it asks.
-        reference: paper and place that ask it.
-        conditions: by name, options of the data set.
-        contestants: the losses; the first is what the others are compared with.
-        metric: chosen by, on the validation split.
-        metrics: reported.
+        question: the question.
+        reference: paper and table or section with this question.
+        conditions: options of the data set by name of the condition.
+        contestants: the losses. The first is the baseline.
+        metric: metric on the validation split that selects a trial.
+        metrics: metrics of the results.
         trials: number of trials per loss.
-        rates: range of their learning rates.
-        data: name of the only data that it runs on, if there is no choice.
+        rates: range of the learning rates.
+        data: name of the data, if the study supports only one kind of data.
     """
 
     question: str
@@ -136,7 +136,7 @@ class Study:
 _CE = Contestant("ce")
 _SVM = Contestant("smooth_topk_svm(tau=0.1|0.3)")
 _NOISED = Contestant("noised_topk(epsilon=0.3|3.0)")
-_COSINE = {"normalize_classifier": 1.0}  # scores of a cosine classifier, which both losses ask for
+_COSINE = {"normalize_classifier": 1.0}  # cosine classifier, for which both losses are designed
 
 STUDIES: dict[str, Study] = {
     "noise": Study(

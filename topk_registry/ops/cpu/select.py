@@ -117,10 +117,10 @@ def maxima_of_lines(row, maxima):
 
 @compiled
 def reached_by(x, count):
-    """Return a number that at least ``count`` of these scores reach, and few more.
+    """Return a number that at least ``count`` of the scores reach, and few more scores.
 
-    The search bisects the interval of floats in sorted order until few are left. It begins above -inf, which is far
-    from all other floats.
+    The search bisects the interval of floats in sorted order until few remain. It begins above -inf, which is far from
+    all other floats.
     """
     lowest = np.int64(place_of(x.dtype.type(-np.inf)))
     low, high, numbers = np.int64(LAST), lowest, 0

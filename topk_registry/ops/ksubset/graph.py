@@ -32,7 +32,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SMALL_K = 64  # up to this k, a tilt that draws k/2 classes is precise enough, in single precision too
+SMALL_K = 64  # up to this k, the tilt of formula (5) is precise enough, in single precision too
 WITH_TAIL = 500  # up to this k, the coefficients of a tail do not overflow in double precision
 MAX_GAP = 80.0  # odds above exp(80) give the same probabilities; exp(80) is finite in single precision
 HALVINGS = 20  # bisection steps of an interval of about 2 log(2n) that contains the tilt
@@ -172,9 +172,9 @@ def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) ->
 def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
     """Return t [B, 1] of formula (5): min over m < k of log((sum of exp outside the m largest) / (k - m)).
 
-    The tilt cancels from every result, so it need not be precise. With this tilt, k/2 to k classes are drawn on
-    average. Results are relative to the probability of exactly k classes, which may be 2^-k. Hence larger k use
-    ``tilt_to_mean``.
+    The tilt cancels from every result, so it need not be precise. With this tilt, the expected number of classes is
+    between k/2 and k. Results are relative to the probability of exactly k classes, which may be 2^-k. Hence larger k
+    use ``tilt_to_mean``.
 
     Args:
         x: the top group [B, T], largest first, relative to the k-th.
@@ -188,9 +188,9 @@ def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
 
 
 def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
-    """Return t [B, 1] such that k - 1/2 classes are drawn on average, from x [B, n] relative to the k-th largest.
+    """Return the tilt t [B, 1] with an expected k - 1/2 classes, from x [B, n] relative to the k-th largest.
 
-    The most probable number of drawn classes is then k - 1 or k, with a probability of at least 1 / (n + 1). k may be a
+    The most probable number of classes is then k - 1 or k, with a probability of at least 1 / (n + 1). k may be a
     tensor [B, 1]. ``mass`` is the sum of the odds of classes that are not in x.
     """
     size = torch.as_tensor(k, dtype=x.dtype, device=x.device)

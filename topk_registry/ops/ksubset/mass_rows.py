@@ -22,8 +22,8 @@ NO_MASS = -3  # code for a row without mass, in place of the size of the top gro
 # row; scratch: four blocks; c, g_c: coefficients and their cotangents; where, members: top groups; powers, slopes: of
 # one row; alphas, gains: alpha and exp(-alpha / tau) of each class, or CACHE_BLOCK equal numbers
 Memory = namedtuple("Memory", "space x odds direct mass scratch c g_c where members powers slopes alphas gains")
-# Lanes from B on have the second tilt, which draws k + 1/2 classes, for the k largest classes. size [2 B]; kth, a [B]:
-# reference scores of odds; u [2 B]; to_next [B]: odds from kth to a; most [B]: largest tilted odds of the tail; P:
+# Lanes from B on have the second tilt, with an expected k + 1/2 classes, for the k largest classes. size [2 B]; kth, a
+# [B]: reference scores of odds; u [2 B]; to_next [B]: odds from kth to a; most [B]: largest tilted odds of the tail; P:
 # power sums; p, q, before, after: results of polynomial.top_group; T: largest size
 Tilts = namedtuple("Tilts", "size kth a u to_next most P p q before after T")
 

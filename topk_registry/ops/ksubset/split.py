@@ -19,7 +19,7 @@ INVALID, CERTAIN = -1, -2  # codes in place of a size: a score is NaN; only one 
 
 @compiled
 def split(row, k, depth, limit, theta, space, w, members, where):
-    """Split a row for sets of k classes at the tilt that draws depth - 1/2 classes, where depth is k or k + 1.
+    """Split a row for sets of k classes at the tilt with an expected depth - 1/2 classes; depth is k or k + 1.
 
     Args:
         row: scores, padded with -inf, which excludes a class.

@@ -1,4 +1,4 @@
-"""Generalised cross-entropy: between cross-entropy, which trains fast, and the mean absolute error, which is robust."""
+"""Generalized cross-entropy: between cross-entropy, which trains fast, and the mean absolute error, which is robust."""
 
 from typing import Any
 

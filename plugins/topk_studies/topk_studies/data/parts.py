@@ -1,4 +1,4 @@
-"""The three parts of a comparison: images to train on, to choose trials on, and to report."""
+"""The three parts of a comparison: images for training, for selecting trials, and for results."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -27,13 +27,13 @@ def parts(
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        root: the data directory.
-        of: name of the data set, as ``timm train --dataset`` takes it.
-        train_split: its split to train on.
-        val_split: its split for validation, or the fraction of each training class that is held out for that.
-        test_split: its split to test on. By default, validation and test are halves of each class of ``val_split``.
-        mode: of Pillow, that images of files are converted to.
-        options: of the data set.
+        root: data directory.
+        of: name of the data set, as in ``timm train --dataset``.
+        train_split: split for training.
+        val_split: split for validation, or the fraction of each training class that is held out for validation.
+        test_split: split for testing. Default: validation and test are halves of each class of ``val_split``.
+        mode: Pillow mode to which images from files are converted.
+        options: options of the data set.
         timm_options: further arguments of ``timm.data.create_dataset``.
 
     Raises:

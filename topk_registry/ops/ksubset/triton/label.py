@@ -3,8 +3,8 @@
 
 If no softmax probability of a row exceeds 1 / (2 k), the row is flat: all classes are in the tail, and no class is
 searched. After a pass for the largest score, power sums and gradient take one pass each. In any other row, the top
-group is found one maximum at a time: first the k largest classes, then those with odds above 1/2 at the tilt that draws
-k - 1/2 classes.
+group is found one maximum at a time: first the k largest classes, then all classes with odds above 1/2 at the tilt with
+an expected k - 1/2 classes.
 """
 
 import triton
@@ -158,11 +158,11 @@ def search_row(
     tl.store(gradient_ptr + here * S + where, of_margin * (p * in_top), mask=(lane < size) & (where < n))
     tl.store(gradient_ptr + here * S + label, of_margin, mask=label >= 0)
     if broken & (a == float("-inf")):  # the only set has all classes with a finite score
-        settle_few(s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n, S, N)
+        write_certain_row(s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n, S, N)
 
 
 @triton.jit
-def settle_few(
+def write_certain_row(
     s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n: tl.constexpr, S: tl.constexpr, N: tl.constexpr
 ):
     """Write gradient 0 and loss 0, or inf if the label's score is -inf. Rows with NaN are not changed."""

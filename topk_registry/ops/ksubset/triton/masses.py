@@ -2,10 +2,10 @@
 """The smooth top-k hinges for all masses of each row, and their gradient, in one Triton kernel.
 
 The rows are split as in label.py, but with all classes: a flat row is all tail, and the top group of any other row is
-computed for k + 1 classes. Margins of the k largest classes are computed at a tilt that draws k + 1/2 classes, because
-without one of them, the (k + 1)-th class takes its place. All other margins are computed at a tilt that draws k - 1/2
-classes. The backward pass goes through the polynomial c of all classes. With d = c / (1 + v X) and e = d / (1 + v X),
-class i of the tail adds its chain_i to
+computed for k + 1 classes. Margins of the k largest classes are computed at a tilt with an expected k + 1/2 classes,
+because without one of them, the (k + 1)-th class takes its place. All other margins are computed at a tilt with an
+expected k - 1/2 classes. The backward pass goes through the polynomial c of all classes. With d = c / (1 + v X) and e =
+d / (1 + v X), class i of the tail adds its chain_i to
 
     W_0 = -sum_i chain_i d_{k-1},   W_r = sum_i chain_i (-v_i)^(r-1),
 
@@ -288,7 +288,7 @@ def search_masses(
         H = H + (lane_of(F[j], lane, TP - 1),)
         H_after = H_after + (lane_of(F[j], lane, 2 * TP - 1),)
 
-    spoilt = tl.where(broken, float("nan"), 0.0)
+    nan_if_invalid = tl.where(broken, float("nan"), 0.0)
     for tile in range(tiles):
         if LABELS_ONLY:
             w = tail_odds(scores_ptr, live, y, shift, tile, after, v, i, inverse, n, N, SHIFTED)
@@ -303,27 +303,27 @@ def search_masses(
                 distance, balanced_w, mass, required, gain, of_row, tau, log_tilt, k
             )  # fmt: skip
             out = chain * (d - balanced_w * e_below) + of_both(w, to_first, u_after, H, H_after, k)
-        store(gradient_ptr + start, out + spoilt, live, shift, tile, n, 1, N, SHIFTED)
+        store(gradient_ptr + start, out + nan_if_invalid, live, shift, tile, n, 1, N, SHIFTED)
     _, p = probabilities((top - reference) * inverse, 1.0 / tilt)
     entry = tl.where(in_group, p * F[k - 1] + g, 0.0)
     entry = tl.sum(tl.reshape(entry, (2, TP)), 0)
     where = tl.max(tl.reshape(where, (2, TP)), 0)
     lane = tl.arange(0, TP)
-    tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
-    tl.store(gradient_ptr + here * S + where, entry + spoilt, mask=(lane < size) & (where < n))
+    tl.debug_barrier()  # other threads have written these entries with odds of 0
+    tl.store(gradient_ptr + here * S + where, entry + nan_if_invalid, mask=(lane < size) & (where < n))
     if LABELS_ONLY:
         for m in tl.static_range(M):
             own = at_label(steps, labels, m, M) + of_both(odds[m], to_first, u_after, H, H_after, k)
-            tl.store(gradient_ptr + row * S + labels[m + 1], own + spoilt, mask=wanted[m])
+            tl.store(gradient_ptr + row * S + labels[m + 1], own + nan_if_invalid, mask=wanted[m])
     if broken & known:
-        settle_broken(
+        write_invalid_row(
             scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr + start, row, live, y, shift, after, tiles,
             M, n, N, TILES, SHIFTED,
         )  # fmt: skip
 
 
 @triton.jit
-def settle_broken(
+def write_invalid_row(
     scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr, row, live, y, shift, after, tiles,
     M: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
@@ -427,7 +427,7 @@ def flat_hinges(
     inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr,
     n: tl.constexpr, k: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return balanced odds and hinges of a tile of flat rows; u are scores minus the references of the tilts."""
+    """Return balanced odds and hinges of a tile of flat rows, from scores u relative to the reference score."""
     q = masses(q_ptr, labels, shares, live, shift, tile, M, n, R, N, SHIFTED)
     required, gain = gaps(alpha, inverse_tau, shift, tile, ALPHA, n, N, SHIFTED)
     v = exp2(u * steep + log_tilt)
