@@ -22,7 +22,7 @@ OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime
 
 @dataclass
 class Report:
-    """Facts by name, notes, and problems, which make the exit status 1."""
+    """Facts by name, notes, and problems. Any problem sets the exit status to 1."""
 
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def examine() -> Report:
-    """Examine the installation; an error in one part does not hide the others."""
+    """Examine the installation. An error in one part does not stop the other parts."""
     report = Report({"python": f"{platform.python_version()} ({sys.executable})", "platform": platform.platform()})
     for look in (_packages, _devices, _timm_command, _plugins):
         try:
@@ -85,7 +85,7 @@ def _devices(report: Report) -> None:
 
 
 def _timm_command(report: Report) -> None:
-    """Two distributions may both install a command ``timm``; pip does not complain."""
+    """Report whether the command ``timm`` on PATH belongs to another distribution, which pip does not detect."""
     path = shutil.which("timm")
     text = Path(path).read_text(errors="ignore") if path else ""
     wrapped = re.search(r"^from ([\w.]+) import \w+", text, re.MULTILINE)
@@ -106,7 +106,7 @@ def _plugins(report: Report) -> None:
                 names.builder(info.name)
             except PluginError as error:
                 missing = isinstance(error.__cause__, (MissingPackageError, ModuleNotFoundError))
-                of_an_extra = missing and "is not installed" not in info.error  # of the plug-in's own module
+                of_an_extra = missing and "is not installed" not in info.error  # of the plug-in itself
                 noted = of_an_extra or isinstance(error, DisabledPluginError)
                 (report.notes if noted else report.problems).append(str(error))
         report.facts[names.group.partition(".")[2]] = f"{len(infos)}"

@@ -1,5 +1,4 @@
-"""What all commands share: their argument parser, whose errors are one line that points to ``--help``, the types of
-their flags, and how they tell an error of the system."""
+"""Shared parts of all commands: argument parser, types of flags, and messages of system errors."""
 
 import argparse
 import ast
@@ -9,13 +8,13 @@ from typing import Any, NoReturn
 
 from topk_registry.registry.ranges import Interval
 
-INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ends
+INTERRUPTED = 130  # exit status of a shell for a command that Ctrl-C ended
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Parser of command-line arguments whose usage errors are one line, with the closest flag for an unknown one.
+    """Argument parser with one-line usage errors that suggest the closest flag for an unknown flag.
 
-    Flags are written in full: ``--margin 3`` is no short form of ``--marginal-temperature 3``.
+    Abbreviated flags are errors: ``--margin 3`` does not mean ``--marginal-temperature 3``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -43,7 +42,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 class ParseOptions(argparse.Action):
-    """``key=value`` pairs, values read as Python literals; a repeated flag adds to the pairs before it."""
+    """Parse ``key=value`` pairs with values as Python literals. Repeated flags add pairs."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
@@ -56,7 +55,7 @@ class ParseOptions(argparse.Action):
 
 
 def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
-    """Read ``key=value`` pairs, values as Python literals; a word that is none is a ValueError."""
+    """Parse ``key=value`` pairs with values as Python literals. Raise ValueError for a word that is not a pair."""
     options = {}
     for pair in words:
         key, equals, value = pair.partition("=")
@@ -70,7 +69,7 @@ def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
 
 
 def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") -> Callable[[str], Any]:
-    """The ``type`` of a flag that takes numbers of an interval, such as ``"(0, 1]"``; its errors end in a hint."""
+    """Return the ``type`` of a flag for numbers in an interval such as ``"(0, 1]"``; ``hint`` ends its errors."""
     numbers = Interval.parse(interval)
 
     def number(text: str) -> Any:
@@ -79,16 +78,16 @@ def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") ->
             raise argparse.ArgumentTypeError(f"must be {numbers.in_words()}, got {text}{hint}")
         return value
 
-    number.__name__ = "integer" if kind is int else "number"  # argparse calls other text an invalid one of these
+    number.__name__ = "integer" if kind is int else "number"  # argparse writes "invalid number value"
     return number
 
 
 positive = within("[1, inf)", int)
-missed = within("(0, 1)", hint="; 0.1 asks for 90 % coverage")  # the share of labels that sets may miss
+missed = within("(0, 1)", hint="; 0.1 asks for 90 % coverage")  # miscoverage
 
 
 def words_of(error: BaseException) -> str:
-    """An error as a line: of the system's, the file before what is wrong with it, without its number."""
+    """Return the message of an error. For an error of the system, it is ``file: reason`` without the error number."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

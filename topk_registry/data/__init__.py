@@ -1,39 +1,37 @@
-"""Data sets of images: built-in ones, folders, label noise, long tails and subsets.
+"""Image data sets: built-in ones, folders, label noise, long tails and subsets.
 
     from topk_registry.data import open_dataset
     train = open_dataset("topk/hierarchy", "train", noise=0.4)
 
 Open
-    open_dataset(name, split, root, **options)   a data set by the name that ``timm train --dataset`` takes
-    Ambiguous, Hierarchy, Several                the built-in data sets
-    Selection                                    samples of a data set, with labels of their own
-Change, for a data set of your own
+    open_dataset(name, split, root, **options)   open a data set by a name of ``timm train --dataset``
+    Hierarchy                                    the built-in data set
+    Selection                                    samples of a data set with new labels
+Change any data set
     with_label_noise, long_tail, subset, hold_out, renumber, class_balanced_epoch
 Describe
     labels_of, class_names_of, class_counts, superclasses_of, is_indexed
 
-``topk_registry.data.folders`` reads folders as classes, and ``topk_registry.data.agreement`` tells whether labels fit a
-model; neither imports torch.
+``topk_registry.data.folders`` reads folders as classes. ``topk_registry.data.agreement`` checks whether labels fit a
+model. Neither module imports torch.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topk_registry.data.ambiguous import Ambiguous
     from topk_registry.data.hierarchy import Hierarchy
     from topk_registry.data.labels import class_counts, class_names_of, is_indexed, labels_of, superclasses_of
     from topk_registry.data.open import open_dataset
     from topk_registry.data.selection import Selection, class_balanced_epoch, hold_out, long_tail, renumber, subset
     from topk_registry.data.selection import with_label_noise as with_label_noise
-    from topk_registry.data.several import Several
 
 __all__ = [
-    "Ambiguous", "Hierarchy", "Selection", "Several", "class_balanced_epoch", "class_counts", "class_names_of",
+    "Hierarchy", "Selection", "class_balanced_epoch", "class_counts", "class_names_of",
     "hold_out", "is_indexed", "labels_of", "long_tail", "open_dataset", "renumber", "subset", "superclasses_of",
     "with_label_noise",
 ]  # fmt: skip
-_HOMES = {"Ambiguous": "ambiguous", "Hierarchy": "hierarchy", "Several": "several", "open_dataset": "open"}
+_HOMES = {"Hierarchy": "hierarchy", "open_dataset": "open"}
 _HOMES |= dict.fromkeys(("class_counts", "class_names_of", "is_indexed", "labels_of", "superclasses_of"), "labels")
 
 

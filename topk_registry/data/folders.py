@@ -1,8 +1,8 @@
-"""Folders of images as classes: names, files, and which class of a model each folder stands for.
+"""Folders of images as classes: names, files, and the class of a model for each folder.
 
-As in timm, the folder that directly contains an image names the image's class, and classes are numbered in natural
-order (c2 before c10). Files and folders whose name begins with a dot are skipped: macOS writes ``._x.png`` beside
-``x.png`` into archives, and notebooks leave ``.ipynb_checkpoints``.
+As in timm, the class of an image is the name of the folder that directly contains it. Classes are numbered in natural
+order (c2 before c10). Files and folders whose name begins with a dot are skipped, such as ``._x.png`` from macOS
+archives and ``.ipynb_checkpoints``.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")  # timm's
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")  # as in timm
 OTHER_IMAGES = (".avif", ".bmp", ".gif", ".heic", ".jfif", ".jxl", ".ppm", ".tif", ".tiff", ".webp")
 TRAINING = ("train", "training")
 EVALUATION = ("val", "valid", "validation", "eval", "evaluation")
@@ -20,17 +20,17 @@ MAX_LISTED = 20
 
 
 class FolderError(ValueError):
-    """Folders cannot be read as classes."""
+    """Raised if folders cannot be read as classes."""
 
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """Folders that name classes, and the images in them.
+    """Class folders and the images in them.
 
     Args:
-        names: folders that contain images, in natural order.
+        names: names of the folders that contain images, in natural order.
         images: pairs (path, name of the folder), in natural order of paths.
-        notes: sentences about files and folders that were skipped.
+        notes: messages about skipped files and folders.
     """
 
     names: list[str]
@@ -39,34 +39,34 @@ class ClassFolders:
 
 
 def natural_key(name: str) -> tuple[list[int | str], str]:
-    """Sort key: numbers by value, case ignored, as in timm; ties in plain order."""
+    """Return a sort key as in timm: numbers by value, letters without case, ties in plain order."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name.lower())], name
 
 
 def images_below(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> list[str]:
-    """Return the paths of all images below a folder, in natural order."""
+    """Return the paths of all images in a folder and its subfolders, in natural order."""
     paths = (os.path.join(folder, name) for folder, _, files in _walk(root) for name in files)
     return sorted((path for path in paths if is_image(path, suffixes)), key=natural_key)
 
 
 def is_image(path: str, suffixes: Collection[str] = IMAGE_SUFFIXES) -> bool:
-    """Return whether a file name is that of an image."""
+    """Return whether a file name has the suffix of an image."""
     name = os.path.basename(path)
     return not name.startswith(".") and _suffix(name) in suffixes
 
 
 def split_folder(root: str | Path, split: str) -> Path | None:
-    """Return the folder of a split, by its name or one of the synonyms that timm knows; None if there is none."""
+    """Return the folder of a split, by its name or a synonym that timm knows, or None if there is no such folder."""
     name = split.split("[")[0]
     synonyms = next((group for group in (TRAINING, EVALUATION) if name in group), ())
     return next((Path(root, each) for each in (name, *synonyms) if each and Path(root, each).is_dir()), None)
 
 
 def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> ClassFolders:
-    """Find the class folders below a root, and count the image files that are skipped because of their format.
+    """Find the class folders in a root folder, and count the image files that are skipped because of their format.
 
     Raises:
-        FolderError: there are no images, two folders have one name, or images lie outside of class folders.
+        FolderError: there are no images, two folders have the same name, or images are outside of class folders.
     """
     places: dict[str, str] = {}
     images: list[tuple[str, str]] = []
@@ -82,7 +82,7 @@ def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -
             loose = inside
         elif inside:
             if places.setdefault(name, folder) != folder:
-                problem = problem or f"two class folders are called {name!r}, {places[name]} and {folder}: rename one"
+                problem = problem or f"two class folders are named {name!r}, {places[name]} and {folder}: rename one"
             images += inside
         elif not below:
             empty.append(name)
@@ -114,83 +114,66 @@ def _suffix(name: str) -> str:
     return os.path.splitext(name)[1].lower()
 
 
-@dataclass(frozen=True)
-class ClassMap:
-    """The class number of each folder.
-
-    Args:
-        numbers: by the folder's name; skipped folders are absent.
-        by_name: whether folders have the names of classes; otherwise the folders were taken in natural order.
-        skipped: names of the folders that stand for no class.
-        missing: names of the classes without a folder.
-        summary: a sentence about the mapping.
-    """
-
-    numbers: dict[str, int]
-    by_name: bool
-    skipped: list[str]
-    missing: list[str]
-    summary: str
-
-
 def class_map(
     folders: Sequence[str],
     classes: Sequence[str],
     *,
     where: object = "the data",
     of: str = "the model",
-    by_order: bool = True,
     ignore_unknown: bool = False,
-) -> ClassMap:
-    """Map folders to classes by name, or, if no name matches and the numbers agree, by natural order.
+) -> tuple[dict[str, int], str]:
+    """Map folders to classes by name. If no name matches and there are as many folders as classes, map by natural
+    order.
 
     Args:
-        folders: their names, all different.
-        classes: the name of each class in order; the numbers from 0 as text if the model has no names.
-        where: the place of the folders, for messages.
-        of: the owner of the classes, for messages.
-        by_order: allow a mapping by order.
-        ignore_unknown: skip folders whose name is no class, if other folders have the name of one.
+        folders: folder names, all different.
+        classes: class names in order. For a model without class names, the numbers from 0 as text.
+        where: location of the folders, for messages.
+        of: owner of the classes, for messages.
+        ignore_unknown: if some folders have names of classes, skip the others.
+
+    Returns:
+        the class number by folder name, without skipped folders, and a description of the mapping.
 
     Raises:
-        FolderError: a folder stands for no class, or for several.
+        FolderError: a folder has no class, or two classes have the same name.
 
     Example:
-        >>> class_map(["dog", "cat"], ["cat", "dog", "owl"]).numbers
+        >>> class_map(["dog", "cat"], ["cat", "dog", "owl"])[0]
         {'dog': 1, 'cat': 0}
     """
     numbers = {name: i for i, name in enumerate(classes)}
     unknown = [name for name in folders if name not in numbers]
     nameless = list(classes) == [str(i) for i in range(len(classes))]
     some_known = len(unknown) < len(folders)
-    if by_order and len(folders) == len(classes) and (nameless or not some_known):
+    if len(folders) == len(classes) and (nameless or not some_known):
         ordered = sorted(folders, key=natural_key)
         pairs = [f"{folder} = {name}" for folder, name in zip(ordered, classes, strict=True)]
         why = "the model has no class names" if nameless else "no name matches"
         summary = f"{count_of(folders, 'class')} by order, because {why}: {listed(pairs, MAX_LISTED)}"
-        return ClassMap({name: i for i, name in enumerate(ordered)}, False, [], [], summary)
+        return {name: i for i, name in enumerate(ordered)}, summary
     if unknown and not (ignore_unknown and some_known):
-        hint = "--ignore-unknown-classes skips them" if some_known else "expected these names"
-        hint += ", or as many classes in the same order" * (by_order and not some_known)
+        otherwise = "expected these names, or as many classes in the same order"
+        hint = "--ignore-unknown-classes skips them" if some_known else otherwise
         raise FolderError(
             f"{where} has the classes {listed([repr(name) for name in unknown])}, and {of} has "
             f"{count_of(classes, 'class')}: {listed(classes)}; {hint}"
         )
     if twice := sorted({name for name in folders if classes.count(name) > 1}, key=natural_key):
-        raise FolderError(f"{of} has several classes called {listed([repr(name) for name in twice])}")
+        raise FolderError(f"{of} has several classes named {listed([repr(name) for name in twice])}")
     found = {name: numbers[name] for name in folders if name in numbers}
     missing = [name for name in classes if name not in found]
     summary = f"{count_of(list(found), 'class')} by name"
     for names, text in ((unknown, f"skipped, because {of} has no such class"), (missing, "without images")):
         summary += f"; {text}: {listed(names)}" if names else ""
-    return ClassMap(found, True, unknown, missing, summary)
+    return found, summary
 
 
 def count_of(things: Sequence[object], name: str) -> str:
-    """Number and noun: 1 image, 2 images."""
+    """Return number and noun: 1 image, 2 images."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 'es' if name.endswith('ss') else 's'}"
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names as text, and the number of further names."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,12 +1,12 @@
 """Find plug-ins in the metadata of installed distributions, without importing them.
 
-A plug-in is an entry point ``name = "package.module:factory"`` of a group. Two environment variables narrow what is
-found; each is a list of wildcards separated by commas or spaces:
+A plug-in is an entry point ``name = "package.module:factory"`` of a group. Two environment variables restrict the
+plug-ins. Each is a list of wildcards separated by commas or spaces:
 
-    TOPK_REGISTRY_PLUGINS   if set, only matching plug-ins are used, those of this project included
-    TOPK_REGISTRY_DISABLE   matching plug-ins are never used; it wins over the first
+    TOPK_REGISTRY_PLUGINS   if set, only matching plug-ins are used, including plug-ins of this project
+    TOPK_REGISTRY_DISABLE   matching plug-ins are never used, even if the first variable matches too
 
-A wildcard is compared with the plug-in's name and with its distribution; ``distribution:name`` compares both.
+A wildcard matches a plug-in by its name or by its distribution. ``distribution:name`` must match both.
 """
 
 import os
@@ -22,7 +22,7 @@ from typing import Any
 
 from topk_registry.registry import source
 
-OURS = "topk-registry"  # no other distribution takes names of this one
+OURS = "topk-registry"  # names of this distribution have priority
 GROUPS = tuple(f"topk_registry.{name}" for name in ("losses", "datasets", "commands", "model_files"))
 VARIABLES = ("TOPK_REGISTRY_PLUGINS", "TOPK_REGISTRY_DISABLE")
 _VALUE = re.compile(r"(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attr>\w+(\.\w+)*)\s*(\[.*\])?\s*")
@@ -30,9 +30,9 @@ _VALUE = re.compile(r"(?P<module>\w+(\.\w+)*)\s*:\s*(?P<attr>\w+(\.\w+)*)\s*(\[.
 
 @dataclass(frozen=True)
 class Plugin:
-    """One declaration of a name: the value of the entry point and the distribution that owns it.
+    """One declaration of a name: the value of the entry point, and the distribution that declares it.
 
-    ``factory`` is set of a plug-in that this process registered, which has no distribution.
+    ``factory`` is set if this process registered the plug-in. Such a plug-in has no distribution.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Plugin:
 
     @property
     def status(self) -> str:
-        """State of a plug-in that is not loaded."""
+        """Status of the plug-in while it is not loaded."""
         return "registered" if self.factory is not None else "available"
 
     @property
@@ -55,7 +55,7 @@ class Plugin:
         return f"{self.distribution}:{self.name}"
 
     def parse(self) -> tuple[str, str]:
-        """Return (module, dotted attribute); raise ValueError if the value has another form."""
+        """Return (module, dotted attribute), or raise ValueError if the value has another form."""
         if match := _VALUE.fullmatch(self.value):
             return match["module"], match["attr"]
         raise ValueError(f"expected an entry point 'package.module:factory', got {self.value!r}")
@@ -72,13 +72,13 @@ class Plugin:
             raise AttributeError(f"{error}{source.closest(attr.rpartition('.')[2], dir(imported))}") from error
 
     def problem(self) -> str:
-        """Return what is certainly wrong before the plug-in is imported, or nothing."""
+        """Return a problem that can be detected without importing the plug-in, or an empty string."""
         try:
             module = "" if self.factory is not None else self.parse()[0]
             return f"module {module!r} is not installed" if module and source.file_of(module) is None else ""
         except ValueError as error:
             return str(error)
-        except Exception:  # an unusual finder; loading the plug-in shows the error
+        except Exception:  # a custom finder failed; loading the plug-in shows the error
             return ""
 
     def summary(self) -> str:
@@ -86,22 +86,21 @@ class Plugin:
 
 
 def installed_version(name: str) -> str | None:
-    """Return the version of a distribution, or None."""
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def normalise(name: str) -> str:
+def normalize(name: str) -> str:
     """Return the canonical spelling of a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def matches(pattern: str, plugin: Plugin) -> bool:
-    """Return whether a wildcard matches the name, or ``distribution:name`` with wildcards in either."""
+    """Return whether a wildcard matches a plug-in by name or by ``distribution:name``, with wildcards in both."""
     owner, colon, name = pattern.rpartition(":")
-    same_owner = not colon or fnmatchcase(normalise(plugin.distribution), normalise(owner))
+    same_owner = not colon or fnmatchcase(normalize(plugin.distribution), normalize(owner))
     return same_owner and fnmatchcase(plugin.name, name)
 
 
@@ -114,18 +113,18 @@ def denied(plugin: Plugin) -> str | None:
 
 
 def _selected(plugin: Plugin, patterns: Sequence[str]) -> bool:
-    owner = normalise(plugin.distribution)
-    return any(matches(pattern, plugin) or fnmatchcase(owner, normalise(pattern)) for pattern in patterns)
+    owner = normalize(plugin.distribution)
+    return any(matches(pattern, plugin) or fnmatchcase(owner, normalize(pattern)) for pattern in patterns)
 
 
 def discover(group: str) -> tuple[list[Plugin], list[str]]:
-    """Return the plug-ins of a group, and a line for each distribution whose metadata cannot be read."""
+    """Return the plug-ins of a group, and one message per distribution with unreadable metadata."""
     plugins: dict[Plugin, None] = {}
     problems: list[str] = []
     for dist in distributions():
         try:
             if group in (dist.read_text("entry_points.txt") or ""):
-                first = distribution(dist.metadata["Name"])  # of several copies, the one that imports get
+                first = distribution(dist.metadata["Name"])  # if there are several copies, the one that imports use
                 about = (first.metadata["Name"], first.version)
                 plugins |= {Plugin(e.name, e.value, *about): None for e in first.entry_points.select(group=group)}
         except Exception as error:
@@ -136,12 +135,12 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
 
 
 def misspelt_groups() -> list[tuple[str, list[str]]]:
-    """Return (message, names of entry points) for each group whose name is nearly one of ours, or starts as ours do."""
+    """Return (message, names of entry points) for each group whose name is close to a group of this project."""
     found = []
     for dist in distributions():
         try:
             entries = list(dist.entry_points)
-        except Exception:  # discover, which reads the same file, reports it
+        except Exception:  # discover() reads the same file and reports the error
             continue
         for group in sorted({entry.group for entry in entries} - set(GROUPS)):
             close = get_close_matches(group.lower().replace("-", "_"), GROUPS, n=1, cutoff=0.9)

@@ -1,4 +1,4 @@
-"""The options that a factory takes, read from its signature."""
+"""The options of a factory, read from its signature."""
 
 import inspect
 import sys
@@ -14,7 +14,7 @@ SET_BY_TRAINERS = ("weight", "class_weight", "pos_weight", "label_smoothing", "r
 
 
 def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a trainer's context, values by the names of ``CONTEXT``, that a factory's signature names.
+    """Return the values of a trainer's context that a factory has as options. The names are in ``CONTEXT``.
 
     Example:
         >>> accepted_context(lambda k=5, num_classes=None: ..., {"num_classes": 10, "total_epochs": 90})
@@ -26,12 +26,12 @@ def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) ->
 
 
 def accepts(builder: Callable[..., Any], option: str) -> bool:
-    """Return whether a factory's signature names an option and leaves it open."""
+    """Return whether a factory has an option that is not already bound by ``functools.partial``."""
     return option in parameters(builder)[0] and option not in _bound(builder)
 
 
 def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the defaults that a run records: of plain types, and of options that neither a user nor a trainer set."""
+    """Return the defaults to record for a run: plain values of options that neither the user nor the trainer set."""
     left_out = {*options, *CONTEXT, *SET_BY_TRAINERS, *_bound(builder)}
     found = {name: p.default for name, p in parameters(builder)[0].items() if name not in left_out}
     plain = {name: list(value) if isinstance(value, tuple) else value for name, value in found.items()}
@@ -39,17 +39,16 @@ def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) 
 
 
 def unbound(builder: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the class or function below any ``functools.partial``."""
     return unbound(builder.func) if isinstance(builder, partial) else builder
 
 
 def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
-    """Return the values to try for each option when a loss is tuned: the factory's attribute ``tuning_grid``."""
+    """Return the values to try per option when a loss is tuned, from the attribute ``tuning_grid`` of the factory."""
     return {option: list(values) for option, values in getattr(unbound(builder), "tuning_grid", {}).items()}
 
 
 def check_options(what: str, builder: Callable[..., Any], options: Iterable[str], also: Iterable[str] = ()) -> None:
-    """Raise a TypeError that names an option that a factory does not take, or misses; ``also`` are more to suggest."""
+    """Raise a TypeError if a factory lacks one of the options or requires another; ``also`` are further suggestions."""
     named, takes_any = parameters(builder)
     known = [*named, *also]
     listing = f"it takes {', '.join(known) or 'no options'}"
@@ -67,10 +66,10 @@ def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]
 
 
 def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return a factory's options by name, and whether it takes any other.
+    """Return the options of a factory by name, and whether it accepts any other option.
 
-    ``**common`` of a class stands for the options of its bases, and ``**options: Unpack[SomeTypedDict]`` for the keys
-    of the dictionary. Other ``**kwargs``, and builtins without a signature, take any option.
+    ``**common`` of a class stands for the options of its bases. ``**options: Unpack[SomeTypedDict]`` stands for the
+    keys of the dictionary. Any other ``**kwargs``, and builtins without a signature, accept any option.
     """
     target = unbound(builder)
     try:
@@ -96,18 +95,18 @@ def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
 
 
 def _named(signature: inspect.Signature) -> tuple[dict[str, inspect.Parameter], inspect.Parameter | None]:
-    """Return the parameters that can be given by name, and ``**rest``."""
+    """Return the parameters that accept keywords, and the ``**rest`` parameter."""
     every = signature.parameters.values()
     named = {p.name: p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named, next((p for p in every if p.kind is p.VAR_KEYWORD), None)
 
 
 def _typed_dict(annotation: Any, target: Any) -> Any:
-    """Return the dictionary type of ``Unpack[TheType]``, or None."""
+    """Return the TypedDict in ``Unpack[TheType]``, or None."""
     if isinstance(annotation, str):
         try:
             annotation = eval(annotation, vars(sys.modules[target.__module__]))
-        except Exception:  # a name that is imported for type checkers only
+        except Exception:  # the name may be imported for type checkers only
             return None
     inner = next(iter(typing.get_args(annotation)), None)
     return inner if hasattr(inner, "__required_keys__") else None

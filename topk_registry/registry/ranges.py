@@ -1,4 +1,4 @@
-"""The values that a factory's options may have, as the factory declares them."""
+"""Allowed ranges of a factory's options, as the factory declares them."""
 
 import math
 import re
@@ -8,13 +8,13 @@ from typing import Any
 
 from topk_registry.registry.options import accepts, unbound
 
-CLASSES = "n"  # an upper end that is the number of classes
+CLASSES = "n"  # upper end that stands for the number of classes
 _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers between two ends, which may be ``closed``; ``high`` is ``"n"`` if it is the number of classes.
+    """An interval of numbers. ``closed`` tells for each end whether it belongs to the interval.
 
     Example:
         >>> tau = Interval.parse("(0, inf)")
@@ -28,7 +28,7 @@ class Interval:
 
     @classmethod
     def parse(cls, text: str) -> "Interval":
-        """Return the interval of ``"(0, 1]"``, ``"[0, inf)"`` or ``"[1, n)"``."""
+        """Parse an interval such as ``"(0, 1]"``, ``"[0, inf)"`` or ``"[1, n)"``, where n is the number of classes."""
         match = _INTERVAL.fullmatch(text.strip())
         try:
             opening, low, high, closing = match.groups() if match else ("", "", "", "")
@@ -36,11 +36,11 @@ class Interval:
         except ValueError:
             raise ValueError(f"expected an interval such as '(0, 1]', '[0, inf)' or '[1, n)', got {text!r}") from None
         if not interval.low < interval.end(math.inf):
-            raise ValueError(f"an interval begins below its end, got {text!r}")
+            raise ValueError(f"the lower end of an interval must be below the upper end, got {text!r}")
         return interval
 
     def end(self, num_classes: float) -> float:
-        """Return the upper end as a number."""
+        """Return the upper end as a number, for this number of classes."""
         return num_classes if isinstance(self.high, str) else self.high
 
     def bounds(self) -> dict[str, float]:
@@ -49,7 +49,7 @@ class Interval:
         return {name: end for name, end in ((low, self.low), (high, self.end(math.inf))) if math.isfinite(end)}
 
     def in_words(self) -> str:
-        """Describe a number of the interval: "from 0 to 1", "above 0", "finite"."""
+        """Describe the interval in words: "from 0 to 1", "above 0", "finite"."""
         ends = self.bounds()
         if {*ends} == {"at_least", "at_most"}:
             return f"from {ends['at_least']:g} to {ends['at_most']:g}"
@@ -65,7 +65,7 @@ class Interval:
         return [_whole(end) for end, closed in ends if closed]
 
     def outside(self, num_classes: int) -> list[float]:
-        """Return a value beyond each finite end; the end itself if it does not belong."""
+        """Return a value beyond each finite end. If an end does not belong to the interval, it is that end."""
         ends = ((self.low, self.closed[0], -1.0), (self.end(num_classes), self.closed[1], 1.0))
         return [_whole(end + step if closed else end) for end, closed, step in ends if math.isfinite(end)]
 
@@ -78,9 +78,9 @@ Range = Interval | tuple[Any, ...]
 
 
 def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
-    """Return the values that options may have: ``option_ranges`` of the factory and of the bases whose option it takes.
+    """Return the allowed ranges of the options, from ``option_ranges`` of a factory and of its bases.
 
-    A factory declares an interval in a string, or a tuple of choices: ``{"tau": "(0, inf)", "mode": ("a", "b")}``.
+    A range is an interval as text or a tuple of choices: ``{"tau": "(0, inf)", "mode": ("a", "b")}``.
     """
     factory = unbound(builder)
     ranges: dict[str, Range] = {}
@@ -92,5 +92,5 @@ def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
 
 
 def _whole(value: float) -> float:
-    """Return whole numbers as integers, which options such as k require."""
+    """Return an integral value as int, which options such as k require."""
     return int(value) if value == int(value) else value

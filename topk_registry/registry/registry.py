@@ -1,4 +1,4 @@
-"""The names of one entry-point group: who owns each, its state, and the factory behind it."""
+"""The names of one entry-point group: owners, status, and factories."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -8,7 +8,7 @@ from importlib import invalidate_caches
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from topk_registry.registry.discovery import OURS, Plugin, denied, discover, matches, misspelt_groups, normalise
+from topk_registry.registry.discovery import OURS, Plugin, denied, discover, matches, misspelt_groups, normalize
 from topk_registry.registry.errors import (
     AmbiguousPluginError,
     BrokenPluginError,
@@ -27,9 +27,9 @@ B = TypeVar("B", bound=Builder)
 class LossInfo:
     """Owner, version, status and summary of a loss, data set or command, without importing it.
 
-    ``status`` is ``available`` (found, not imported), ``loaded`` (imported by this process), ``registered`` (by this
-    process's own code), ``timm`` (timm's own), or ``broken``, ``ambiguous`` or ``disabled``; ``error`` then says why. A
-    plug-in that fails only on import is known to be broken after the first attempt.
+    ``status`` is ``available`` (found, not imported), ``loaded`` (imported by this process), ``registered`` (by code of
+    this process), ``timm`` (a loss of timm), ``broken``, ``ambiguous`` or ``disabled``. For the last three, ``error``
+    has the reason. A plug-in that fails on import is ``broken`` only after the first attempt.
     """
 
     name: str
@@ -42,12 +42,12 @@ class LossInfo:
 
 
 class Registry:
-    """The names of one entry-point group, those that this process registered, and reserved ones.
+    """The names of one entry-point group, including names registered by this process and reserved names.
 
     Args:
-        group: the entry-point group.
-        kind: what a name stands for, for messages: ``loss``, ``dataset``, ``command``, ``model file``.
-        reserved: names that no plug-in can take and that no environment variable disables.
+        group: entry-point group.
+        kind: kind of object for messages: ``loss``, ``dataset``, ``command``, ``model file``.
+        reserved: names that no plug-in can use and that no environment variable disables.
     """
 
     def __init__(self, group: str, kind: str, *, reserved: Mapping[str, Plugin] = MappingProxyType({})) -> None:
@@ -56,29 +56,28 @@ class Registry:
         self.refresh()
 
     def refresh(self) -> None:
-        """Forget what was found, loaded and broken; what this process registered stays."""
+        """Forget discovered, loaded and broken plug-ins. Registrations of this process remain."""
         invalidate_caches()
         self._found: tuple[list[Plugin], list[str]] | None = None
         self._loaded: dict[Plugin, Builder] = {}
         self._failed: dict[Plugin, str] = {}
 
     def problems(self) -> list[str]:
-        """Return a line for each installed distribution whose metadata cannot be read."""
         return self._discovered()[1]
 
     def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
-        """Return the sorted names that match, broken and ambiguous ones too, without disabled ones."""
+        """Return the sorted names that match, including broken and ambiguous ones, without disabled ones."""
         every = {plugin.name for plugin in self._allowed(self._every())}
         return sorted(name for name in every if _hit(self._candidates(name), filter, exclude))
 
     def infos(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[LossInfo]:
-        """Describe every name that matches, disabled ones too, and shadowed ones as ``distribution:name``."""
+        """Describe every name that matches, including disabled names, and shadowed names as ``distribution:name``."""
         names = {p.name for p in self._every() if _hit(self._candidates(p.name), filter, exclude)}
         names |= {plugin.qualified for plugin in self.shadowed() if _hit([plugin], filter, exclude)}
         return [self.info(name) for name in sorted(names, key=lambda name: (name.rpartition(":")[2], name))]
 
     def shadowed(self) -> list[Plugin]:
-        """Return the plug-ins whose bare name belongs to another owner; ``distribution:name`` reaches them."""
+        """Return the plug-ins whose name belongs to another owner; ``distribution:name`` still selects them."""
         found = []
         for plugin in self._allowed(self._discovered()[0]):
             with suppress(AmbiguousPluginError):
@@ -106,7 +105,7 @@ class Registry:
         return isinstance(name, str) and bool(self._allowed(self._candidates(name)))
 
     def builder(self, name: str) -> Builder:
-        """Return the factory behind a name. This imports its plug-in, which runs the plug-in's code."""
+        """Return the factory of a name. This imports its plug-in, which runs the plug-in's code."""
         plugin = self._pick(name)
         if plugin not in self._loaded:
             try:
@@ -114,7 +113,7 @@ class Registry:
                 _check_factory(builder)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # SystemExit and pytest's Skipped are no Exception
+            except BaseException as error:  # SystemExit and pytest's Skipped are not subclasses of Exception
                 missing = isinstance(error, MissingPackageError)
                 self._failed[plugin] = str(error) if missing else _reason(error)
                 verb = "cannot be used" if missing else "is broken"
@@ -123,11 +122,10 @@ class Registry:
         return self._loaded[plugin]
 
     def create(self, name: str, **options: Any) -> Any:
-        """Call the factory behind a name with these options."""
         return self.build(name, self.builder(name), options)
 
     def build(self, name: str, factory: Builder, options: Mapping[str, Any]) -> Any:
-        """Call a factory; its own TypeError and ValueError pass, other errors become a BrokenPluginError."""
+        """Call a factory. Its TypeError and ValueError propagate; any other error becomes a BrokenPluginError."""
         check_options(f"{self.kind} {name!r}", factory, options)
         try:
             return factory(**options)
@@ -138,11 +136,11 @@ class Registry:
             raise BrokenPluginError(f"{self.describe(name)} cannot be built: {_reason(error)}{hint}") from error
 
     def describe(self, name: str) -> str:
-        """Return kind, name, owner and value, for messages."""
+        """Return kind, name, owner and entry-point value as text, for messages."""
         return self._describe(self._pick(name))
 
     def register(self, name: str, *, override: bool = False) -> Callable[[B], B]:
-        """Return a decorator that registers a factory under a name in this process; see :func:`register_loss`."""
+        """Return a decorator that registers a factory under a name in this process. See :func:`register_loss`."""
         if not isinstance(name, str):
             raise TypeError(f"the name of a {self.kind} is a string, as in @register_{self.kind}('mine'), got {name!r}")
         if not name or any(c in ":*?[]," or c.isspace() for c in name):
@@ -164,7 +162,7 @@ class Registry:
         return decorate
 
     def unregister(self, name: str) -> None:
-        """Remove a registration of this process; a plug-in that it hid is visible again."""
+        """Remove a registration of this process. A plug-in that it replaced becomes visible again."""
         if self._registered.pop(name, None) is None:
             raise UnknownPluginError(f"this process has registered no {self.kind} {name!r}")
 
@@ -179,11 +177,11 @@ class Registry:
 
     def _candidates(self, name: str) -> list[Plugin]:
         owner, _, bare = name.rpartition(":")
-        if bare in self._reserved and normalise(owner) in ("", _owner(self._reserved[bare])):
+        if bare in self._reserved and normalize(owner) in ("", _owner(self._reserved[bare])):
             return [self._reserved[bare]]
         if not owner and bare in self._registered:
             return [self._registered[bare]]
-        return [p for p in self._discovered()[0] if p.name == bare and (not owner or _owner(p) == normalise(owner))]
+        return [p for p in self._discovered()[0] if p.name == bare and (not owner or _owner(p) == normalize(owner))]
 
     def _pick(self, name: str) -> Plugin:
         if not isinstance(name, str):
@@ -191,7 +189,7 @@ class Registry:
         candidates = self._candidates(name)
         allowed = self._allowed(candidates)
         ours = [plugin for plugin in allowed if _owner(plugin) == OURS]
-        if len(allowed) == 1 or len(ours) == 1:  # no other distribution takes a name of ours
+        if len(allowed) == 1 or len(ours) == 1:  # names of this project have priority
             return (ours or allowed)[0]
         if allowed:
             owners = " and ".join(f"{plugin.owner} ({plugin.value})" for plugin in allowed)
@@ -222,11 +220,11 @@ class Registry:
 
 
 def _owner(plugin: Plugin) -> str:
-    return normalise(plugin.distribution)
+    return normalize(plugin.distribution)
 
 
 def _hit(plugins: Sequence[Plugin], filter: str | Sequence[str], exclude: str | Sequence[str]) -> bool:
-    """Return whether one of the plug-ins matches a wildcard of the filter, and none of them one to exclude."""
+    """Return whether any plug-in matches a wildcard of ``filter`` and none matches ``exclude``."""
     wanted, unwanted = ([each] if isinstance(each, str) else each for each in (filter or "*", exclude))
     if any(matches(pattern, plugin) for pattern in unwanted for plugin in plugins):
         return False

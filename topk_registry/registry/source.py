@@ -1,4 +1,4 @@
-"""Look at a plug-in's source without running it."""
+"""Read the source of a plug-in without running it."""
 
 import ast
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.Module)
 
 
 def file_of(module: str) -> Path | None:
-    """Return the file of a dotted module, or None; ``importlib.util.find_spec("a.b")`` would import ``a``."""
+    """Return the file of a dotted module, or None, without importing its parents, unlike ``find_spec``."""
     top, *rest = module.split(".")
     spec = find_spec(top)
     if spec is None or not rest:
@@ -24,7 +24,7 @@ def file_of(module: str) -> Path | None:
 
 
 def summary(module: str, attr: str) -> str:
-    """Return the first line of the docstring of ``module:attr``, else of its module, else nothing. Never raises."""
+    """Return the first line of the docstring of ``module:attr``, else of its module, else an empty string."""
     try:
         file = file_of(module)
         node: Any = ast.parse(file.read_bytes() if file else b"")
@@ -39,7 +39,7 @@ def summary(module: str, attr: str) -> str:
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Return ``; did you mean 'X'?`` with the closest name, or nothing."""
+    """Return ``; did you mean 'X'?`` with the closest name, or an empty string."""
     close = get_close_matches(name, names, n=1, cutoff=0.7)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""How the kernels are compiled, and the elementary functions that turn into vector instructions."""
+"""Compilation settings of the kernels, and elementary functions that compile to vector instructions."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
@@ -16,9 +16,9 @@ from numpy.polynomial import Chebyshev, Polynomial
 
 
 class Compiler(CompilerBase):
-    """numba's passes that kernels need, half of all.
+    """The passes of numba's pipeline that kernels need.
 
-    The others are for closures, literals, array expressions, branches on constants and annotated sources.
+    The others handle closures, literals, array expressions, branches on constants and annotated sources.
     """
 
     def define_pipelines(self) -> list[PassManager]:
@@ -34,24 +34,23 @@ class Compiler(CompilerBase):
         return [passes]
 
 
-# products may be fused with sums, and long sums be reordered; differences of scores never: they are exact
+# products may be fused with sums, and long sums may be reordered; differences of scores may not, because they are exact
 _COMMON = {"error_model": "numpy", "pipeline_class": Compiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 compiled = njit(fastmath={"contract"}, _nrt=True, **_COMMON)
-# the same for functions that take no memory and return no array: nobody counts references to what they are given
+# for functions that allocate no memory and return no array: without reference counts
 borrowing = njit(fastmath={"contract"}, _nrt=False, **_COMMON)
 summing = njit(fastmath={"contract", "reassoc"}, _nrt=False, **_COMMON)
 inlined = njit(fastmath={"contract"}, forceinline=True, _nrt=False, **_COMMON)
 
-# numba compiles a function anew for an argument that is a literal, so numbers that vary start as this
+# numba compiles a function for each literal argument, so variables are initialized with this value
 ZERO, NO_CLASS = np.int64(0), np.int64(-1)
 LOG2E = 1 / math.log(2)
-LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2; nine bits: multiples of the first are exact
+LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2; LN2_HIGH has nine bits, so its multiples are exact
 INVERSE_FACTORIALS = tuple(1 / math.factorial(j) for j in range(14))
 LN2_HIGH_32, LN2_LOW_32 = np.float32(LN2_HIGH), np.float32(LN2_LOW)
-OF_POWER_32 = tuple(
-    np.float32(math.log(2) ** j / math.factorial(j)) for j in range(8)
-)  # 2^f = sum_j OF_POWER_32[j] f^j
-# log(1 + f) = f - f^2 / 2 + f^3 (sum_j LOG_SERIES_32[j] f^j), to 2e-8 of it; a division less than by artanh
+# 2^f = sum_j OF_POWER_32[j] f^j
+OF_POWER_32 = tuple(np.float32(math.log(2) ** j / math.factorial(j)) for j in range(8))
+# log(1 + f) = f - f^2 / 2 + f^3 (sum_j LOG_SERIES_32[j] f^j), relative error 2e-8; one division fewer than with artanh
 LOG_SERIES_32 = tuple(
     Chebyshev.interpolate(
         lambda f: (np.log1p(f) - f + f * f / 2) / f**3, 7, domain=(math.sqrt(0.5) - 1, math.sqrt(2) - 1)
@@ -87,7 +86,7 @@ bits_64, number_64 = cast(types.float64, types.int64), cast(types.int64, types.f
 
 
 def _reorder(integer: bool) -> Any:
-    """Convert floats to integers in the same order, or back: a maximum of integers is vectorized, of floats not."""
+    """Convert floats to integers with the same order, or back, because a maximum of integers is vectorized."""
 
     @intrinsic
     def reorder(typing_context, number):
@@ -110,7 +109,7 @@ place_of, number_at = _reorder(True), _reorder(False)
 
 @borrowing
 def exp64(u):
-    """exp(u) = 2^m (1 + e f) for u from -708 to 709; the series for e leaves an error of 2e-16 or so."""
+    """Return exp(u) = 2^m (1 + e f) for u from -708 to 709, with an error of about 2e-16."""
     shifted = u * LOG2E + ROUND
     m = shifted - ROUND
     f = (u - m * LN2_HIGH) - m * LN2_LOW
@@ -122,7 +121,7 @@ def exp64(u):
 
 @borrowing
 def power_of_2_32(u):
-    """2^u for u from -126 to 127; seven terms of the series leave an error of 6e-9."""
+    """Return 2^u for u from -126 to 127, with an error of 6e-9."""
     shifted = u + ROUND_32
     f = u - (shifted - ROUND_32)
     e = OF_POWER_32[7]
@@ -133,7 +132,7 @@ def power_of_2_32(u):
 
 @borrowing
 def log32(x):
-    """log(x) for positive, normal x: e log 2 + log(1 + f), with 1 + f = x / 2^e within sqrt(2) of 1."""
+    """Return log(x) for positive normal x as e log 2 + log(1 + f), where 1 + f = x / 2^e is within sqrt(2) of 1."""
     e = (bits_32(x) - np.int32(0x3F3504F3)) >> np.int32(23)
     f = number_32(bits_32(x) - (e << np.int32(23))) - np.float32(1)
     square, series = f * f, LOG_SERIES_32[7]
@@ -145,9 +144,9 @@ def log32(x):
 
 @borrowing
 def copy(source, out):
-    """Copy the numbers of an array to one of its length.
+    """Copy an array to an array of the same length.
 
-    An assignment of arrays would bring numba's broadcasting, whose errors need Python.
+    An assignment of arrays would compile numba's broadcasting, whose errors need Python.
     """
     for i in range(len(out)):
         out[i] = source[i]
@@ -155,7 +154,7 @@ def copy(source, out):
 
 @borrowing
 def largest_integer(x):
-    """The largest of integers, at least 0."""
+    """Return the largest of the integers and 0."""
     most = 0
     for i in range(len(x)):
         most = max(most, x[i])
