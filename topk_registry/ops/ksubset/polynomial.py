@@ -3,29 +3,25 @@
 The last axis of every array has one lane per row, for vector instructions. The tilt t is stored as u = exp(-t).
 """
 
-from topk_registry.ops.cpu.memory import empty, zeros
+from topk_registry.ops.cpu.memory import zeros
 from topk_registry.ops.cpu.numbers import borrowing, compiled, copy, exp64
 from topk_registry.ops.ksubset.passes import FRONT
 
 
-@compiled
-def top_group(members, size, u, P, powers, T):
+@borrowing
+def top_group(members, size, u, P, powers, p, q, before, after):
     """Multiply the polynomial of the tail by the factors q + p X of the top group, per lane.
 
     Args:
         members: odds of the top groups [lanes, .].
-        size: number of odds per lane, at most T.
+        size: number of odds per lane, at most T = len(p).
         u: factor of the tilt per lane.
         P: power sums of the tails [k, lanes], overwritten with the power sums of the tilted odds.
         powers: number of power sums that are not 0.
-        T: number of factors. Lanes with fewer factors have additional factors of 1.
-
-    Returns:
-        (p, q, before, after), see :func:`products`.
+        p, q: the factors [T, lanes], written. Lanes with fewer factors have additional factors of 1.
+        before, after: see :func:`products` [T + 1, k + 1, lanes], written.
     """
-    k, width = P.shape
-    p, q = empty((T, width)), empty((T, width))
-    before, after = empty((T + 1, k + 1, width)), empty((T + 1, k + 1, width))
+    T, width = p.shape
     for i in range(width):
         factor = 1.0
         for j in range(powers):
@@ -38,7 +34,6 @@ def top_group(members, size, u, P, powers, T):
             p[j, i] = odds * q[j, i]
     tail_polynomial(P, powers, before[0])
     products(q, p, before, after)
-    return p, q, before, after
 
 
 @borrowing
@@ -88,17 +83,17 @@ def without(before, after, left_out, degree, e):
             e[i] += before[left_out, j, i] * after[left_out + 1, degree - j, i]
 
 
-@compiled
-def label_gradient(p, before, after, g):
-    """Write g[i] = p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), where e is the product without factor i."""
+@borrowing
+def label_gradient(p, q, before, after, g):
+    """Write g[i] = p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), with e the product without factor i. Overwrite q."""
     (T, width), k = p.shape, before.shape[1] - 1
-    below, two_below = empty(width), empty(width)
     for j in range(T):
+        below, two_below = g[j], q[j]
         without(before, after, j, k - 1, below)
         two_below[:] = 0
         if k > 1:
             without(before, after, j, k - 2, two_below)
-        for i in range(len(below)):
+        for i in range(width):
             g[j, i] = p[j, i] * (two_below[i] / before[T, k - 1, i] - below[i] / before[T, k, i])
 
 
