@@ -149,7 +149,7 @@ def check(study: Study, runs: Sequence[Flags]) -> None:
 
     if runs:  # the trainer opens the other two splits
         open_split(TrainConfig(**runs[0]), "test")
-    different = {json.dumps([flags[name] for name in ("loss", "loss_opt", "dataset_opt")]): flags for flags in runs}
+    different = {json.dumps([flags[name] for name in ("loss", "loss_opt")]): flags for flags in runs}
     for flags in different.values():
         trainer = Trainer(TrainConfig(**flags), quiet=True)
         n = trainer.run.config.num_classes or 0
