@@ -31,7 +31,7 @@ class Facts:
 
     Args:
         num_classes: number of classes n.
-        smoothing: label smoothing; 0 with mixup, whose targets are smoothed already.
+        smoothing: label smoothing of the loss; 0 with timm's mixup, whose targets are smoothed already.
         soft_targets: mixup or cutmix is on.
         total_epochs: epochs of the run.
         class_counts: training images per class [n].
