@@ -86,7 +86,7 @@ def open_dataset(
             changes.setdefault("change_seed", own["seed"])
         if root is not None and accepts(factory, "root"):
             own.setdefault("root", root)
-        dataset = registry.datasets.build(short, factory, {"split": split, **own})
+        dataset = registry.datasets.create(short, factory, split=split, **own)
         if problem := first_problem(dataset, multilabel=multilabel):
             raise ValueError(f"{name}: {problem}")
     if not is_indexed(dataset):

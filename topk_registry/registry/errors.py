@@ -21,9 +21,5 @@ class NameTakenError(PluginError, ValueError):
     """An in-process registration would hide another one."""
 
 
-class MissingPackageError(ImportError):
-    """A plug-in's module needs a package that is not installed; the message says what to install."""
-
-
 class BrokenPluginError(PluginError, RuntimeError):
     """The plug-in cannot be imported, is no factory, or failed while it built; the cause is chained."""
