@@ -77,7 +77,7 @@ def flags_of(command: str) -> set[str]:
 
 
 COMMAND = re.compile(r"^(?:timm|topk-registry|python -m topk_registry) ([a-z-]+)(.*)$")
-# of the distribution of the studies, and of scripts that are not ours
+# a study also takes the flags of `timm train`, and a script has its own
 ELSEWHERE = {"study", "run"}
 
 

@@ -7,17 +7,17 @@
     loss = tr.create_loss("smooth_topk_svm", k=5)  # takes what nn.CrossEntropyLoss takes
     loss(logits, target).backward()
     tr.TopKHead.of_loss(loss)(logits).marginals  # [8, 100], each row sums to 5
-    tr.topk_marginals(logits, k=5)  # the same without a module
+    tr.topk_marginals(logits, k=5)  # as a function
 
 Losses by name
     list_losses, create_loss, loss_info, is_loss, get_loss_builder, register_loss, refresh_plugins, LossInfo
-Losses of your own
-    ClassificationLoss, SoftmaxLoss, TopKLoss, BatchLoss: base classes; CommonOptions: the type of their options
-    accepted_context: what a loss takes from its trainer; mean_over_ranks: the mean over the rows of all ranks
+Base classes for new losses
+    ClassificationLoss, SoftmaxLoss, TopKLoss, BatchLoss; CommonOptions: type of the options of every loss
+    accepted_context: values of a trainer that a loss takes; mean_over_ranks: mean over the rows of all ranks
 Models
-    TopKHead, TopKClassifier, TopKOutput, fit_temperature: probabilities behind a model
-    topk_marginals, topk_log_odds: the same as functions of logits
-    LinearSmoothTopK, PerturbedTopK, SphericalLinear: layers for many classes; SphericalSGD: its optimizer
+    TopKHead, TopKClassifier, TopKOutput, fit_temperature: top-k marginals of a model
+    topk_marginals, topk_log_odds: marginals as functions of logits
+    LinearSmoothTopK, PerturbedTopK, SphericalLinear: layers for many classes; SphericalSGD: optimizer
     CosineClassifier, normalize_classifier: classifiers over unit-norm features
 Targets and distributions
     LabelMixture, KSubset
@@ -27,7 +27,7 @@ Settings
 Namespaces, imported on first use:
     topk_registry.functional     functions of tensors: topk_marginals, smooth_topk_loss, perturbed_topk ...
     topk_registry.options        checks of the options of losses
-    topk_registry.errors         every error that callers may want to catch
+    topk_registry.errors         errors to catch
     topk_registry.data           data sets by name, label noise, long tails, folders
     topk_registry.metrics        top-k accuracy, calibration, mAP and F1
     topk_registry.conformal      prediction sets with guaranteed coverage
@@ -35,7 +35,7 @@ Namespaces, imported on first use:
     topk_registry.testing        the conformance kit for losses
     topk_registry.train          the trainer behind ``timm train``
 
-The losses themselves are classes of ``topk_plugins``; ``tr.list_losses()`` names them and those of other packages.
+The losses are classes of the package ``topk_plugins``. ``tr.list_losses()`` returns the names of all installed losses.
 """
 
 import re
@@ -66,6 +66,6 @@ def _version() -> str:
 
     if installed := installed_version("topk-registry"):
         return installed
-    project = Path(__file__).parents[1] / "pyproject.toml"  # a checkout that is not installed
+    project = Path(__file__).parents[1] / "pyproject.toml"  # for a checkout that is not installed
     stated = re.search(r'^version = "(.+)"$', project.read_text(), re.MULTILINE) if project.is_file() else None
     return stated[1] if stated else "unknown"

@@ -1,4 +1,4 @@
-"""Errors that callers may want to catch; those of training are in ``topk_registry.train``."""
+"""Errors to catch. ``topk_registry.train`` has the errors of training."""
 
 from topk_registry.data.agreement import WrongLabelsError
 from topk_registry.data.folders import FolderError

@@ -1,6 +1,6 @@
-"""Functions of tensors, without state: probabilities of being in the top-k set, and losses of logits.
+"""Stateless functions of tensors: top-k marginals, and losses of logits.
 
-A function called ``*_loss`` takes ``(logits, target)`` and returns numbers, reduced as in ``torch.nn.functional``.
+A function named ``*_loss`` takes ``(logits, target)`` and returns a tensor, reduced as in ``torch.nn.functional``.
 """
 
 from torch import Tensor
@@ -35,19 +35,20 @@ def smooth_topk_loss(
     weight: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Compute the smooth top-k SVM: a hinge, smoothed by tau, on the label's margin at the temperature k tau.
+    """Compute the smooth top-k SVM: a hinge on the margin of the label, smoothed with temperature tau.
 
-    L_y = tau softplus((alpha_y - margin_y / k) / tau), and L = sum_c q_c w_c L_c for a distribution q over labels.
+    L_y = tau softplus((alpha_y - margin_y / k) / tau), with margins at the temperature k tau. For a distribution q over
+    labels, L = sum_c q_c w_c L_c.
 
     Args:
         logits: scores [B, n].
         target: class indices [B], a distribution [B, n], or a :class:`topk_registry.LabelMixture`.
         k: size of the set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive.
-        alpha: required gap, one for all classes or one per class [n]; it gets no gradient.
-        weight: one factor per class [n]; it gets no gradient.
-        reduction: ``"mean"`` over rows, for indices weighted as in ``torch.nn.CrossEntropyLoss``; ``"sum"`` or
-            ``"none"``.
+        alpha: required margin: one number, or one per class [n]. It gets no gradient.
+        weight: one factor per class [n]. It gets no gradient.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``. For class indices, the mean is weighted as in
+            ``torch.nn.CrossEntropyLoss``.
 
     Returns:
         Mean or sum of the losses, or the losses [B], in at least single precision.

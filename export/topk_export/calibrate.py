@@ -1,6 +1,7 @@
 """Calibrate an exported file on labeled images: thresholds of prediction sets, a new file, and a report.
 
-The images are split at random: one part gives the thresholds, the other measures the reported coverage.
+The images are split at random. One part determines the thresholds. The coverage in the report is measured on the other
+part.
 """
 
 import functools
@@ -16,22 +17,24 @@ import numpy as np
 
 from topk_export import graph
 from topk_export.errors import ExportError, ModelFileError
-from topk_export.nodes import LARGEST, SCORES, SET, add_sets, digest_of_table, score_model, stored_sets
+from topk_export.nodes import LARGEST, SCORES, SET, add_sets, digest_of_table, score_model
 from topk_export.runtime.metadata import LOGITS, SET_OUTPUTS, Metadata
-from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.predictor import Predictor, read_ahead
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import move_into_place
+from topk_export.verify import expected_sets
 from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, guarantee, threshold_table
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
 from topk_registry.data.agreement import agreement, listed
-from topk_registry.data.folders import class_map, read_folders, split_folder
+from topk_registry.data.folders import FolderError, class_map, read_folders, split_folder
 
+SPLIT = "calibration"
 BATCH = 4096  # rows of logits per run of the score nodes
 LISTS = {
-    "marginal": "with a class list, the guarantee holds only on average over all classes, not over those on the list",
-    "per-class": "with a class list, the guarantee holds for every class on the list",
+    "marginal": "with a class list, the guarantee holds on average over all classes, not over the classes in the list",
+    "per-class": "with a class list, the guarantee holds for every class in the list",
 }
 Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 
@@ -42,7 +45,7 @@ class Images:
 
     Args:
         name: name of the data, without its location.
-        images: a sequence of paths or images, which may load an image when it is indexed.
+        images: sequence of paths or images. Indexing may load an image.
         labels: class indices [N].
     """
 
@@ -53,15 +56,15 @@ class Images:
 
 @dataclass(frozen=True)
 class Calibration:
-    """The result of a calibration.
+    """Result of a calibration.
 
     Args:
         sets: the calibrated sets.
-        facts: the entry ``sets`` of the file's metadata.
-        counts: coverage and sizes on the images of the report.
-        calibration_counts: calibration images of each class [n].
+        facts: entry ``sets`` of the metadata.
+        counts: coverage and set sizes on the images of the report.
+        calibration_counts: number of calibration images of each class [n].
         class_names: class names of the file.
-        earlier: coverage and sizes, on all images, of the sets that the input file had; None without.
+        earlier: coverage and set sizes of the input file on all images, or None if it had no sets.
         confused: pairs (label, predicted class) of folders whose images are mostly predicted as one other class.
     """
 
@@ -74,7 +77,7 @@ class Calibration:
     confused: Sequence[tuple[str, str]] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts with coverage per class, as JSON can hold them."""
+        """Return the facts and the coverage per class as JSON values."""
         classes = [
             {
                 "name": name,
@@ -126,26 +129,33 @@ class Calibration:
 
 
 def open_folder(
-    folder: str | Path, class_names: Sequence[str], *, split: str = "validation", ignore_unknown: bool = False
+    folder: str | Path, class_names: Sequence[str], *, split: str | None = None, ignore_unknown: bool = False
 ) -> tuple[Images, str]:
-    """Return the images of ``FOLDER/CLASS/...`` with their labels, and a sentence about how folders became classes.
+    """Return the images of ``FOLDER/CLASS/...`` with labels, and a description of the mapping to classes.
 
     Args:
-        folder: has one folder per class, or one folder per split with these.
+        folder: folder with one subfolder per class, or with one subfolder per split that contains them.
         class_names: class names of the file.
-        split: read the folder of this split, or of a synonym such as ``val``, if there is one.
-        ignore_unknown: skip folders whose name is no class.
+        split: name of the subfolder of a split. Default: ``calibration``, or the folder itself if it has no splits.
+        ignore_unknown: skip folders whose name is not a class.
 
     Raises:
-        FolderError: folders do not stand for classes of the file.
+        FolderError: the split does not exist or must be named, or folders cannot be mapped to classes of the file.
     """
-    name = Path(os.path.abspath(folder)).name  # of the folder alone: the file is given to others
-    folder = split_folder(folder, split) or folder
+    name = Path(os.path.abspath(folder)).name  # without the parent folders, because the file may be shared
+    other = split_folder(folder, "train") or split_folder(folder, "validation")
+    if chosen := split_folder(folder, split or SPLIT):
+        folder = chosen
+    elif split or (other and other.name not in class_names):
+        raise FolderError(
+            f"{folder} has no folder {split or SPLIT!r}: name the folder of images that were used neither for training "
+            "nor for the choice of the model (--split NAME)"
+        )
     found = read_folders(folder, SUFFIXES)
     mapping = class_map(found.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
-    chosen = [(path, mapping.numbers[name]) for path, name in found.images if name in mapping.numbers]
-    labels = np.asarray([label for _, label in chosen], np.int64)
-    return Images(name, [path for path, _ in chosen], labels), "; ".join([f"{folder}: {mapping.summary}", *found.notes])
+    known = [(path, mapping.numbers[name]) for path, name in found.images if name in mapping.numbers]
+    labels = np.asarray([label for _, label in known], np.int64)
+    return Images(name, [path for path, _ in known], labels), "; ".join([f"{folder}: {mapping.summary}", *found.notes])
 
 
 def calibrate_file(
@@ -164,25 +174,25 @@ def calibrate_file(
     device: str = "auto",
     progress: Progress = lambda items, total: items,
 ) -> Calibration:
-    """Calibrate an exported file, and write the result as a new file, complete or not at all.
+    """Calibrate an exported file and write the result atomically to a new file.
 
     Args:
-        model: file of :func:`topk_export.export_onnx`.
-        output: another file.
-        data: labeled images, used neither in training nor in the choice of the model.
-        alpha: default miscoverage level; the file supports 0.005 to 0.5.
-        score: default: ``lac``.
+        model: file from :func:`topk_export.export_onnx`.
+        output: file to write, different from ``model``.
+        data: labeled images that were used neither for training nor for model selection.
+        alpha: default miscoverage level. The file supports 0.005 to 0.5.
+        score: nonconformity score. Default: ``lac``.
         rule: ``"marginal"`` or ``"per-class"``.
-        temperature: divides the logits.
-        report_share: proportion of the images that measures the coverage.
+        temperature: number by which logits are divided.
+        report_share: share of the images on which the coverage is measured.
         seed: seed of the split.
-        batch_size: images per run.
-        force: calibrate even if labels look wrong; the file then states no guarantee.
+        batch_size: number of images per run.
+        force: calibrate even if labels look wrong. The file then has no guarantee.
         device: see :class:`topk_export.Predictor`.
-        progress: wraps the iterable of batches; its second argument is their number.
+        progress: function that wraps the iterable of batches; its second argument is the number of batches.
 
     Raises:
-        WrongLabelsError: labels contradict the predictions; the message names the folders.
+        WrongLabelsError: labels contradict the predictions. The message names the folders.
     """
     output, score = Path(output), score or Score()
     if output.exists() and output.samefile(model):
@@ -215,13 +225,13 @@ def calibrate_file(
         "seed": seed,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    _write(built, metadata, facts, Path(model), output)
+    _write(built, sets, metadata, facts, Path(model), output)
     seen = np.bincount(labels[calibrate], minlength=n)
     return Calibration(sets, facts, counts, seen, names, earlier, agreed.confused)
 
 
 def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the scores of labels [N], as the nodes of the graph compute them."""
+    """Return the scores of labels [N], computed by the nodes of the graph."""
     session = open_session(score_model(proto, score, temperature).SerializeToString(), device="cpu")
     parts = []
     for start in range(0, len(labels), BATCH):
@@ -236,13 +246,13 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 def _run(
     predictor: Predictor, images: Any, labels: np.ndarray, size: int, progress: Progress
 ) -> tuple[np.ndarray, SetCounts | None]:
-    """Return the logits [N, n], and the counts of the file's own sets if it has any."""
+    """Return the logits [N, n], and the counts of the sets of the input file, if it has any."""
     count = len(labels)
     logits = np.empty((count, predictor.metadata.num_classes), np.float32)
     starts, parts = range(0, count, size), []
-    for start in progress(starts, len(starts)):
-        batch = predictor.preprocess([images[i] for i in range(start, min(start + size, count))])
-        outputs = predictor.run(batch)
+    batches = read_ahead(lambda i: predictor.input_of(images[i]), range(count), batch=size, workers=predictor.workers)
+    for start, batch in zip(progress(starts, len(starts)), batches, strict=True):
+        outputs = predictor.run(np.stack(batch))
         logits[start : start + len(batch)] = outputs[LOGITS]
         if SET in outputs:
             parts.append(SetCounts.of(outputs[SET], labels[start : start + len(batch)]))
@@ -285,8 +295,10 @@ def _facts(
     }
 
 
-def _write(built: Any, metadata: Metadata, facts: dict[str, Any], model: Path, output: Path) -> None:
-    """Write the calibrated file, and check that it can be read back with the same sets."""
+def _write(
+    built: Any, sets: PredictionSets, metadata: Metadata, facts: dict[str, Any], model: Path, output: Path
+) -> None:
+    """Write the calibrated file, and check that reading it gives the same sets."""
     stamped = replace(metadata, sets=facts, outputs={**metadata.outputs, **SET_OUTPUTS})
     graph.set_metadata(built, {**{entry.key: entry.value for entry in built.metadata_props}, **stamped.to_props()})
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -297,7 +309,7 @@ def _write(built: Any, metadata: Metadata, facts: dict[str, Any], model: Path, o
         shape = (2, *written.input_shape)
         batch = np.random.default_rng(0).integers(0, 256, shape).astype(written.input_type)
         outputs = written.run(batch)
-        expected = stored_sets(graph.load(staged))(outputs[LOGITS])
-        if not np.array_equal(outputs[SET], expected):
-            raise ExportError("the calibrated file gives other sets than its thresholds say, so it was not written")
+        expected, near = expected_sets(outputs[LOGITS], facts, sets.thresholds())
+        if ((outputs[SET] != expected) & ~near).any():
+            raise ExportError("the sets of the calibrated file do not match its thresholds, so it was not written")
         move_into_place(staged, output)

@@ -1,7 +1,7 @@
-"""From a checkpoint back to its model: files of this trainer, of timm's and of torchvision's scripts.
+"""Rebuild the model of a checkpoint of this trainer, or of timm's and torchvision's scripts.
 
-Which weights: a checkpoint's averaged weights (EMA) if it has them, else the model's own; ``ema=False`` takes the
-model's own. Checkpoints are read with ``weights_only``, so that reading one runs no code of it.
+If a checkpoint has averaged weights (EMA), they are used, unless ``ema=False``. Checkpoints are read with
+``weights_only``, so that reading runs no code.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from topk_export.errors import ExportError, first_line
 from topk_export.runtime.weights import digest_of
 from topk_registry.nn.classifier import find_classifier, normalize_classifier, num_classes_of
 
-CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")  # in the folder of a run; the first that exists
+CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")  # in the folder of a run; the first that exists is used
 SUFFIXES = (".pth", ".pt", ".tar", ".safetensors", ".bin", ".ckpt")
 EMA_KEYS = ("state_dict_ema", "model_ema")
 PICKLE, ZIP = b"\x80", b"PK"  # first bytes of files that torch.save writes
@@ -30,15 +30,15 @@ PICKLE, ZIP = b"\x80", b"PK"  # first bytes of files that torch.save writes
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights, and what the checkpoint records about its run.
+    """Weights and metadata of a checkpoint.
 
     Args:
-        path: the file.
-        state: the weights.
-        ema: whether these are averaged weights.
+        path: file.
+        state: weights.
+        ema: whether the weights are averaged.
         arch: name of the model, if recorded.
         args: arguments of the run.
-        sha256: of the file.
+        sha256: SHA-256 of the file.
     """
 
     path: Path
@@ -50,18 +50,18 @@ class Checkpoint:
 
     @property
     def model_name(self) -> str | None:
-        """The recorded name of the model, as :func:`build` takes it."""
+        """Recorded model name, in the form that :func:`build` takes."""
         name = self.args.get("model") or self.arch
-        # torchvision's script shares model names with timm; only its arguments have this key
+        # torchvision and timm share model names; only arguments of torchvision's script have this key
         return f"torchvision:{name}" if name and "val_crop_size" in self.args else name
 
 
 def read_checkpoint(path: str | Path, *, ema: bool = True) -> Checkpoint:
-    """Read a checkpoint, or the best one of a run's folder.
+    """Read a checkpoint, or the best checkpoint in the folder of a run.
 
     Args:
         path: file or folder.
-        ema: take averaged weights if there are any.
+        ema: use averaged weights if there are any.
     """
     path = Path(path)
     if path.is_dir():
@@ -92,12 +92,12 @@ def rebuild(
     model_kwargs: Mapping[str, Any] | None = None,
     size: tuple[int, int] | None = None,
 ) -> nn.Module:
-    """Build the model as it was trained, with the checkpoint's weights.
+    """Build the trained model with the weights of the checkpoint.
 
     Args:
         checkpoint: the weights.
         name: name of the model.
-        num_classes: number of classes; default: the recorded number, else that of the weights.
+        num_classes: number of classes. Default: the recorded number, else the number in the weights.
         model_kwargs: further arguments of the model's factory.
         size: height and width of the images.
     """
@@ -138,13 +138,16 @@ def _create(name: str, num_classes: int | None, pretrained: bool, options: Mappi
 
     plain = name.removeprefix("torchvision:").removeprefix("timm:")
     classes = {} if num_classes is None else {"num_classes": num_classes}
-    if not name.startswith("torchvision:") and (timm.is_model(plain) or ":" in plain):
-        return timm.create_model(plain, pretrained=pretrained, **classes, **options)
-    if plain in torchvision.models.list_models(module=torchvision.models):
-        # without it, these two warn that they start slowly
-        quiet = {"init_weights": False} if plain in ("googlenet", "inception_v3") and not pretrained else {}
-        weights = "DEFAULT" if pretrained else None
-        return torchvision.models.get_model(plain, weights=weights, **classes, **quiet, **options)
+    try:
+        if not name.startswith("torchvision:") and (timm.is_model(plain) or ":" in plain):
+            return timm.create_model(plain, pretrained=pretrained, **classes, **options)
+        if plain in torchvision.models.list_models(module=torchvision.models):
+            # without it, these two models warn about slow initialization
+            quiet = {"init_weights": False} if plain in ("googlenet", "inception_v3") and not pretrained else {}
+            weights = "DEFAULT" if pretrained else None
+            return torchvision.models.get_model(plain, weights=weights, **classes, **quiet, **options)
+    except Exception as error:  # errors of constructors and downloads have no common base class
+        raise ExportError(f"{name} cannot be built: {first_line(error)}") from error
     close = timm.list_models(f"*{plain}*")[:5] or timm.list_models(f"{plain[:4]}*")[:5]
     raise ExportError(
         f"{name!r} is neither a file or folder nor a model of timm or torchvision"
@@ -153,7 +156,7 @@ def _create(name: str, num_classes: int | None, pretrained: bool, options: Mappi
 
 
 def built_for(model: nn.Module) -> tuple[int, int] | None:
-    """Return the height and width that a model requires, by its patch embedding; None if it takes any."""
+    """Return the height and width that the patch embedding of a model requires, or None if any size works."""
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is None and type(model).__module__.startswith("torchvision."):
         size = getattr(model, "image_size", None)
@@ -163,28 +166,20 @@ def built_for(model: nn.Module) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def loss_settings(args: Mapping[str, Any], n: int) -> tuple[int | None, float | None]:
-    """Return k and the temperature of the marginals that the run's loss trains, as far as the loss has them.
-
-    The temperature is that of ``marginal_temperature``, else the loss's own, else k tau.
-    """
+def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
+    """Build the loss of a run; None, with a warning, if the loss cannot be built here."""
     from topk_registry import accepted_context, create_loss, get_loss_builder
 
     name = args.get("loss")
     if not isinstance(name, str):
-        return None, args.get("marginal_temperature")
-    context = {"num_classes": n, "class_counts": [1] * n}  # k and the temperature depend on neither
+        return None
+    context = {"num_classes": n, "class_counts": [1] * n}  # what is read of the loss depends on neither
     try:
         options = {**accepted_context(get_loss_builder(name), context), **(args.get("loss_opt") or {})}
-        loss = create_loss(name, **options)
+        return create_loss(name, **options)
     except Exception as error:  # the plug-in may be missing here, or take other options
-        warnings.warn(f"k and the temperature of loss {name!r} are unknown: {error}", stacklevel=2)
-        return None, args.get("marginal_temperature")
-    k, tau = getattr(loss, "k", None), getattr(loss, "tau", None)
-    temperature = args.get("marginal_temperature") or getattr(loss, "temperature", None)
-    if temperature is None and k is not None and tau is not None:
-        temperature = k * tau
-    return k, temperature
+        warnings.warn(f"loss {name!r} cannot be built: k, temperature and softmax are defaults: {error}", stacklevel=2)
+        return None
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -194,9 +189,9 @@ def _load(path: Path) -> dict[str, Any]:
 
             return load_file(str(path))
         _check_kind(path)
-        # timm's train.py keeps its arguments as a namespace
+        # timm's train.py stores its arguments as a namespace
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of pickle protocols here, and raises what matters
+            warnings.simplefilter("ignore")  # torch warns about pickle protocols; real problems are errors
             content = torch.load(path, map_location="cpu", weights_only=True)
     except ExportError:
         raise
@@ -212,7 +207,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _check_kind(path: Path) -> None:
-    """Reject other kinds of files before torch reads them, because its errors do not name the kind."""
+    """Reject other kinds of files before torch reads them, because errors of torch do not name the kind."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
@@ -235,7 +230,7 @@ def _args_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_args(folder: Path) -> dict[str, Any]:
-    """Return the arguments that timm's and our training write beside a checkpoint."""
+    """Return the arguments that a training run wrote next to its checkpoint."""
     import yaml
 
     path = folder / "args.yaml"
@@ -251,14 +246,14 @@ def _read_args(folder: Path) -> dict[str, Any]:
 
 
 def _cleaned(weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights that evaluation needs, without prefixes of DDP, compile and averaging."""
+    """Return the weights for evaluation, without prefixes of DDP, compile and averaging."""
     from timm.models import clean_state_dict
 
     return {k: v for k, v in clean_state_dict(weights).items() if k != "n_averaged" and ".aux_bn." not in k}
 
 
 def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """Return the number of classes of the checkpoint's classifier; None if it is the model's, or not found."""
+    """Return the number of classes of the checkpoint's classifier, or None if it equals the model's or is unknown."""
     with contextlib.suppress(ValueError):
         name, _ = find_classifier(model)[0]
         weight = checkpoint.state.get(f"{name}.weight")
@@ -268,7 +263,7 @@ def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
 
 
 def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of the model among the arguments of a training run."""
+    """Return the model options from the arguments of a training run."""
     options = dict(args.get("model_kwargs") or {})
     if channels := args.get("in_chans") or (args.get("input_size") or (None,))[0]:
         options["in_chans"] = channels
@@ -279,7 +274,7 @@ def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill(model: nn.Module, checkpoint: Checkpoint, name: str) -> None:
-    """Load the weights; if they do not fit, raise one line that names the differences."""
+    """Load the weights. If they do not match the model, raise an error with the differences."""
     state = checkpoint.state
     try:
         model.load_state_dict(state)

@@ -35,7 +35,7 @@ class DeviceError(RuntimeError):
 
 @contextmanager
 def naming(file: object) -> Iterator[None]:
-    """Add the file's name to an OSError that has none, such as that of a full disk."""
+    """Add the file name to an OSError without a file name, such as the error of a full disk."""
     try:
         yield
     except OSError as error:

@@ -16,16 +16,16 @@ class ExportedFile:
 
     Args:
         path: the file.
-        running: has ``device``, ``batch_size`` and ``workers``.
+        running: object with ``device``, ``batch_size`` and ``workers``.
     """
 
     def __init__(self, path: Path, running: Any) -> None:
         self.path, self.running = path, running
 
     def open(self, images: Any) -> "_Opened":
-        """Open the file; images are read when they are asked for."""
+        """Open the file. Images are read on demand."""
         workers = self.running.workers
-        workers = None if workers is None else max(1, workers)  # 1 reads none ahead
+        workers = None if workers is None else max(1, workers)  # 1: no reading ahead
         predictor = Predictor(self.path, device=self.running.device, workers=workers)
         if predictor.metadata.multilabel:
             raise ModelFileError(f"expected a file with one label per image, {self.path} is a multilabel file")
@@ -41,7 +41,7 @@ class _Opened:
         return self.predictor.metadata.class_names
 
     def run(self, images: Any, keep: Callable[[np.ndarray, np.ndarray], object]) -> None:
-        """Run the file over the images, and pass logits and labels of each batch to ``keep``."""
+        """Run the model over the images, and pass logits and labels of each batch to ``keep``."""
         predictor, dataset = self.predictor, images.dataset
 
         def read(item: Any) -> tuple[np.ndarray, int]:

@@ -1,6 +1,6 @@
 """A trained classifier as one ONNX file: logits, exact top-k marginals, probabilities and the top-k classes.
 
-The file is written to a temporary folder beside its destination, verified there, and then moved into place.
+The file is written to a temporary folder next to its destination, verified there, and then moved.
 """
 
 import copy
@@ -28,12 +28,12 @@ from topk_registry.nn.head import TopKHead
 
 TASKS = ("classification", MULTILABEL)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-OPSETS = range(18, 22)  # from 22 on, onnxruntime's CUDA provider leaves MaxPool to the CPU
+OPSETS = range(18, 22)  # from 22 on, onnxruntime's CUDA provider runs MaxPool on the CPU
 LABELS, RECIPE, REPORT = "labels.txt", "preprocess.json", "report.json"
 PACKAGES = ("topk-registry", "torch", "timm", "torchvision", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
-SAMPLES = 5  # images in the sample: the largest batch of the verification
+SAMPLES = 5  # number of images in the sample: the largest batch of the verification
 DEFAULT_K = 5
-BLOCK = 128  # terms that are added in one go
+BLOCK = 128  # number of terms per partial sum
 SQUASHED = ("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid")
 HOW_TO_EXPORT_SCORES = (
     "marginals need the scores before it. Export the module whose output are the scores: load_source(..., head=NAME), "
@@ -61,22 +61,23 @@ def export_onnx(
     """Export a classifier with its head, verify the file, and return its path.
 
     Args:
-        model: a module, a checkpoint, the folder of a training run, or a source of
-            :func:`~topk_export.source.load_source`, which has the options of checkpoints and models by name.
-        path: the file to write, or a folder for ``model.onnx``; report, class names and sample are written beside it.
-        k: size of the top-k set, or the number of classes that a multilabel prediction lists. Default: that of the
-            run's loss, else 5, at most one below the number of classes.
-        temperature: divides the logits before marginals or the sigmoid. Default: that of the run's loss, else 1.
-        task: ``"classification"`` or ``"multilabel"``, which gives a sigmoid per class. Default: the run's, else
+        model: a module, a checkpoint, the folder of a training run, or a source from
+            :func:`~topk_export.source.load_source`, which has options for checkpoints and model names.
+        path: file to write, or a folder for ``model.onnx``. Report, class names and sample are written next to it.
+        k: size of the top-k set, or the number of classes that a multilabel prediction lists. Default: k of the run's
+            loss, else 5, and at most the number of classes minus 1.
+        temperature: number by which logits are divided before marginals or the sigmoid. Default: temperature of the
+            run's loss, else 1.
+        task: ``"classification"``, or ``"multilabel"`` for a sigmoid per class. Default: task of the run, else
             ``"classification"``.
         dtype: ``"fp32"``, or ``"fp16"`` for half precision up to the logits. The head is float32.
         opset: ONNX operator set, 18 to 21.
-        in_graph: the graph takes uint8 [batch, height, width, channels] and normalizes it. Default: the graph takes
-            normalized float32 [batch, channels, height, width].
-        class_names: one per class. Default: those of the run or of the published weights, else numbers.
+        in_graph: normalize in the graph, whose input is then uint8 [batch, height, width, channels]. Default: the input
+            is normalized float32 [batch, channels, height, width].
+        class_names: one name per class. Default: names of the run or of the published weights, else numbers.
         data_config: evaluation preprocessing, as for :func:`~topk_export.source.load_source`.
-        verify: verify the file, and raise an error instead of writing one that fails.
-        progress: called with a line of text per step.
+        verify: verify the file, and raise an error instead of writing a file that fails.
+        progress: function that is called with a line of text per step.
 
     Raises:
         ExportError: the model cannot be exported, or (``VerificationError``) the file failed its verification.
@@ -110,9 +111,9 @@ def export_onnx(
 
 
 class Head(nn.Module):
-    """From scores [batch, n] to the outputs of a file after ``logits``, in the order of :func:`outputs_of`.
+    """Module that maps scores [batch, n] to all outputs but ``logits``, in the order of :func:`outputs_of`.
 
-    A class with the score -inf is excluded: its marginal and probability are 0, and it is never among the indices.
+    A class with score -inf is excluded: marginal and probability are 0, and ``indices`` do not contain it.
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -122,11 +123,12 @@ class Head(nn.Module):
 
     def forward(self, scores: Tensor) -> tuple[Tensor, ...]:
         if self.topk is None:
-            # onnxruntime's own Sigmoid loses small probabilities on CPUs: 17 percent at -15, all of them from -18 on
+            # Sigmoid of onnxruntime is imprecise on CPUs for small probabilities: error of 17 percent at -15, 0 from
+            # -18 on
             odds = torch.exp((scores / self.temperature).clamp(max=60.0))
             return (odds * (1 / (1 + odds)),)
         values, indices = scores.topk(self.k)
-        # onnxruntime adds term by term, also in its Softmax: at 20,000 classes that loses three digits
+        # onnxruntime adds term by term, in Softmax too, which loses three digits for 20,000 classes
         e = torch.where(scores == -torch.inf, 0.0, (scores - values[:, :1]).exp())
         blocks = nn.functional.pad(e, (0, -e.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
         probabilities = e / blocks.sum(-1).sum(-1, keepdim=True)
@@ -134,7 +136,7 @@ class Head(nn.Module):
 
 
 class Exported(nn.Module):
-    """The module that is traced: normalization if the graph does it, the backbone, the head in float32."""
+    """Module to trace: normalization if ``in_graph``, backbone, and head in float32."""
 
     shift: Tensor
     scale: Tensor
@@ -154,14 +156,14 @@ class Exported(nn.Module):
         return logits, *self.head(logits)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return the logits in the backbone's precision."""
+        """Return the logits in the precision of the backbone."""
         if self.in_graph:
             x = (x.permute(0, 3, 1, 2).float() - self.shift) / self.scale
         return self.backbone(x.to(self.dtype))
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages that export uses, if installed."""
+    """Return the versions of the installed packages that export uses."""
     installed = {}
     for name in PACKAGES:
         try:
@@ -203,6 +205,8 @@ def _metadata_of(
     names = tuple(map(str, range(n))) if names is None else tuple(names)
     if len(names) != n:
         raise ExportError(f"expected {n} class names, one per class of the model, got {len(names)}")
+    if broken := [name for name in names if len(name.splitlines()) != 1]:
+        raise ExportError(f"a class name must be one line of text, got {broken[0]!r}")
     return Metadata(
         k=int(k),
         temperature=float(temperature),
@@ -222,10 +226,10 @@ def _metadata_of(
 
 
 def _prepare(source: Source) -> tuple[nn.Module, int]:
-    """Copy the model, in evaluation mode on the CPU, and read its number of classes from a forward pass."""
+    """Return a copy of the model on the CPU in evaluation mode, and its number of classes from a forward pass."""
     backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)
     for module in backbone.modules():
-        if getattr(module, "fused_attn", False) is True:  # torch.onnx converts fused attention of four axes only
+        if getattr(module, "fused_attn", False) is True:  # torch.onnx converts fused attention only for four axes
             module.fused_attn = False  # type: ignore[assignment]
     _check_has_classifier(source)
     size = tuple(source.preprocess.input_size)
@@ -246,7 +250,7 @@ def _prepare(source: Source) -> tuple[nn.Module, int]:
 
 
 def _check_has_classifier(source: Source) -> None:
-    """Raise :class:`ExportError` for a library's model whose classifier was removed: its output are features."""
+    """Raise :class:`ExportError` for a library model without a classifier, whose output is features."""
     model = source.model
     if hasattr(model, "get_classifier") or type(model).__module__.startswith("torchvision."):
         try:
@@ -282,7 +286,7 @@ def _are_probabilities(outputs: np.ndarray) -> bool:
 
 
 def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: int) -> Any:
-    """Convert a module to a ModelProto with a symbolic batch; torch.export would fix a batch of 1."""
+    """Convert a module to a ModelProto with a symbolic batch size, which torch.export would fix for a batch of 1."""
     try:
         program = torch.onnx.export(
             module,
@@ -306,7 +310,7 @@ def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: i
 
 
 def _add_class_list(model: Any, n: int) -> None:
-    """Add the optional input ``allowed``: the head reads -inf for the scores of all other classes."""
+    """Add the optional input ``allowed``, which sets the scores of all other classes to -inf in the head."""
     from onnx import helper, numpy_helper
 
     restricted, excluded = f"{LOGITS}_allowed", f"{LOGITS}_excluded"
@@ -322,18 +326,18 @@ def _add_class_list(model: Any, n: int) -> None:
 
 
 def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.ndarray, float]:
-    """Return torch's logits in float64, and the largest error of its float32 over the largest logit."""
+    """Return torch's logits in float64, and the largest error of torch's float32 logits over the largest logit."""
     with torch.no_grad():
         single = Exported(backbone, metadata, torch.float32).eval().scores(x).numpy()
         try:
             double = Exported(copy.deepcopy(backbone), metadata, torch.float64).eval().scores(x).numpy()
-        except RuntimeError:  # the model makes tensors of its own in float32
+        except RuntimeError:  # the model creates float32 tensors
             return single, 0.0
     return double, largest_error(single, double)
 
 
 def _verify(file: Path, path: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
-    """Verify the staged file; if it fails, keep its report beside the intended path and raise."""
+    """Verify the staged file. If it fails, write the report next to the intended path and raise."""
     report: dict[str, Any] = {"passed": None, "checks": [], "not_verified": ["everything: verification was turned off"]}
     if wanted:
         progress("verifying with onnxruntime")

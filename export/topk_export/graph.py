@@ -14,14 +14,14 @@ from topk_export.runtime.metadata import LOGITS
 from topk_export.runtime.weights import files_of, weights_beside
 
 FORBIDDEN_IN_HEAD = frozenset(("Loop", "Scan", "If", "Sigmoid", "MatMul", "Gemm", "Einsum", "Atan", "CumProd"))
-LIMIT = 2**31 - 2**26  # bytes of weights in one file: protocol buffers end at 2 GiB, minus space for the graph
-SMALL = 1024  # bytes: smaller tensors stay inside, because checkers want to see shapes and scalars
+LIMIT = 2**31 - 2**26  # bytes of weights per file: the limit of protocol buffers is 2 GiB, minus space for the graph
+SMALL = 1024  # bytes: smaller tensors stay in the file, because checkers need shapes and scalars
 ALIGNMENT = 4096  # bytes of a page, so that runtimes can map weights
 DIGEST = "weights_sha256"  # key of the metadata
 
 
 def load(path: str | Path) -> Any:
-    """Return a file's ModelProto; of external weights, only those that the head reads are loaded.
+    """Return the ModelProto of a file. Of external weights, only those that the head needs are loaded.
 
     Raises:
         ModelFileError: the file is not an ONNX model, or its external weights are incomplete.
@@ -44,12 +44,12 @@ def load(path: str | Path) -> Any:
 
 
 def save(model: Any, path: Path, *, source: Path | None = None) -> None:
-    """Write a ModelProto; weights above ``LIMIT`` go to ``PATH.data``, with their SHA-256 in the metadata.
+    """Write a ModelProto. Weights above ``LIMIT`` go to ``PATH.data``, with their SHA-256 in the metadata.
 
     Args:
-        model: the model; weights that move to ``PATH.data`` are removed from it.
+        model: the model. Weights in ``PATH.data`` are removed from this object.
         path: the file to write, which must not exist.
-        source: folder of external weights that the ModelProto names; they are copied.
+        source: folder of external weights of the ModelProto, which are copied.
     """
     import onnx
     from onnx.external_data_helper import uses_external_data
@@ -94,7 +94,7 @@ def head_nodes(graph: Any) -> list[Any]:
 
 
 def forbidden(graph: Any) -> list[str]:
-    """Return the head's operators that break CUDA graphs, precision or quantization."""
+    """Return the operators in the head that break CUDA graphs, precision or quantization."""
     return sorted({node.op_type for node in head_nodes(graph)} & FORBIDDEN_IN_HEAD)
 
 
@@ -105,9 +105,10 @@ def domains(model: Any) -> list[str]:
 
 
 def strip(model: Any) -> None:
-    """Remove what the exporter records about its machine, and shapes of weights, which tools that transpose them keep.
+    """Remove metadata of the exporting machine, and declared shapes of weights.
 
-    A record of the machine is a stack trace, the name of a file or the path of a module.
+    Metadata of the machine are stack traces, file names and module paths. Tools that transpose weights do not update
+    their declared shapes.
     """
     graph = model.graph
     weights = {weight.name for weight in graph.initializer}
@@ -120,12 +121,12 @@ def strip(model: Any) -> None:
 
 
 def traces(model: Any) -> int:
-    """Count the nodes that still have metadata or documentation of their origin."""
+    """Return the number of nodes that still have metadata or documentation of their origin."""
     return sum(bool(node.doc_string or len(node.metadata_props)) for node in model.graph.node)
 
 
 def producer_of(graph: Any, name: str) -> str:
-    """Return the type of the operator that computes a tensor, behind casts and reshapes; empty for an input."""
+    """Return the type of the operator that computes a tensor, ignoring casts and reshapes; empty for an input."""
     makers = {output: node for node in graph.node for output in node.output}
     passing = {"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
     while name in makers and makers[name].op_type in passing:
@@ -150,9 +151,9 @@ def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | st
 
 
 def head_model(model: Any) -> Any:
-    """Return the head alone as a ModelProto: input ``logits`` [batch, n], and all outputs that depend on it.
+    """Return the head as a ModelProto: input ``logits`` [batch, n], and all outputs that depend on it.
 
-    Optional inputs of the head stay optional inputs.
+    Optional inputs of the head remain optional inputs.
     """
     import onnx
     from onnx import helper
@@ -173,7 +174,7 @@ def head_model(model: Any) -> Any:
 
 
 def _head_inputs(graph: Any) -> set[str]:
-    """Return the names of all tensors that the head reads beside the logits."""
+    """Return the names of all tensors other than the logits that the head reads."""
     nodes = head_nodes(graph)
     return _feeders(graph, nodes, {LOGITS}.union(*(node.output for node in nodes)))[1]
 

@@ -1,29 +1,26 @@
 """Prediction sets as nodes of an exported graph: standard operators with static shapes.
 
 The nodes compute the scores of all classes, select the thresholds of the largest level that is at most the input
-``alpha``, and compare. A level outside of the table selects infinite thresholds, so that the set has all classes, as it
-has if the probabilities are not numbers. If the file has an input ``allowed``, the set is intersected with it.
+``alpha``, and compare. If ``alpha`` is outside of the levels, or probabilities are NaN, the set contains all classes.
+If the file has an input ``allowed``, the set contains allowed classes only.
 
 Calibration runs the same nodes (:func:`score_model`), so every threshold is a value that the graph can compute.
 """
 
 import copy
 import hashlib
-import json
 from typing import Any
 
 import numpy as np
 
-from topk_export.errors import ModelFileError
 from topk_export.graph import optional_input, value_shape
-from topk_export.runtime.metadata import ALLOWED, ALPHA, LOGITS
+from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, THRESHOLDS
 from topk_registry.conformal import PredictionSets, Score
 from topk_registry.conformal.scores import MAX_RANK
 
 PREFIX = "sets/"
 SET, SIZE, SCORES = "set", "set_size", "set_scores"
-ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"  # constants: levels [G], thresholds [G, 1 or n]
-LARGEST = float(np.finfo(np.float32).max)  # instead of infinity, which some runtimes fold away
+LARGEST = float(np.finfo(np.float32).max)  # instead of infinity, which some runtimes optimize away
 
 
 class Nodes:
@@ -42,7 +39,7 @@ class Nodes:
         return first if outputs == 1 else names
 
     def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
-        """Add an initializer; return its name, which starts with ``PREFIX`` unless it is a public one."""
+        """Add an initializer; return its name, which starts with ``PREFIX`` unless it is public."""
         from onnx import numpy_helper
 
         name = name if name in (ALPHAS, THRESHOLDS) else PREFIX + name
@@ -67,7 +64,7 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
     one = add.constant("one", [1], np.int64)
     level = add("Unsqueeze", ALPHA, one)
     reached = add("GreaterOrEqual", level, add.constant(ALPHAS, sets.levels))
-    index = add("ReduceSum", add("Cast", reached, to=TensorProto.FLOAT), one, keepdims=0)  # 0: below the first level
+    index = add("ReduceSum", add("Cast", reached, to=TensorProto.FLOAT), one, keepdims=0)  # 0: below all levels
     index = add("Max", add("Sub", index, add.constant("unity", 1.0)), add.constant("zero", 0.0))
     limits = add("Gather", add.constant(THRESHOLDS, _stored(sets.table)), add("Cast", index, to=TensorProto.INT64))
     above_first = add("GreaterOrEqual", level, add.constant("first", sets.levels[0]))  # false for NaN
@@ -86,7 +83,7 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
 def score_model(model: Any, score: Score, temperature: float) -> Any:
     """Return a ModelProto that computes the scores of all classes [B, n] from ``logits``.
 
-    The score is minus ``LARGEST`` for the best class, and NaN if the probabilities of the row are not numbers.
+    The score is -``LARGEST`` for the best class, and NaN if the probabilities of the row are NaN.
     """
     from onnx import TensorProto, helper
 
@@ -124,36 +121,8 @@ def digest_of_table(sets: PredictionSets) -> str:
     return hashlib.sha256(_stored(sets.table).tobytes()).hexdigest()
 
 
-def stored_sets(model: Any) -> PredictionSets:
-    """Return the prediction sets of a calibrated ModelProto, as its metadata describes them.
-
-    Raises:
-        ModelFileError: the file is not calibrated, or its thresholds are not those of the calibration.
-    """
-    from onnx import numpy_helper
-
-    props = {entry.key: entry.value for entry in model.metadata_props}
-    facts = json.loads(props.get("sets", "null"))
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    if not facts or THRESHOLDS not in constants or ALPHA not in constants:
-        raise ModelFileError("the file is not calibrated: run `topk-registry calibrate`")
-    table = numpy_helper.to_array(constants[THRESHOLDS])
-    score = Score(facts["score"], **facts["options"])
-    limits = table.astype(np.float64)
-    limits[limits >= LARGEST] = np.inf
-    limits[limits <= -LARGEST] = -np.inf
-    sets = PredictionSets(score, tuple(facts["alphas"]), limits, facts["alpha"], facts["temperature"])
-    levels = numpy_helper.to_array(constants[ALPHAS])
-    same = hashlib.sha256(table.tobytes()).hexdigest() == facts["thresholds_sha256"]
-    if not same or not np.array_equal(levels, np.asarray(sets.levels, np.float32)):
-        raise ModelFileError("the thresholds of the file are not those of its calibration: calibrate it again")
-    if numpy_helper.to_array(constants[ALPHA]).tolist() != [np.float32(facts["alpha"])]:
-        raise ModelFileError("the default alpha of the file is not that of its calibration: calibrate it again")
-    return sets
-
-
 def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[str, str]:
-    """Add the scores [B, n], and whether the probabilities of a row are not numbers [B, 1]."""
+    """Add the scores [B, n], and whether the probabilities of a row are NaN [B, 1]."""
 
     scaled = LOGITS if temperature == 1 else add("Div", LOGITS, add.constant("temperature", [temperature]))
     p = add("Softmax", scaled, axis=-1)

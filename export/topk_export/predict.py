@@ -1,7 +1,7 @@
-"""Predict the images of files, folders and lists: a table, JSON lines, CSV, or Parquet in shards that resume.
+"""Predict images from files, folders and lists, and write a table, JSON lines, CSV, or Parquet.
 
-Each shard of Parquet holds a fixed range of the images and appears complete or not at all, so a run that was killed
-continues with the first missing shard, and no image occurs twice.
+Parquet files contain a fixed range of the images each and are written atomically. If a run was killed, the next run
+continues with the first missing file, and no image occurs twice.
 """
 
 import csv
@@ -22,7 +22,7 @@ from topk_export.runtime.weights import digest_of, files_of
 from topk_registry.data.folders import images_below
 
 Failure = (ImageError, PredictionError)
-Row = tuple[str, Any]  # file, and its Prediction or error
+Row = tuple[str, Any]  # file name, and Prediction or error
 LISTS = (".txt", ".lst")
 RUN = "_run.json"  # readers of the folder skip names that start with _
 CSV_COLUMNS = ("file", "rank", "index", "class", "marginal", "probability", "in_set", "error")
@@ -37,7 +37,7 @@ class OutputError(ValueError):
 
 
 def find_images(sources: Sequence[str], stdin: TextIO | None = None) -> list[str]:
-    """Return the image files of files, folders, and lists of paths (``.txt``, ``.lst``, or ``-`` for stdin).
+    """Return the image paths in files, folders, and lists of paths (``.txt``, ``.lst``, or ``-`` for stdin).
 
     Raises:
         SourceError: a source does not exist, or has no images.
@@ -65,14 +65,20 @@ def _listed(source: str, stdin: TextIO) -> list[str]:
         text = stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError as error:
         raise SourceError(f"{printable(source)} does not exist") from error
-    return [line for line in (raw.strip() for raw in text.splitlines()) if line and not line.startswith("#")]
+    return _lines(text)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
 
 
 def class_list(text: str) -> list[str]:
-    """Return the names of a class list: the lines of a file, or names with commas between."""
+    """Return the names of a class list: the lines of a file, or names separated by commas."""
     if os.path.isfile(text):
-        lines = Path(text).read_text(encoding="utf-8").splitlines()
-        return [line.strip() for line in lines if line.strip()]
+        try:
+            return _lines(Path(text).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{text} is not a list of class names: it is not UTF-8 text") from error
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -82,7 +88,7 @@ def printable(text: str) -> str:
 
 
 def as_row(file: str, result: Any) -> dict[str, Any]:
-    """Return a result as JSON can hold it: ``file``, and ``top``, ``set`` and ``set_size`` or ``error``."""
+    """Return a result as JSON values: ``file``, and either ``top``, ``set`` and ``set_size``, or ``error``."""
     name = os.fsencode(file).decode("utf-8", "backslashreplace")
     return {"file": name, "error": str(result)} if isinstance(result, Failure) else {"file": name, **asdict(result)}
 
@@ -144,15 +150,15 @@ def predict_to_parquet(
     progress: Callable[[Iterator[Any], int], Iterable[Any]] = lambda rows, done: rows,
     **options: Any,
 ) -> tuple[int, int]:
-    """Predict images into a folder of Parquet files; return the number of images, and of those without a prediction.
+    """Predict images into a folder of Parquet files; return the number of images and the number without a prediction.
 
     Args:
         predictor: the model.
         images: paths.
-        output: the folder; a run with the same arguments continues there.
-        shard_size: images per file.
-        progress: wraps the rows of a shard; its second argument is the number of images in earlier shards.
-        options: those of :meth:`Predictor.stream`.
+        output: folder. A run with the same arguments continues there.
+        shard_size: number of images per file.
+        progress: function that wraps the rows of a file; its second argument is the number of images in earlier files.
+        options: options of :meth:`Predictor.stream`.
 
     Raises:
         OutputError: the folder has the results of another run.
@@ -185,7 +191,7 @@ def _arrow() -> tuple[Any, Any]:
 
 
 def _schema(pa: Any) -> Any:
-    """The columns: for each image the k best classes, best first, and its set; or the error."""
+    """Return the columns: per image the k best classes in descending order and the set, or the error."""
     text, number, names = pa.string(), pa.float32(), pa.list_(pa.string())
     columns = {
         "file": text,
@@ -233,11 +239,11 @@ def _check_run(output: Path, run: dict[str, Any]) -> None:
     if not path.exists():
         if any(output.glob("part-*.parquet")):
             raise OutputError(f"{output} has Parquet files and no {RUN}: choose another folder")
-        _write_whole(path, lambda file: Path(file).write_text(json.dumps(run, indent=1, ensure_ascii=False)))
+        _write_whole(path, lambda file: Path(file).write_text(json.dumps(run, indent=1)))
         return
     try:
-        before = json.loads(path.read_text())
-    except ValueError as error:
+        before = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
         raise OutputError(f"{path} cannot be read: {error}") from error
     if differing := sorted(key for key in {*run, *before} if run.get(key) != before.get(key)):
         raise OutputError(
@@ -246,7 +252,7 @@ def _check_run(output: Path, run: dict[str, Any]) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[str], Any]) -> None:
-    """Write a file that appears complete or not at all."""
+    """Write a file atomically."""
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(str(staged))
@@ -260,5 +266,5 @@ def _write_whole(path: Path, write: Callable[[str], Any]) -> None:
 def predicted(
     predictor: Predictor, images: Sequence[str], **options: Any
 ) -> Iterator[tuple[str, Prediction | Exception]]:
-    """Yield each image with its prediction or error; options are those of :meth:`Predictor.stream`."""
+    """Yield each image with its prediction or error. Options are as in :meth:`Predictor.stream`."""
     return zip(images, predictor.stream(images, on_error="yield", **options), strict=True)

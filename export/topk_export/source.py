@@ -1,8 +1,8 @@
-"""What is exported: a module, the model of a checkpoint, or a model by name, with its preprocessing and class names."""
+"""The model to export: a module, the model of a checkpoint, or a model by name, with preprocessing and class names."""
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topk_export.checkpoint import SUFFIXES, build, built_for, loss_settings, read_checkpoint, rebuild
+from topk_export.checkpoint import SUFFIXES, build, built_for, loss_of, read_checkpoint, rebuild
 from topk_export.errors import ExportError
 from topk_export.runtime.metadata import CLASSIFICATION, MULTILABEL
 from topk_export.runtime.preprocess import COLORS, UNKNOWN, Preprocess
 from topk_registry.nn.classifier import num_classes_of
 
-CLASSES = "classes.txt"  # one name per line, beside the checkpoints of a run
-DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "resize_size")
+CLASSES = "classes.txt"  # one name per line, next to the checkpoints of a run
+DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "resize_size", "exif")
 
 
 @dataclass
 class Source:
-    """A model to export, and what its checkpoint or its library records about it."""
+    """A model to export, with metadata from its checkpoint or library."""
 
     model: nn.Module
     name: str
@@ -37,6 +37,7 @@ class Source:
     weights: str = "model"
     sha256: str | None = None
     license: str | None = None
+    log_weights: Callable[[Tensor], Tensor] | None = None  # of the loss: their softmax are the probabilities
 
 
 def load_source(
@@ -54,20 +55,20 @@ def load_source(
     """Find and build the model to export.
 
     Args:
-        what: a module; a checkpoint, or the folder of a training run; or the name of a timm or torchvision model.
-        model: name of the model in a checkpoint that does not record it.
+        what: a module, a checkpoint, the folder of a training run, or the name of a timm or torchvision model.
+        model: name of the model, if the checkpoint does not record it.
         model_kwargs: further arguments of the model's factory.
         num_classes: number of classes, if the checkpoint does not record it.
         pretrained: load the published weights of a model name.
         random_weights: export a model name without trained weights, to test a deployment.
-        ema: take averaged weights of a checkpoint that has them.
-        head: name of the module whose output are the scores, if the model's output is something else.
-        data_config: evaluation preprocessing by timm's keys (input_size, mean, std, interpolation, crop_pct, crop_mode)
-            and resize_size; default: what training recorded, else the model's own. A module needs input_size, and mean
-            and std to predict from images.
+        ema: use averaged weights if the checkpoint has them.
+        head: name of the module whose output is the scores, if the model's output is something else.
+        data_config: evaluation preprocessing with keys of timm (input_size, mean, std, interpolation, crop_pct,
+            crop_mode), resize_size and exif. Default: the preprocessing that training recorded, else that of the model.
+            For a module, input_size is required; mean and std are required to predict from images.
 
     Raises:
-        ExportError: the model cannot be found or built, or nothing says how large its images are.
+        ExportError: the model cannot be found or built, or the size of its images is unknown.
     """
     _check_data_config(data_config or {})
     if isinstance(what, nn.Module):
@@ -79,11 +80,30 @@ def load_source(
         source = _from_name(str(what), num_classes, pretrained, random_weights, model_kwargs, data_config)
     if head is not None:
         source.model = ScoresOf(source.model, head)
+    if source.log_weights is not None:
+        source.model = LogWeights(source.model, source.log_weights)
     return source
 
 
+class LogWeights(nn.Module):
+    """A model trained with a loss that does not predict by softmax, with the scores whose softmax predicts the same.
+
+    Args:
+        model: the whole model.
+        log_weights: from the model's outputs to scores, elementwise.
+    """
+
+    def __init__(self, model: nn.Module, log_weights: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.log_weights = model, log_weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.model(x)
+        return self.log_weights(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
+
+
 class ScoresOf(nn.Module):
-    """A model whose output is that of one of its modules.
+    """A model that returns the output of one of its modules.
 
     Args:
         model: the whole model.
@@ -121,24 +141,27 @@ def _from_checkpoint(
 ) -> Source:
     checkpoint = read_checkpoint(path, ema=ema)
     args = checkpoint.args
-    if args:  # timm's training and ours evaluate center crops, whatever the model's published configuration says
+    if args:  # training evaluates center crops, even if the published configuration of the model differs
         args = {**args, "crop_mode": args.get("crop_mode") or "center"}
     name = name or checkpoint.model_name
     if name is None:
         raise ExportError(f"{checkpoint.path} does not record its model: name it (model=, on the command line --model)")
-    size = _wanted_size({**args, **(data_config or {})})
+    size = _requested_size({**args, **(data_config or {})})
     built = rebuild(checkpoint, name, num_classes=num_classes, model_kwargs=model_kwargs, size=size)
     source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
     source.weights = "ema" if checkpoint.ema else "model"
     n = getattr(built, "num_classes", None) or num_classes_of(built)
     file = checkpoint.path.parent / CLASSES
     names = tuple(args.get("class_names") or (read_class_names(file) if file.is_file() else ()))
-    if 0 < len(names) <= n:  # a run may have more outputs than classes
+    if 0 < len(names) <= n:  # a run may have more outputs than class names
         source.class_names = (*names, *map(str, range(len(names), n)))
     source.task = args.get("task") or CLASSIFICATION
     source.loss = args.get("loss")
-    if source.task != MULTILABEL:
-        source.k, source.temperature = loss_settings(args, n)
+    loss = None if source.task == MULTILABEL else loss_of(args, n)
+    k = getattr(loss, "k", None)
+    source.k = int(k) if k is not None and k == int(k) else None  # some losses take fractions
+    source.temperature = args.get("marginal_temperature") or getattr(loss, "temperature", None)
+    source.log_weights = getattr(loss, "log_weights", None)
     return source
 
 
@@ -152,7 +175,7 @@ def _from_name(
 ) -> Source:
     if Path(name).suffix in SUFFIXES:
         raise ExportError(f"{name} does not exist")
-    size = _wanted_size(data_config or {})
+    size = _requested_size(data_config or {})
     built = build(name, size, num_classes=num_classes, pretrained=pretrained, options=model_kwargs)
     if not pretrained and not random_weights:
         raise ExportError(
@@ -165,8 +188,8 @@ def _from_name(
     return source
 
 
-def _wanted_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the height and width that a caller or a training run asks for, by timm's keys or torchvision's."""
+def _requested_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the requested height and width, from keys of timm or torchvision."""
     if size := config.get("input_size"):
         return int(size[-2]), int(size[-1])
     side = config.get("img_size") or config.get("val_crop_size")
@@ -184,10 +207,10 @@ def _check_data_config(config: Mapping[str, Any]) -> None:
 def preprocess_of(
     model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None
 ) -> Preprocess:
-    """Return the evaluation preprocessing: the model's own, overridden by what training recorded, then by the caller.
+    """Return the evaluation preprocessing of the model, overridden by the training run, then by ``override``.
 
     Raises:
-        ExportError: nothing says how large the images are, or only one of mean and std is known.
+        ExportError: the size of the images is unknown, or only one of mean and std is known.
     """
     from timm.data.config import resolve_data_config
 
@@ -196,7 +219,13 @@ def preprocess_of(
     if own is not None and not config.keys() & {"input_size", "img_size", "val_crop_size"}:
         config["input_size"] = (getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0], *own)
     if (getattr(model, "pretrained_cfg", None) or {}).get("mean"):
-        config = {"resize_size": config.get("resize_size"), **resolve_data_config(config, model=model)}
+        try:
+            config = {"resize_size": config.get("resize_size"), **resolve_data_config(config, model=model)}
+        except AssertionError as error:
+            raise ExportError(
+                "input_size must be (channels, height, width), with as many values of mean and std as channels; got "
+                + ", ".join(f"{key} {config.get(key)}" for key in ("input_size", "mean", "std"))
+            ) from error
     else:
         config = _with_changes(_torchvision_config(name), config)
     if not config["input_size"]:
@@ -224,6 +253,7 @@ def preprocess_of(
         crop_mode=config.get("crop_mode") or "center",
         resize_size=config.get("resize_size"),
         color=COLORS.get(channels, "") if mean else UNKNOWN,
+        exif=bool((override or {}).get("exif")),
     )
 
 
@@ -232,7 +262,7 @@ def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
 
 
 def _with_changes(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Override a configuration by timm's keys or by those of torchvision's training script."""
+    """Override a configuration with keys of timm or of torchvision's training script."""
     changed = {key: changes[key] for key in (*config, "crop_mode") if changes.get(key)}
     if crop := changes.get("val_crop_size"):
         changed["input_size"] = (config["input_size"][0], crop, crop)
@@ -244,7 +274,7 @@ def _with_changes(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _torchvision_name(model: nn.Module) -> str | None:
-    """Return ``torchvision:NAME`` of a torchvision model, found by the shapes of its weights; else None."""
+    """Return ``torchvision:NAME`` of a torchvision model, identified by the shapes of its weights, else None."""
     import torchvision
 
     if not type(model).__module__.startswith("torchvision.models."):
@@ -255,20 +285,20 @@ def _torchvision_name(model: nn.Module) -> str | None:
         if builder.__module__ != type(model).__module__:
             continue
         with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about weights that are not initialized
+            warnings.simplefilter("ignore")  # warnings about uninitialized weights
             if _shapes(builder()) == shapes:
                 return f"torchvision:{name}"
     return None
 
 
 def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    """Return the shapes of all weights but the classifier's."""
+    """Return the shapes of all weights except the classifier's."""
     shapes = [tuple(value.shape) for value in model.state_dict().values()]
     return shapes[: -2 if len(shapes) > 2 else None]
 
 
 def _torchvision_config(name: str) -> dict[str, Any]:
-    """Return the preset of torchvision's default weights; for other models, no size, mean and std."""
+    """Return the preprocessing of torchvision's default weights, without size, mean and std for other models."""
     weights = _torchvision_weights(name)
     if weights is None:
         unknown = dict.fromkeys(("input_size", "mean", "std"), ())
@@ -309,17 +339,19 @@ def _published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
 
 
 def read_class_names(path: str | Path) -> tuple[str, ...]:
-    """Read class names from a text file with one per line, or a JSON file with a list or a map from index to name."""
+    """Read class names from a text file with one name per line, or a JSON file with a list or an index-to-name map."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix != ".json":
             return tuple(line.strip() for line in text.splitlines() if line.strip())
         content = json.loads(text)
         if isinstance(content, Mapping):
-            return tuple(str(content[key]) for key in sorted(content, key=int))
+            content = [content[key] for key in sorted(content, key=int)]
     except (OSError, ValueError) as error:
         raise ExportError(f"class names cannot be read from {path}: {error}") from error
+    if not isinstance(content, list) or not all(isinstance(name, str | int) for name in content):
+        raise ExportError(f"class names cannot be read from {path}: expected a list of names, or a map to names")
     return tuple(map(str, content))
 
 

@@ -1,6 +1,6 @@
 """Write a Triton Inference Server repository: ``NAME/config.pbtxt``, ``NAME/labels.txt``, ``NAME/VERSION/model.onnx``.
 
-Existing files are never changed or removed: an entry that exists gets a new version.
+Existing files are never changed or removed. An existing entry gets a new version.
 """
 
 import json
@@ -23,31 +23,26 @@ TYPES = {
 }
 PER_CLASS = ("logits", "marginals", "probabilities", "set")  # outputs with one value per class
 CONFIG, LABELS = "config.pbtxt", "labels.txt"
+MAX_BATCH = 32  # rows per run; Triton's users edit config.pbtxt
 
 
-def write_repository(
-    model: str | Path, folder: str | Path, *, name: str | None = None, max_batch_size: int = 32
-) -> Path:
+def write_repository(model: str | Path, folder: str | Path) -> Path:
     """Write an exported model into a Triton model repository, and return the folder of the new version.
 
-    Triton serves the newest version by default. It has no optional inputs for a model that it batches: all classes are
-    allowed, and a calibrated file serves the alpha of its calibration.
+    Triton serves the newest version by default. Triton does not support optional inputs for batched models. Hence all
+    classes are allowed, and a calibrated file uses the alpha of its calibration.
 
     Args:
         model: an exported file.
-        folder: the repository; created if it does not exist.
-        name: name of the entry; default: the file's.
-        max_batch_size: the largest number of rows per run.
+        folder: the repository, which is created if necessary. The entry has the name of the model's file.
 
     Raises:
-        ExportError: the entry exists, and its inputs, outputs or class names are not those of this model.
+        ExportError: the entry exists and has other inputs, outputs or class names.
     """
     model, folder = Path(model), Path(folder)
-    if max_batch_size < 1:
-        raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size!r}")
     session = open_session(model, device="cpu")
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(model))
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name or model.stem)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", model.stem)
     entry = folder / name
     tensors = _tensors(session.get_inputs()), _tensors(session.get_outputs(), labels=True)
     labels = "\n".join(metadata.class_names) + "\n"
@@ -59,18 +54,18 @@ def write_repository(
         copy_model(model, version / "model.onnx")
         if not os.path.lexists(entry):
             (staged / LABELS).write_text(labels, encoding="utf-8")
-            (staged / CONFIG).write_text(_config(name, *tensors, max_batch_size), encoding="utf-8")
+            (staged / CONFIG).write_text(_config(name, *tensors), encoding="utf-8")
             os.rename(staged, entry)
             return entry / "1"
         _check_entry(entry, [*tensors[0], *tensors[1]], labels)
         target = entry / str(1 + max((int(path.name) for path in entry.iterdir() if path.name.isdecimal()), default=0))
-        os.rename(version, target)  # fails if another process made this version in the meantime
+        os.rename(version, target)  # fails if another process has created this version
         return target
 
 
 def _check_entry(entry: Path, tensors: list[str], labels: str) -> None:
-    """Raise :class:`ExportError` if an existing entry is not of the same classes, inputs and outputs."""
-    advice = "choose another name or folder"
+    """Raise :class:`ExportError` if an existing entry has other classes, inputs or outputs."""
+    advice = "choose another file name or folder"
     for file in (entry / CONFIG, entry / LABELS):
         if not file.is_file():
             raise ExportError(f"{entry} exists and has no {file.name}, so it was not written by this command: {advice}")
@@ -81,11 +76,11 @@ def _check_entry(entry: Path, tensors: list[str], labels: str) -> None:
         raise ExportError(f"{entry / LABELS} has other class names than the model: {advice}")
 
 
-def _config(name: str, inputs: list[str], outputs: list[str], max_batch_size: int) -> str:
+def _config(name: str, inputs: list[str], outputs: list[str]) -> str:
     lines = [
         f"name: {json.dumps(name)}",
         'backend: "onnxruntime"',
-        f"max_batch_size: {max_batch_size}",
+        f"max_batch_size: {MAX_BATCH}",
         "input [",
         ",\n".join(f"  {tensor}" for tensor in inputs),
         "]",
@@ -98,11 +93,11 @@ def _config(name: str, inputs: list[str], outputs: list[str], max_batch_size: in
 
 
 def _tensors(tensors: list[Any], *, labels: bool = False) -> list[str]:
-    """Return each tensor's entry of a configuration, without the batch axis."""
+    """Return the configuration entry of each tensor, without the batch axis."""
     entries = []
     for tensor in tensors:
         shape = tensor.shape[1:]
-        # Triton refuses empty dims: one number per row is declared as a row of one number
+        # Triton rejects empty dims: one number per row is declared as a row of length 1
         parts = [f"dims: [ {', '.join(map(str, shape or [1]))} ]"]
         if not shape:
             parts.append("reshape: { shape: [ ] }")

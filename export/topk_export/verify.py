@@ -1,7 +1,7 @@
-"""Checks of an exported file, without torch: the graph, its runs, and its head alone on hard rows.
+"""Checks of an exported file, without torch: the graph, its runs, and its head on difficult rows.
 
 Marginals, probabilities and prediction sets are compared with float64 NumPy definitions that share no code with the
-graph. They are computed from onnxruntime's own logits, so that the head's error is not mixed with the backbone's.
+graph. The definitions use the logits of onnxruntime, so that errors of the backbone do not affect this comparison.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import numpy as np
 
 from topk_export import graph
 from topk_export.errors import ModelFileError
-from topk_export.runtime.metadata import ALLOWED, ALPHA, LOGITS, Metadata
+from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, THRESHOLDS, Metadata
 from topk_export.runtime.preprocess import UNKNOWN
 from topk_export.runtime.session import device_of, open_session, placement
 from topk_export.runtime.weights import check_digest
@@ -23,17 +23,16 @@ from topk_registry.conformal import Score, probabilities
 
 SAMPLE = "sample.npz"
 BATCHES = (1, 2, 5)
-RTOL = 1e-5  # of marginals, probabilities and logits
-# odds below 2^-126 are denormal numbers, which runtimes may flush to 0; a marginal is less than 1e3 times its odds
+RTOL = 1e-5  # relative tolerance of marginals, probabilities and logits
+# odds below 2^-126 are denormal, which runtimes may flush to 0; a marginal is less than 1e3 times its odds
 SMALLEST = 1e-35
 SAFETY = 4.0  # factor on tolerances derived from rounding: four standard deviations
-ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"  # constants of calibrated graphs: [levels], [levels, 1 or n]
-CERTAIN = float(np.finfo(np.float32).max)  # a threshold that all classes pass
+CERTAIN = float(np.finfo(np.float32).max)  # threshold that every score meets
 
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check."""
+    """Result of one check."""
 
     name: str
     passed: bool
@@ -45,13 +44,13 @@ class Check:
 def verify_file(
     path: str | Path, *, device: str = "cpu", require_gpu: bool = False, sample: str | Path | None = None
 ) -> dict[str, Any]:
-    """Check an exported file; the returned report has ``passed``, ``checks`` and ``not_verified``.
+    """Check an exported file, and return a report with ``passed``, ``checks`` and ``not_verified``.
 
     Args:
         path: ``model.onnx``.
-        device: where to run it.
-        require_gpu: raise :class:`~topk_export.DeviceError` if it does not run on a GPU.
-        sample: the export's ``NAME.sample.npz``; default: the one beside ``NAME.onnx``, if there is one.
+        device: device to run the model on.
+        require_gpu: raise :class:`~topk_export.DeviceError` if the model does not run on a GPU.
+        sample: ``NAME.sample.npz`` of the export. Default: the file next to ``NAME.onnx``, if it exists.
 
     Raises:
         ModelFileError: the file cannot be loaded, or is not an exported model.
@@ -104,7 +103,7 @@ def _short(value: Any) -> str:
 
 
 def beside(model: Path, kind: str) -> Path:
-    """Return the path of a file that belongs to a model: several models may share a folder."""
+    """Return the path of a file that belongs to a model, with the model's name, because models may share a folder."""
     return model.with_name(f"{model.stem}.{kind}")
 
 
@@ -139,14 +138,14 @@ def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarra
 
     pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e),  e = exp(logits / temperature)
 
-    Every factor 1 + e_i X is divided by 1 + e_i after a shift of the scores, so that coefficients are probabilities of
-    a count. The polynomials without i are products of prefixes and suffixes, so that all terms are positive. With at
-    most k finite scores, finite classes have the marginal 1. A row with NaN or inf has NaN.
+    After a shift of the scores, every factor 1 + e_i X is divided by 1 + e_i, so that coefficients are probabilities of
+    a count. The polynomials without i are products of prefixes and suffixes, so all terms are positive. If at most k
+    scores are finite, their classes have marginal 1. A row with NaN or inf has NaN marginals.
 
     Args:
         logits: scores [batch, n], n > k; -inf excludes a class.
         k: size of the set.
-        temperature: divides the scores; rounded to float32, as in the graph.
+        temperature: number by which scores are divided, rounded to float32 as in the graph.
     """
     x = np.asarray(logits, np.float64) / np.float64(np.float32(temperature))
     finite = np.isfinite(x)
@@ -177,14 +176,14 @@ def _many(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _times(c: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """Return c (q + p X), cut after the last coefficient of c [batch, k + 1]."""
+    """Return c (q + p X), truncated to the degree of c [batch, k + 1]."""
     product = c * q[:, None]
     product[:, 1:] += c[:, :-1] * p[:, None]
     return product
 
 
 def _shift(x: np.ndarray, k: int) -> np.ndarray:
-    """Return t [batch, 1] with sum sigmoid(x - t) = k - 1/2, by bisection: c_{k-1} and c_k then are near the mode."""
+    """Return t [batch, 1] with sum sigmoid(x - t) = k - 1/2 by bisection, so that c_{k-1} and c_k are near the mode."""
     low = np.where(np.isfinite(x), x, np.inf).min(-1, keepdims=True) - 50.0
     high = x.max(-1, keepdims=True) + 50.0
     for _ in range(100):
@@ -195,14 +194,14 @@ def _shift(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def sigmoids(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """Return the sigmoid of logits / temperature in float64; the temperature is rounded to float32."""
+    """Return the sigmoid of logits / temperature in float64, with the temperature rounded to float32."""
     x = np.asarray(logits, np.float64) / np.float64(np.float32(temperature))
     small = np.exp(-np.abs(x))
     return np.where(x < 0, small, 1.0) / (1 + small)
 
 
 def expected_sets(logits: np.ndarray, sets: Mapping[str, Any], thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the prediction sets [batch, n] of one level, and which entries are within rounding of the threshold."""
+    """Return the prediction sets [batch, n] of one level, and which scores equal the threshold up to rounding."""
     score = Score(sets["score"], **sets.get("options", {}))
     values = score(p := probabilities(np.asarray(logits, np.float64), sets.get("temperature", 1.0)))
     np.put_along_axis(values, p.argmax(-1)[:, None], -np.inf, -1)  # the best class is in every set
@@ -245,7 +244,7 @@ def _check_graph(path: str | Path, model: Any, session: Any, metadata: Metadata)
 def _check_runs(
     session: Any, metadata: Metadata, recorded: Mapping[str, np.ndarray] | None, layers: int
 ) -> Iterator[Check]:
-    """Run several batch sizes; compare outputs with torch's logits, if known, and with one another."""
+    """Run several batch sizes, and compare their outputs with each other and with torch's logits, if known."""
     names = [output.name for output in session.get_outputs()]
     inputs = sample_input(metadata) if recorded is None else recorded["input"]
     outputs: dict[str, np.ndarray] = {}
@@ -275,8 +274,9 @@ def _check_logits(
 ) -> Check:
     """Compare logits with torch's in float64.
 
-    fp32: the largest error over the largest logit; a model that loses digits in torch's float32 may lose as many in the
-    file. fp16 rounds weights and activations of each layer to u = 2^-11, and independent errors add in squares.
+    For fp32, the measure is the largest error over the largest logit. The tolerance grows with the float32 error of
+    torch. For fp16, weights and activations of each layer are rounded to u = 2^-11, and squares of independent errors
+    add up.
     """
     name = f"logits against torch in float64, batch {batch}"
     if metadata.dtype == "fp32":
@@ -317,7 +317,7 @@ def _check_head(session: Any, metadata: Metadata, model: Any) -> Iterator[Check]
 
 
 def hard_rows(n: int, k: int) -> dict[str, np.ndarray]:
-    """Return rows on which a careless head fails, by name; each [rows, n] in float32."""
+    """Return rows that are numerically difficult, by name; each [rows, n] in float32."""
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((2, n)).astype(np.float32)
     few = sorted({m for m in (1, k - 1, k, k + 1, 2 * k + 1) if 0 < m < n})
@@ -385,7 +385,7 @@ def _check_outputs(
 
 
 def _right_indices(scores: np.ndarray, indices: np.ndarray, k: int) -> bool:
-    """Return whether indices are different classes of the k largest finite scores, in any order of ties, then -1."""
+    """Return whether indices are distinct classes of the k largest finite scores, with ties in any order, then -1."""
     count = min(k, int(np.isfinite(scores).sum()))
     named, rest = indices[:count], indices[count:]
     largest = -np.sort(-scores)[:count]
@@ -396,7 +396,7 @@ def _right_indices(scores: np.ndarray, indices: np.ndarray, k: int) -> bool:
 
 
 def _compare(what: str, name: str, got: np.ndarray, wanted: np.ndarray) -> Check:
-    """Compare relative errors above SMALLEST; what is NaN must be NaN in the file."""
+    """Compare relative errors of values above SMALLEST. NaN must be NaN in the file."""
     got = got.astype(np.float64)
     invalid = np.isnan(wanted)
     small = ~invalid & (wanted < SMALLEST)
@@ -407,7 +407,7 @@ def _compare(what: str, name: str, got: np.ndarray, wanted: np.ndarray) -> Check
 
 
 def _check_sets(run: Any, metadata: Metadata, model: Any) -> Iterator[Check]:
-    """Recompute prediction sets at every level, between levels, outside of them, and within a class list."""
+    """Recompute prediction sets at every level, between and outside of levels, and with a class list."""
     from onnx import numpy_helper
 
     sets = metadata.sets or {}

@@ -91,7 +91,7 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # which would take any name for one that exists
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         if name in _HOMES:

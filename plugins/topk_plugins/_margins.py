@@ -1,4 +1,4 @@
-"""Required gaps of classes, and those that grow as classes get rarer (the margins of Cao et al. 2019)."""
+"""Margins per class that grow as classes get rarer (Cao et al. 2019)."""
 
 from collections.abc import Sequence
 
@@ -8,14 +8,12 @@ from topk_registry.options import numbers
 
 
 def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
-    """Return the required gap of each class relative to that of the rarest: the fourth root of how much rarer that is.
+    """Return the margin of each class relative to the margin of the rarest class: (min_j n_j / n_c)^(1/4).
 
-        n_c^(-1/4) / max_j n_j^(-1/4) = (min_j n_j / n_c)^(1/4)
-
-    A class without samples gets the gap of the rarest class that has some, so that it does not change the others'.
+    A class without samples gets the margin of the rarest class that has samples.
 
     Args:
-        class_counts: how many training samples each class has [n].
+        class_counts: number of training samples of each class [n].
 
     Returns:
         Numbers in (0, 1] [n] in double precision.
@@ -24,15 +22,15 @@ def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
         >>> relative_gaps([16, 1, 0]).tolist()
         [0.5, 1.0, 1.0]
 
-    Reference:
-        Cao, Wei, Gaidon, Arechiga, Ma. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss. 2019.
+    Reference: Cao, Wei, Gaidon, Arechiga, Ma. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss.
+    2019.
     """
     counts = checked_counts(class_counts)
     return (counts.min() / counts) ** 0.25
 
 
 def checked_gaps(alpha: float | Tensor | Sequence[float]) -> Tensor:
-    """Return required margins in double precision: one non-negative number, or one per class.
+    """Return margins in double precision, after checking that they are non-negative: one, or one per class.
 
     Example:
         >>> checked_gaps(0.1).item()
@@ -42,7 +40,9 @@ def checked_gaps(alpha: float | Tensor | Sequence[float]) -> Tensor:
 
 
 def checked_counts(class_counts: Tensor | Sequence[float] | None) -> Tensor:
-    """Return training samples of each class [n] in double precision; a class without any counts as the rarest one.
+    """Return the number of training samples per class [n] in double precision.
+
+    A class without samples gets the count of the rarest class that has samples.
 
     Example:
         >>> checked_counts([16, 1, 0]).tolist()
@@ -52,5 +52,5 @@ def checked_counts(class_counts: Tensor | Sequence[float] | None) -> Tensor:
         raise ValueError("class_counts is required: the number of training samples of each class [n]")
     counts = numbers(class_counts, "class_counts", at_least=0)
     if not bool((counts > 0).any()):
-        raise ValueError(f"class_counts must not all be 0, got {len(counts)} of them")
+        raise ValueError(f"class_counts must have a positive entry, got {len(counts)} zeros")
     return counts.clamp(min=counts[counts > 0].min())

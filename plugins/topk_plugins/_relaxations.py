@@ -1,6 +1,6 @@
 """Relaxed rankings: the probabilities of ranks 1 to k for each class, from scores divided by the temperature.
 
-Relaxed sorts exclude scores of -inf; networks need finite scores.
+NeuralSort and SoftSort ignore scores of -inf. Sorting networks need finite scores.
 """
 
 import math
@@ -11,19 +11,18 @@ from torch import Tensor
 
 NETWORKS = ("odd_even", "bitonic")
 RELAXATIONS = ("neuralsort", "softsort", *NETWORKS)
-# lower bound on the probability of a rank under a sorting network, as in the authors' code: products of soft swaps
-# underflow, and their logarithm would be infinite
+# lower bound on rank probabilities of a sorting network, as in the authors' code: products of soft swaps may
+# underflow, and the logarithm would be infinite
 LEAST = 1e-7
-OUT = -1e30  # the logit of a class that takes no part: finite, as the difference of two infinite ones is NaN
+OUT = -1e30  # logit of an excluded class; finite, because inf - inf is NaN
 
 
 def log_probabilities(p: Tensor) -> Tensor:
-    """Return the logarithms of a network's probabilities."""
     return (p * (1 - 2 * LEAST) + LEAST).log()
 
 
 def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
-    """Return the logits [B, k, n] whose softmax over the classes are the highest k ranks of a relaxed sort of x."""
+    """Return logits [B, k, n] of a relaxed sort of x [B, n]; softmax over classes gives probabilities of ranks."""
     kept = x > -torch.inf
     low = torch.where(kept, x, torch.inf).amin(-1, keepdim=True)
     finite = torch.where(kept, x, torch.where(low < torch.inf, low, 0.0))
@@ -32,40 +31,41 @@ def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
 
 
 def _neuralsort(x: Tensor, kept: Tensor, k: int) -> Tensor:
-    """Row r is (n + 1 - 2r) x_i - sum_j |x_i - x_j|, which is largest at rank r."""
+    """Return the logits of NeuralSort [B, k, n]: (n + 1 - 2r) x_i - sum_j |x_i - x_j| for rank r and class i."""
     n = kept.sum(-1, keepdim=True)
-    spread = _absolute_differences(x) - (x.shape[1] - n) * (x - x.amin(-1, keepdim=True))  # others stand at the lowest
+    spread = _absolute_differences(x) - (x.shape[1] - n) * (x - x.amin(-1, keepdim=True))  # excluded: lowest
     factors = n + 1 - 2 * torch.arange(1, k + 1, dtype=x.dtype, device=x.device)
     return factors[:, :, None] * x[:, None] - spread[:, None]
 
 
 def _absolute_differences(x: Tensor) -> Tensor:
-    """sum_j |x_i - x_j| [B, n], in O(n log n): by rank, each score is above those after it."""
+    """Return sum_j |x_i - x_j| [B, n] in O(n log n), from sorted scores."""
     n = x.shape[1]
     ordered, where = x.sort(-1, descending=True)
     steps = ordered[:, :-1] - ordered[:, 1:]
     rank = torch.arange(1, n, dtype=x.dtype, device=x.device)
     zero = torch.zeros_like(x[:, :1])
-    # from step to step, so that no large sums cancel: the distances to all above, and to all below
+    # sums of distances to higher and to lower scores, from gaps of neighbors, so that nothing large cancels
     to_above = torch.cat((zero, (rank * steps).cumsum(-1)), 1)
     to_below = torch.cat((((n - rank) * steps).flip(-1).cumsum(-1).flip(-1), zero), 1)
     return torch.zeros_like(x).scatter(1, where, to_above + to_below)
 
 
 def _softsort(x: Tensor, k: int) -> Tensor:
-    """Row r is -|x_i - x_[r]|."""
+    """Return the logits of SoftSort [B, k, n]: -|x_i - x_[r]| for rank r and class i."""
     highest = x.topk(k, dim=1).values
     return -(highest[:, :, None] - x[:, None]).abs()
 
 
 def network(x: Tensor, P: Tensor, kind: str, swap: str) -> Tensor:
-    """Return P [B, n, c] after a sorting network of soft swaps has mixed its rows.
+    """Return P [B, n, c] after a sorting network of soft swaps on x [B, n] has mixed the rows of P.
 
-    For the identity these are the probabilities of every place and class; for one of its columns, those of one class.
-    Every comparator replaces two numbers by their soft maximum and minimum, and mixes the rows of P in the same way.
+    Each comparator replaces two scores by their soft maximum and soft minimum, and mixes two rows of P with the same
+    weights. If P is the identity, the result is the probability of each rank for each class. If P is one column of the
+    identity, the result is the probabilities of one class.
     """
     n = x.shape[1]
-    if kind == "odd_even":  # soft swaps depend on where a score starts: the authors' network sorts the other way round
+    if kind == "odd_even":  # the authors' network sorts in ascending order, which affects soft swaps
         x, P = x.flip(1), P.flip(1)
     for high, low in _odd_even(n) if kind == "odd_even" else _bitonic(n):
         a, b = x[:, high], x[:, low]
@@ -84,7 +84,7 @@ def _replaced(rows: Tensor, high: list[int], low: list[int], larger: Tensor, sma
 
 
 def _odd_even(n: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Comparators of odd-even transposition sort, layer by layer: where the larger and the smaller number go."""
+    """Yield the layers of odd-even transposition sort: places of the larger and of the smaller number of each pair."""
     for layer in range(n):
         high = list(range(layer % 2, n - 1, 2))
         if high:
@@ -92,11 +92,11 @@ def _odd_even(n: int) -> Iterator[tuple[list[int], list[int]]]:
 
 
 def _bitonic(n: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Comparators of a bitonic network; n need not be a power of two: it is one padded with numbers that stay last."""
+    """Yield the layers of a bitonic sorting network, cut down from the next power of two to n places."""
     size = 1 << (n - 1).bit_length()
     block = 2
     while block <= size:
-        # the first layer of a block compares mirrored places, so that all comparators point the same way
+        # the first layer of a block compares mirrored places, so that every comparator moves the larger number up
         pairs = [(start + i, start + block - 1 - i) for start in range(0, size, block) for i in range(block // 2)]
         yield _within(pairs, n)
         half = block // 4

@@ -1,23 +1,21 @@
-"""Functions of rows of scores that several losses share."""
+"""Functions of scores [B, n] that several losses share."""
 
 import torch
 from torch import Tensor
 
 
 def wide(scores: Tensor) -> Tensor:
-    """Return scores in at least single precision."""
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 
 def at_labels(table: Tensor, labels: Tensor) -> Tensor:
-    """Return the entries [B] of a table [B, n] at labels [B]."""
     return table.gather(1, labels[:, None])[:, 0]
 
 
 def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
-    """Set losses and gradients of rows with a NaN score to NaN, because comparisons and sorts lose it.
+    """Set losses and gradients of rows with a NaN score to NaN, because comparisons and sorts drop NaN.
 
-    Losses are [B], or a table [B, n]. Scores are not multiplied by 0, because a score of another row may be -inf.
+    Losses are [B], or a table [B, n]. Valid scores are not multiplied by 0, because 0 times a score of -inf is NaN.
     """
     broken = scores.isnan().any(-1, keepdim=True)
     nothing = torch.where(broken, scores, 0.0) * torch.where(broken, torch.nan, 0.0).to(scores.dtype)
@@ -25,18 +23,18 @@ def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
 
 
 def one_minus_p(nll: Tensor) -> Tensor:
-    """Return 1 - p from -log p; at least the smallest normal number, so that powers and logarithms have a slope."""
+    """Return 1 - p from -log p, clamped to the smallest normal number for finite gradients of powers and logarithms."""
     return (-torch.expm1(-nll)).clamp(min=torch.finfo(nll.dtype).tiny)
 
 
 def softmax_log_odds(logits: Tensor) -> Tensor:
-    """Return log p - log(1 - p) [B, n] of p = softmax(logits), exact if p rounds to 1.
+    """Return log p - log(1 - p) [B, n] for p = softmax(logits), precise even if p rounds to 1.
 
-    Only the largest score can have p above 1/2; its odds are taken from the sum over the other classes.
+    Only the largest score can have p above 1/2. Its odds are computed from the sum over the other classes.
     """
     top = logits.max(1, keepdim=True).indices
-    log_p = logits.log_softmax(1).scatter(1, top, -1.0)  # a placeholder: log(1 - p) has no slope at p = 1
+    log_p = logits.log_softmax(1).scatter(1, top, -1.0)  # placeholder: log(1 - p) has no finite gradient at p = 1
     score = logits.gather(1, top)
-    origin = score.detach().masked_fill(score == -torch.inf, 0.0)  # -inf has no distance to other scores
+    origin = score.detach().masked_fill(score == -torch.inf, 0.0)  # -inf - (-inf) is NaN
     rest = (logits - origin).scatter(1, top, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
     return (log_p - torch.log1p(-log_p.exp())).scatter(1, top, (score - origin) - rest)

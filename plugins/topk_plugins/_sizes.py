@@ -1,4 +1,4 @@
-"""Losses of several set sizes at once: their options, and the likelihood of a mixture."""
+"""Losses of several set sizes at once: their options, and the likelihood of a mixture of set sizes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,11 @@ from topk_registry.options import integer, numbers
 
 
 class SeveralSizes(TopKLoss):
-    """A loss of one set size or of several; its ``k`` is the largest.
+    """Base of losses with one set size or several; the attribute ``k`` is the largest.
 
     Args:
         k, k_weights: as for :func:`set_sizes`.
-        options: those of :class:`TopKLoss`.
+        options: options of :class:`TopKLoss`.
     """
 
     sizes: tuple[int, ...]
@@ -26,7 +26,6 @@ class SeveralSizes(TopKLoss):
         self.take_sizes(k, k_weights)
 
     def take_sizes(self, k: int | Sequence[int], k_weights: Sequence[float] | None) -> None:
-        """Take set sizes and their weights, which depend on each other."""
         self.sizes, self.shares, self._shown = set_sizes(k, k_weights)
         self._given = {"k": k, "k_weights": k_weights}
         vars(self).update(k=max(self.sizes), k_weights=k_weights)
@@ -41,7 +40,7 @@ class SeveralSizes(TopKLoss):
 def set_sizes(
     k: int | Sequence[int], k_weights: Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[float, ...], str]:
-    """Return the set sizes without those of weight 0, their shares, which add up to 1, and a text that shows the sizes.
+    """Return the set sizes with positive weight, their normalized weights, and the sizes as text.
 
     Example:
         >>> set_sizes([1, 5], [1, 3])
@@ -76,10 +75,10 @@ def _integers(k: Sequence[int]) -> list[int]:
 
 
 def mixture_nll(losses: Tensor, shares: Sequence[float]) -> Tensor:
-    """-log sum_j P_j exp(-losses_j) [...] of losses [J, ...], exact to rounding also where it is near 0."""
+    """Return -log sum_j P_j exp(-losses_j) [...] of losses [J, ...], without cancellation if the result is near 0."""
     least = losses.detach().amin(0)
     share = torch.tensor(shares, dtype=losses.dtype, device=losses.device).view(-1, *(1 for _ in losses.shape[1:]))
-    # if the least loss is infinite, all are: so is the result, and it has no gradient, where a mass of 0 would make NaN
+    # if all losses are infinite, the result is infinite and has no gradient; inf - inf would be NaN
     beyond = least == torch.inf
     below, losses = least.masked_fill(beyond, 0.0), losses.masked_fill(beyond, 0.0)
     return (below - torch.log1p((share * torch.expm1(below - losses)).sum(0))).masked_fill(beyond, torch.inf)

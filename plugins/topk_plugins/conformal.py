@@ -1,4 +1,4 @@
-"""Training for small prediction sets: Stutz et al. 2022, and Noorani et al. 2025 with less variance."""
+"""Training for small prediction sets: Stutz et al. 2022, and the low-variance version of Noorani et al. 2025."""
 
 from typing import ClassVar
 
@@ -8,46 +8,47 @@ from torch import Tensor
 from topk_registry import BatchLoss
 from topk_registry.options import integer, number
 
-ROUNDED = 1 + 2**-50  # more than the rounding of alpha and of its product with a number of rows
-LEAST = 1e-8  # added before the logarithm, as by the authors
+ROUNDED = 1 + 2**-50  # exceeds the rounding error of alpha times a number of rows
+LEAST = 1e-8  # added before the logarithm, as in the authors' code
 
 
 class ConformalTraining(BatchLoss):
-    r"""The size of conformal prediction sets that each batch calibrates on one half and predicts on the other.
+    r"""Size of conformal prediction sets; one half of each batch calibrates, the other half is predicted.
 
     .. math:: L = \log \frac1{|P|} \sum_{i \in P} \Bigl(1 - C_{y_i} +
         \lambda \bigl(\textstyle\sum_c C_c - \kappa\bigr)_+\Bigr) + \mu \, \text{cross-entropy}, \qquad
         C_c = \operatorname{sigmoid} \frac{\log p_c(x_i) - q}{\tau}
 
-    q is the conformal quantile of the other half: the r-th smallest :math:`\log p_{y_j}(x_j)` of m rows, where
-    :math:`r = \lfloor \alpha (m + 1) \rfloor`, at least 1. For a share of at least 1 - alpha of new images the label's
-    score is above q. C is the smoothed prediction set, so the loss penalizes large sets, and labels that sets miss, for
-    the score ``lac``.
+    P is the predicted half. q is the conformal quantile of the m rows of the calibrating half: the r-th smallest
+    :math:`\log p_{y_j}(x_j)`, where :math:`r = \lfloor \alpha (m + 1) \rfloor`, at least 1. The score of the true class
+    exceeds q for at least a share of 1 - alpha of new images. C is the smoothed prediction set with the score ``lac``.
+    The loss penalizes large sets and sets that miss the label.
 
-    The gradient of q is the gradient of the row at the quantile. With ``neighbours`` above 1 it is the mean over the
-    rows with scores nearest to q, which has less variance and a small bias (``conformal_training_low_variance``).
+    The gradient of q is the gradient of the row at the quantile. If ``neighbours`` is above 1, the gradient is the mean
+    over the rows with scores nearest to q. This mean has less variance and a small bias
+    (``conformal_training_low_variance``).
 
-    The loss is defined for a batch as a whole: there is no loss per row, and class weights, mixup and label smoothing
-    are not supported. With several processes the quantile is over the rows of all processes. If all rows of a half are
+    The loss is defined on a whole batch. There is no loss per row, and class weights, mixup and label smoothing are not
+    supported. With several processes, the quantile is over the rows of all processes. If all rows of one half are
     ignored, the loss is NaN.
 
     Use when:
-        The model will show conformal prediction sets, and their mean size counts. In the study here on feature vectors,
-        sets were as large as with cross-entropy (3.52 and 3.52 classes).
+        The model will return conformal prediction sets, and their mean size matters. In the study here on feature
+        vectors, sets were as large as with cross-entropy (3.52 and 3.52 classes).
 
     Avoid when:
-        A batch has fewer than 2 / alpha rows: the quantile is then the lowest score of the batch. Start from a trained
-        model or add cross-entropy, because with random weights all sets are alike.
+        A batch has fewer than 2 / alpha rows, because the quantile is then the lowest score. Training starts from
+        random weights, because all sets are then alike: start from a trained model or add cross-entropy.
 
     Args:
-        alpha: the share of labels that sets may miss, above 0 and below 1.
-        tau: temperature of the sets' edges, positive.
+        alpha: miscoverage, the share of labels that sets may miss, above 0 and below 1.
+        tau: temperature of the sigmoid that smooths the sets, positive.
         kappa: set size without a penalty, at least 0.
         size_weight: lambda, the weight of the size.
-        cross_entropy_weight: mu, the weight of cross-entropy beside the logarithm.
-        calibration: the share of the batch that calibrates; its first rows.
+        cross_entropy_weight: mu, the weight of the cross-entropy term.
+        calibration: share of the batch, from its first row on, that calibrates.
         neighbours: number of rows over which the gradient of the quantile is averaged.
-        ignore_index: rows with this label are left out.
+        ignore_index: rows with this label do not enter the loss.
 
     Shape: logits [B, n], labels [B] -> [].
 
@@ -99,10 +100,10 @@ class ConformalTraining(BatchLoss):
         return value
 
     def quantile(self, own: Tensor, counted: Tensor) -> Tensor:
-        """The conformal quantile [] of the labels' scores [m] that count, with the gradient of its nearest rows."""
+        """Return the conformal quantile [] of valid label scores [m], with the mean gradient of the nearest scores."""
         known = own.detach().masked_fill(~counted, torch.inf)
         count = counted.sum()
-        # as written in decimals: 0.21 of 300 are 63, not 62.99999
+        # compensates for binary rounding: 0.21 * 300 is 63, not 62.99999
         rank = ((count + 1).double() * (self.alpha * ROUNDED)).long()
         rank = torch.minimum(rank, count).clamp(min=1)
         value = known.sort().values.gather(0, (rank - 1)[None])[0]
@@ -123,23 +124,23 @@ class ConformalTraining(BatchLoss):
 
 
 class LowVarianceConformalTraining(ConformalTraining):
-    r"""``conformal_training`` with a quantile gradient of less variance: the mean over several rows.
+    r"""``conformal_training`` with a low-variance gradient of the quantile: the mean over several rows.
 
     .. math:: \nabla q \approx \frac1N \sum_{j \in \text{nearest}} \nabla \log p_{y_j}(x_j)
 
-    The N rows are those of the calibrating half whose scores are nearest to the quantile q. All else is as in
-    :class:`ConformalTraining`.
+    The mean is over the N rows of the calibrating half whose scores are nearest to the quantile q. Everything else is
+    as in :class:`ConformalTraining`.
 
     Use when:
-        You train for small sets with small batches, where the gradient of a single row is noisy. In the study here on
-        feature vectors, it did not differ from ``conformal_training``.
+        You train for small sets with small batches, in which the gradient of a single row is noisy. In the study here
+        on feature vectors, this loss did not differ from ``conformal_training``.
 
     Avoid when:
-        A batch holds few more than N rows: the mean is then over rows that are far from the quantile.
+        A batch has only a few more than N rows: the mean then includes rows far from the quantile.
 
     Args:
         alpha, tau, kappa, size_weight, cross_entropy_weight, calibration, ignore_index: as ``conformal_training``.
-        neighbours: N.
+        neighbours: N, the number of rows over which the gradient of the quantile is averaged.
 
     Shape: logits [B, n], labels [B] -> [].
 

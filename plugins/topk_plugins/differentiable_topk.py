@@ -1,12 +1,12 @@
 r"""Differentiable top-k classification: the likelihood that the label is among the first k of a relaxed ranking.
 
-A relaxed ranking is a matrix P [n, n] whose row r holds the probabilities of each class to have rank r. With the weight
-P_K(k) of each k,
+A relaxed ranking is a matrix P [n, n]. Row r has the probability of each class to have rank r. With a weight P_K(k) for
+each k, the loss is
 
     L = -log sum_k P_K(k) sum_{r <= k} P[r, y].
 
-By default, softmax replaces the first row for k = 1, as in the authors' code. Only the highest scores and the label are
-ranked.
+By default, the first row for k = 1 is replaced by softmax, as in the authors' code. Only the highest scores and the
+label are ranked.
 """
 
 import math
@@ -25,15 +25,15 @@ from topk_plugins._sizes import SeveralSizes, set_sizes
 from topk_registry import CommonOptions
 from topk_registry.options import choice, integer, number
 
-ROWS = 1 << 14  # rows of candidates at a time if a network ranks every class of every row as its label
-FEWEST = 16  # candidates, as in the paper
-LEAST = -1e30  # in place of -inf, whose difference with itself is NaN
+ROWS = 1 << 14  # number of rows per block if a network runs once per class
+FEWEST = 16  # minimum number of candidates, as in the paper
+LEAST = -1e30  # replaces -inf, because inf - inf is NaN
 
 
 class Ranking(NamedTuple):
-    """A relaxed ranking, and what each of its ranks counts."""
+    """Parameters of a relaxed ranking and the weight of each rank in the likelihood."""
 
-    weights: tuple[float, ...]  # of softmax, then of ranks 1, 2, ...
+    weights: tuple[float, ...]  # weight of softmax, then of ranks 1, 2, ...
     k: int  # at least k + 1 scores must be above -inf
     relaxation: str
     tau: float
@@ -42,7 +42,6 @@ class Ranking(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """Number of ranks that count."""
         return len(self.weights) - 1
 
 
@@ -52,30 +51,30 @@ class DifferentiableTopK(SeveralSizes):
     .. math:: L(s, y) = -\log \sum_j P_j \sum_{r \le k_j} P_{r y}
 
     Use when:
-        Several k count at once, or you compare relaxations of a ranking. Implementation of the paper; not evaluated
+        You train for several k at once, or compare relaxations of a ranking. Implementation of the paper; not evaluated
         here.
 
     Avoid when:
-        ``candidates`` is None with many classes, or a sorting network gets mixed targets (mixup, cutmix, label
-        smoothing): both are many times slower. ``topk_nll`` also takes several k, and is exact.
+        ``candidates`` is None with many classes, or a sorting network gets soft targets (mixup, CutMix, label
+        smoothing). Both are many times slower. ``topk_nll`` also takes several k and is an exact likelihood.
 
     Args:
-        k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
+        k: size of the set that should contain the label, 1 <= k <= n - 1, or several sizes.
         k_weights: weight of each k; they are divided by their sum. None: equal weights.
-        relaxation: ``"neuralsort"``, ``"softsort"``, ``"odd_even"`` or ``"bitonic"``, the last two being sorting
-            networks with soft swaps.
-        tau: temperature of the relaxation, positive; towards 0 the ranking becomes hard.
-        swap: distribution function from the difference of two scores to the probability of a swap in a network:
-            ``"cauchy"`` or ``"logistic"``.
+        relaxation: ``"neuralsort"``, ``"softsort"``, ``"odd_even"`` or ``"bitonic"``. The last two are sorting networks
+            with soft swaps.
+        tau: temperature of the relaxation, positive. As tau goes to 0, the ranking becomes hard.
+        swap: distribution function that maps the difference of two scores to the probability of a swap in a sorting
+            network: ``"cauchy"`` or ``"logistic"``.
         candidates: number of classes that are ranked: the label and the highest other scores. All other classes are
-            left out, also of the softmax. A number above every k, or None for all, which costs networks O(n^3).
-            ``"auto"`` is the larger of 16 and 2 k + 2 for the largest k. If the only k is 1 and ``top1`` is
-            ``"softmax"``, nothing is ranked and the loss is cross-entropy.
-        top1: the probabilities for k = 1: ``"softmax"``, or ``"sort"``, the first row of the ranking.
+            excluded, from the softmax too. The number must exceed every k. None ranks all classes, which costs O(n^3)
+            with a sorting network. ``"auto"`` is the larger of 16 and 2 k + 2 for the largest k; if the only k is 1 and
+            ``top1`` is ``"softmax"``, ``"auto"`` is None and the loss is cross-entropy.
+        top1: source of the probabilities for k = 1: ``"softmax"``, or ``"sort"`` for the first row of the ranking.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
-    With soft targets the loss is computed for each class as the label. NeuralSort and SoftSort need one ranking for all
-    classes; a sorting network runs once per class.
+    For soft targets, the loss is computed for each class as the label. NeuralSort and SoftSort rank once for all
+    classes. A sorting network runs once per class.
 
     Example:
         >>> DifferentiableTopK(k=[1, 3])(torch.zeros(1, 4), torch.tensor([0]))
@@ -114,7 +113,7 @@ class DifferentiableTopK(SeveralSizes):
         self.tau, self.swap = number(tau, "tau", above=0), choice(swap, "swap", ("cauchy", "logistic"))
 
     def take_sizes(self, k: int | Sequence[int], k_weights: Sequence[float] | None) -> None:
-        """Take set sizes and their weights; ``candidates`` depend on the largest."""
+        """Check and store set sizes and their weights; update ``candidates``, which may depend on the largest size."""
         candidates = _number_of(self._candidates, max(set_sizes(k, k_weights)[0]), self.top1)
         super().take_sizes(k, k_weights)
         vars(self)["candidates"] = candidates
@@ -128,7 +127,7 @@ class DifferentiableTopK(SeveralSizes):
             vars(self)["candidates"] = _number_of(self._candidates, self.k, self.top1)
 
     def ranking(self) -> Ranking:
-        """Return what each rank counts: rank r counts the shares of all k_j that are at least r."""
+        """Return the ranking with the weight of each rank r: the sum of the weights of all k_j >= r."""
         softmax = self.top1 == "softmax"
         ranked = [(k, share) for k, share in zip(self.sizes, self.shares, strict=True) if k > 1 or not softmax]
         first = sum(share for k, share in zip(self.sizes, self.shares, strict=True) if k == 1 and softmax)
@@ -144,7 +143,7 @@ class DifferentiableTopK(SeveralSizes):
         if self._is_cross_entropy:
             return F.cross_entropy(logits, labels, reduction="none")
         ranking = self.ranking()
-        # the result of a network depends on the order of the scores, and all of them keep their own
+        # if a network ranks all classes, scores keep the order of the classes, because the result depends on the order
         of_label = _of_network if self._ranks_all(logits) and self.relaxation in NETWORKS else _of_label
         return nan_if_invalid(of_label(ranking, logits, labels), logits)
 
@@ -181,10 +180,10 @@ def _number_of(candidates: int | str | None, k: int, top1: str) -> int | None:
 
 
 def _mixture(ranking: Ranking, softmax: Tensor, ranks: Tensor) -> Tensor:
-    """-log sum_r W_r P_r [...] of log P of softmax [...] and of the ranks [R, ...]."""
+    """Return -log sum_r W_r P_r [...] from log P of softmax [...] and of the ranks [R, ...]."""
     terms = torch.cat((softmax[None], ranks)) if ranking.weights[0] else ranks
     weights = [weight for weight in ranking.weights if weight]
-    shares = torch.cat([terms.new_full((1,), math.log(weight)) for weight in weights])  # nothing comes from the host
+    shares = torch.cat([terms.new_full((1,), math.log(weight)) for weight in weights])  # no copy from the CPU
     return -(terms + shares.view(-1, *(1 for _ in softmax.shape))).logsumexp(0)
 
 
@@ -200,7 +199,7 @@ def _of_label(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
 
 
 def _of_candidates(ranking: Ranking, s: Tensor) -> Tensor:
-    """The losses [B, m] of candidates [B, m], each as the label, by one ranking of all."""
+    """Return the losses [B, m] of candidates [B, m], each as the label, from one ranking."""
     kept = s > -torch.inf
     ranks = rank_logits(s / ranking.tau, ranking.ranks, ranking.relaxation).log_softmax(-1)
     softmax = torch.where(kept, s, LEAST).log_softmax(-1)
@@ -208,15 +207,15 @@ def _of_candidates(ranking: Ranking, s: Tensor) -> Tensor:
 
 
 def _checked(ranking: Ranking, kept: Tensor, loss: Tensor) -> Tensor:
-    """NaN where all but k scores or fewer are ruled out, as no set of k can leave one out."""
+    """Set the loss to NaN if at most k scores are above -inf, because every set of k then contains all of them."""
     return torch.where(kept.sum(-1, keepdim=True) > ranking.k, loss, torch.nan)
 
 
 def _table(ranking: Ranking, s: Tensor) -> Tensor:
-    """The losses [B, n] of every class.
+    """Return the losses [B, n] of every class.
 
-    The highest m classes are ranked among themselves. Every other class is the lowest of its candidates, so that its
-    ranks follow from one ranking of the m - 1 highest.
+    The highest m classes are ranked together. Any other class is the lowest of its candidates, so the ranking of the m
+    - 1 highest classes determines its rank probabilities.
     """
     m = min(ranking.candidates or s.shape[1], s.shape[1])
     top = s.topk(m, dim=1)
@@ -229,7 +228,7 @@ def _table(ranking: Ranking, s: Tensor) -> Tensor:
 
 
 def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
-    """The losses [B, n] of classes that are below all rivals [B, m - 1]; what it says of others means nothing."""
+    """Return losses [B, n] that are valid for classes below all rivals [B, m - 1]; other entries are meaningless."""
     kept = rivals > -torch.inf
     low = torch.where(kept, rivals, torch.inf).amin(-1, keepdim=True)
     low = torch.where(low < torch.inf, low, 0.0)
@@ -241,8 +240,10 @@ def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
 
 
 def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """t [R + 1, B] and its slope [R + 1]: a class d below ``low``, the least of the rivals [B, m - 1], has the log-odds
-    -(t + slope d) in softmax, and the same of each rank."""
+    """Return t [R + 1, B] and slope [R + 1]: a class at distance d below all rivals has log-odds -(t + slope d).
+
+    The first entry is for softmax, the others are for the ranks. ``low`` is the lowest of the rivals [B, m - 1].
+    """
     kept, m = rivals > -torch.inf, rivals.shape[1] + 1
     x = torch.where(kept, rivals - low, 0.0) / ranking.tau
     softmax = torch.where(kept, ranking.tau * x, LEAST).logsumexp(-1, keepdim=True)
@@ -255,29 +256,29 @@ def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tenso
 
 
 def _of_network(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
-    """The losses [B] of labels among the candidates [B, m], in the order that the network is given them."""
+    """Return the losses [B] of labels among the candidates [B, m], which the network gets in the given order."""
     kept = s > -torch.inf
     own = label[:, None]
-    column = torch.zeros_like(s).scatter(1, own, 1.0)[:, :, None]  # vmap takes no one_hot
-    chances = network(s / ranking.tau, column, ranking.relaxation, ranking.swap)[:, : ranking.ranks, 0]
+    column = torch.zeros_like(s).scatter(1, own, 1.0)[:, :, None]  # one_hot does not support vmap
+    ranks = network(s / ranking.tau, column, ranking.relaxation, ranking.swap)[:, : ranking.ranks, 0]
     softmax = torch.where(kept, s, LEAST).log_softmax(-1).gather(1, own)[:, 0]
-    loss = _mixture(ranking, softmax, log_probabilities(chances).T)
+    loss = _mixture(ranking, softmax, log_probabilities(ranks).T)
     return torch.where(s.gather(1, own)[:, 0] == -torch.inf, torch.inf, loss)
 
 
 def _network_of_all(ranking: Ranking, s: Tensor) -> Tensor:
-    """The losses [B, n] of every class, where the network ranks all in their own order."""
+    """Return the losses [B, n] of every class from one network that ranks all classes in class order."""
     every = torch.eye(s.shape[1]).to(s).expand(len(s), -1, -1)
-    chances = network(s / ranking.tau, every, ranking.relaxation, ranking.swap)[:, : ranking.ranks]
-    return _mixture(ranking, s.log_softmax(-1), log_probabilities(chances).movedim(1, 0))
+    ranks = network(s / ranking.tau, every, ranking.relaxation, ranking.swap)[:, : ranking.ranks]
+    return _mixture(ranking, s.log_softmax(-1), log_probabilities(ranks).movedim(1, 0))
 
 
 def _networks(ranking: Ranking, s: Tensor) -> Tensor:
-    """The losses [B, n] of every class by a network each: it is given the label first, so no two share one."""
+    """Return the losses [B, n] of every class from one network per class, which gets this class as its first input."""
     blocks = s.split(max(1, ROWS // s.shape[1]))
     if len(blocks) == 1:
         return _networks_of(ranking, s)
-    # computed again in the backward pass, as the networks of every class would not fit into memory
+    # recomputed in the backward pass, because the networks of all classes would not fit into memory
     return torch.cat([checkpoint(_networks_of, ranking, rows, use_reentrant=False) for rows in blocks])
 
 

@@ -1,9 +1,8 @@
-"""Rewards for well-classified examples (Zhao et al. 2022, *Well-classified Examples are Underestimated in
-Classification with Deep Neural Networks*, AAAI).
+"""Rewards for well-classified examples (Zhao et al. 2022).
 
-Cross-entropy's gradient fades as p goes to 1, so the examples a network already gets right stop shaping it. These
-losses add a bonus that grows with p: the mirror image of the loss, log(1 - p) for cross-entropy (so that, without
-truncation, the sum is minus the log-odds, whose gradient never fades) and the reversed power for squared error.
+The gradient of cross-entropy vanishes as p goes to 1. These losses add a bonus that grows with p and mirrors the loss:
+log(1 - p) for cross-entropy, the reversed power for squared error. Without truncation, cross-entropy plus its bonus is
+minus the log-odds of p, whose gradient does not vanish.
 """
 
 import math
@@ -17,7 +16,7 @@ from topk_plugins._rows import at_labels, one_minus_p
 from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss
 from topk_registry.options import choice, integer, number
 
-FLOOR = math.log(1e-5)  # the published clamp: log(1 - p) is read as log(max(1 - p, 1e-5))
+FLOOR = math.log(1e-5)  # the paper's clamp: log(1 - p) becomes log(max(1 - p, 1e-5))
 SCHEDULES = ("constant", "linear", "cosine", "exponential")
 SCHEDULED = ("bonus", "log_end")
 BASES = {"mse": 2, "mae": 1}
@@ -31,38 +30,40 @@ class Encouraging(SoftmaxLoss):
         b(p) = log(max(1 - p, 1e-5))                  for p <= LE,
         b(p) = log(1 - LE) - (p - LE) / (1 - LE)      above: its tangent, whose gradient stays bounded
 
-    The paper's bonuses: *normal*, ``log_end=1``; *conservative*, ``log_end`` of 0.75 or 0.5, for optimizers that large
-    gradients make unstable; *aggressive*, ``log_end=1, bonus_start=0.5``, which rewards only labels above one half (its
-    experiments on long-tailed data).
+    The paper has three bonuses. *Normal* is ``log_end=1``. *Conservative* is ``log_end`` of 0.75 or 0.5, for optimizers
+    that large gradients make unstable. *Aggressive* is ``log_end=1, bonus_start=0.5``, which rewards only labels with p
+    above one half, used on long-tailed data.
 
     Use when:
         Labels are clean and the network should keep learning from samples that it classifies correctly. In the studies
-        here it did not differ from cross-entropy on feature vectors and was 2.2 points of top-1 behind on images.
+        here, this loss did not differ from cross-entropy on feature vectors and was 2.2 points of top-1 behind
+        cross-entropy on images.
 
     Avoid when:
-        Labels are noisy, because it also rewards confidence in wrong labels; or probabilities must be calibrated.
+        Labels are noisy, because the bonus also rewards confidence in wrong labels; or probabilities must be
+        calibrated.
 
     Args:
-        log_end: LE, in [0, 1]. 1: no tangent.
+        log_end: LE, the p from which a tangent replaces the logarithm, in [0, 1]. 1: no tangent.
         bonus_start: labels below this p get no bonus, in [0, 1).
-        rho: the weight of the bonus. 0 is cross-entropy.
-        schedule: how ``scheduled`` grows with t = epoch / total_epochs: ``"constant"``; ``"linear"``, t; ``"cosine"``,
-            (1 - cos(pi t)) / 2; ``"exponential"``, exp(rate (t - 1)), or 1 - exp(rate t) for a negative rate.
-        scheduled: what the schedule multiplies, rho (``"bonus"``) or LE (``"log_end"``).
+        rho: weight of the bonus. At 0 the loss is cross-entropy.
+        schedule: factor of ``scheduled`` as a function of t = epoch / total_epochs: ``"constant"`` is 1; ``"linear"``
+            is t; ``"cosine"`` is (1 - cos(pi t)) / 2; ``"exponential"`` is exp(rate (t - 1)), or 1 - exp(rate t) for a
+            negative rate.
+        scheduled: what the factor multiplies: rho (``"bonus"``) or LE (``"log_end"``).
         rate: rate of the exponential schedule.
-        start_epoch: the first epoch with a bonus (deferred encouraging).
-        total_epochs: the length of the training; only a schedule needs it.
+        start_epoch: first epoch with a bonus ("deferred encouraging" in the paper).
+        total_epochs: number of training epochs; required by a schedule only.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
-    A schedule and ``start_epoch`` need a call of ``set_epoch`` before each epoch; the trainer calls it.
+    With a schedule or ``start_epoch``, call ``set_epoch`` before each epoch. ``timm train`` does so.
 
     Example:
         >>> Encouraging(log_end=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))  # minus the log-odds
         tensor(-2.)
 
-    Reference:
-        Zhao, Yang, Ren, Li, Wu, Sun. Well-classified Examples are Underestimated in Classification with Deep Neural
-        Networks. AAAI 2022. The schedules are those of the authors' published training code.
+    Reference: Zhao, Yang, Ren, Li, Wu, Sun. Well-classified Examples are Underestimated in Classification with Deep
+    Neural Networks. AAAI 2022. The schedules are those of the authors' published training code.
     """
 
     option_ranges: ClassVar = {
@@ -100,7 +101,7 @@ class Encouraging(SoftmaxLoss):
         self.total_epochs = None if total_epochs is None else integer(total_epochs, "total_epochs", at_least=0)
         if schedule != "constant" and not total_epochs:
             raise ValueError(f"schedule = {schedule!r} needs total_epochs, got {total_epochs!r}")
-        # a tensor, so that a compiled loss follows the epoch without being compiled again
+        # a tensor, so that a new epoch does not recompile the loss
         self.register_buffer("epoch", torch.zeros((), dtype=torch.float64), persistent=False)
 
     @property
@@ -108,12 +109,11 @@ class Encouraging(SoftmaxLoss):
         return (self.start_epoch or (None if self.schedule == "constant" else 1)) if self.rho else None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the schedule, counted from 0."""
         super().set_epoch(epoch)
         self.epoch.fill_(epoch)
 
     def _shares(self) -> tuple[Tensor, Tensor]:
-        """The shares of the bonus and of LE in this epoch."""
+        """Return the factors of the bonus and of LE in this epoch."""
         share, one = self._share(), torch.ones_like(self.epoch)
         bonus, log_end = (share, one) if self.scheduled == "bonus" else (one, share)
         return torch.where(self.epoch >= self.start_epoch, bonus, 0.0), log_end
@@ -140,10 +140,9 @@ class Encouraging(SoftmaxLoss):
         return nll + self.rho * bonus_share * bonus
 
     def _bonus(self, not_p: Tensor, not_end: Tensor) -> Tensor:
-        """Return the bonus from 1 - p and 1 - LE."""
         if self.log_end == 1 and self.scheduled == "bonus":
             return not_p.log().clamp(min=FLOOR)
-        # a schedule that brings LE to 1 would make the tangent steeper than the floored logarithm
+        # if a schedule brings LE to 1, the tangent would be steeper than the clamped logarithm
         not_end = not_end.clamp(min=1e-5)
         tangent = not_end.log() - 1 + not_p / not_end
         return torch.where(not_p < not_end, tangent, not_p.log())
@@ -158,29 +157,29 @@ class Mirror(ClassificationLoss):
 
         L(s, y) = 1/n sum_c [ y_c (1 - p_c)^a + (1 - y_c) p_c^a ] - rho/n sum_c [ y_c p_c^g + (1 - y_c) (1 - p_c)^g ]
 
-    with y one-hot; a = 2 for ``base="mse"``, 1 for ``"mae"``. The squared error is flat in p where p = y, and its
-    mirror image steepest. With a = g = 2 and rho = 1 the sum is the absolute error, 2 abs(p - y) - 1 a class.
+    y is one-hot, a = 2 for ``base="mse"`` and a = 1 for ``"mae"``. At p = y, the gradient of the squared error is 0 and
+    the gradient of its mirror image is largest. With a = g = 2 and rho = 1, the sum is 2 abs(p - y) - 1 per class, an
+    absolute error.
 
     Use when:
-        You repeat the paper's study of squared and absolute errors.
+        You reproduce the paper's study of squared and absolute errors.
 
     Avoid when:
-        Accuracy counts: with many classes, errors of single probabilities train slowly.
+        Accuracy matters: with many classes, training on squared or absolute errors of probabilities is slow.
 
     Args:
         base: ``"mse"`` or ``"mae"``.
-        gamma: g, the power of the bonus; the authors' experiments take 2.
-        rho: the weight of the bonus; theirs is 1. 0 leaves the plain error.
-        link: p from the scores, ``"sigmoid"`` of each or their ``"softmax"``.
+        gamma: g, exponent of the bonus. The authors' experiments use 2.
+        rho: weight of the bonus. The authors use 1. At 0 the loss is the plain error.
+        link: function from scores to p, ``"sigmoid"`` or ``"softmax"``.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
-        >>> Mirror()(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))  # p = 1/2: error and bonus cancel
+        >>> Mirror()(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))  # at p = 1/2, error and bonus cancel
         tensor(0.)
 
-    Reference:
-        Zhao, Yang, Ren, Li, Wu, Sun. Well-classified Examples are Underestimated in Classification with Deep Neural
-        Networks. AAAI 2022.
+    Reference: Zhao, Yang, Ren, Li, Wu, Sun. Well-classified Examples are Underestimated in Classification with Deep
+    Neural Networks. AAAI 2022.
     """
 
     option_ranges: ClassVar = {"base": tuple(BASES), "gamma": "(0, inf)", "rho": "[0, inf)", "link": LINKS}
@@ -201,7 +200,7 @@ class Mirror(ClassificationLoss):
 
     @property
     def power(self) -> int:
-        """The power a of the error."""
+        """Exponent a of the error."""
         return BASES[self.base]
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -223,7 +222,7 @@ class Mirror(ClassificationLoss):
         return log_p.exp(), one_minus_p(-log_p)
 
     def _terms(self, right: Tensor, wrong: Tensor) -> Tensor:
-        """Return wrong^a - rho right^gamma; for a class with y_c = 1, right is p and wrong 1 - p."""
+        """Return wrong^a - rho right^gamma; for the class of the label, right is p and wrong is 1 - p."""
         error = wrong.square() if self.power == 2 else wrong
         if self.rho == 0:
             return error

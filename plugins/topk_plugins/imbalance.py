@@ -1,4 +1,4 @@
-"""Cross-entropy for uneven classes and samples: by difficulty (focal), by margins (LDAM), by class frequencies."""
+"""Cross-entropy for imbalanced classes: focal loss, margins per class (LDAM), and class frequencies in the logits."""
 
 import math
 from collections.abc import Sequence
@@ -16,18 +16,18 @@ from topk_registry.options import integer, number
 
 
 class Focal(SoftmaxLoss):
-    """Cross-entropy that fades for well-classified samples.
+    """Focal loss: cross-entropy with less weight on well-classified samples.
 
         L(s, y) = (1 - p_y)^gamma * (-log p_y),    p = softmax(s)
 
-    Class weights multiply the whole loss and leave p_y as it is.
+    Class weights multiply the whole loss and do not change p_y.
 
     Use when:
         Easy samples far outnumber hard ones, such as background in detection.
 
     Avoid when:
-        Labels are noisy, because wrong labels are the hardest samples. In a study here on a long tail of feature
-        vectors, ``noised_topk_imbalanced`` is 2.7 points of macro top-5 ahead of it.
+        Labels are noisy, because wrong labels are the hardest samples. In a study here on feature vectors with a long
+        tail, ``noised_topk_imbalanced`` is 2.7 points of macro top-5 ahead of this loss.
 
     Args:
         gamma: exponent of 1 - p_y, at least 0; 0 is cross-entropy.
@@ -37,8 +37,7 @@ class Focal(SoftmaxLoss):
         >>> Focal(gamma=2.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
         tensor(0.0018)
 
-    Reference:
-        Lin, Goyal, Girshick, He, Dollar. Focal Loss for Dense Object Detection. ICCV 2017.
+    Reference: Lin, Goyal, Girshick, He, Dollar. Focal Loss for Dense Object Detection. ICCV 2017.
     """
 
     option_ranges: ClassVar = {"gamma": "[0, inf)"}
@@ -51,7 +50,7 @@ class Focal(SoftmaxLoss):
     def curve(self, nll: Tensor) -> Tensor:
         if self.gamma == 2.0:  # a square costs less than a power
             return nll * torch.expm1(-nll).square()
-        # for gamma < 1 the power has an infinite slope at p = 1; a class at -inf has a loss of inf, and no NaN slope
+        # clamped: for gamma < 1 the power has an infinite slope at p = 1
         return nll * one_minus_p(nll) ** self.gamma
 
     def extra_repr(self) -> str:
@@ -59,15 +58,17 @@ class Focal(SoftmaxLoss):
 
 
 class LDAM(ClassificationLoss):
-    """Cross-entropy with a required margin that grows as the label's class gets rarer, and deferred re-weighting.
+    """LDAM: cross-entropy with a required margin that is larger for rarer classes, and deferred re-weighting.
 
         L(s, y) = CE(scale * (s - m_y onehot_y), y),    m_c = max_margin * n_c^(-1/4) / max_j n_j^(-1/4)
 
-    From ``drw_epoch`` on, class c also weighs (1 - beta) / (1 - beta^n_c), normalized to a mean of 1 over classes
-    (deferred re-weighting, DRW). Made for cosine scores: see ``topk_registry.normalize_classifier``.
+    n_c is the number of training samples of class c. From ``drw_epoch`` on, class c has the additional weight (1 -
+    beta) / (1 - beta^n_c), normalized to a mean of 1 over classes (deferred re-weighting, DRW). The loss is designed
+    for cosine scores: see ``topk_registry.normalize_classifier``.
 
     Use when:
-        The tail and the training are long, with a cosine classifier (``--normalize-classifier``).
+        Class frequencies have a long tail, training is long, and the classifier is a cosine classifier
+        (``--normalize-classifier``).
 
     Avoid when:
         Epochs are few, because cosine classifiers train slowly. Try ``logit_adjustment`` first; in the study
@@ -76,11 +77,11 @@ class LDAM(ClassificationLoss):
     Args:
         class_counts: number of training samples of each class [n].
         max_margin: required margin of the rarest class.
-        scale: factor of the scores; 1 if the classifier has a scale of its own.
-        drw_epoch: first epoch with re-weighting, a whole number, or a share of ``total_epochs`` between 0 and 1
-            (the paper: 160 of 200, 0.8). None: never. Needs ``set_epoch``, which the trainer calls.
-        beta: strength of the re-weighting, in [0, 1); stronger towards 1.
-        total_epochs: length of the training, if ``drw_epoch`` is a share of it.
+        scale: factor of the scores. Set 1 if the classifier already scales its scores.
+        drw_epoch: first epoch with re-weighting: a whole number, or a share of ``total_epochs`` between 0 and 1 (in the
+            paper 160 of 200, which is 0.8). None: never. Call ``set_epoch`` before each epoch, as ``timm train`` does.
+        beta: strength of the re-weighting, in [0, 1). Values closer to 1 re-weight more.
+        total_epochs: number of training epochs, required if ``drw_epoch`` is a share.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -89,9 +90,8 @@ class LDAM(ClassificationLoss):
         >>> loss(torch.tensor([[0.3, 0.1, -0.3]]), torch.tensor([0]))
         tensor(0.2505)
 
-    Reference:
-        Cao, Wei, Gaidon, Arechiga, Ma. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss.
-        NeurIPS 2019. Weights: Cui, Jia, Lin, Song, Belongie. Class-Balanced Loss Based on Effective Number of Samples.
+    Reference: Cao, Wei, Gaidon, Arechiga, Ma. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss.
+    NeurIPS 2019. Weights: Cui, Jia, Lin, Song, Belongie. Class-Balanced Loss Based on Effective Number of Samples.
     """
 
     option_ranges: ClassVar = {"max_margin": "[0, inf)", "scale": "(0, inf)", "beta": "[0, 1)"}
@@ -118,7 +118,7 @@ class LDAM(ClassificationLoss):
         super().__init__(**common)
         self.max_margin, self.scale = number(max_margin, "max_margin", at_least=0), number(scale, "scale", above=0)
         vars(self)["beta"] = number(beta, "beta", at_least=0, below=1)
-        # options, not state: a checkpoint must load whatever the counts are
+        # not saved: a checkpoint must load for any class counts
         self.register_buffer("relative_gaps", relative_gaps(class_counts), persistent=False)
         assert class_counts is not None, "relative_gaps raises without it"
         self.register_buffer("balance", effective_number_weights(class_counts, beta), persistent=False)
@@ -130,13 +130,12 @@ class LDAM(ClassificationLoss):
         return self.drw_epoch or None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, counted from 0; from ``drw_epoch`` on, classes are re-weighted."""
         super().set_epoch(epoch)
         self.reweights = self.drw_epoch is not None and epoch >= self.drw_epoch
 
     @property
     def class_weight(self) -> Tensor | None:
-        """The given factors, times those of the re-weighting from its first epoch on."""
+        """Class weights, times the weights of the re-weighting from ``drw_epoch`` on."""
         if self.drw_epoch is None:
             return self.weight
         factor = self.balance if self.reweights else torch.ones_like(self.balance)
@@ -151,7 +150,7 @@ class LDAM(ClassificationLoss):
         return F.cross_entropy((self.scale * logits).scatter_add(1, labels[:, None], -gap), labels, reduction="none")
 
     def per_class(self, logits: Tensor) -> Tensor:
-        # log(1 + e^(gap - l)) for log-odds l; PyTorch's threshold of 20 would leave an error of 2e-9
+        # log(1 + e^(gap - l)) for log-odds l; the default threshold of 20 would cause an error of 2e-9
         return F.softplus(self._gaps(logits) - softmax_log_odds(self.scale * logits), threshold=40.0)
 
     def _gaps(self, logits: Tensor) -> Tensor:
@@ -216,19 +215,19 @@ class LogitAdjustment(BalancedSoftmax):
 
     .. math:: L(s, y) = -\log \frac{\pi_y^\tau e^{s_y}}{\sum_j \pi_j^\tau e^{s_j}}
 
-    with the share :math:`\pi_j` of class j in training. For tau = 1 the scores are consistent with the mean accuracy
-    over classes. A class without samples counts as the rarest one that has some.
+    :math:`\pi_j` is the share of class j in the training set. For tau = 1, the loss is consistent with mean accuracy
+    over classes. A class without samples gets the share of the rarest class that has samples.
 
     Use when:
-        Class frequencies are uneven and macro accuracy counts: the first loss to try on a long tail. In the study here
-        on feature vectors, +5.9 points of macro top-5 over cross-entropy.
+        Class frequencies are uneven and macro accuracy matters. Try this loss first on a long tail. In the study here
+        on feature vectors, it is 5.9 points of macro top-5 ahead of cross-entropy.
 
     Avoid when:
-        Accuracy over images counts, and new images have the class frequencies of the training set.
+        Accuracy over images matters, and new images have the class frequencies of the training set.
 
     Args:
         class_counts: number of training samples of each class [n].
-        tau: exponent of the frequencies, at least 0; 0 is cross-entropy.
+        tau: exponent of the frequencies, at least 0. At 0 the loss is cross-entropy.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -259,8 +258,6 @@ class LogitAdjustment(BalancedSoftmax):
 def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float) -> Tensor:
     """Return class weights (1 - beta) / (1 - beta^n_c) [n], normalized to a mean of 1.
 
-    A class without samples weighs as the rarest one that has some.
-
     Example:
         >>> effective_number_weights([100, 10, 1], 0.9)
         tensor([0.2393, 0.3674, 2.3932], dtype=torch.float64)
@@ -272,16 +269,16 @@ def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float
 
 
 def first_epoch(drw_epoch: Any, total_epochs: int | None) -> int | None:
-    """Return the first epoch with re-weighting from a whole number or a share of all epochs."""
+    """Return the first epoch with re-weighting, from an epoch number or a share of all epochs."""
     if total_epochs is not None:
         total_epochs = integer(total_epochs, "total_epochs", at_least=0)
     if drw_epoch is None:
         return None
     drw_epoch = number(drw_epoch, "drw_epoch", at_least=0)
     if drw_epoch > 1 and not drw_epoch.is_integer():
-        raise ValueError(f"drw_epoch must be a whole number of epochs or a share of them in (0, 1), got {drw_epoch!r}")
+        raise ValueError(f"drw_epoch must be an epoch number or a share of all epochs in (0, 1), got {drw_epoch!r}")
     if drw_epoch.is_integer():
         return int(drw_epoch)
     if total_epochs is None:
-        raise ValueError(f"drw_epoch = {drw_epoch!r} is a share of total_epochs, which is missing")
+        raise ValueError(f"drw_epoch = {drw_epoch!r} is a share of total_epochs: pass total_epochs too")
     return round(drw_epoch * total_epochs)

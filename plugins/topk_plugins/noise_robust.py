@@ -1,15 +1,15 @@
-"""Losses for labels that are wrong anywhere: generalised cross-entropy, epsilon-softmax, label-distributionally robust.
+"""Losses for labels that are wrong anywhere: generalized cross-entropy, epsilon-softmax, label-distributionally robust.
 
-Epsilon-softmax adds m to the probabilities of the k best classes T, p' = (p + m [i in T]) / (1 + k m). The paper has
-k = 1; there p' - e_t = (p - e_t) / (1 + m) for the best class t, so p' is close to one-hot. Cross-entropy of p' has the
-gradient of that of p if the label is outside T, and almost none inside.
+Epsilon-softmax adds m to the probabilities of the set T of the k best classes: p' = (p + m [i in T]) / (1 + k m). The
+paper has k = 1. Then p' - e_t = (p - e_t) / (1 + m) for the best class t, so p' is close to one-hot. If the label is
+outside T, cross-entropy of p' has the gradient of cross-entropy of p. If the label is in T, it has almost no gradient.
 
-The label-distributionally robust losses take the worst case over which class to compare with the label. With
-z_l = s_l - s_y + gap [l != y] and distributions p over the n classes,
+The label-distributionally robust losses compare the label with the worst-case distribution p over the n classes. With
+z_l = s_l - s_y + gap [l != y],
 
     L = max_p  sum_l p_l z_l - lambda KL(p || uniform)  =  lambda log mean_l exp(z_l / lambda).
 
-At lambda = 1 without a gap this is cross-entropy minus log n. ALDR-KL chooses lambda for each sample.
+At lambda = 1 without a gap, this is cross-entropy minus log n. ALDR-KL chooses lambda for each sample.
 """
 
 import math
@@ -25,29 +25,30 @@ from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss, TopKLo
 from topk_registry.losses.targets import Masses
 from topk_registry.options import number
 
-STEPS = 14  # evaluations of the divergence in ALDR-KL; three to six suffice unless two solutions nearly meet
-ROUNDING = 32.0  # times eps and the size of a term: a step may seem to go too far by this much
-SETTLED = 1000.0  # the search has ended if the last step is this much shorter than lambda_0
-HALF = -0.5  # above it log1p of a mean of expm1 has all digits, below it the logarithm of a sum has
-LEAST = -1e30  # in place of -inf, whose product with a probability of 0 is NaN
-LEAST_M = 0.1  # from this m on, 1 - (1 - p) / (1 + m) keeps the digits of p + m
+STEPS = 14  # evaluations of the divergence in ALDR-KL; 3 to 6 suffice unless two solutions nearly coincide
+ROUNDING = 32.0  # times eps and the size of a term: rounding error of a step
+SETTLED = 1000.0  # converged if lambda_0 is this many times the last step
+HALF = -0.5  # above this mean of expm1, log1p of the mean is precise; below, the logarithm of the sum is
+LEAST = -1e30  # replaces -inf, because 0 * inf is NaN
+LEAST_M = 0.1  # from this m on, 1 - (1 - p) / (1 + m) is precise
 
 
 class GeneralisedCrossEntropy(SoftmaxLoss):
-    r"""Cross-entropy whose logarithm is a power: samples that the network finds unlikely count less.
+    r"""Generalized cross-entropy: a power replaces the logarithm, so that samples with unlikely labels get less weight.
 
     .. math:: L(s, y) = \frac{1 - p_y^q}{q}, \qquad p = \mathrm{softmax}(s)
 
     Use when:
-        Labels are wrong anywhere, and top-1 accuracy counts. ``q`` goes from cross-entropy (0) to a robust absolute
-        error (1). In the study here over four kinds of noise, q = 0.3 gained 2.0 points of top-1.
+        Labels are wrong anywhere, and top-1 accuracy matters. ``q`` interpolates between cross-entropy (0) and the
+        absolute error (1), which is robust to wrong labels. In the study here over four kinds of noise, q = 0.3 gained
+        2.0 points.
 
     Avoid when:
-        Labels are clean or classes are many: near q = 1 unlikely labels have almost no gradient, and training starts
-        slowly. The default is the paper's q = 0.7.
+        Labels are clean, or there are many classes: near q = 1, training starts slowly. The default is the paper's q =
+        0.7.
 
     Args:
-        q: in (0, 1]; towards 0 it is cross-entropy, 1 is half of the absolute error of p.
+        q: exponent in (0, 1]. As q goes to 0, the loss becomes cross-entropy; at 1 it is half the absolute error of p.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -73,19 +74,19 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
 
 
 class EpsilonSoftmax(TopKLoss):
-    r"""Cross-entropy of epsilon-softmax, with the absolute error beside it, for noisy labels.
+    r"""Cross-entropy of epsilon-softmax plus an absolute error, for noisy labels.
 
     .. math:: L(s, y) = -\alpha \log \frac{p_y + m\,[y \in T]}{1 + k m} + 2 \beta (1 - p_y),
         \qquad p = \mathrm{softmax}(s)
 
-    T holds the k classes of largest score; with ties, those above the (k + 1)-th largest. At k = 1 it is the paper's
-    loss. Other k are an extension of this package. The gradient of the first term vanishes once the label is among the
-    k best. The second term keeps a gradient, so choose a small ``beta``. At m = 0 and beta = 0 the loss is alpha times
-    cross-entropy. The loss jumps when the label enters T, and its minimum is about alpha log k.
+    T is the set of the k best classes; with ties, of the classes above the (k + 1)-th largest score. At k = 1 this is
+    the paper's loss; larger k are an extension of this package. The gradient of the first term vanishes once the label
+    is in T. The gradient of the second term does not, so choose a small ``beta``. At m = 0 and beta = 0, the loss is
+    alpha times cross-entropy. The loss is discontinuous where the label enters T, and its minimum is about alpha log k.
 
     Use when:
-        Labels are wrong anywhere and top-1 accuracy counts. In the study here over four kinds of noise, k = 1 gained
-        1.5 points of top-1; k = 5 was 5.4 points of top-5 behind cross-entropy.
+        Labels are wrong anywhere and top-1 accuracy matters. In the study here over four kinds of noise, k = 1 gained
+        1.5 points of top-1, and k = 5 was 5.4 points of top-5 behind cross-entropy.
 
     Avoid when:
         Labels are clean, because a label in T has almost no gradient; or you cannot tune ``alpha`` and ``m``: the
@@ -93,11 +94,11 @@ class EpsilonSoftmax(TopKLoss):
 
     Args:
         k: size of the set, 1 <= k < n.
-        m: what is added to the probabilities of the set, at least 0. The authors take 100 to 100,000.
-        alpha: factor of the cross-entropy of epsilon-softmax, at least 0. The authors take 0.001 to 0.1.
+        m: number that is added to the probabilities of the classes in T, at least 0. The authors use 100 to 100,000.
+        alpha: factor of the cross-entropy of epsilon-softmax, at least 0. The authors use 0.001 to 0.1.
         beta: factor of the absolute error, at least 0.
-        floor: lower bound on the probability inside the logarithm, in [0, 1). The paper's equations have none; the
-            authors' code has 1e-8, so that with m = 10,000 a label with p below 0.0001 has no gradient.
+        floor: lower bound on the probability inside the logarithm, in [0, 1). The paper's equations have no such bound.
+            The authors' code has 1e-8: with m = 10,000, a label with p below 0.0001 then has no gradient.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -140,8 +141,8 @@ class EpsilonSoftmax(TopKLoss):
         return torch.where(excluded, self._loss(nll.new_full((), torch.inf), None).detach(), table)
 
     def _loss(self, nll: Tensor, among: Tensor | None) -> Tensor:
-        """Return the loss from -log p, and from whether the class is among the k best."""
-        apart = math.log1p((self.k - 1) * (self.m / (1 + self.m)))  # log((1 + k m) / (1 + m)); m may be huge
+        """Return the loss from -log p and from whether the label is in T."""
+        apart = math.log1p((self.k - 1) * (self.m / (1 + self.m)))  # log((1 + k m) / (1 + m)) without overflow
         log_sum = math.log1p(self.m) + apart
         not_p = -torch.expm1(-nll)
         error = 2 * self.beta * not_p
@@ -164,18 +165,18 @@ class EpsilonSoftmax(TopKLoss):
 
 
 class LDRKL(ClassificationLoss):
-    r"""LDR-KL: log-mean-exp of the lead of each class over the label, plus a gap.
+    r"""LDR-KL: log-mean-exp of each score minus the score of the label, plus a gap.
 
     .. math:: L(s, y) = \lambda \log \frac1n \sum_l \exp\frac{s_l - s_y + c\,[l \ne y]}{\lambda}
 
-    It may be negative: with all scores alike and no gap it is 0.
+    The loss may be negative. With equal scores and no gap it is 0.
 
     Use when:
         You want a required margin and a temperature in cross-entropy, or a baseline for ``aldr_kl``. Implementation of
         the paper; not evaluated here.
 
     Avoid when:
-        You would not tune ``temperature`` and ``gap``: at temperature 1 and gap 0 it is cross-entropy minus a constant.
+        You do not tune the options: at temperature 1 and gap 0, the loss is cross-entropy minus a constant.
 
     Args:
         temperature: lambda, positive.
@@ -211,10 +212,10 @@ class LDRKL(ClassificationLoss):
         return torch.where(mean > HALF, near, self.temperature * (nll - math.log(logits.shape[1])))
 
     def _near(self, s: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the losses from exponentials minus 1, which keep their digits at a large temperature, and the mean."""
-        a = s.detach().amax(-1, keepdim=True)  # fixed: the losses do not depend on the origin
+        """Return the losses from the mean of expm1, and this mean; precise at a large temperature."""
+        a = s.detach().amax(-1, keepdim=True)  # detached: the losses do not depend on the origin
         own = (score - a) / self.temperature
-        less = math.expm1(-self.gap / self.temperature)  # the label's own exponential has no gap
+        less = math.expm1(-self.gap / self.temperature)  # the term of the label has no gap
         mean = ((s - a) / self.temperature).expm1().mean(-1, keepdim=True) + less / s.shape[1] * own.exp()
         return self.gap + (a - score) + self.temperature * mean.clamp(min=HALF).log1p(), mean
 
@@ -229,29 +230,28 @@ class ALDRKL(ClassificationLoss):
         - \frac{\alpha \log n}{2 \lambda_0} (\lambda - \lambda_0)^2, \qquad
         \lambda = \lambda_0 \Bigl(1 - \frac{\mathrm{KL}(p \,\|\, \text{uniform})}{\alpha \log n}\Bigr)
 
-    with p = softmax(z / lambda). The second equation says that lambda maximises the first; the largest solution is
-    taken. The authors spread the fixed-point iteration from lambda_0 over the epochs, one step each, in a table of all
-    samples; here it is carried through at once, by steps of Newton's, and needs no table. A clear sample gets a small
-    lambda, down to lambda_0 (1 - 1 / alpha).
+    Here z_l = s_l - s_y + gap [l != y] and p = softmax(z / lambda). The second equation says that lambda maximizes the
+    first; the largest solution is used. The authors store lambda for every sample and do one step of a fixed-point
+    iteration per epoch. This implementation solves for lambda in every call with Newton's method and stores nothing. A
+    clear sample gets a small lambda, at least lambda_0 (1 - 1 / alpha).
 
-    For small alpha the loss is not continuous: lambda jumps when two solutions merge as the scores change, and single
-    and double precision may then select different solutions. For alpha below 1.2 the solution found is not always the
-    largest.
+    For small alpha, the loss is not continuous: lambda jumps when two solutions merge as the scores change. Near a
+    jump, single and double precision may differ. For alpha below 1.2, the solution found is not always the largest.
 
-    For a distribution q over labels, z = s - q s + gap (1 - q), as in the authors' code: one lambda per row, instead of
-    the expectation over the classes. With class weights w, the loss of a row is sum_c w_c q_c times the loss of the
-    distribution proportional to w q.
+    For a distribution q over labels, z = s - q s + gap (1 - q), as in the authors' code. There is one lambda per row,
+    and the loss is not the expectation over labels. With class weights w, the loss of a row is sum_c w_c q_c times the
+    loss of the distribution proportional to w q.
 
     Use when:
-        Labels are wrong anywhere and you cannot clean them: clear samples get a small temperature, doubtful samples a
-        large one. In the study here over four kinds of noise, it gained 1.2 points of top-1.
+        Labels are wrong anywhere and you cannot clean them. Clear samples get a small temperature, doubtful samples a
+        large one. In the study here over four kinds of noise, this loss gained 1.2 points of top-1.
 
     Avoid when:
-        Labels are clean, or a step must be as fast as with cross-entropy: each row solves for its temperature.
+        Labels are clean, or a step must be as fast as with cross-entropy: the loss solves for a temperature per row.
 
     Args:
         temperature: lambda_0, the largest lambda, positive.
-        alpha: above 1; the larger, the less lambda adapts.
+        alpha: above 1. The larger alpha, the less lambda adapts.
         gap: c, at least 0: required margin of the label.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
@@ -276,7 +276,7 @@ class ALDRKL(ClassificationLoss):
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         own = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]
         x = torch.where(own, logits, logits + self.gap)
-        a = x.detach().amax(-1, keepdim=True)  # fixed: the losses do not depend on the origin
+        a = x.detach().amax(-1, keepdim=True)  # detached: the losses do not depend on the origin
         return nan_if_invalid(self._above(x - a) + (a - logits.gather(1, labels[:, None]))[:, 0], logits)
 
     def per_class(self, logits: Tensor) -> Tensor:
@@ -286,7 +286,7 @@ class ALDRKL(ClassificationLoss):
         return nan_if_invalid(self._above(x - a) + (a[..., 0] - logits), logits)
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the loss of a distribution, which is not the expectation of its labels' losses."""
+        """Return the loss of a distribution over labels, which is not the expectation of the losses of its labels."""
         if masses.labels is not None and masses.even is None and masses.labels.shape[1] == 1:
             return None
         s = masses.usable(logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits)
@@ -299,21 +299,21 @@ class ALDRKL(ClassificationLoss):
         return nan_if_invalid(mass[:, 0] * (self._above(x - a) + ahead), s)
 
     def _above(self, z: Tensor) -> Tensor:
-        """Return the maximum [...] over lambda for z [..., n] up to 0."""
+        """Return the maximum [...] over lambda for z [..., n] <= 0."""
         z, log_n = z.clamp(min=LEAST), math.log(z.shape[-1])
         stiffness = self.alpha * log_n / self.temperature
         lam = self._solve(z.detach(), stiffness)
-        # a Newton step makes lambda a function of z, so that derivatives of the gradient are right
+        # a Newton step makes lambda a differentiable function of z, for second derivatives
         divergence, slope, _ = _divergence(z, lam)
         excess = stiffness * (self.temperature - lam) - divergence
         steepness = (stiffness + slope).detach()
-        # at a fold lambda jumps: steps that are still long there give no derivative
+        # where two solutions merge, the search has not converged: no derivative there
         stable = steepness * self.temperature > SETTLED * excess.detach().abs()
         lam = lam + torch.where(stable, excess / torch.where(stable, steepness, 1.0), 0.0)
         return lam * _log_mean_exp(z / lam[..., None]) - 0.5 * stiffness * (lam - self.temperature) ** 2
 
     def _solve(self, z: Tensor, stiffness: float) -> Tensor:
-        """Return the largest lambda [...] by Newton steps from above, halved where they go beyond the solution."""
+        """Return the largest lambda [...] by Newton steps from above, with bisection if a step passes the solution."""
         least = self.temperature * (1 - 1 / self.alpha)
         rounding = ROUNDING * torch.finfo(z.dtype).eps * self.temperature
 
@@ -322,8 +322,8 @@ class ALDRKL(ClassificationLoss):
             return lam, self.temperature - lam - divergence / stiffness, 1 + slope / stiffness, concave
 
         lam, step, steepness, concave = tried(torch.full_like(z[..., 0], self.temperature))
-        low = torch.full_like(lam, -torch.inf)  # the last lambda beyond the solution
-        certain = torch.zeros_like(concave)  # no Newton step can go beyond it
+        low = torch.full_like(lam, -torch.inf)  # the last lambda below the solution
+        certain = torch.zeros_like(concave)  # True where no further Newton step can pass the solution
         for _ in range(STEPS - 1):
             certain = certain | (concave & (step <= 0))
             newton = lam + step / torch.where(steepness > 0, steepness, 1.0)
@@ -340,16 +340,16 @@ class ALDRKL(ClassificationLoss):
 
 
 def _log_mean_exp(u: Tensor) -> Tensor:
-    """Return log mean exp [...] of u [..., n] up to 0, exact if all are close to 0."""
+    """Return log mean exp [...] of u [..., n] <= 0, precise if all u are close to 0."""
     mean = u.expm1().mean(-1)
     near = mean.clamp(min=HALF).log1p()
     return torch.where(mean > HALF, near, u.logsumexp(-1) - math.log(u.shape[-1]))
 
 
 def _divergence(z: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return KL(p || uniform) [...], p = softmax(z / lambda), its slope in lambda, and whether it is concave."""
+    """Return KL(p || uniform) [...] of p = softmax(z / lambda), its derivative in lambda, and whether it is concave."""
     u = z / lam[..., None]
-    ahead = u - _log_mean_exp(u)[..., None]  # log p + log n, which is small where all u are close to 0
+    ahead = u - _log_mean_exp(u)[..., None]  # log(n p), precise near 0
     p = ahead.exp() / z.shape[-1]
     divergence = torch.where(p == 0, 0.0, p * ahead).sum(-1)
     centred = torch.where(p == 0, 0.0, ahead - divergence[..., None]).detach()

@@ -1,14 +1,13 @@
 """Noised top-k losses: the calibrated top-k hinge, smoothed by Gaussian noise on its threshold.
 
-A score above the (k+1)-th largest is in the top k, so (1 + s_[k+1] - s_y)_+ is a hinge whose minimizer ranks the k most
-likely classes first. Its gradient reaches only two scores, too few for a deep network. Noise on the scores spreads it
-over all classes that may be the (k+1)-th.
+The hinge is (1 + s_[k+1] - s_y)_+, where s_[j] is the j-th largest score. Its minimizer ranks the k most likely classes
+first. The gradient reaches only two scores, which is too few for a deep network. With noise on the scores, the gradient
+reaches every class that may be the (k+1)-th.
 
-The noise comes from torch's global generator, as dropout's does: seed it with ``torch.manual_seed``.
+The noise comes from the global generator of torch: seed it with ``torch.manual_seed``.
 
-Reference:
-    Garcin, Servajean, Joly, Salmon. Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced
-    classification. ICML 2022.
+Reference: Garcin, Servajean, Joly, Salmon. Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced
+classification. ICML 2022.
 """
 
 from collections.abc import Sequence
@@ -26,26 +25,25 @@ from topk_registry.options import integer, number
 
 
 class NoisedTopK(TopKLoss):
-    """The balanced noised top-k loss.
+    """Balanced noised top-k loss: a hinge on the (k+1)-th largest score, smoothed by Gaussian noise.
 
         L(s, y) = (1 + E_Z[(s + eps Z)_[k+1]] - s_y)_+
 
     Use when:
-        k answers are shown and labels are wrong within groups of similar classes. In the studies here, 1.3 to 1.7
-        points of top-5 ahead of cross-entropy on feature vectors and 6.6 to 8.0 on images.
+        You show k answers and labels are wrong within groups of similar classes. In the studies here, this loss is 1.3
+        to 1.7 points of top-5 ahead of cross-entropy on feature vectors and 6.6 to 8.0 on images.
 
     Avoid when:
-        Results must repeat without a seed, because it draws noise for every row. With a very small ``epsilon`` the
-        gradient reaches few scores and training does not start.
+        Results must be reproducible without a seed, because the loss draws noise for every row. With a very small
+        ``epsilon``, the gradient reaches few scores and training does not start.
 
     Args:
         k: size of the set, 1 <= k <= n - 1.
-        epsilon: standard deviation of the noise, in the unit of the scores; 0 is the calibrated hinge.
+        epsilon: standard deviation of the noise, in units of the scores. At 0 the loss is the calibrated hinge.
         num_samples: number of draws of the noise per row.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
-        >>> import torch
         >>> NoisedTopK(k=1, epsilon=0.0)(torch.tensor([[2.0, 1.5, -3.0]]), torch.tensor([0]))
         tensor(0.5000)
     """
@@ -67,11 +65,12 @@ class NoisedTopK(TopKLoss):
         self.epsilon = number(epsilon, "epsilon", at_least=0)
         self.num_samples = integer(num_samples, "num_samples", at_least=1)
 
-    def fused(self, logits: Tensor, masses: Masses) -> Tensor:
-        """Return the rows' losses [B], or their sum [], by the perturbed operator."""
+    def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
+        if masses.labels is None or masses.shares is None or masses.even is not None:
+            return None
         return perturbed_hinge(
-            logits, masses, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples, alpha=self.margin(logits),
-            scale=self.scale, sums=self.reduction != "none" and logits.shape[0] > 0,
+            logits, masses.labels, masses.shares, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples,
+            alpha=self.margin(logits), scale=self.scale, sums=self.reduction != "none" and logits.shape[0] > 0,
         )  # fmt: skip
 
     def per_class(self, logits: Tensor) -> Tensor:
@@ -80,7 +79,7 @@ class NoisedTopK(TopKLoss):
         return self.scale * (gap + threshold[:, None] - logits).clamp(min=0)
 
     def margin(self, logits: Tensor) -> float | Tensor:
-        """Return how far the score of a class, as the label, must be above the threshold: one for all, or each [n]."""
+        """Return the margin by which a class's score must exceed the threshold: one number, or one per class [n]."""
         return 1.0
 
     def extra_repr(self) -> str:
@@ -88,34 +87,33 @@ class NoisedTopK(TopKLoss):
 
 
 class NoisedTopKImbalanced(NoisedTopK):
-    """The imbalanced noised top-k loss: rare classes get larger required gaps.
+    """Imbalanced noised top-k loss: rarer classes get larger margins.
 
         L(s, y) = scale * (m_y + E_Z[(s + eps Z)_[k+1]] - s_y)_+,   m_c = max_margin * (min_j n_j / n_c)^(1/4)
 
-    It is meant for scores in [-1, 1], the cosines of normalized features and weights; ``scale`` multiplies the loss.
-    ``epsilon`` and the margins m_c are in the unit of the cosines. The paper uses epsilon = 0.01. In a short training,
-    so little noise leaves some frequent classes among the k best of every image, because no gradient reaches them.
+    The loss is designed for scores in [-1, 1], the cosines of normalized features and weights. ``epsilon`` and the
+    margins m_c are in units of the cosine. The paper uses epsilon = 0.01. In short training, such small noise leaves
+    some frequent classes in the top k of every image, because no gradient reaches these classes.
 
     Use when:
-        k answers are shown, the tail is long and macro accuracy counts; with a cosine classifier
-        (``--normalize-classifier``). In the study here on feature vectors, 1.7 points of macro top-5 ahead of
-        cross-entropy.
+        You show k answers, classes have a long tail, macro accuracy matters, and the classifier is a cosine classifier
+        (``--normalize-classifier``). In the study here on feature vectors, this loss is 1.7 points of macro top-5 ahead
+        of cross-entropy.
 
     Avoid when:
-        Classes are balanced (use ``noised_topk``), or the classifier is linear: its scores have no fixed scale.
+        Classes are balanced (use ``noised_topk``), or the classifier is linear, because its scores have no fixed scale.
 
     Args:
         k: size of the set, 1 <= k <= n - 1.
-        class_counts: number of training samples of each class [n]; the trainer passes it. A class without samples gets
-            the margin of the rarest class that has some.
-        epsilon: standard deviation of the noise, in the unit of the scores.
+        class_counts: number of training samples of each class [n]; ``timm train`` passes it. A class without samples
+            gets the margin of the rarest class that has samples.
+        epsilon: standard deviation of the noise, in units of the scores.
         num_samples: number of draws of the noise per row.
-        max_margin: the required gap of the rarest class.
+        max_margin: margin of the rarest class.
         scale: factor of the loss.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
-        >>> import torch
         >>> loss = NoisedTopKImbalanced(k=1, class_counts=[16, 1, 1], epsilon=0.0, max_margin=0.5, scale=10)
         >>> loss(torch.tensor([[0.5, 0.75, -0.5]]), torch.tensor([0]))
         tensor(2.5000)
@@ -140,7 +138,7 @@ class NoisedTopKImbalanced(NoisedTopK):
     ) -> None:
         super().__init__(k, epsilon=epsilon, num_samples=num_samples, **common)
         self.scale, self.max_margin = number(scale, "scale", above=0), number(max_margin, "max_margin", at_least=0)
-        # an option, not a state: a checkpoint must load whatever the counts are
+        # not saved: a checkpoint must load for any class counts
         self.register_buffer("relative_gaps", relative_gaps(class_counts), persistent=False)
 
     def margin(self, logits: Tensor) -> Tensor:

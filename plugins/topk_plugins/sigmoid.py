@@ -1,4 +1,4 @@
-"""Squared and absolute error of sigmoid outputs: the baselines that keep a gradient to well-classified examples."""
+"""Squared and absolute error of sigmoid outputs: baselines of the paper on well-classified examples."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from topk_registry import ClassificationLoss
 
 
 class _SigmoidLoss(ClassificationLoss):
-    """mean_j |p_j - [j = c]|^a with p = sigmoid(s); 1 - p is taken as sigmoid(-s), exact if p rounds to 1."""
+    """Mean over j of |p_j - [j = c]|^a for p = sigmoid(s). 1 - p is sigmoid(-s), which is precise if p rounds to 1."""
 
     power: int
 
@@ -32,7 +32,7 @@ class SigmoidMSE(_SigmoidLoss):
         You want the baseline of the paper below.
 
     Avoid when:
-        Classes are many: the gradient of an unlikely label vanishes. Use ``bce``.
+        There are many classes, because the gradient of an unlikely label vanishes. Use ``bce``.
 
     Args:
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
@@ -57,7 +57,7 @@ class SigmoidMAE(_SigmoidLoss):
         You want the baseline of the paper below.
 
     Avoid when:
-        Accuracy counts: the gradient of an unlikely label vanishes, and with many classes training does not start.
+        Accuracy matters: the gradient of an unlikely label vanishes, and with many classes training does not start.
 
     Args:
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.

@@ -1,11 +1,11 @@
 """Smooth top-k SVM and top-k likelihood.
 
-With x = s / (k tau) and l_y the log-odds of the label being in a random k-set drawn in proportion to prod exp(x), both
-losses are tau softplus(alpha / tau - l_y). In terms of the margin m_y = k tau l_y, a smooth gap between the score of
-the label and the k-th best other, that is a softened hinge on alpha - m_y / k.
+Let x = s / (k tau), and let l_y be the log-odds that the label is in a random set of k classes with probability
+proportional to prod exp(x). Both losses are tau softplus(alpha / tau - l_y). The margin m_y = k tau l_y is a smooth gap
+between the score of the label and the k-th best other score. So both losses are a softened hinge on alpha - m_y / k.
 
-Several k at once are a mean of such losses, or one likelihood -tau log sum_j P_j sigmoid(l_y^(j) - alpha / tau), in
-which all k share one x. The likelihood is that of Petersen et al. on these marginals.
+For several k, the loss is the mean of such losses, or one likelihood -tau log sum_j P_j sigmoid(l_y^(j) - alpha / tau)
+in which all k share one x. The likelihood is the loss of Petersen et al. on these marginals.
 
 References: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018. Petersen,
 Kuehne, Borgelt, Deussen, *Differentiable Top-k Classification Learning*, ICML 2022.
@@ -38,22 +38,22 @@ class SmoothTopKSVM(SeveralSizes):
         - \tau \log \sum_{|S| = k,\; S \ni y} \exp \frac{\frac1k \sum_{j \in S} s_j}{\tau}
 
     Use when:
-        k answers are shown, and labels are wrong within groups of similar classes or images are few: the gradient
-        vanishes once the label is among the k best by the required margin.
+        You show k answers, and labels are wrong within groups of similar classes or images are few. The gradient
+        vanishes once the label is in the top k by the required margin.
 
     Avoid when:
-        One answer is shown, because it does not train the order of the k best; or macro accuracy on a long tail counts
-        (use ``logit_adjustment``).
+        You show one answer, because the loss does not train the order of the k best. Macro accuracy on a long tail
+        matters: use ``logit_adjustment``.
 
     Args:
-        k: size of the set that should hold the label, 1 <= k <= n - 1, or several sizes.
-        tau: temperature, positive; towards 0 the loss becomes ``topk_svm``. The paper uses 0.1 on ImageNet and 1 on
-            CIFAR-100.
-        alpha: required margin, at least 0: the gradient vanishes once the label leads the k-th best other score by more
-            than k alpha. One number, or one per class [n].
+        k: size of the set that should contain the label, 1 <= k <= n - 1, or several sizes.
+        tau: temperature, positive. As tau goes to 0, the loss becomes ``topk_svm``. The paper uses 0.1 on ImageNet and
+            1 on CIFAR-100.
+        alpha: required margin, at least 0: one number, or one per class [n]. The gradient vanishes once the score of
+            the label exceeds the k-th best other score by more than k alpha.
         k_weights: weight of each k; they are divided by their sum. None: equal weights.
-        combine: how several k become one loss: ``"mean"``, the mean of their losses, each as if it were alone, or
-            ``"likelihood"``, -tau log sum_j P_j exp(-L_j / tau_j) with one temperature max(k) tau for all of them.
+        combine: how several k become one loss. ``"mean"`` is the weighted mean of the losses of each k.
+            ``"likelihood"`` is -tau log sum_j P_j exp(-L_j / tau_j) with one temperature max(k) tau for all k.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Shape: logits [B, n]; target [B] int64, a distribution [B, n] or a :class:`LabelMixture`.
@@ -99,20 +99,21 @@ class SmoothTopKSVM(SeveralSizes):
 
     @property
     def temperature(self) -> float:
-        """Temperature k tau of the top-k marginals that this loss trains; of several k the largest."""
+        """Temperature k tau of the top-k marginals; for several k, with the largest k."""
         return self.k * self.tau
 
     def of_linear(
         self, features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor | LabelMixture, **spread: Any
     ) -> Tensor:
-        """Return the loss of ``F.linear(features, weight, bias)``, a chunk of the classes at a time.
+        """Return the loss of ``F.linear(features, weight, bias)``, computed for one chunk of classes at a time.
 
         Args:
-            features, weight, bias, target: as in ``linear_smooth_topk``; other ranks may hold further classes.
+            features, weight, bias, target: as in ``linear_smooth_topk``; ``weight`` may be the classes of this rank
+                only.
             spread: further options of that function, such as ``process_group``, ``num_classes`` and ``sample``.
         """
         if not self._is_linear:
-            raise ValueError("combine='likelihood' needs all scores at once; several k of a layer take combine='mean'")
+            raise ValueError("combine='likelihood' needs all scores at once: with a linear layer, set combine='mean'")
 
         def loss(k: int) -> Tensor:
             return linear_smooth_topk(
@@ -127,11 +128,10 @@ class SmoothTopKSVM(SeveralSizes):
 
     @property
     def _is_linear(self) -> bool:
-        """Whether the loss is a weighted sum of hinges."""
         return len(self.sizes) == 1 or self.combine == "mean"
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the rows' losses [B] by the operator; None for a likelihood of several k."""
+        """Return the losses of the rows [B] from the operator; None for a likelihood of several k."""
         if not self._is_linear:
             return None
         alpha, sums = self._checked_alpha(logits), self.reduction != "none" and logits.shape[0] > 0
@@ -150,7 +150,7 @@ class SmoothTopKSVM(SeveralSizes):
                 share * _table(logits, k, self.tau, alpha) for k, share in zip(self.sizes, self.shares, strict=True)
             ]
             return torch.stack(tables).sum(0)
-        # tau_k = max(k) tau / k gives all k one temperature; alpha / tau, the shift of the log-odds, stays
+        # tau_k = max(k) tau / k gives all k the same temperature; alpha / tau, the shift of the log-odds, is unchanged
         scales = [(k, self.k / k) for k in self.sizes]
         tables = [_table(logits, k, f * self.tau, f * alpha) / (f * self.tau) for k, f in scales]
         return self.tau * mixture_nll(torch.stack(tables), self.shares)
@@ -175,22 +175,21 @@ def _table(logits: Tensor, k: int, tau: float, alpha: Tensor) -> Tensor:
 
 
 class TopKNLL(SmoothTopKSVM):
-    r"""Negative log-likelihood of the label being in the top-k set: -tau log pi_y, ``smooth_topk_svm`` at alpha = 0.
+    r"""Negative log-likelihood that the label is in the top-k set: ``smooth_topk_svm`` at alpha = 0.
 
     .. math:: L(s, y) = -\tau \log \pi_y, \qquad x = s / (k \tau)
 
-    The marginals :math:`\pi` are those of the head that ``TopKHead.of_loss(loss)`` makes,
-    ``TopKHead(k, temperature=k * tau)``. For k = 1 and tau = 1 it is cross-entropy. The options are those of
-    :class:`SmoothTopKSVM` without ``alpha``; with several k and ``combine="likelihood"`` it is
-    -tau log sum_j P_j pi_y^(j).
+    ``TopKHead.of_loss(loss)``, which is ``TopKHead(k, temperature=k * tau)``, computes the same marginals :math:`\pi`.
+    For k = 1 and tau = 1, the loss is cross-entropy. The options are those of :class:`SmoothTopKSVM` without ``alpha``.
+    For several k with ``combine="likelihood"``, the loss is -tau log sum_j P_j pi_y^(j).
 
     Use when:
-        k answers are shown with their marginals: it is the likelihood of what the head predicts. No study here finds a
-        difference from ``smooth_topk_svm`` in accuracy.
+        You show k answers with their marginals, because the loss is the likelihood under these marginals. No study here
+        finds a difference in accuracy from ``smooth_topk_svm``.
 
     Avoid when:
-        One answer is shown, or labels are noisy: unlike with ``smooth_topk_svm``, the gradient does not vanish for
-        labels among the k best.
+        You show one answer, or labels are noisy: unlike with ``smooth_topk_svm``, the gradient does not vanish for
+            labels in the top k.
 
     Example:
         >>> create_loss("topk_nll", k=1)(torch.zeros(1, 4), torch.tensor([0]))

@@ -1,13 +1,14 @@
-r"""Soft top-k operators with one threshold per row, whose k may be any real number between 0 and n.
+r"""Soft top-k operators with one threshold per row, for any real k between 0 and n.
 
-SoftTopK has sigmoids, LapSum distribution functions F of the Laplace law, F(u) = e^u / 2 for u <= 0, else 1 - e^-u / 2:
+SoftTopK uses the sigmoid, LapSum the distribution function F of the Laplace distribution, F(u) = e^u / 2 for u <= 0 and
+1 - e^-u / 2 for u > 0:
 
     p_i = sigmoid(s_i / tau - b)   or   p_i = F(s_i / tau - b),   with b such that sum_i p_i = k.
 
-For F, the sum between two neighboring scores is m - B e^b + A e^-b, with m scores above b, A = sum e^{x_i} / 2 over
-those below and B = sum e^-{x_i} / 2 over those above (x = s / tau), so b follows from sorted scores and one quadratic.
-That b is within log 2 of the threshold for sigmoids, where Newton steps end the search. All is computed in double
-precision; a Newton step at the solution gives b its first derivative, two steps its second.
+Let x = s / tau. For F, the sum is m - B e^b + A e^-b between two neighboring scores, where m scores are above b,
+A = sum e^{x_i} / 2 over the scores below b, and B = sum e^-{x_i} / 2 over the scores above b. Hence sorting and one
+quadratic equation give b. For sigmoids, this b is within log 2 of the solution, and Newton steps refine it. All is
+computed in double precision. One Newton step at the solution gives b its first derivative, two steps its second.
 """
 
 import math
@@ -22,8 +23,8 @@ from topk_plugins._rows import at_labels
 from topk_registry import ClassificationLoss, CommonOptions
 from topk_registry.options import number
 
-REACH = 600.0  # e^600 is a double; if k is no whole number, b lies within log(n / |k - m|) of a score
-STEPS = 5  # from log 2 to below a double's rounding
+REACH = 600.0  # e^600 is finite; unless k is an integer, b is within log(n / |k - m|) of a score
+STEPS = 5  # Newton steps from an error of log 2 to double precision
 
 
 class _OneThreshold(ClassificationLoss):
@@ -41,7 +42,7 @@ class _OneThreshold(ClassificationLoss):
             raise ValueError(f"k must be below the number of classes: k = {self.k:g}, logits have {n}")
 
     def threshold(self, x: Tensor) -> Tensor:
-        """Return b [B] of rows x = s / tau [B, n] in double precision."""
+        """Return b [B] for rows x = s / tau [B, n] in double precision."""
         raise TypeError(f"{type(self).__name__} must define threshold(x [B, n]) -> [B]")
 
     def nll(self, u: Tensor) -> Tensor:
@@ -65,18 +66,18 @@ class SoftTopK(_OneThreshold):
 
     .. math:: L(s, y) = -\log p_y, \qquad p_i = \sigma\Bigl(\frac{s_i}{\tau} - b\Bigr), \qquad \sum_i p_i = k
 
-    For several labels, give a distribution over them: the paper's loss is the mean over the labels.
+    For several labels per row, pass a distribution over the labels: the paper's loss is the mean over the labels.
 
     Use when:
-        k is not an integer, or you compare soft top-k operators. Implementation of the paper; on 1000 classes of drawn
-        feature vectors it is behind ``smooth_topk_svm`` in top-50 at k = 50.
+        k is not an integer, or you compare soft top-k operators. Implementation of the paper. On generated feature
+        vectors of 1000 classes, this loss is behind ``smooth_topk_svm`` in top-50 at k = 50.
 
     Avoid when:
-        k is an integer below 100: ``topk_nll`` is the exact likelihood of the label being in the top-k set.
+        k is an integer below 100: ``topk_nll`` is the exact likelihood that the label is in the top-k set.
 
     Args:
         k: number of selected classes, a real number with 0 < k < n.
-        tau: temperature, positive; towards 0 the weights become the hard top-k. The paper's alpha is 1 / tau.
+        tau: temperature, positive. As tau goes to 0, the weights become the hard top-k. The paper's alpha is 1 / tau.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -95,7 +96,7 @@ class SoftTopK(_OneThreshold):
         return self._step(x, self._step(x, b))
 
     def _step(self, x: Tensor, b: Tensor) -> Tensor:
-        """Return b after a Newton step, with tails relative to the largest."""
+        """Return b after a Newton step. Terms are scaled by the largest tail to avoid underflow."""
         above, distance, nearest = _distances(x, b)
         small = (-distance).exp()
         tails = (nearest - distance).exp() / (1 + small)
@@ -107,22 +108,22 @@ class SoftTopK(_OneThreshold):
 
 
 class LapSum(_OneThreshold):
-    r"""Negative log of the label's weight in LapSum's soft top-k.
+    r"""Negative log of the label's weight in a LapSum soft top-k.
 
     .. math:: L(s, y) = -\log p_y, \qquad p_i = F\Bigl(\frac{s_i - b}{\tau}\Bigr), \qquad \sum_i p_i = k
 
-    F is the distribution function of the Laplace law.
+    F is the distribution function of the Laplace distribution.
 
     Use when:
-        k is not an integer, or you compare soft top-k operators. Implementation of the paper; on 1000 classes of drawn
-        feature vectors it is behind ``smooth_topk_svm`` in top-50 at k = 50.
+        k is not an integer, or you compare soft top-k operators. Implementation of the paper. On generated feature
+        vectors of 1000 classes, this loss is behind ``smooth_topk_svm`` in top-50 at k = 50.
 
     Avoid when:
-        k is an integer: ``topk_nll`` is the exact likelihood, and does not sort each row in double precision.
+        k is an integer: ``topk_nll`` is the exact likelihood and does not sort each row in double precision.
 
     Args:
         k: number of selected classes, a real number with 0 < k < n.
-        tau: temperature, positive; towards 0 the weights become the hard top-k.
+        tau: temperature, positive. As tau goes to 0, the weights become the hard top-k.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -138,7 +139,6 @@ class LapSum(_OneThreshold):
         return self._step(x, self._step(x, b))
 
     def _step(self, x: Tensor, b: Tensor) -> Tensor:
-        """Return b after a Newton step, with tails relative to the largest."""
         above, distance, nearest = _distances(x, b)
         tails = 0.5 * (nearest - distance).exp()
         rest = _excess(above, nearest, self.k) + torch.where(above, -tails, tails).sum(-1)
@@ -150,35 +150,35 @@ class LapSum(_OneThreshold):
 
 
 def _distances(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which scores are above b, the distances [B, n] from b, and the least of them [B, 1]."""
+    """Return which scores are above b [B, n], the distances from b [B, n], and the smallest distance [B, 1]."""
     above = (x > b[:, None]).detach()
     distance = torch.where(above, x - b[:, None], b[:, None] - x)  # the derivative of abs() is 0 at a score equal to b
     return above, distance, distance.detach().amin(-1, keepdim=True)
 
 
 def _excess(above: Tensor, nearest: Tensor, k: float) -> Tensor:
-    """Return by how much the scores above b outnumber k, in units of the largest tail [B]."""
+    """Return the number of scores above b minus k [B], in units of the largest tail."""
     excess = above.sum(-1).to(nearest.dtype) - k
     return torch.where(excess == 0, 0.0, excess * nearest[:, 0].clamp(max=REACH).exp())
 
 
 def laplace_threshold(x: Tensor, k: float) -> Tensor:
-    """Return b [B] with sum_i F(x_i - b) = k of rows x [B, n], F(u) = e^u / 2 for u <= 0, else 1 - e^-u / 2.
+    """Return b [B] with sum_i F(x_i - b) = k for rows x [B, n]; without a derivative.
 
-    Sums of exponentials are kept as logarithms, so that any gap between scores is bridged. It has no derivative.
+    Sums of exponentials are stored as logarithms, so that large gaps between scores do not overflow.
     """
     n = x.shape[1]
     x = x.detach().sort(-1, descending=True).values
     below = x.flip(-1).logcumsumexp(-1).flip(-1)  # log sum of e^x over ranks j, j + 1, ... n
     above = (-x).logcumsumexp(-1)  # log sum of e^-x over ranks 1, ... j
     ranks = torch.arange(1, n + 1, dtype=x.dtype, device=x.device)
-    sums = ranks - 0.5 * (above + x).exp() + 0.5 * ((below - x).exp() - 1)  # sum_i F(x_i - x_j), rising with j
+    sums = ranks - 0.5 * (above + x).exp() + 0.5 * ((below - x).exp() - 1)  # sum_i F(x_i - x_j), increasing in j
     m = (sums < k).sum(-1, keepdim=True)  # the number of scores above b
     nothing = torch.full_like(x[:, :1], -torch.inf)
     log_a = torch.cat((below, nothing), 1).gather(1, m)[:, 0]  # log 2A
     log_b = torch.cat((nothing, above), 1).gather(1, m)[:, 0]  # log 2B
     excess = m[:, 0].to(x.dtype) - k
-    # B v^2 - excess v - A = 0 for v = e^b, by the form of the root that adds
+    # B v^2 - excess v - A = 0 for v = e^b, in the form of the root without cancellation
     product = torch.where(excess == 0, log_a + log_b, log_a + log_b - 2 * excess.abs().log())
     root = torch.where(excess == 0, product / 2, excess.abs().log() + torch.log1p(torch.sqrt(1 + product.exp())))
     return torch.where(excess >= 0, root - log_b, log_a - root)

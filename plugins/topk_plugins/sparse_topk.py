@@ -1,9 +1,9 @@
-r"""Sparse top-k: the hard top-k mask, smoothed by a quadratic term so that it stays sparse.
+r"""Sparse top-k: the hard top-k mask, smoothed by a quadratic term such that it stays sparse.
 
     mask(x, k) = argmax_mu  x mu - |mu|^2 / 2  over 0 <= mu <= 1, sum mu = k  =  clip(x - theta, 0, 1),  x = s / tau
 
-is Sander et al.'s top-k mask for p = 2. The loss compares the value of this maximum with that of the best mu that holds
-the label entirely, as the smooth top-k SVM does with sums over sets. It is the sparsemax loss for k = 1.
+is the top-k mask of Sander et al. for p = 2. The loss is the value of this maximum minus the maximum over masks with
+mu_y = 1. For k = 1 it is the sparsemax loss.
 """
 
 from typing import ClassVar
@@ -24,19 +24,19 @@ class SparseTopK(TopKLoss):
     .. math:: L(s, y) = \tau \Bigl(\max_{\mu} \Omega(\mu) - \max_{\mu: \mu_y = 1} \Omega(\mu)\Bigr), \qquad
         \Omega(\mu) = \frac{s^\top \mu}{\tau} - \frac12 \|\mu\|^2
 
-    over :math:`0 \le \mu \le 1, \sum_i \mu_i = k`. The mask is the paper's for p = 2; the loss is this
-    package's construction on it. It is 0 if the mask contains the label entirely, which holds when its score exceeds
-    the (k+1)-th by tau, as with a hinge. Gradients are differences of two masks, and sparse.
+    over :math:`0 \le \mu \le 1, \sum_i \mu_i = k`. The mask is the paper's for p = 2. The loss on this mask is a
+    construction of this package. The loss is 0 if :math:`\mu_y = 1` in the best mask, which is the case if the score of
+    the label exceeds the (k+1)-th largest by tau. Gradients are differences of two masks and sparse.
 
     Use when:
         Gradients should be exactly zero for classes that do not compete for the k places. Not evaluated here.
 
     Avoid when:
-        Speed counts: each row solves small problems in double precision. ``topk_nll`` is the dense counterpart.
+        Speed matters: each row solves small problems in double precision. ``topk_nll`` is the dense counterpart.
 
     Args:
-        k: size of the set that should hold the label, 1 <= k <= n - 1.
-        tau: strength of the quadratic term, positive; towards 0 the mask becomes hard.
+        k: size of the set that should contain the label, 1 <= k <= n - 1.
+        tau: strength of the quadratic term, positive. As tau goes to 0, the mask becomes the hard top-k.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -69,10 +69,10 @@ class SparseTopK(TopKLoss):
         return nan_if_invalid((self.tau * _gains(x, self.k)).to(s.dtype), s)
 
     def _relative(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores, and x = s / tau in double precision relative to the k-th largest."""
+        """Return the scores, and x = s / tau in double precision minus its k-th largest entry."""
         s = torch.where(logits == torch.inf, torch.nan, logits)
         x = s.double() / self.tau
-        # scores more than 2 above the k-th largest are entirely in every mask, and cancel
+        # scores more than 2 above the k-th largest have mu = 1 in every mask and cancel
         return s, (x - x.detach().topk(self.k, dim=-1).values[:, -1:]).clamp(max=2)
 
     def extra_repr(self) -> str:
@@ -80,19 +80,18 @@ class SparseTopK(TopKLoss):
 
 
 def _gains(x: Tensor, k: int) -> Tensor:
-    """The losses [B, n] of every class in units of tau."""
     mask, theta = topk_mask(x, k)
     u = x - theta
     own = torch.where(u > 0, (1 - mask) ** 2 / 2, 0.5 - u)
     half = torch.where(mask < 1, mask**2 / 2, u - 0.5)
-    if k == 1:  # the mask of none of the others
+    if k == 1:  # the other classes have a mask of size 0
         return torch.where(mask < 1, own + (half.sum(-1, keepdim=True) - half), 0.0)
 
     falling, order = u.detach().sort(-1, descending=True)
-    # between 0, where all others add up to k - 1 or more, and 1: scores below 0 are out for all of them, above 2 whole
+    # thresholds are in [0, 1]: for every label, scores below 0 have mu = 0 and scores above 2 have mu = 1
     ends = _threshold_of_others(u.detach().clamp(-1, 2), k - 1).clamp(0, 1)
-    first = torch.searchsorted(-falling, -(1 + ends), right=True)  # how many are entirely in the mask of the others
-    last = torch.searchsorted(-falling, -ends)  # and how many are in it at all
+    first = torch.searchsorted(-falling, -(1 + ends), right=True)  # number of classes with mu = 1
+    last = torch.searchsorted(-falling, -ends)  # number of classes with mu > 0
     in_window = (u > ends) & (u < 1 + ends)
 
     def of_window(each: Tensor) -> Tensor:
@@ -109,9 +108,8 @@ def _gains(x: Tensor, k: int) -> Tensor:
 
 
 def _gain(x: Tensor, label: Tensor, k: int) -> Tensor:
-    """The loss [B] of x [B, n] in units of tau."""
     mask, theta = topk_mask(x, k)
-    theta = theta.detach()  # it cancels between masks of one sum
+    theta = theta.detach()  # cancels, because all masks have the same sum
     held = x.gather(1, label[:, None]) - theta - 0.5
     if k > 1:
         place = torch.arange(x.shape[1] - 1, device=x.device)
@@ -121,37 +119,36 @@ def _gain(x: Tensor, label: Tensor, k: int) -> Tensor:
 
 
 def _value(x: Tensor, mask: Tensor, theta: Tensor) -> Tensor:
-    """(x - theta) mu - |mu|^2 / 2 [B, 1]."""
     return (torch.where(mask == 0, 0.0, (x - theta) * mask) - mask**2 / 2).sum(-1, keepdim=True)
 
 
 def topk_mask(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """clip(x - theta, 0, 1) [B, n], which adds up to k, and theta [B, 1]."""
+    """Return the mask clip(x - theta, 0, 1) [B, n], whose rows sum to k, and theta [B, 1]."""
     theta = _threshold(x.detach(), k)
     free = (x > theta) & (x < theta + 1)
-    fixed = (x - theta).detach().clamp(0.0, 1.0)  # without a gradient, also where a score is at the threshold itself
+    fixed = (x - theta).detach().clamp(0.0, 1.0)  # detached, also for a score equal to the threshold
     excess = torch.where(free, x - theta, fixed).sum(-1, keepdim=True) - k
-    # a step of Newton's changes theta by rounding, and makes it a function of x
+    # a Newton step makes theta a differentiable function of x and changes it by rounding only
     moving = theta + excess / free.sum(-1, keepdim=True).clamp(min=1)
     return torch.where(free, x - moving, fixed), moving
 
 
 def _threshold(x: Tensor, k: int) -> Tensor:
-    """Return theta [B, 1], where the mask adds up to k: the highest, where there are several."""
+    """Return the largest theta [B, 1] for which the mask sums to k."""
     last, next_one = x.topk(k + 1, dim=-1).values[:, -2:].split(1, dim=-1)
-    points, active, sums = _line(torch.minimum(x, last + 1))  # those further above are entirely in
-    place = ((sums < k).sum(-1, keepdim=True) - 1).clamp(min=0)  # a row of NaN has none
+    points, active, sums = _line(torch.minimum(x, last + 1))  # larger scores have mu = 1 as well
+    place = ((sums < k).sum(-1, keepdim=True) - 1).clamp(min=0)  # no such place in a row of NaN
     theta = points.gather(1, place) - (k - sums.gather(1, place)) / active.gather(1, place)
     return torch.where(last - next_one >= 1, last - 1, theta)
 
 
 def _threshold_of_others(x: Tensor, k: int) -> Tensor:
-    """Where the mask of all classes but one adds up to k, [B, n], for each class that is left out."""
+    """Return for each class the threshold [B, n] at which the mask of all other classes sums to k."""
     points, active, sums = _line(x)
     count, place, step = points.shape[1], torch.zeros_like(x, dtype=torch.int64), 1
     while 2 * step < count:
         step *= 2
-    while step:  # to the last point where the sum is below k
+    while step:  # binary search for the last point at which the sum is below k
         after = (place + step).clamp(max=count - 1)
         without = sums.gather(1, after) - (x - points.gather(1, after)).clamp(0.0, 1.0)
         place = torch.where((place + step < count) & (without < k), after, place)
@@ -163,10 +160,14 @@ def _threshold_of_others(x: Tensor, k: int) -> Tensor:
 
 
 def _line(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The mask's sum as a function of theta: points [B, 2 n], how many classes change below each, and the sums there.
+    """Return the sum of the mask as a piecewise linear function of theta.
 
-    As theta falls, class i enters at x_i and is in entirely at x_i - 1. Between these points the sum is linear in
-    theta, so theta follows from the points in descending order.
+    As theta decreases, class i enters the mask at x_i and reaches mu = 1 at x_i - 1.
+
+    Returns:
+        The points x_i and x_i - 1 [B, 2 n] in descending order, the number of classes that change below each point, and
+        the
+        sum at each point.
     """
     points, order = torch.cat((x, x - 1), 1).sort(-1, descending=True)
     active = torch.where(order < x.shape[1], 1.0, -1.0).to(x.dtype).cumsum(-1)

@@ -1,8 +1,8 @@
 """Top-k hinge losses: the label's score must exceed the k-th best other score by a required margin.
 
-Write s_[j] for the j-th largest score of a row and s\\y for the scores without the label's. A top-k error occurs if
+s_[j] is the j-th largest score of a row, and s\\y are the scores without the label's. A top-k error occurs if
 (s\\y)_[k] exceeds s_y, so a hinge on that difference is an upper bound. The four losses here compare s_y with different
-scores. Yang and Koyejo show which of them are consistent with top-k error.
+scores. Yang and Koyejo show which of these losses are consistent with top-k error.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from topk_registry import CommonOptions, TopKLoss
 
 
 class TopKSVM(TopKLoss):
-    r"""Top-k multiclass SVM, the limit of the smooth top-k SVM at temperature 0.
+    r"""Top-k multiclass SVM: the limit of the smooth top-k SVM at temperature 0.
 
     .. math:: L(s, y) = \max\bigl(\tfrac1k ((s_{\setminus y})_{[k]} - s_y) + \alpha_y,\; 0\bigr)
 
@@ -30,8 +30,8 @@ class TopKSVM(TopKLoss):
 
     Args:
         k: size of the set in which the label should be, 1 <= k < n.
-        alpha: required margin, at least 0: the loss is 0 once the label leads the k-th best other score by k alpha. One
-            number, or one per class [n].
+        alpha: required margin, at least 0: one number, or one per class [n]. The loss is 0 once the score of the label
+            exceeds the k-th best other score by k alpha.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -93,12 +93,12 @@ class TopKSVM(TopKLoss):
 
 
 class TopKHinge(TopKLoss):
-    r"""Top-k hinge: the label must exceed its k-th best rival by 1.
+    r"""Top-k hinge: the score of the label must exceed the k-th best other score by 1.
 
     .. math:: L(s, y) = \bigl(1 + (s_{\setminus y})_{[k]} - s_y\bigr)_+
 
     Use when:
-        You want a baseline, or start from trained weights.
+        You want a baseline, or you start from trained weights.
 
     Avoid when:
         A deep network starts from random weights: the gradient reaches two scores per row, and training does not start.
@@ -123,14 +123,14 @@ class TopKHinge(TopKLoss):
 
 
 class TopKHingeConvex(TopKLoss):
-    r"""Convex top-k hinge: the label must reach the mean of the k largest scores once every rival is raised by 1.
+    r"""Convex top-k hinge: the label must reach the mean of the k largest scores, with 1 added to all other scores.
 
     .. math:: L(s, y) = \Bigl(\tfrac1k \sum_{j=1}^k (s + 1 - \mathbf{1}_y)_{[j]} - s_y\Bigr)_+
 
-    The k largest of those are the k - 1 best rivals, raised, and the better of the k-th and the label.
+    The mean is over the k - 1 best other scores plus 1, and the larger of the k-th best plus 1 and the label's score.
 
     Use when:
-        You want a convex top-k loss of a linear model, or a baseline.
+        You want a convex top-k loss for a linear model, or a baseline.
 
     Avoid when:
         A deep network starts from random weights: the gradient reaches few scores per row. Use ``smooth_topk_svm``.
@@ -159,17 +159,17 @@ class TopKHingeConvex(TopKLoss):
         return nan_if_invalid(losses, logits)
 
     def _hinge(self, better: Tensor, last: Tensor, score: Tensor) -> Tensor:
-        """Return the loss from the sum of the k - 1 best rivals, the k-th rival and the label's score."""
+        """Return the loss from the sum of the k - 1 best other scores, the next best of them and the label score."""
         return ((better + self.k - 1 + torch.maximum(last + 1, score)) / self.k - score).clamp(min=0)
 
 
 class TopKHingeCalibrated(TopKLoss):
-    r"""Top-k calibrated hinge: the label must exceed the (k+1)-th of all scores by 1.
+    r"""Top-k calibrated hinge: the score of the label must exceed the (k+1)-th largest of all scores by 1.
 
     .. math:: L(s, y) = \bigl(1 + s_{[k+1]} - s_y\bigr)_+
 
     Use when:
-        You want the hinge whose minimizer ranks the true top k, for convex models or from trained weights.
+        You want the hinge whose minimizer ranks the true top k, for linear models or from trained weights.
 
     Avoid when:
         A deep network starts from random weights: the gradient reaches two scores per row. ``noised_topk`` is the
@@ -195,15 +195,15 @@ class TopKHingeCalibrated(TopKLoss):
 
 
 def _ranked(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k + 1 largest scores and their classes, [B, k + 1]; NaN in rows with a NaN, which topk puts first."""
+    """Return the k + 1 largest scores and their classes, [B, k + 1]; scores are NaN in rows with a NaN."""
     top, index = s.topk(k + 1, dim=1)
     return torch.where(top[:, :1].isnan(), torch.nan, top), index
 
 
 def _best_rival(s: Tensor, k: int) -> Tensor:
-    """Return (s without c)_[k] of every class c [B, n]: s_[k+1] for the k classes on top and s_[k] for the others.
+    """Return for each class c the k-th largest score without c [B, n]: s_[k+1] for the top k classes, else s_[k].
 
-    Ties are broken by topk's choice of classes, so that a gradient reaches one class only.
+    Ties are broken as topk does, so that the gradient reaches one class only.
     """
     top, index = _ranked(s, k)
     is_top = torch.zeros_like(s, dtype=torch.bool).scatter(1, index[:, :k], True)
@@ -211,7 +211,7 @@ def _best_rival(s: Tensor, k: int) -> Tensor:
 
 
 def _lead_of_rival(s: Tensor, labels: Tensor, k: int) -> Tensor:
-    """Return (s without y)_[k] - s_y [B]; both scores are gathered at once, for one gradient of the size of s."""
+    """Return (s without y)_[k] - s_y [B]. One gather for both scores needs only one gradient of the size of s."""
     top, index = _ranked(s.detach(), k)
     is_top = (index[:, :k] == labels[:, None]).any(1)
     rival = torch.where(is_top, index[:, k], index[:, k - 1])

@@ -30,7 +30,7 @@ def test_a_conforming_loss(capsys):
     assert cli.main(["check", "scaled", "--loss-opt", "scale=2.0", "--num-classes", "7"]) == 0
     *lines, summary = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["returns_differentiable_scalar", "passed"]
-    assert "weight_scales_rows                    skipped   takes no option weight" in lines
+    assert "weights_scale_rows                    skipped   takes no option weight" in lines
     assert {line.split()[1] for line in lines} == {"passed", "skipped"}
     assert summary == f"{sum(' passed' in x for x in lines)} passed, {sum(' skipped' in x for x in lines)} skipped"
 
@@ -49,7 +49,7 @@ def test_expected_failures_are_no_failures_and_must_fail(capsys):
     assert cli.main(["check", "scaled", "--loss-opt", "scale=-1", "--expect", "prefers_the_label"]) == 0
     assert "prefers_the_label                     expected" in capsys.readouterr().out
     assert cli.main(["check", "scaled", "--expect", "prefers_the_label"]) == 1
-    assert "but passes: no longer list it" in capsys.readouterr().out
+    assert "but passes: remove it from the list" in capsys.readouterr().out
 
 
 def test_unknown_names_and_options(capsys):

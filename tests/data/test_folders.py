@@ -65,7 +65,7 @@ def test_files_of_other_formats_and_empty_folders_are_counted(make):
 @pytest.mark.parametrize(
     ("paths", "words"),
     [
-        (["dogs/other/1.png", "cats/other/1.png"], "two class folders are called 'other'"),
+        (["dogs/other/1.png", "cats/other/1.png"], "two class folders are named 'other'"),
         (["cat/1.png", "stray.png"], "outside of class folders, such as stray.png"),
         (["cat/"], r"no images \(.jpg, .png\)"),
         (["cat/1.webp", "cat/2.webp"], "2 .webp.*; .*no images"),  # what was skipped comes first
@@ -118,7 +118,7 @@ def test_unknown_folders_are_skipped_on_request():
 
 
 def test_two_classes_of_one_name_are_an_error():
-    with pytest.raises(FolderError, match="several classes called 'crane'"):
+    with pytest.raises(FolderError, match="several classes named 'crane'"):
         class_map(["crane", "owl"], ["crane", "owl", "crane"])
     assert class_map(["owl"], ["crane", "owl", "crane"]).numbers == {"owl": 1}
 
@@ -164,4 +164,4 @@ def test_a_weak_model_is_accepted(n, accuracy):  # chance adds to these
 
 
 def test_chance_is_a_problem():
-    assert "chance is 8.3%" in agreement(*labelled(12, 30, 0.0), list(map(str, range(12)))).problem
+    assert "random guesses have 8.3%" in agreement(*labelled(12, 30, 0.0), list(map(str, range(12)))).problem

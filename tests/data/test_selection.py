@@ -148,7 +148,7 @@ def test_the_next_image_of_the_selection_replaces_an_unreadable_one(capsys):
     part = Selection(data, np.array([1, 3, 4, 7]), targets=np.array([5, 6, 7, 8]))
     assert [part[i] for i in range(4)] == [(1, 5), (7, 8), (7, 8), (7, 8)]
     assert capsys.readouterr().err.count("cannot read") == 2
-    with pytest.raises(UnreadableImageError, match="in a row"):
+    with pytest.raises(UnreadableImageError, match="consecutive images"):
         Selection(data, np.array([3, 4]))[0]
 
 

@@ -332,7 +332,7 @@ def test_large_k_against_the_recursion_in_logarithms(n, k, kind):
         (lambda: KSubset(torch.zeros(4, dtype=torch.int64), 1), "floating point"),
         (lambda: KSubset(torch.zeros(4), 1, temperature=0.0), "temperature must be a finite number above 0"),
         (lambda: KSubset(torch.tensor([0.0, -INF, -INF]), 2, validate_args=True), "k logits above -inf"),
-        (lambda: KSubset(torch.tensor([0.0, math.nan, 0.0]), 2, validate_args=True), "none that is inf or NaN"),
+        (lambda: KSubset(torch.tensor([0.0, math.nan, 0.0]), 2, validate_args=True), "no logit that is inf or NaN"),
         (lambda: KSubset(torch.zeros(4), 2, validate_args=True).log_prob(torch.ones(4)), "within the support"),
         (
             lambda: KSubset(torch.zeros(4), 2, validate_args=True).log_prob(torch.tensor([1, 1])),
@@ -340,8 +340,8 @@ def test_large_k_against_the_recursion_in_logarithms(n, k, kind):
         ),
         (lambda: KSubset(torch.zeros(4), 2, validate_args=True).log_prob(torch.tensor([1, 4])), r"in \[0, 3\], got 4"),
         (lambda: KSubset(torch.zeros(40), 20).enumerate_support(), "more than 1000000"),
-        (lambda: KSubset(torch.zeros(2, 4), torch.tensor([1, 2])).enumerate_support(), "give k as a number"),
-        (lambda: KSubset(torch.zeros(2, 4), torch.tensor([1, 2])).sample_indices(), "one k for all rows"),
+        (lambda: KSubset(torch.zeros(2, 4), torch.tensor([1, 2])).enumerate_support(), "pass k as a number"),
+        (lambda: KSubset(torch.zeros(2, 4), torch.tensor([1, 2])).sample_indices(), "same k for all rows"),
     ],
 )
 def test_misuse_is_an_error_that_says_so(make, message):

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from PIL import Image
@@ -42,17 +41,6 @@ def export(made_once: Callable[..., Path]) -> Callable[..., Path]:
         return made[key]
 
     return once
-
-
-@pytest.fixture(scope="session")
-def head_session() -> Callable[[Path], Any]:
-    """A session of the head alone of an exported file."""
-
-    def session(path: Path) -> Any:
-        head = graph.head_model(onnx.load(str(path)))
-        return onnxruntime.InferenceSession(head.SerializeToString(), providers=["CPUExecutionProvider"])
-
-    return session
 
 
 @pytest.fixture(scope="session")

@@ -172,6 +172,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         ({"k": 3, "dtype": "int8"}, "dtype"),
         ({"k": 3, "task": "regression"}, "task"),
         ({"k": 3, "class_names": ["a"]}, "12 class names"),
+        ({"k": 3, "class_names": ["a\nb", *"bcdefghijkl"]}, "one line of text"),
     ],
     ids=str,
 )
@@ -318,11 +319,15 @@ class Attention(nn.Module):
         return self.fc(q.mean((1, 2, 3)))
 
 
-@pytest.mark.slow
-def test_fused_attention_is_switched_off_in_the_exported_copy_only(tmp_path):
+def test_fused_attention_is_switched_off_in_the_exported_copy_only():
     model = Attention()
-    assert export_onnx(model, tmp_path, data_config=DATA).is_file()
-    assert model.fused_attn
+    backbone, n = _prepare(load_source(model, data_config=DATA))
+    assert (model.fused_attn, backbone.fused_attn, n) == (True, False, 6)
+
+
+@pytest.mark.slow
+def test_attention_that_is_not_fused_exports(tmp_path):
+    assert export_onnx(Attention(), tmp_path, data_config=DATA).is_file()
 
 
 @pytest.mark.slow
@@ -333,8 +338,8 @@ def test_a_file_of_unknown_normalization_takes_arrays_only(tmp_path, picture):
     assert metadata_of(path).k == 1
     predictor = Predictor(path, device="cpu", threads=1)
     assert predictor.run(np.zeros((2, 3, 8, 8), np.float32))["logits"].shape == (2, 2)
-    with pytest.raises(ModelFileError, match="does not say how images become its input"):
+    with pytest.raises(ModelFileError, match="preprocessing of images is unknown"):
         predictor([picture("red")])
     assert verify_file(path)["passed"]
-    with pytest.raises(ModelFileError, match="does not say"), pytest.warns(UserWarning, match="arrays only"):
+    with pytest.raises(ModelFileError, match="images is unknown"), pytest.warns(UserWarning, match="arrays only"):
         export_onnx(tiny(2), tmp_path, in_graph=True, data_config=config)

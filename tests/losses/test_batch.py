@@ -43,7 +43,7 @@ def test_rows_that_are_ignored_are_as_if_they_were_not_there():
 def test_what_has_no_label_is_refused():
     s, label = batch()
     for target in (s.softmax(-1), tr.LabelMixture.mixed(label, label.flip(0), 0.7)):
-        with pytest.raises(ValueError, match=r"Spread needs one label an image .* mixup, cutmix"):
+        with pytest.raises(ValueError, match=r"Spread needs one label per image .* Mixup, CutMix"):
             Spread()(s, target)
     with pytest.raises(ValueError, match="Spread needs at least 2 rows in a batch, got 1"):
         Spread()(s[:1], label[:1])

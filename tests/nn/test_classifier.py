@@ -133,7 +133,7 @@ def test_a_model_without_a_classifier_is_an_error(model):
 
 def test_a_wide_convolution_cannot_be_normalised():
     model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten())
-    with pytest.raises(ValueError, match="only a plain 1 x 1"):
+    with pytest.raises(ValueError, match="only a 1 x 1"):
         normalize_classifier(model)
 
 

@@ -13,11 +13,6 @@ def batch(n: int, *, scale: float = 2.0, dtype: torch.dtype = torch.float64) -> 
     return (scale * torch.randn(B, n, dtype=dtype)).requires_grad_(), torch.arange(B) % n
 
 
-def mixtures(n: int) -> Tensor:
-    """Distributions over labels [B, n]."""
-    return torch.rand(B, n, dtype=torch.float64).softmax(-1)
-
-
 def softmax(row: list[float]) -> list[float]:
     z = [math.exp(s - max(row)) for s in row]
     return [e / sum(z) for e in z]

@@ -80,19 +80,6 @@ def test_ties_share(loss, share):
 
 
 @each_loss
-def test_a_class_that_is_ruled_out(loss, share):
-    s, y = scores(1), torch.tensor([1])
-    s[0, 4] = -torch.inf
-    leaf = s.clone().requires_grad_()
-    value = loss(3)(leaf, y)
-    value.backward()
-    kept = s.isfinite()[0]
-    torch.testing.assert_close(value, loss(3)(s[:, kept], y))
-    assert leaf.grad.isfinite().all()
-    assert leaf.grad[0, 4] == 0
-
-
-@each_loss
 def test_k_must_be_below_the_number_of_classes(loss, share):
     with pytest.raises(ValueError, match="k = 9"):
         loss(9)(scores(), torch.arange(6))

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from topk_registry import create_loss
-
-studies = pytest.importorskip("topk_studies.studies", reason="pip install --editable plugins/topk_studies")
-runner = pytest.importorskip("topk_studies.runner", reason="pip install --editable plugins/topk_studies")
-pytestmark = pytest.mark.slow
+from topk_registry.train import TrainConfig
+from topk_studies import glyphs, runner, studies
+from topk_studies.baselines import smooth_topk_svm
+from topk_studies.command import main
 
 STUDY = studies.Study(
     "?", "-", {"a": {"noise": 0.0}}, (studies.Contestant("ce"), studies.Contestant("focal")), "top5", ("top5",)
@@ -38,6 +38,31 @@ def test_a_rate_is_chosen_on_validation_and_losses_are_compared_seed_by_seed(tmp
     assert rows[1]["top5"]["half_width"] == pytest.approx(3.182 * (1 / 3) ** 0.5 / 2, rel=1e-3)
 
 
+@pytest.mark.slow
+def test_runs_in_parallel_give_the_same_rows(tmp_path):
+    rows = [runner.run(STUDY, {}, range(3), runner.Runs(tmp_path / f"{n}", made_up, jobs=n)) for n in (1, 2)]
+    assert rows[0] == rows[1]
+    again = runner.Runs(tmp_path / "2", None)
+    assert (len(again.done), rows[0]) == (2 * (4 + 3), runner.run(STUDY, {}, range(3), again))
+
+
+def test_a_run_that_diverges_is_not_chosen_and_a_result_that_diverges_has_no_mean(tmp_path):
+    def diverges(flags):
+        bad = flags["lr"] > 1e-3 if flags["loss"] == "ce" else flags["seed"] == 1
+        return {} if bad else {"top5": flags["lr"]}
+
+    rows = runner.run(STUDY, {}, range(3), runner.Runs(tmp_path / "runs.jsonl", diverges))
+    assert rows[0]["chosen"]["lr"] == 1e-3
+    assert [trial["top5"] for trial in rows[0]["tuning"]] == [0.00025, 0.0005, 0.001, None]
+    assert rows[1]["top5"] == {"mean": None, "values": [0.002, 0.002]}
+
+
+def test_a_lower_nll_is_better(tmp_path):
+    study = studies.Study("?", "-", {"a": {}}, STUDY.contestants, "nll", ("nll",))
+    rows = runner.run(study, {}, range(1), runner.Runs(tmp_path / "runs", lambda flags: {"nll": flags["lr"]}))
+    assert rows[0]["chosen"]["lr"] == 0.00025
+
+
 def test_an_interrupted_study_repeats_no_run(tmp_path):
     path, left = tmp_path / "runs.jsonl", 5
 
@@ -61,20 +86,18 @@ def test_an_interrupted_study_repeats_no_run(tmp_path):
 
 @pytest.mark.parametrize("name", studies.STUDIES)
 def test_every_trial_is_a_run_that_the_trainer_accepts(name):
-    from topk_registry.train import TrainConfig
-
     study = studies.STUDIES[name]
-    assert len({len(contestant.trials()) for contestant in study.contestants}) == 1
     for contestant in study.contestants:
-        for trial in contestant.trials():
-            config = TrainConfig(**studies.DATA["vectors"], **trial)
+        trials = contestant.trials(study.trials, study.rates)
+        assert len(trials) == 4
+        for trial in trials:
+            config = TrainConfig(**studies.DATA[study.data or "vectors"], **trial)
             if config.loss not in ("ce", "ldam", "noised_topk_imbalanced", "logit_adjustment"):  # need class counts
                 create_loss(config.loss, **config.loss_opt)
 
 
+@pytest.mark.slow
 def test_the_command_trains_and_writes_a_document(tmp_path, capsys):
-    from topk_studies.command import main
-
     path = tmp_path / "noise.json"
     small = studies.Study("?", "-", {"a": {"size": 400, "eval_size": 200}}, STUDY.contestants, "top5", ("top1", "top5"))
     with pytest.MonkeyPatch.context() as patch:
@@ -91,8 +114,6 @@ def test_the_command_trains_and_writes_a_document(tmp_path, capsys):
 @pytest.mark.parametrize("algorithm", ["summation", "divide and conquer", "algorithm 2"])
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_the_published_algorithms_agree_with_the_operator(algorithm, k):
-    from topk_studies.baselines import smooth_topk_svm
-
     torch.manual_seed(0)
     s = torch.randn(4, 12, dtype=torch.double, requires_grad=True)
     y = torch.tensor([0, 3, 7, 11])
@@ -105,8 +126,6 @@ def test_the_published_algorithms_agree_with_the_operator(algorithm, k):
 
 
 def test_glyphs_are_tuned_on_the_tuning_seed_and_compared_seed_by_seed(tmp_path):
-    glyphs = pytest.importorskip("topk_studies.glyphs")
-
     def measured(run):
         gain = {"ce": 0.0, "smooth_topk_svm": 2.0 + run["seed"] % 2}.get(run["loss"], -1.0)
         options = run["loss_opt"].get("tau", 0.0) == 0.3
@@ -129,7 +148,6 @@ def test_glyphs_are_tuned_on_the_tuning_seed_and_compared_seed_by_seed(tmp_path)
 
 
 def test_confusion_noise_redraws_within_groups_of_characters_that_look_alike():
-    glyphs = pytest.importorskip("topk_studies.glyphs")
     labels = torch.arange(62).repeat(200)
     drawn = glyphs.noisy(labels, "confusion", 0)
     changed = {

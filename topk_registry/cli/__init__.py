@@ -1,4 +1,4 @@
-"""The command line, ``topk-registry COMMAND ...``, and what its commands share: argument parser and types of flags."""
+"""The command line, ``topk-registry COMMAND ...``: shared argument parser, types of flags, and messages of errors."""
 
 import argparse
 import ast
@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 from topk_registry.registry.ranges import Interval
 from topk_registry.registry.source import closest
 
-INTERRUPTED = 130  # the shell's status of a command that Ctrl-C ends
+INTERRUPTED = 130  # exit status of a shell for a command that Ctrl-C ended
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Parser of command-line arguments whose usage errors are one line, with the closest flag for an unknown one.
+    """Argument parser with one-line usage errors that suggest the closest flag for an unknown flag.
 
-    Flags are written in full: ``--margin 3`` is no short form of ``--marginal-temperature 3``.
+    Abbreviated flags are errors: ``--margin 3`` does not mean ``--marginal-temperature 3``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -40,7 +40,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 class ParseOptions(argparse.Action):
-    """``key=value`` pairs, values read as Python literals; a repeated flag adds to the pairs before it."""
+    """Parse ``key=value`` pairs with values as Python literals. Repeated flags add pairs."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         try:
@@ -51,7 +51,7 @@ class ParseOptions(argparse.Action):
 
 
 def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
-    """Read ``key=value`` pairs, values as Python literals; a word that is none is a ValueError."""
+    """Parse ``key=value`` pairs with values as Python literals. Raise ValueError for a word that is not a pair."""
     options = {}
     for pair in words:
         key, equals, value = pair.partition("=")
@@ -65,7 +65,7 @@ def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
 
 
 def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") -> Callable[[str], Any]:
-    """The ``type`` of a flag that takes numbers of an interval, such as ``"(0, 1]"``; its errors end in a hint."""
+    """Return the ``type`` of a flag for numbers in an interval such as ``"(0, 1]"``; ``hint`` ends its errors."""
     numbers = Interval.parse(interval)
 
     def number(text: str) -> Any:
@@ -74,7 +74,7 @@ def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") ->
             raise argparse.ArgumentTypeError(f"must be in {numbers}, got {text}{hint}")
         return value
 
-    number.__name__ = "integer" if kind is int else "number"  # argparse calls other text an invalid one of these
+    number.__name__ = "integer" if kind is int else "number"  # argparse writes "invalid number value"
     return number
 
 
@@ -82,7 +82,7 @@ positive = within("[1, inf)", int)
 
 
 def words_of(error: BaseException) -> str:
-    """An error as a line: of the system's, the file before what is wrong with it, without its number."""
+    """Return the message of an error. For an error of the system, it is ``file: reason`` without the error number."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -1,4 +1,4 @@
-"""``topk-registry check NAME``: the conformance kit on a registered loss."""
+"""``topk-registry check NAME``: run the conformance kit on a registered loss."""
 
 import sys
 from collections import Counter
@@ -18,10 +18,10 @@ def main(argv: Sequence[str]) -> int:
         "the loss's plug-in, which runs its code.",
     )
     add = parser.add_argument
-    add("name", help="a name of `topk-registry losses`, or distribution:name")
+    add("name", help="a name listed by `topk-registry losses`, or distribution:name")
     add("--loss-opt", nargs="+", default={}, action=ParseOptions, metavar="K=V", help="options of the loss")
     add("--num-classes", type=positive, default=16, metavar="N", help="classes in the data (default: 16)")
-    add("--expect", nargs="+", action="extend", default=[], metavar="CHECK", help="checks that are allowed to fail")
+    add("--expect", nargs="+", action="extend", default=[], metavar="CHECK", help="checks that are expected to fail")
     args = parser.parse_args(argv)
     try:
         factory = get_loss_builder(args.name)

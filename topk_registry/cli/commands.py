@@ -1,18 +1,18 @@
 """Commands by name.
 
-A command is an entry point that an installed distribution declares in its own ``pyproject.toml``:
+A command is an entry point that an installed distribution declares in its ``pyproject.toml``:
 
     [project.entry-points."topk_registry.commands"]
     their-command = "their_package.their_module:main"
 
-``main(argv: Sequence[str]) -> int`` takes the arguments after the command's name and returns the exit status. The first
-line of its docstring is its line in ``topk-registry --help``; its module is imported when the command runs.
+``main(argv: Sequence[str]) -> int`` takes the arguments after the command name and returns the exit status. The first
+line of its docstring is the summary in ``topk-registry --help``. The module is imported when the command runs.
 """
 
 from topk_registry.registry.discovery import OURS, Plugin, installed_version
 from topk_registry.registry.registry import Registry
 
-# Commands of the core work without an installation: no plug-in can take their names, and no allow list disables them.
+# Commands of the core work without an installation. No plug-in can use their names, and no allow list disables them.
 TRAINING = {
     "train": "topk_registry.train.command:main",
     "validate": "topk_registry.train.validate:main",
@@ -31,7 +31,7 @@ commands: Registry = Registry("topk_registry.commands", "command", reserved=_RES
 
 
 def summaries() -> str:
-    """Return every command with its summary, or with what is wrong with it, in groups."""
+    """Return every command in groups, with its summary or its problem."""
     groups: dict[str, list[str]] = {"Train and evaluate": [*TRAINING], "Losses and plug-ins": [*LOSSES]}
     infos = {info.name: info for info in commands.infos()}
     for name, info in infos.items():

@@ -21,7 +21,7 @@ OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime
 
 @dataclass
 class Report:
-    """Facts by name, notes, and problems, which make the exit status 1."""
+    """Facts by name, notes, and problems. Any problem sets the exit status to 1."""
 
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def examine() -> Report:
-    """Examine the installation; an error in one part does not hide the others."""
+    """Examine the installation. An error in one part does not stop the other parts."""
     report = Report({"python": f"{platform.python_version()} ({sys.executable})", "platform": platform.platform()})
     for look in (_packages, _devices, _timm_command, _plugins):
         try:
@@ -80,7 +80,7 @@ def _devices(report: Report) -> None:
 
 
 def _timm_command(report: Report) -> None:
-    """Two distributions may both install a command ``timm``; pip does not complain."""
+    """Report whether the command ``timm`` on PATH belongs to another distribution, which pip does not detect."""
     path = shutil.which("timm")
     if path is None:
         report.facts["timm command"] = "not on PATH"

@@ -1,4 +1,4 @@
-"""``topk-registry losses``: the registered losses, from metadata and source files; one in detail, by importing it."""
+"""``topk-registry losses``: list losses from metadata and source files, or import one loss and describe it."""
 
 import inspect
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
 """``topk-registry COMMAND ...``, also installed as ``timm``.
 
-A command's module is imported when the command runs, so that listing losses only reads metadata.
+The module of a command is imported when the command runs, so that listing losses only reads metadata.
 """
 
 import os
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             print(f"{program}: {error}", file=sys.stderr)
         return 1 if isinstance(error, BrokenPluginError) else 2
-    except BrokenPipeError:  # the reader of a pipe, such as head, has ended
+    except BrokenPipeError:  # the reader of the pipe, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:

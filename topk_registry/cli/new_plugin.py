@@ -1,6 +1,6 @@
-"""``topk-registry new-plugin DIR``: a distribution with one loss to start from.
+"""``topk-registry new-plugin DIR``: create a distribution with one loss.
 
-The template, ``plugins/template`` in a checkout, is a distribution of its own, whose tests pass as it is.
+The template is ``plugins/template`` in a checkout: a distribution whose tests pass unchanged.
 """
 
 import re
@@ -16,7 +16,7 @@ from topk_registry.cli import ArgumentParser
 HERE = Path(__file__).resolve().parents[1]
 PLACES = (HERE / "_template", HERE.parent / "plugins/template")  # in a wheel, in a checkout
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".pytest_cache", ".ruff_cache", "*.egg-info", "dist", "build")
-DISTRIBUTION, PACKAGE, LOSS = "gce-loss", "gce_loss", "gce"  # the names to replace
+DISTRIBUTION, PACKAGE, LOSS = "gce-loss", "gce_loss", "gce"  # names to replace
 TEXTS = {".md", ".toml", ".py", ".yaml", ""}
 
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(problem)
     make(folder, name=name, loss=loss)
     print(
-        f"created {name} in {folder}: its loss {loss!r} is generalised cross-entropy; replace the formula with yours\n"
+        f"created {name} in {folder}: its loss {loss!r} is generalized cross-entropy; replace its formula\n"
         f'  cd {folder}\n  python -m pip install --editable ".[test]"\n  topk-registry check {loss}\n  python -m pytest'
     )
     return 0
@@ -52,13 +52,13 @@ def _problem(folder: Path, name: str, loss: str) -> str:
         return f"there is already a package {name.replace('-', '_')!r}: choose another name"
     if registry.is_loss(loss):
         owner = registry.loss_info(loss).distribution
-        return f"there is already a loss {loss!r} of {owner}, which would win: choose another name with --loss"
+        return f"there is already a loss {loss!r} of {owner}, which has priority: choose another name with --loss"
     occupied = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
     return f"{folder} exists and is not empty" if occupied else ""
 
 
 def make(folder: Path, *, name: str, loss: str) -> None:
-    """Copy the template into a folder, with these names."""
+    """Copy the template into a folder with these names."""
     shutil.copytree(next(filter(Path.is_dir, PLACES)), folder, ignore=LEFT_OUT, dirs_exist_ok=True)
     words = {DISTRIBUTION: name, PACKAGE: name.replace("-", "_"), LOSS: loss}
     for path in sorted(folder.rglob("*")):

@@ -1,7 +1,7 @@
 """Prediction sets with guaranteed coverage (split conformal prediction), for NumPy arrays.
 
-A prediction set contains the true class with a probability of at least 1 - alpha. Calibrate on held-out logits with
-labels, then call the result on new logits:
+A prediction set contains the true class with probability at least 1 - alpha. Calibrate on held-out logits with labels,
+then call the result on new logits:
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)

@@ -1,7 +1,7 @@
-"""The distribution of coverage, and exact intervals, by sums of binomial probabilities.
+"""The distribution of coverage, and exact intervals, from sums of binomial probabilities.
 
-With N calibration scores that are never equal, the coverage of the threshold at order j = ceil((N + 1)(1 - alpha)) has
-the distribution Beta(j, N + 1 - j). For integers a and b, P(Beta(a, b) <= x) = P(Binomial(a + b - 1, x) >= a).
+For N calibration scores without ties, the coverage of the threshold at order j = ceil((N + 1)(1 - alpha)) has the
+distribution Beta(j, N + 1 - j). For integers a and b, P(Beta(a, b) <= x) = P(Binomial(a + b - 1, x) >= a).
 """
 
 import math
@@ -12,7 +12,7 @@ from topk_registry.conformal.thresholds import order_of
 
 
 def coverage_law(count: int, alpha: float) -> tuple[int, int]:
-    """Return the parameters (j, N + 1 - j) of the Beta distribution of coverage with ``count`` calibration scores."""
+    """Return the parameters (j, N + 1 - j) of the Beta distribution of coverage for N = ``count``."""
     order = order_of(count, alpha)
     if order > count:
         raise ValueError(f"{count} calibration scores are too few for alpha {alpha:g}: the threshold is infinite")
@@ -20,7 +20,7 @@ def coverage_law(count: int, alpha: float) -> tuple[int, int]:
 
 
 def binomial_interval(hits: int, total: int, *, level: float = 0.95) -> tuple[float, float]:
-    """Return the exact (Clopper-Pearson) interval of a proportion, from ``hits`` among ``total`` samples."""
+    """Return the exact (Clopper-Pearson) interval of a proportion for ``hits`` of ``total`` samples."""
     if not 0 <= hits <= total or total < 1:
         raise ValueError(f"expected 0 <= hits <= total and total >= 1, got {hits} of {total}")
     tail = (1 - level) / 2
@@ -47,13 +47,13 @@ def beta_quantile(p: float, a: int, b: int) -> float:
 
 
 def _log_choose(m: int) -> np.ndarray:
-    """Return the logarithms of the binomial coefficients of m [m + 1]."""
+    """Return the logarithms of the binomial coefficients (m choose i) [m + 1]."""
     i = np.arange(1, m + 1)
     return np.concatenate(([0.0], np.cumsum(np.log((m + 1 - i) / i))))
 
 
 def _upper_tail(x: float, a: int, log_choose: np.ndarray) -> float:
-    """Return P(Binomial(m, x) >= a), summing the smaller of the two tails."""
+    """Return P(Binomial(m, x) >= a), computed from the smaller of the two tails."""
     m = len(log_choose) - 1
     i = np.arange(m + 1)
     terms = np.exp(log_choose + i * math.log(x) + (m - i) * math.log1p(-x))

@@ -1,14 +1,14 @@
-"""Nonconformity scores: how badly each class fits a sample, computed from the softmax probabilities.
+"""Nonconformity scores: how badly each class fits a sample, computed from softmax probabilities.
 
-A prediction set contains the classes whose score is at most a threshold. r is the rank of a class by decreasing
-probability, 1 for the best; among equal probabilities the lower index comes first.
+A prediction set contains the classes whose score is at most a threshold. r is the rank of class y in descending order
+of probability, from 1. If probabilities are equal, the lower index comes first.
 
     lac     1 - p_y                                    Sadinle et al. 2019
     aps     p_(1) + ... + p_(r)                        Romano et al. 2020
     raps    aps + penalty * max(0, r - k_reg)          Angelopoulos et al. 2021
 
-``aps`` and ``raps`` have no random term, so that a sample has the same set on every call. A class of rank above
-``MAX_RANK`` has an infinite score with ``aps`` and ``raps``.
+``aps`` and ``raps`` have no random term, so that every call returns the same set for a sample. With both, a class of
+rank above ``MAX_RANK`` has an infinite score.
 """
 
 import math
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SCORES = ("lac", "aps", "raps")
-MAX_RANK = 1000  # the largest sort that ONNX runtimes on accelerators support is a few thousand
+MAX_RANK = 1000  # ONNX runtimes on accelerators can sort a few thousand entries at most
 
 
 def probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
@@ -38,8 +38,8 @@ class Score:
 
     Args:
         name: one of ``SCORES``.
-        penalty: cost of each rank above ``k_reg``; ``raps`` only.
-        k_reg: the largest rank without a penalty; ``raps`` only.
+        penalty: amount added per rank above ``k_reg``; ``raps`` only.
+        k_reg: largest rank without a penalty; ``raps`` only.
     """
 
     name: str = "lac"
@@ -71,5 +71,5 @@ class Score:
 
     @property
     def options(self) -> dict[str, float]:
-        """The options that this score uses."""
+        """Options that this score uses, by name."""
         return {"penalty": self.penalty, "k_reg": self.k_reg} if self.name == "raps" else {}

@@ -1,8 +1,8 @@
 """Prediction sets: calibrate on held-out logits, then call on new logits.
 
-The best class is in every set, whatever the threshold t, so the set of a sample is {y: c(y) <= t} where c is the score,
-but minus infinity for the best class. Thresholds are order statistics of c at the labels, so the guarantee of split
-conformal prediction holds for these sets.
+Every set contains the class with the largest probability, for any threshold t. So the set of a sample is {y: c(y) <=
+t}, where c is the score, except that the best class has c = -inf. Thresholds are order statistics of c at the labels,
+so the guarantee of split conformal prediction holds for these sets.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from topk_registry.conformal.thresholds import LEVELS, RULES, as_fraction, check
 
 @dataclass(frozen=True)
 class PredictionSets:
-    """Sets of the classes whose score is at most a calibrated threshold.
+    """Sets of all classes whose score is at most a calibrated threshold.
 
     Args:
-        score: score of a class.
-        levels: miscoverage levels, ascending [G].
-        table: threshold of each level [G, 1], or of each level and class [G, n]. Infinite: any score.
+        score: nonconformity score.
+        levels: miscoverage levels in ascending order [G].
+        table: threshold per level [G, 1], or per level and class [G, n]. If infinite, every score is below it.
         alpha: default level.
-        temperature: divides the logits before softmax.
+        temperature: number by which logits are divided before softmax.
     """
 
     score: Score
@@ -43,7 +43,7 @@ class PredictionSets:
         return RULES[self.table.shape[1] > 1]
 
     def thresholds(self, alpha: float | None = None) -> np.ndarray:
-        """Return the thresholds of the largest level that is at most ``alpha`` [1] or [n].
+        """Return the thresholds [1] or [n] for ``alpha``, at the largest level that is at most ``alpha``.
 
         Raises:
             ValueError: ``alpha`` is outside the levels.
@@ -58,11 +58,11 @@ class PredictionSets:
     ) -> np.ndarray:
         """Return the set of each sample, bool [B, n].
 
-        A sample with NaN or infinite logits, whose probabilities are not numbers, gets all classes.
+        If a sample has NaN or infinite logits, its set contains all classes.
 
         Args:
             logits: [B, n].
-            alpha: miscoverage level; default: the level of the calibration.
+            alpha: miscoverage level. Default: the ``alpha`` of the calibration.
             allowed: classes that a set may contain, bool [n] or [B, n].
         """
         p = probabilities(logits, self.temperature)
@@ -72,7 +72,7 @@ class PredictionSets:
 
 
 def label_scores(score: Score, p: np.ndarray) -> np.ndarray:
-    """Return the scores that thresholds are compared with [B, n]: minus infinity for the best class."""
+    """Return the scores [B, n] that are compared with thresholds: -inf for the best class."""
     scores = score(p)
     np.put_along_axis(scores, p.argmax(-1)[:, None], -np.inf, -1)
     scores[np.isnan(p).any(-1)] = np.nan
@@ -92,12 +92,12 @@ def calibrate(
     """Return prediction sets that contain the true class with probability at least 1 - alpha.
 
     Args:
-        logits: [N, n], of samples used neither in training nor in the choice of the model.
+        logits: [N, n], of samples that were used neither for training nor for model selection.
         labels: labels of the same samples [N].
         alpha: default miscoverage level; added to ``levels`` if absent.
         score: a name from ``SCORES``, or a :class:`Score` with options.
-        rule: ``"marginal"``: one threshold; ``"per-class"``: one per class, and the guarantee holds within each class.
-        temperature: divides the logits.
+        rule: ``"marginal"`` for one threshold, or ``"per-class"`` for a threshold and a guarantee per class.
+        temperature: number by which logits are divided.
         levels: miscoverage levels that the sets support.
     """
     logits = np.asarray(logits)
@@ -113,7 +113,7 @@ def calibrate(
 
 
 def all_levels(alpha: float, levels: Sequence[float] = LEVELS) -> tuple[float, ...]:
-    """Return the ascending levels with ``alpha`` among them."""
+    """Return the levels in ascending order, with ``alpha`` added."""
     return tuple(sorted({*levels, alpha}))
 
 
@@ -126,7 +126,7 @@ def check_size(count: int, alpha: float) -> None:
 
 
 def guarantee(rule: str, alpha: float) -> str:
-    """Return the guarantee of a rule in words."""
+    """Describe the guarantee of a rule in words."""
     coverage = f"at least {float(1 - as_fraction(alpha)):g}"
     if rule == "per-class":
         return f"within each class, the set contains the true class with probability {coverage}"

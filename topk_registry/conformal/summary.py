@@ -1,4 +1,4 @@
-"""Coverage and sizes of prediction sets on labeled samples."""
+"""Coverage and set sizes of prediction sets on labeled samples."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ from topk_registry.conformal.thresholds import check_labels
 
 @dataclass(frozen=True)
 class SetCounts:
-    """Counts over evaluated samples. Counts of several batches add up.
+    """Counts over evaluated samples. Add objects with ``+`` to combine batches.
 
     Args:
-        hits: samples of each class whose set contains the label [n].
-        seen: samples of each class [n].
-        sizes: number of sets of each size, 0 to n [n + 1].
+        hits: number of samples of each class whose set contains the label [n].
+        seen: number of samples of each class [n].
+        sizes: number of sets of each size from 0 to n [n + 1].
     """
 
     hits: np.ndarray
@@ -45,7 +45,7 @@ class SetCounts:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The exact 95 % interval of the coverage."""
+        """Exact 95 % interval of the coverage."""
         return binomial_interval(int(self.hits.sum()), self.total)
 
     @property
@@ -54,14 +54,14 @@ class SetCounts:
         return np.where(self.seen > 0, self.hits / np.maximum(self.seen, 1), np.nan)
 
     def quantile_size(self, order: int) -> int:
-        """Return the ``order``-th smallest set size, from 1."""
+        """Return the ``order``-th smallest set size, where ``order`` counts from 1."""
         return int(np.searchsorted(np.cumsum(self.sizes), order))
 
     def summary(self) -> dict[str, float]:
-        """Return measures by name; empty without samples.
+        """Return measures by name, or an empty dictionary without samples.
 
-        ``coverage``, ``mean_size``, ``median_size``, ``singletons`` and ``empty`` (proportion of sets with one class,
-        and with none), ``macro_coverage`` (mean over classes) and ``worst_class_coverage``.
+        ``coverage``, ``mean_size`` and ``median_size``; ``singletons`` and ``empty``, the shares of sets with one and
+        with no class; ``macro_coverage``, the mean coverage over classes; and ``worst_class_coverage``.
         """
         if not self.total:
             return {}

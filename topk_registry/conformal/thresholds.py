@@ -1,10 +1,10 @@
-"""Thresholds: order statistics of calibration scores, for a grid of miscoverage levels.
+"""Thresholds: order statistics of calibration scores for a grid of miscoverage levels.
 
-With N calibration scores, the threshold at level alpha is the ceil((N + 1)(1 - alpha))-th smallest score, and infinite
-if that order exceeds N. The score of a new sample is at most the threshold with probability at least 1 - alpha,
-and less than 1 - alpha + 1 / (N + 1) if no two scores are equal.
+For N calibration scores, the threshold at level alpha is the ceil((N + 1)(1 - alpha))-th smallest score. If this order
+exceeds N, the threshold is infinite. The score of a new sample is at most the threshold with probability at least
+1 - alpha. Without ties, this probability is less than 1 - alpha + 1 / (N + 1).
 
-Orders are computed from alpha as a decimal fraction: 0.07 of 100 samples are 7, where floating point gives
+Orders are computed from alpha as a decimal fraction: 0.07 of 100 samples are 7 samples, where floating point gives
 7.000000000000001.
 """
 
@@ -19,7 +19,7 @@ RULES = ("marginal", "per-class")
 
 
 def as_fraction(alpha: float) -> Fraction:
-    """Return alpha as the decimal fraction that it is written as. Raise ValueError unless 0 < alpha < 1."""
+    """Return alpha as an exact decimal fraction. Raise ValueError unless 0 < alpha < 1."""
     if not 0 < alpha < 1:
         raise ValueError(f"alpha must be above 0 and below 1, got {alpha!r}; alpha 0.1 gives 90 % coverage")
     return Fraction(repr(float(alpha)))
@@ -43,14 +43,14 @@ def threshold(scores: np.ndarray, alpha: float) -> float:
 def threshold_table(
     scores: np.ndarray, labels: np.ndarray, n: int, *, rule: str = "marginal", levels: Sequence[float] = LEVELS
 ) -> np.ndarray:
-    """Return the thresholds of every level: [G, 1] for one threshold, [G, n] for one threshold per class.
+    """Return the thresholds of every level: [G, 1] with the rule ``"marginal"``, [G, n] with ``"per-class"``.
 
     Args:
-        scores: scores of the labels of the calibration samples [N].
+        scores: scores of calibration samples at their labels [N].
         labels: labels of the same samples [N].
         n: number of classes.
-        rule: ``"marginal"`` or ``"per-class"``. A class with fewer than ``fewest(alpha)`` samples has an infinite
-            threshold at this level, which puts the class into every set.
+        rule: ``"marginal"`` or ``"per-class"``. If a class has fewer than ``fewest(alpha)`` samples, its threshold is
+            infinite at this level, and every set contains the class.
         levels: miscoverage levels [G].
     """
     if rule not in RULES:
@@ -66,7 +66,7 @@ def threshold_table(
 
 
 def check_labels(labels: np.ndarray, n: int) -> np.ndarray:
-    """Return labels as int64 [N]. Raise ValueError if one is not a class index from 0 to n - 1."""
+    """Return labels as int64 [N]. Raise ValueError unless all are class indices from 0 to n - 1."""
     given = np.asarray(labels)
     if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
         raise ValueError(f"labels must be integer class indices [N], got {given.dtype} {list(given.shape)}")
@@ -77,7 +77,7 @@ def check_labels(labels: np.ndarray, n: int) -> np.ndarray:
 
 
 def _thresholds(ordered: np.ndarray, levels: Sequence[float]) -> np.ndarray:
-    padded = np.append(ordered, np.inf)  # an order beyond the last score
+    padded = np.append(ordered, np.inf)  # for orders beyond the last score
     return padded[[min(order_of(len(ordered), alpha), len(padded)) - 1 for alpha in levels]]
 
 

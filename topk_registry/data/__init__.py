@@ -1,19 +1,19 @@
-"""Data sets of images: built-in ones, folders, label noise, long tails and subsets.
+"""Image data sets: built-in ones, folders, label noise, long tails and subsets.
 
     from topk_registry.data import open_dataset
     train = open_dataset("topk/hierarchy", "train", noise=0.4)
 
 Open
-    open_dataset(name, split, root, **options)   a data set by the name that ``timm train --dataset`` takes
-    Ambiguous, Hierarchy, Several                the built-in data sets
-    Selection                                    samples of a data set, with labels of their own
-Change, for a data set of your own
+    open_dataset(name, split, root, **options)   open a data set by a name of ``timm train --dataset``
+    Ambiguous, Hierarchy, Several                built-in data sets
+    Selection                                    samples of a data set with new labels
+Change any data set
     with_label_noise, long_tail, subset, hold_out, renumber, class_balanced_epoch
 Describe
     labels_of, class_names_of, class_counts, superclasses_of, is_indexed
 
-``topk_registry.data.folders`` reads folders as classes, and ``topk_registry.data.agreement`` tells whether labels fit a
-model; neither imports torch.
+``topk_registry.data.folders`` reads folders as classes. ``topk_registry.data.agreement`` checks whether labels fit a
+model. Neither module imports torch.
 """
 
 from importlib import import_module

@@ -1,8 +1,8 @@
-"""Whether labels fit the predictions of a model, or look as if folders stood for other classes.
+"""Check whether labels fit the predictions of a model, or whether folders have wrong names.
 
-If two folders are swapped, the images of each are predicted as the other's class; if names are shifted, each folder's
-as the next one's. A class that the model does not know looks different: its images are predicted as another class,
-and the images of that other class are too.
+If two folders are swapped, the images of each folder are predicted as the class of the other folder. If names are
+shifted, the images of each folder are predicted as the next class. A class that the model does not know looks
+different: its images are predicted as another class, but the images of that other class are predicted correctly.
 """
 
 from collections.abc import Sequence
@@ -11,22 +11,23 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_IMAGES = 3  # fewer images of a folder are no evidence
-CHANCE_ODDS = 1.5  # labels fit no better than chance below 1.5 times its odds
+MIN_IMAGES = 3  # minimum number of images per folder for a conclusion
+CHANCE_ODDS = 1.5  # accuracy is at chance level if its odds are below 1.5 times the odds of random guesses
 
 
 class WrongLabelsError(ValueError):
-    """Labels contradict the predictions of a model, as if folders stood for other classes."""
+    """Labels contradict the predictions of a model, as if folders had wrong names."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Top-1 accuracy on labelled images, and the folders whose images are mostly predicted as one other class.
+    """Top-1 accuracy on labeled images, and the folders whose images are mostly predicted as one other class.
 
     Args:
-        accuracy: top-1, from 0 to 1.
+        accuracy: top-1 accuracy, from 0 to 1.
         images: number of images.
-        confused: pairs (label, predicted class) of folders of which more than half is predicted as one other class.
+        confused: pairs (label, predicted class) of folders with more than half of the images predicted as one other
+            class.
         problem: why the labels look wrong; empty if they do not.
     """
 
@@ -36,7 +37,7 @@ class Agreement:
     problem: str
 
     def check(self, *, force: bool = False) -> None:
-        """Raise ``WrongLabelsError`` if the labels look wrong, unless ``force``."""
+        """Raise ``WrongLabelsError`` if the labels look wrong, unless ``force`` is set."""
         if self.problem and not force:
             raise WrongLabelsError(f"{self.problem}; check the class folders, or pass --force to continue")
 
@@ -44,12 +45,12 @@ class Agreement:
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
     """Compare the predicted class of each image [N] with its label [N].
 
-    Labels look wrong if accuracy is close to that of random guesses, or if at least two folders are mostly predicted as
-    the class of another folder that is itself mostly predicted as another class.
+    Labels look wrong if accuracy is close to random guesses, or if at least two folders look exchanged: most images of
+    the folder are predicted as another class, and most images of that class are predicted as another class too.
     """
     n = len(classes)
     accuracy = float((predicted == labels).mean()) if len(labels) else float("nan")
-    usual: dict[int, int] = {}  # the class that most images of a folder are predicted as, if it is another one
+    usual: dict[int, int] = {}  # per folder, the wrong class that most of its images are predicted as
     for label in np.unique(labels).tolist():
         counts = np.bincount(predicted[labels == label], minlength=n)
         other = int(counts.argmax())
@@ -58,7 +59,7 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
     swapped = [label for label, other in usual.items() if other in usual]
     problem = ""
     if not accuracy > CHANCE_ODDS / (n - 1 + CHANCE_ODDS):
-        problem = f"top-1 accuracy is {accuracy:.1%} on {len(labels)} images, and chance is {1 / n:.1%}"
+        problem = f"top-1 accuracy is {accuracy:.1%} on {len(labels)} images, and random guesses have {1 / n:.1%}"
     confused = [(classes[label], classes[other]) for label, other in usual.items()]
     if len(swapped) >= 2:
         problem += f"{'; ' * bool(problem)}images of these folders are mostly predicted as another class: "
@@ -67,6 +68,6 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
 
 
 def listed(confused: Sequence[tuple[str, str]]) -> str:
-    """Return pairs (label, predicted class) as text, the first five of them."""
+    """Return the first five pairs (label, predicted class) as text."""
     more = f" and {len(confused) - 5} more" if len(confused) > 5 else ""
     return ", ".join(f"{label!r} as {other!r}" for label, other in confused[:5]) + more

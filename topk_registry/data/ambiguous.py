@@ -1,14 +1,14 @@
-"""Feature vectors with a known posterior, so that a classifier's error splits into Bayes error and excess risk.
+"""Feature vectors with a known posterior, so that the error of a classifier splits into Bayes error and excess risk.
 
-Classes come in families, and overlap by construction. Each family has a random code in {-1, 1}^d, and each of its
-classes a copy with some signs flipped. A sample of class c is drawn around the code of c, or, with probability
-``ambiguity``, around that of its family, where its classes cannot be told apart:
+Classes form families and overlap. Each family has a random code in {-1, 1}^d. Each class of a family has a copy of the
+code with some signs flipped. A sample of class c is drawn around the code of c, or, with probability ``ambiguity``,
+around the code of its family, which does not depend on the class within the family:
 
     p(x | c) = (1 - a) q(x | code_c) + a q(x | code_family),        q(x | u) = Gaussian(u, feature_noise^2 I), in 8 bits
 
-The features are rounded to 8 bits and stored as the pixels of a small image, so that they pass through any image
-pipeline unchanged; the rounding is part of q, and the posterior stays exact. As q is a product over coordinates that
-take two means, log q is linear in the code, and the posterior of 10,000 classes is one matrix product.
+The features are rounded to 8 bits and stored as the pixels of a small image, so that any image pipeline preserves them.
+The rounding is part of q, so the posterior is exact. q is a product over coordinates with two possible means. Hence
+log q is linear in the code, and the posterior of 10,000 classes is one matrix product.
 """
 
 from math import erfc, log, sqrt
@@ -18,27 +18,27 @@ from numpy.typing import NDArray
 
 from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, check_numbers, draw, split_and_size
 
-TINY = 1e-300  # the least probability of a level: below it no sum could tell
-REACH = 4.0  # standard deviations of the noise around either mean that the 8 bits hold
+TINY = 1e-300  # lower bound on the probability of a level; smaller ones do not change any sum
+REACH = 4.0  # range of the 8 bits, in standard deviations of the noise around either mean
 
 Matrix = NDArray[np.float64]
 
 
 class Ambiguous(DrawnImages):
-    """Samples of ``families * fine`` classes with their posterior; class c is of family c mod ``families``.
+    """Samples of ``families * fine`` classes with their posterior. Class c belongs to family c mod ``families``.
 
-    Sample i depends on the seed, the split and i alone.
+    Sample i depends only on the seed, the split and i.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        size: number of samples, by default 5000 for training and 2000 otherwise.
-        eval_size: number of samples of all splits except training; default: ``size``.
+        size: number of samples. Default: 5000 for training, 2000 otherwise.
+        eval_size: number of samples of the other splits. Default: ``size``.
         seed: seed of the codes and of every sample.
-        families, fine: how many families, and classes in each.
+        families, fine: number of families, and number of classes per family.
         side: the features are the d = 3 side^2 values of an image of this height and width.
-        spread: probability that a sign of a class's code differs from its family's.
+        spread: probability that a sign in the code of a class differs from the code of its family.
         feature_noise: standard deviation of the Gaussian; codes are 2 apart in the coordinates in which they differ.
-        ambiguity: share of samples that are drawn around their family's code.
+        ambiguity: share of samples that are drawn around the code of their family.
         imbalance: ratio of the frequencies of the first and the last class; frequencies fall exponentially.
         label_noise: share of labels that are redrawn within their family, in every split.
 
@@ -94,11 +94,11 @@ class Ambiguous(DrawnImages):
 
     @property
     def frequencies(self) -> Matrix:
-        """The probability of each label [n], noise in the labels included."""
+        """Probability of each label [n], including label noise."""
         return self._with_label_noise(self._prior[None])[0]
 
     def posterior(self) -> Matrix:
-        """p(label | x) of every sample [N, n]."""
+        """Return p(label | x) of every sample [N, n]."""
         rows = self.images.reshape(-1, 3 * self.side**2)
         return np.concatenate([self._posterior(rows[i : i + BLOCK]) for i in range(0, len(rows), BLOCK)])
 
@@ -106,7 +106,7 @@ class Ambiguous(DrawnImages):
         """Return the Bayes top-k error on these samples, in expectation over their labels.
 
         Args:
-            k: guesses.
+            k: number of guesses.
             macro: average over classes instead of over samples.
         """
         gain = self.posterior() * (1.0 / (len(self.classes) * self.frequencies) if macro else 1.0)
@@ -127,26 +127,26 @@ class Ambiguous(DrawnImages):
         table = np.array([_log_levels(127.5 + self._scale * u, self._scale * self.noise) for u in (-1.0, 1.0)])
         slope = 0.5 * (table[1] - table[0])[rows]  # [b, d]: log q(x | u) is linear in u, up to a constant
         own, family = slope @ self._codes.T, (slope @ self._family_codes.T)[:, self._family]  # [b, n]
-        with np.errstate(divide="ignore"):  # shares of 0 and 1
+        with np.errstate(divide="ignore"):  # log 0 for shares of 0 and 1
             likelihood = np.logaddexp(np.log1p(-self.ambiguity) + own, np.log(self.ambiguity) + family)
         joint = likelihood + np.log(self._prior)
         joint = np.exp(joint - joint.max(axis=1, keepdims=True))
         return self._with_label_noise(joint / joint.sum(axis=1, keepdims=True))
 
     def _with_label_noise(self, clean: Matrix) -> Matrix:
-        """The probabilities [.., n] once labels are redrawn within families."""
-        by_family = clean.reshape(len(clean), self.fine, -1).sum(axis=1)  # class c is of family c mod families
+        """Return the probabilities [.., n] after labels are redrawn within families."""
+        by_family = clean.reshape(len(clean), self.fine, -1).sum(axis=1)  # class c belongs to family c mod families
         return (1.0 - self.label_noise) * clean + self.label_noise / self.fine * by_family[:, self._family]
 
 
 def _log_levels(mean: float, deviation: float) -> list[float]:
-    """Log of the probability of each of the 256 levels; the outermost take all that lies beyond them."""
+    """Return the log probability of each of the 256 levels. The outermost levels include the tails."""
     edges = [-float("inf"), *(level + 0.5 for level in range(255)), float("inf")]
     return [log(max(_between(edges[v] - mean, edges[v + 1] - mean, deviation), TINY)) for v in range(256)]
 
 
 def _between(low: float, high: float, deviation: float) -> float:
-    """Return the probability that a centered Gaussian lies between two numbers, accurately also in the tails."""
+    """Return the probability that a centered Gaussian is between two numbers, accurate in the tails too."""
     if low + high < 0:
         low, high = -high, -low
     return 0.5 * (erfc(low / (deviation * sqrt(2))) - erfc(high / (deviation * sqrt(2))))

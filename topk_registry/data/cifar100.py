@@ -1,4 +1,4 @@
-"""CIFAR-100's published families: twenty superclasses of five classes (Krizhevsky 2009)."""
+"""Superclasses of CIFAR-100: twenty superclasses of five classes (Krizhevsky 2009)."""
 
 FAMILIES = {
     "aquatic_mammals": "beaver dolphin otter seal whale",

@@ -10,19 +10,19 @@ from PIL import Image
 
 from topk_registry.registry.ranges import Interval
 
-BLOCK = 1024  # samples drawn at a time
-SPLITS = {"train": 1, "validation": 2, "test": 3}  # the numbers go into the seeds
+BLOCK = 1024  # number of samples per block
+SPLITS = {"train": 1, "validation": 2, "test": 3}  # part of the seed of each sample
 SYNONYMS = {"val": "validation", "valid": "validation", "eval": "validation", "training": "train"}
 
 
 class DrawnImages:
-    """Images and labels drawn from a seed and held in memory.
+    """Images and labels that are generated from a seed and stored in memory.
 
     Attributes:
         images: [N, height, width, 3] in 8 bits.
-        targets: the labels, or a row of 0 and 1 for each sample of several labels.
-        classes: their names.
-        superclasses: the family of each class, where classes have families.
+        targets: labels [N], or k-hot vectors [N, n] for several labels per image.
+        classes: class names.
+        superclasses: superclass of each class, if classes have superclasses.
     """
 
     images: NDArray[np.uint8]
@@ -34,7 +34,7 @@ class DrawnImages:
 
     @property
     def transform(self) -> Any:
-        """Function applied to each image; None for none."""
+        """Function that is applied to each image, or None."""
         return self._transform
 
     @transform.setter
@@ -46,14 +46,14 @@ class DrawnImages:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        if self._unchanged:  # an image library would take longer than a small network
+        if self._unchanged:  # faster than a transform of an image library
             return torch.from_numpy(self.images[index]).permute(2, 0, 1), self.targets[index]
         image: Any = Image.fromarray(self.images[index])
         return (image if self._transform is None else self._transform(image)), self.targets[index]
 
 
 def _only_converts(transform: Any, size: tuple[int, ...]) -> bool:
-    """Whether images of this size become tensors of 8 bits and no more, as timm does without augmentation."""
+    """Return whether a transform only converts images of this size to 8-bit tensors, as without augmentation."""
     from timm.data.transforms import MaybePILToTensor
     from torchvision.transforms import CenterCrop, PILToTensor, Resize
 
@@ -64,7 +64,7 @@ def _only_converts(transform: Any, size: tuple[int, ...]) -> bool:
 
 
 def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:
-    """Return the split under its own name, and its number of samples: by default 5000 to train on, else 2000."""
+    """Return the name of the split and its number of samples. Default: 5000 for training, 2000 otherwise."""
     split = SYNONYMS.get(split, split)
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
@@ -76,21 +76,21 @@ def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple
 
 
 def draw(size: int, key: list[int], block: Callable[[np.random.Generator, int], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return images and targets by ``block(generator, first)``, always whole: no sample depends on how many follow."""
+    """Return images and targets from whole blocks of ``block(generator, first)``: samples do not depend on ``size``."""
     blocks = [block(np.random.default_rng([*key, b]), b * BLOCK) for b in range(-(-size // BLOCK))]
     images, targets = (np.concatenate(parts)[:size] for parts in zip(*blocks, strict=True))
     return images, targets
 
 
 def check_counts(**counts: Any) -> None:
-    """Raise ValueError unless each of these options is a whole number of at least 1."""
+    """Raise ValueError unless each option is an integer of at least 1."""
     for name, count in counts.items():
         if not isinstance(count, (int, np.integer)) or count < 1:
-            raise ValueError(f"{name} must be a whole number of at least 1, got {count!r}")
+            raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
 
 
 def check_numbers(**numbers: tuple[Any, str]) -> None:
-    """Raise ValueError unless each of these options is in its interval, written as ``"[0, inf)"``; NaN is in none."""
+    """Raise ValueError unless each option is in its interval, which is text such as ``"[0, inf)"``."""
     for name, (value, interval) in numbers.items():
         if not isinstance(value, (int, float, np.number)) or value not in Interval.parse(interval):
             raise ValueError(f"{name} must be in {interval}, got {value!r}")

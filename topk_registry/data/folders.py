@@ -1,8 +1,8 @@
-"""Folders of images as classes: names, files, and which class of a model each folder stands for.
+"""Folders of images as classes: names, files, and the class of a model for each folder.
 
-As in timm, the folder that directly contains an image names the image's class, and classes are numbered in natural
-order (c2 before c10). Files and folders whose name begins with a dot are skipped: macOS writes ``._x.png`` beside
-``x.png`` into archives, and notebooks leave ``.ipynb_checkpoints``.
+As in timm, the class of an image is the name of the folder that directly contains it. Classes are numbered in natural
+order (c2 before c10). Files and folders whose name begins with a dot are skipped, such as ``._x.png`` from macOS
+archives and ``.ipynb_checkpoints``.
 """
 
 import os
@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")  # timm's
+IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")  # as in timm
 OTHER_IMAGES = (".avif", ".bmp", ".gif", ".heic", ".jfif", ".jxl", ".ppm", ".tif", ".tiff", ".webp")
 TRAINING = ("train", "training")
 EVALUATION = ("val", "valid", "validation", "eval", "evaluation")
@@ -20,17 +20,17 @@ MAX_LISTED = 20
 
 
 class FolderError(ValueError):
-    """Folders cannot be read as classes."""
+    """Raised if folders cannot be read as classes."""
 
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """Folders that name classes, and the images in them.
+    """Class folders and the images in them.
 
     Args:
-        names: folders that contain images, in natural order.
+        names: names of the folders that contain images, in natural order.
         images: pairs (path, name of the folder), in natural order of paths.
-        notes: sentences about files and folders that were skipped.
+        notes: messages about skipped files and folders.
     """
 
     names: list[str]
@@ -39,34 +39,34 @@ class ClassFolders:
 
 
 def natural_key(name: str) -> tuple[list[int | str], str]:
-    """Sort key: numbers by value, case ignored, as in timm; ties in plain order."""
+    """Return a sort key as in timm: numbers by value, letters without case, ties in plain order."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name.lower())], name
 
 
 def images_below(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> list[str]:
-    """Return the paths of all images below a folder, in natural order."""
+    """Return the paths of all images in a folder and its subfolders, in natural order."""
     paths = (os.path.join(folder, name) for folder, _, files in _walk(root) for name in files)
     return sorted((path for path in paths if is_image(path, suffixes)), key=natural_key)
 
 
 def is_image(path: str, suffixes: Collection[str] = IMAGE_SUFFIXES) -> bool:
-    """Return whether a file name is that of an image."""
+    """Return whether a file name has the suffix of an image."""
     name = os.path.basename(path)
     return not name.startswith(".") and _suffix(name) in suffixes
 
 
 def split_folder(root: str | Path, split: str) -> Path | None:
-    """Return the folder of a split, by its name or one of the synonyms that timm knows; None if there is none."""
+    """Return the folder of a split, by its name or a synonym that timm knows, or None if there is no such folder."""
     name = split.split("[")[0]
     synonyms = next((group for group in (TRAINING, EVALUATION) if name in group), ())
     return next((Path(root, each) for each in (name, *synonyms) if each and Path(root, each).is_dir()), None)
 
 
 def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> ClassFolders:
-    """Find the class folders below a root, and count the image files that are skipped because of their format.
+    """Find the class folders in a root folder, and count the image files that are skipped because of their format.
 
     Raises:
-        FolderError: there are no images, two folders have one name, or images lie outside of class folders.
+        FolderError: there are no images, two folders have the same name, or images are outside of class folders.
     """
     places: dict[str, str] = {}
     images: list[tuple[str, str]] = []
@@ -82,7 +82,7 @@ def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -
             loose = inside
         elif inside:
             if places.setdefault(name, folder) != folder:
-                problem = problem or f"two class folders are called {name!r}, {places[name]} and {folder}: rename one"
+                problem = problem or f"two class folders are named {name!r}, {places[name]} and {folder}: rename one"
             images += inside
         elif not below:
             empty.append(name)
@@ -116,14 +116,14 @@ def _suffix(name: str) -> str:
 
 @dataclass(frozen=True)
 class ClassMap:
-    """The class number of each folder.
+    """Class number of each folder.
 
     Args:
-        numbers: by the folder's name; skipped folders are absent.
-        by_name: whether folders have the names of classes; otherwise the folders were taken in natural order.
-        skipped: names of the folders that stand for no class.
-        missing: names of the classes without a folder.
-        summary: a sentence about the mapping.
+        numbers: class number by folder name, without skipped folders.
+        by_name: True if folders have the names of classes, False if folders were mapped in natural order.
+        skipped: names of folders without a class.
+        missing: names of classes without a folder.
+        summary: description of the mapping.
     """
 
     numbers: dict[str, int]
@@ -142,18 +142,19 @@ def class_map(
     by_order: bool = True,
     ignore_unknown: bool = False,
 ) -> ClassMap:
-    """Map folders to classes by name, or, if no name matches and the numbers agree, by natural order.
+    """Map folders to classes by name. If no name matches and there are as many folders as classes, map by natural
+    order.
 
     Args:
-        folders: their names, all different.
-        classes: the name of each class in order; the numbers from 0 as text if the model has no names.
-        where: the place of the folders, for messages.
-        of: the owner of the classes, for messages.
+        folders: folder names, all different.
+        classes: class names in order. For a model without class names, the numbers from 0 as text.
+        where: location of the folders, for messages.
+        of: owner of the classes, for messages.
         by_order: allow a mapping by order.
-        ignore_unknown: skip folders whose name is no class, if other folders have the name of one.
+        ignore_unknown: if some folders have names of classes, skip the others.
 
     Raises:
-        FolderError: a folder stands for no class, or for several.
+        FolderError: a folder has no class, or two classes have the same name.
 
     Example:
         >>> class_map(["dog", "cat"], ["cat", "dog", "owl"]).numbers
@@ -177,7 +178,7 @@ def class_map(
             f"{count_of(classes, 'class')}: {listed(classes)}; {hint}"
         )
     if twice := sorted({name for name in folders if classes.count(name) > 1}, key=natural_key):
-        raise FolderError(f"{of} has several classes called {listed([repr(name) for name in twice])}")
+        raise FolderError(f"{of} has several classes named {listed([repr(name) for name in twice])}")
     found = {name: numbers[name] for name in folders if name in numbers}
     missing = [name for name in classes if name not in found]
     summary = f"{count_of(list(found), 'class')} by name"
@@ -187,10 +188,10 @@ def class_map(
 
 
 def count_of(things: Sequence[object], name: str) -> str:
-    """Number and noun: 1 image, 2 images."""
+    """Return number and noun: 1 image, 2 images."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 'es' if name.endswith('ss') else 's'}"
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names as text, and the number of further names."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,8 +1,8 @@
 """Characters rendered from installed fonts: a real top-k problem, because 0, O and o look alike in many fonts.
 
-The 62 classes are 0-9, A-Z and a-z. Splits are by font family, so that test fonts are unseen in training.
-Families whose names start alike (DejaVu Sans and DejaVu Serif, OCRA and OCRABold) are often one design, and stay in
-one split.
+The 62 classes are 0-9, A-Z and a-z. Splits are by font family, so that test fonts are unseen in training. Families
+whose names begin with the same letters (DejaVu Sans and DejaVu Serif, OCRA and OCRABold) often have the same design, so
+they are assigned to the same split.
 """
 
 import hashlib
@@ -21,16 +21,16 @@ CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 SIZE, MARGIN = 28, 1  # pixels
 SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}  # of the families
 SUFFIXES = {".ttf", ".otf", ".ttc", ".pfb"}
-STYLES = ("regular", "book", "roman", "normal", "text", "medium")  # the face that stands for a family
-DESIGN = 4  # leading characters of a family's name that families of one design share
-PICTURES = ("symbol", "dingbat", "d050000l", "emoji", "icon")  # families whose letters are no letters
+STYLES = ("regular", "book", "roman", "normal", "text", "medium")  # preferred face of a family
+DESIGN = 4  # families whose names share this many leading characters count as one design
+PICTURES = ("symbol", "dingbat", "d050000l", "emoji", "icon")  # families with pictures in place of letters
 MISSING = "\U0010fffe"  # no font has this character, so it renders as the font's box for missing ones
 
 
 class Glyphs:
     """Images of 62 characters in 28 x 28 pixels, from one face per font family.
 
-    Families whose names start alike count as one design and stay in one split.
+    Families whose names begin with the same letters count as one design and are in the same split.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``: 60, 20 and 20 percent of the designs.
@@ -38,8 +38,9 @@ class Glyphs:
         seed: seed of the assignment of designs to splits, and of the order of the families.
 
     Attributes:
-        images: [N, 28, 28, 3] in 8 bits, black on white, with ``targets`` and the font ``families`` of each.
-        left_out: families without a glyph for each character.
+        images: [N, 28, 28, 3] in 8 bits, black on white, with the label and font of each in ``targets`` and
+            ``families``.
+        left_out: families without a glyph for every character.
 
     Example:
         >>> image, label = Glyphs("train")[0]  # doctest: +SKIP
@@ -86,7 +87,7 @@ def _shuffled(names: Iterable[str], seed: int) -> list[str]:
 
 
 def _part(order: list[str], split: str) -> list[str]:
-    """Return the designs of a split from all designs in random order."""
+    """Return the designs of a split from all designs in shuffled order."""
     start = 0.0
     for name, share in SHARES.items():
         if name == split:
@@ -96,7 +97,7 @@ def _part(order: list[str], split: str) -> list[str]:
 
 
 def faces_by_family(root: str | Path | None) -> dict[str, tuple[str, int]]:
-    """Return the file and index of one upright face per family."""
+    """Return file and index of one upright face per family."""
     best: dict[str, tuple[tuple[int, str], tuple[str, int]]] = {}
     for path, index in _faces(root):
         try:
@@ -124,12 +125,12 @@ def _faces(root: str | Path | None) -> Iterator[tuple[str, int]]:
         raise ValueError("fontconfig's fc-list is not installed: pass root=FOLDER with font files") from error
     for line in sorted(set(listed.stdout.splitlines())):
         path, _, index = line.partition("\t")
-        if Path(path).suffix.lower() in SUFFIXES and int(index) < 1 << 16:  # above: instances of variable fonts
+        if Path(path).suffix.lower() in SUFFIXES and int(index) < 1 << 16:  # else: instance of a variable font
             yield path, int(index)
 
 
 def render(path: str, index: int) -> NDArray[np.uint8] | None:
-    """Return the images [62, 28, 28] of a face, or None if it lacks a character."""
+    """Return images [62, 28, 28] of a face, or None if the face lacks a character."""
     font = ImageFont.truetype(path, 100, index=index)
     boxes = np.array([font.getbbox(c, anchor="ls") for c in CHARACTERS])  # [62, 4]: left, top, right, bottom
     width, top, bottom = (boxes[:, 2] - boxes[:, 0]).max(), -boxes[:, 1].min(), max(boxes[:, 3].max(), 0)

@@ -1,12 +1,12 @@
-"""A procedural image data set whose classes come in families, so that top-k learning can be tried with no download.
+"""A generated image data set whose classes form superclasses, for trying top-k losses without a download.
 
-As in CIFAR-100 there are 20 superclasses of 5 fine classes, and images of 32 x 32. A superclass is a smooth random
-colour field, a fine class adds a finer and fainter field, and an image of class c, in units of the coarse
-field's standard deviation, is
+As in CIFAR-100, there are 20 superclasses of 5 fine classes and images of 32 x 32 pixels. Each superclass has a smooth
+random color field, and each fine class adds a finer and weaker field. An image of class c, in units of the standard
+deviation of the coarse field, is
 
     image = contrast * shift(coarse[c mod S] + fine_amplitude * fine[c]) + noise * Z,        Z ~ N(0, 1)
 
-Telling superclasses apart is easy; telling the five of a family apart is not, which is where top-5 and top-1 part.
+Superclasses are easy to distinguish, but the five classes of a superclass are not.
 """
 
 import numpy as np
@@ -16,22 +16,22 @@ from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, c
 
 SIZE = 32
 SHIFT = 4
-SPREAD = 42.0  # standard deviation of an image in grey levels: within three of them nothing is cut off
+SPREAD = 42.0  # standard deviation of an image in gray levels; values up to 3 standard deviations are not clipped
 
 
 class Hierarchy(DrawnImages):
-    """Images of ``superclasses * fine`` classes, drawn from a seed; class c is of superclass c mod ``superclasses``.
+    """Images of ``superclasses * fine`` classes, generated from a seed. Class c has superclass c mod ``superclasses``.
 
-    Image i depends on the seed, the split and i alone. Classes take turns, so that every class has the same number of
-    images, give or take one. The images are held in memory, 3 KiB each.
+    Image i depends only on the seed, the split and i. Classes alternate, so the numbers of images per class differ by
+    at most one. Images are stored in memory, 3 KiB each.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        size: number of images, by default 5000 for training and 2000 otherwise.
-        eval_size: the same of all splits but training, where it is to differ from ``size``.
+        size: number of images. Default: 5000 for training, 2000 otherwise.
+        eval_size: number of images of the other splits. Default: ``size``.
         seed: seed of the class fields and of every image.
-        superclasses, fine: how many superclasses, and fine classes in each.
-        fine_amplitude: what tells the fine classes of a superclass apart, in units of what tells superclasses apart.
+        superclasses, fine: number of superclasses, and number of fine classes per superclass.
+        fine_amplitude: standard deviation of the fine field, in units of the coarse field.
         pixel_noise: standard deviation of the noise, in the same units.
 
     Example:
@@ -76,7 +76,7 @@ class Hierarchy(DrawnImages):
 
 
 def _smooth(grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Enlarge [..., g, g] to [..., 32, 32] by periodic linear interpolation, then to unit standard deviation."""
+    """Enlarge [..., g, g] to [..., 32, 32] by periodic linear interpolation, and scale to unit standard deviation."""
     g = grid.shape[-1]
     place = np.arange(SIZE) * g / SIZE
     low = place.astype(int)

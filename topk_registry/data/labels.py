@@ -1,6 +1,6 @@
-"""Labels, class names and superclasses of any map-style data set, without decoding its images if possible.
+"""Labels, class names and superclasses of any map-style data set, without decoding images if possible.
 
-The target of an image with several labels is k-hot: a vector [n] with 1 for each of its labels, and 0 elsewhere.
+If images have several labels, targets are k-hot: a vector [n] per image with 1 for each label and 0 elsewhere.
 """
 
 from collections.abc import Sized
@@ -16,9 +16,9 @@ MULTILABEL = "each image has several labels: use --task multilabel"
 
 
 def targets_of(dataset: Any) -> NDArray[Any] | None:
-    """Return the targets of all samples, [N] or k-hot [N, n], if the data set stores them apart from its images.
+    """Return all targets, [N] or k-hot [N, n], without reading images, or None if that is not possible.
 
-    torchvision's data sets do (``targets``, ``labels``), and timm's readers of folders and of Hugging Face data sets.
+    It is possible for data sets of torchvision, and for folders and Hugging Face data sets of timm.
     """
     reader = getattr(dataset, "reader", dataset)
     stored = [getattr(dataset, name, None) for name in ("targets", "labels")]
@@ -33,7 +33,7 @@ def targets_of(dataset: Any) -> NDArray[Any] | None:
 
 
 def kept_labels_of(dataset: Any) -> Labels | None:
-    """Return the label of every sample [N] if the data set stores the labels apart from its images, else None."""
+    """Return the label of every sample [N] without reading images, or None if that is not possible."""
     kept = targets_of(dataset)
     if kept is not None and kept.ndim > 1:
         raise ValueError(MULTILABEL)
@@ -41,7 +41,7 @@ def kept_labels_of(dataset: Any) -> Labels | None:
 
 
 def labels_of(dataset: Any) -> Labels:
-    """Return the label of every sample [N]; a data set that does not store them apart from its images is read once."""
+    """Return the label of every sample [N]. If the data set stores no labels, read all its samples once."""
     kept = kept_labels_of(dataset)
     if kept is not None:
         return kept
@@ -67,12 +67,12 @@ def class_names_of(dataset: Any) -> list[str] | None:
 
 
 def is_indexed(dataset: object) -> bool:
-    """Return whether samples have an index; streams have none."""
+    """Return whether samples have an index. Samples of streams have none."""
     return hasattr(dataset, "__getitem__") and isinstance(dataset, Sized) and not hasattr(dataset, "__iter__")
 
 
 def class_counts(labels: Labels, num_classes: int) -> list[int]:
-    """Count the samples of each class [num_classes]; a label out of range is a ValueError."""
+    """Return the number of samples per class [num_classes]. Raise ValueError if a label is out of range."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < num_classes):
         wrong = labels.min() if labels.min() < 0 else labels.max()
         raise ValueError(f"expected labels in [0, {num_classes - 1}], got {wrong}; see --num-classes")
@@ -80,6 +80,6 @@ def class_counts(labels: Labels, num_classes: int) -> list[int]:
 
 
 def superclasses_of(dataset: Any) -> list[int] | None:
-    """Return the superclass of every class [n]: those of the data set, else of CIFAR-100, else None."""
+    """Return the superclass of every class [n] if the data set has superclasses or is CIFAR-100, else None."""
     known = getattr(dataset, "superclasses", None)
     return list(known) if known is not None else SUPERCLASSES if class_names_of(dataset) == CLASSES else None

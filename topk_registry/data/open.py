@@ -1,4 +1,4 @@
-"""Open a data set by name, with label noise, a long tail or a subset as options."""
+"""Open a data set by name, optionally with label noise, a long tail or a subset."""
 
 import struct
 import zlib
@@ -18,16 +18,16 @@ from topk_registry.registry.options import accepts, check_options, parameters
 
 PREFIX = "topk/"
 FOLDERS = ("", "folder", "topk/folder")
-# what Pillow raises on broken files
+# exceptions of Pillow for broken files
 DECODE_ERRORS = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, Image.DecompressionBombError)
 
-# options of every data set, for its training part only
+# options of every data set, which apply to the training part only
 CHANGES = {
     "noise": "share of wrong labels, in [0, 1]",
     "noise_kind": "family (within superclasses) or uniform",
     "long_tail": "ratio of the frequencies of the first and the last class",
     "subset": "fraction of each class",
-    "change_seed": "of noise, long tail and subset",
+    "change_seed": "seed of noise, long tail and subset",
 }
 
 
@@ -44,26 +44,26 @@ def open_dataset(
     timm_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Open one split of a data set by the name that ``timm train --dataset`` takes.
+    """Open one split of a data set by a name of ``timm train --dataset``.
 
     Args:
-        name: ``topk/NAME`` for a registered data set, ``topk/folder`` or nothing for a folder with one folder per
-            class, or a name of timm's such as ``torch/cifar100`` and ``hfds/USER/NAME``.
-        split: name of the split; below a folder, the folder of this name or the folder itself.
-        root: the data directory.
-        training: whether this is the part to train on, by default if the split is called so. The options ``noise``,
-            ``long_tail`` and ``subset`` change only this part.
-        held_out: a fraction of each class of the split that is held out for evaluation: the part to train on lacks it,
-            the part to evaluate on is it, with true labels.
+        name: ``topk/NAME`` for a registered data set; ``topk/folder`` or an empty string for a folder with one
+            subfolder per class; or a name of timm such as ``torch/cifar100`` or ``hfds/USER/NAME``.
+        split: name of the split. If ``root`` has no subfolder of this name, ``root`` itself is the split.
+        root: data directory.
+        training: whether to open the training part. Default: True if the split is named ``train``. The options
+            ``noise``, ``long_tail`` and ``subset`` change the training part only.
+        held_out: fraction of each class of the split that is held out. The training part excludes this fraction. The
+            evaluation part consists of it, with true labels.
         multilabel: whether images have several labels.
-        mode: of Pillow, that images of files are converted to.
-        suffixes: endings of images in folders.
+        mode: Pillow mode to which images from files are converted.
+        suffixes: suffixes of image files in folders.
         timm_options: further arguments of ``timm.data.create_dataset``.
-        options: those of :data:`CHANGES`, and those of the data set itself. ``seed`` of a registered data set is also
-            the seed of changes, unless ``change_seed`` is given.
+        options: options of :data:`CHANGES` and of the data set itself. For a registered data set, ``seed`` is also the
+            default of ``change_seed``.
 
     Raises:
-        ValueError, OSError, TypeError: the data cannot be opened, or an option is wrong; the message says why.
+        ValueError, OSError, TypeError: the data cannot be opened, or an option is invalid.
 
     Example:
         >>> train = open_dataset("topk/hierarchy", size=200, noise=0.4)
@@ -121,11 +121,11 @@ def _changed(
 
 
 def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
-    """Return what is wrong with a registered data set by its first sample, or nothing.
+    """Check a registered data set by its first sample; return the problem, or an empty string.
 
-    A data set has a length, ``dataset[i]`` is a pair of a PIL image and a label from 0 to n - 1 (or, with several
-    labels per image, a floating-point vector [n]), ``dataset.transform`` can be set and is applied to the image, and
-    ``dataset.classes`` names the classes.
+    A data set has a length. ``dataset[i]`` is a pair of a PIL image and a label from 0 to n - 1, or, with several
+    labels per image, a floating-point vector [n]. ``dataset.transform`` can be set and is applied to the image.
+    ``dataset.classes`` are the class names.
     """
     if not is_indexed(dataset):
         return "" if hasattr(dataset, "__iter__") else f"expected a data set with a length, got {dataset!r}"
@@ -147,7 +147,7 @@ def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
 
 
 class FolderReader:
-    """Files and labels of a folder with one folder per class, with the interface of timm's readers."""
+    """Files and labels of a folder with one subfolder per class, with the interface of timm readers."""
 
     def __init__(self, root: Path, suffixes: tuple[str, ...]) -> None:
         folders = read_folders(root, suffixes)
@@ -167,9 +167,9 @@ class FolderReader:
 
 
 class ReaderImages:
-    """Images of a :class:`FolderReader` or a reader of timm's, as pairs (image, target), in a mode of Pillow.
+    """Pairs (image, target) from a :class:`FolderReader` or a reader of timm, with images in one Pillow mode.
 
-    An image that cannot be read is an ``UnreadableImageError``.
+    An image that cannot be read raises ``UnreadableImageError``.
     """
 
     def __init__(self, reader: Any, mode: str, target_transform: Callable[[Any], Any] | None = None) -> None:
@@ -195,12 +195,12 @@ class ReaderImages:
     def _name(self, index: int) -> str:
         try:
             return str(self.reader.filename(index, absolute=True) or f"sample {index}")
-        except NotImplementedError:  # readers of tables have no files
+        except NotImplementedError:  # readers of tables have no file names
             return f"sample {index}"
 
 
 def check_depth(image: Image.Image) -> None:
-    """Raise ValueError if Pillow would clip values outside of 0 to 255, as in images of 16 bits or of floats."""
+    """Raise ValueError if Pillow would clip values outside of 0 to 255, as in 16-bit or floating-point images."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         extrema: Any = image.getextrema()
         low, high = extrema
@@ -211,7 +211,7 @@ def check_depth(image: Image.Image) -> None:
 def _open_files(
     name: str, split: str, root: Any, mode: str, suffixes: tuple[str, ...], options: dict[str, Any], *, multilabel: bool
 ) -> Any:
-    """Open a folder of images, or a data set of timm's."""
+    """Open a folder of images or a data set of timm."""
     if name in FOLDERS:
         if multilabel:
             raise ValueError("a folder has one label per image: use a data set with several for --task multilabel")
@@ -223,7 +223,7 @@ def _open_files(
     encode = options.pop("target_transform", None)
     place = None if root is None else str(root)
     dataset: Any = create_dataset(name, root=place, split=split, input_img_mode=mode, **options)
-    if isinstance(dataset, ImageDataset):  # ours names unreadable images, and keeps their labels apart
+    if isinstance(dataset, ImageDataset):  # ReaderImages names unreadable images and stores labels
         return ReaderImages(dataset.reader, mode, encode)
     if encode is not None:
         dataset.target_transform = encode

@@ -1,7 +1,7 @@
-"""Samples of a data set with labels of their own: label noise, long tails, subsets, held-out parts, class numbers.
+"""Selections of a data set with new labels: label noise, long tails, subsets, held-out parts, class numbers.
 
-A change of a data set returns a :class:`Selection`, which copies no image. A selection of a selection refers to the
-data set itself, so that changes can follow each other. All random choices depend on a seed alone.
+Each function returns a :class:`Selection`, which copies no image. A selection of a selection refers to the original
+data set, so changes can be chained. All random choices depend only on a seed.
 """
 
 import sys
@@ -17,25 +17,25 @@ from topk_registry.data.labels import Labels, class_counts, class_names_of, labe
 
 Indices = NDArray[np.int64]
 MAX_MESSAGES = 10  # per process
-MAX_FAILURES = 10  # unreadable images in a row
+MAX_FAILURES = 10  # consecutive unreadable images
 
 
 class UnreadableImageError(OSError):
-    """An image file cannot be decoded."""
+    """Raised if an image file cannot be decoded."""
 
 
 class Selection:
-    """Samples of a map-style data set, in an order and with targets of their own.
+    """Samples of a map-style data set in a new order and with new targets.
 
-    The next sample of the selection replaces an unreadable image; standard error names the first ones.
+    If an image cannot be read, the next sample replaces it, and a message goes to standard error.
 
     Args:
-        dataset: of pairs (image, target), or another selection.
-        indices: which samples, in order [M]; all by default.
-        targets: their targets, [M] or k-hot [M, n]; those of the data set by default.
-        true_targets: their targets before label noise, by default ``targets``.
-        classes: class names, by default those of the data set.
-        notes: sentences about what was changed.
+        dataset: data set of pairs (image, target), or another selection.
+        indices: indices of the samples in order [M]. Default: all samples.
+        targets: targets of these samples, [M] or k-hot [M, n]. Default: targets of the data set.
+        true_targets: targets of these samples before label noise. Default: ``targets``.
+        classes: class names. Default: class names of the data set.
+        notes: messages about the changes.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Selection:
                 target = self.targets[index]
                 target = torch.from_numpy(target) if target.ndim else int(target)
             return image, target
-        raise UnreadableImageError(f"{MAX_FAILURES} images in a row cannot be read, up to sample {index}")
+        raise UnreadableImageError(f"{MAX_FAILURES} consecutive images cannot be read, up to sample {index}")
 
 
 def with_label_noise(
@@ -97,13 +97,13 @@ def with_label_noise(
     """Return a data set with wrong labels.
 
     Args:
-        dataset: of one label per image.
-        share: share of the samples, in [0, 1].
-        kind: ``family`` draws the labels of a share anew within their superclass, the true label included (Berrada
-            et al. 2018, section 5.1); ``uniform`` replaces exactly this share by other classes. By default ``family``
-            if superclasses are known, else ``uniform``.
-        superclasses: the superclass of each class [n], by default those of the data set.
-        seed: seed of the draw.
+        dataset: data set with one label per image.
+        share: share of samples whose label changes or is redrawn, in [0, 1].
+        kind: ``family`` redraws the labels within their superclass, including the true label (Berrada et al. 2018,
+            section 5.1). ``uniform`` replaces the labels with other classes. Default: ``family`` if superclasses are
+            known, else ``uniform``.
+        superclasses: superclass of each class [n]. Default: superclasses of the data set.
+        seed: random seed.
     """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"the share of label noise must be in [0, 1], got {share!r}")
@@ -123,7 +123,7 @@ def with_label_noise(
 
 
 def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, seed: int) -> Labels:
-    """Return labels [N], a share drawn anew uniformly within their superclass; at 1 they tell the superclass only."""
+    """Return labels [N] with a share redrawn uniformly within their superclass."""
     members = [np.flatnonzero(np.asarray(superclasses) == s) for s in superclasses]
     rng = np.random.default_rng([seed, 11])
     redrawn, place = rng.random(len(labels)) < share, rng.random(len(labels))
@@ -132,7 +132,7 @@ def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, s
 
 
 def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) -> Labels:
-    """Return labels [N], exactly ``round(share * N)`` of them replaced by other classes, all equally likely."""
+    """Return labels [N] with exactly ``round(share * N)`` of them replaced by other classes, uniformly at random."""
     rng = np.random.default_rng([seed, 17])
     wrong = rng.permutation(len(labels))[: round(share * len(labels))]
     noisy = labels.copy()
@@ -141,7 +141,7 @@ def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) 
 
 
 def subset(dataset: Any, fraction: float, *, seed: int = 0) -> Selection:
-    """Keep a random fraction of each class, and at least one sample of each; of k-hot targets, of all samples."""
+    """Keep a random fraction of each class, at least one sample each; of k-hot targets, a fraction of all samples."""
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"the fraction must be in (0, 1], got {fraction!r}")
     labels, counts = _labels_and_counts(dataset, k_hot=True)
@@ -150,9 +150,9 @@ def subset(dataset: Any, fraction: float, *, seed: int = 0) -> Selection:
 
 
 def long_tail(dataset: Any, factor: float, *, seed: int = 0) -> Selection:
-    """Thin out a data set so that class 0 keeps its images and the last class a ``factor``-th of that number.
+    """Drop samples so that class frequencies fall exponentially, by ``factor`` from the first to the last class.
 
-    With u = c / (n - 1), class c keeps a share of factor^-u (Cui et al. 2019).
+    Class c keeps a share of factor^(-c / (n - 1)) (Cui et al. 2019).
     """
     labels, counts = _labels_and_counts(dataset)
     kept = _pick(labels, long_tail_counts(counts, factor), seed=seed)
@@ -162,7 +162,7 @@ def long_tail(dataset: Any, factor: float, *, seed: int = 0) -> Selection:
 
 
 def long_tail_counts(counts: Sequence[int], factor: float) -> list[int]:
-    """Return the number of samples to keep of each class [n]; at least one, and never more than there are."""
+    """Return the number of samples to keep per class [n], at least 1 and at most the available number."""
     if not factor >= 1.0:
         raise ValueError(f"the factor of a long tail must be at least 1, got {factor!r}")
     share = factor ** -np.linspace(0.0, 1.0, len(counts))
@@ -170,13 +170,13 @@ def long_tail_counts(counts: Sequence[int], factor: float) -> list[int]:
 
 
 def hold_out(dataset: Any, fraction: float, *, fold: int = 0, seed: int = 0) -> tuple[Selection, Selection]:
-    """Split into (rest, held out). The held-out part has the labels from before label noise.
+    """Split a data set into (rest, held-out part). The held-out part has the labels without label noise.
 
     Args:
-        dataset: to split. At least one sample of each class stays in the rest.
-        fraction: fraction of each class that is held out; of k-hot targets, of all samples.
-        fold: each fold holds out another part.
-        seed: seed of the split.
+        dataset: data set to split. The rest keeps at least one sample per class.
+        fraction: fraction of each class that is held out. For k-hot targets, the fraction is of all samples.
+        fold: index of the part that is held out. Different folds hold out different parts.
+        seed: random seed.
     """
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"the held-out fraction must be in (0, 1), got {fraction!r}")
@@ -189,11 +189,11 @@ def hold_out(dataset: Any, fraction: float, *, fold: int = 0, seed: int = 0) -> 
 
 
 def renumber(dataset: Any, numbers: Mapping[int, int], classes: Sequence[str]) -> Selection:
-    """Give a data set other class numbers; samples and labels of classes without a new number are dropped.
+    """Assign new class numbers. Samples and labels of classes without a new number are dropped.
 
     Args:
-        dataset: to renumber.
-        numbers: the new number of each old class number.
+        dataset: data set to renumber.
+        numbers: new number by old class number.
         classes: class names in the new order.
     """
     targets = targets_of(dataset)
@@ -208,14 +208,14 @@ def renumber(dataset: Any, numbers: Mapping[int, int], classes: Sequence[str]) -
 
 
 def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
-    """Draw the indices of an epoch in which all classes are equally frequent [N], in random order (Kang et al. 2020).
+    """Draw indices [N] of an epoch in which all classes are equally frequent, in random order (Kang et al. 2020).
 
-    Systematic sampling: each sample occurs its expected number of times, N / (classes * samples of its class), rounded
-    up or down, and so does each class.
+    The method is systematic sampling. The expected number of times that a sample occurs is N / (classes * samples of
+    its class), and the actual number is this number rounded up or down. The same holds for each class.
     """
     present, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = rng.permutation(len(labels))
-    order = order[np.argsort(inverse[order], kind="stable")]  # by class, in random order within each
+    order = order[np.argsort(inverse[order], kind="stable")]  # by class, in random order within each class
     ends = np.cumsum(len(labels) / (len(present) * counts[inverse[order]]))
     marks = rng.random() + np.arange(len(labels))
     places = np.minimum(np.searchsorted(ends, marks, side="right"), len(labels) - 1)
@@ -223,7 +223,7 @@ def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
 
 
 def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, list[int]]:
-    """Return the label of each sample and the class sizes; with ``k_hot``, k-hot targets are taken as one class."""
+    """Return the label of each sample and the class sizes. With ``k_hot``, k-hot targets count as one class."""
     targets = targets_of(dataset)
     if k_hot and targets is not None and targets.ndim == 2:
         return np.zeros(len(targets), np.int64), [len(targets)]
@@ -232,9 +232,9 @@ def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, li
 
 
 def _pick(labels: Labels, counts: Sequence[int], *, seed: int, part: int = 0) -> Indices:
-    """Draw ``counts[c]`` samples of each class, as sorted indices; larger counts extend smaller ones.
+    """Draw ``counts[c]`` samples of each class as sorted indices; larger counts extend smaller ones.
 
-    Parts 0, 1, ... of one seed are disjoint as long as a class has samples left, then they start again.
+    For one seed, parts 0, 1, ... are disjoint until the samples of a class are used up, and then reuse samples.
     """
     order = np.random.default_rng([seed, 13]).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]

@@ -1,9 +1,8 @@
-"""A procedural data set of images with several labels, so that multi-label training can be tried with no download.
+"""A generated data set of images with several labels, for trying multi-label training without a download.
 
-A class is a thing: a small patch of smooth colours. An image of 32 x 32 shows one of each of its classes, at random
-places, in random contrast, under noise; where things overlap, their colours add up. Scenes decide which things go
-together: a thing is often in images of its own scene, and seldom in others. Classes become rarer from the first to the
-last, and an image may have no label at all.
+Each class is a thing: a small patch of smooth colors. An image of 32 x 32 pixels shows one thing of each of its
+classes, at random places, with random contrast and noise. Colors of overlapping things are added. Each thing appears
+more often in images of its scene. Class frequencies fall from the first to the last class. An image may have no label.
 """
 
 from typing import Any
@@ -17,26 +16,26 @@ from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, c
 
 SIZE = 32
 THING = 12  # height and width of a thing
-HOME = 5.0  # how many times as often a thing is in images of its own scene
-SPREAD = 42.0  # standard deviation of an image in grey levels
+HOME = 5.0  # ratio of a thing's frequency in images of its scene to other images
+SPREAD = 42.0  # standard deviation of an image in gray levels
 
 
 class Several(DrawnImages):
-    """Images of things, each with the set of its things as target; drawn from a seed.
+    """Generated images of things. The target of an image is the set of its things.
 
-    A sample is ``(image, target)`` with a float32 vector [things] of 0 and 1. Image i depends on the seed, the split
-    and i alone. The images are held in memory, 3 KiB each.
+    A sample is ``(image, target)`` with a float32 vector [things] of 0 and 1. Image i depends only on the seed, the
+    split and i. Images are stored in memory, 3 KiB each.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        size: number of images, by default 5000 for training and 2000 otherwise.
-        eval_size: the same of all splits but training, where it is to differ from ``size``.
+        size: number of images. Default: 5000 for training, 2000 otherwise.
+        eval_size: number of images of the other splits. Default: ``size``.
         seed: seed of the things and of every image.
         things: number of classes.
-        scenes: number of scenes; class c is at home in scene c mod ``scenes``.
+        scenes: number of scenes. Class c belongs to scene c mod ``scenes``.
         mean_labels: average number of labels per image.
-        imbalance: how many times the first class is as frequent as the last; frequencies fall exponentially.
-        pixel_noise: standard deviation of the noise, in units of what a thing is made of.
+        imbalance: ratio of the frequencies of the first and the last class. Frequencies fall exponentially.
+        pixel_noise: standard deviation of the noise, in units of the standard deviation of a thing.
 
     Attributes:
         targets: the targets of all samples [N, things], float32.
@@ -72,7 +71,7 @@ class Several(DrawnImages):
         self.classes = [f"thing {c:02d}" for c in range(things)]
         self._noise = pixel_noise
         self._things = _patches(np.random.default_rng([seed, 0]), things)
-        self._chances = _chances(things, scenes, mean_labels, imbalance)
+        self._probabilities = _probabilities(things, scenes, mean_labels, imbalance)
         self.images, self.targets = draw(size, [seed, SPLITS[split]], self._block)
 
     def __getitem__(self, index: int) -> tuple[Any, Tensor]:
@@ -81,8 +80,8 @@ class Several(DrawnImages):
 
     def _block(self, rng: np.random.Generator, first: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         n = len(self._things)
-        scene = rng.integers(len(self._chances), size=BLOCK)
-        labels = rng.random((BLOCK, n)) < self._chances[scene]
+        scene = rng.integers(len(self._probabilities), size=BLOCK)
+        labels = rng.random((BLOCK, n)) < self._probabilities[scene]
         places = rng.integers(SIZE - THING + 1, size=(BLOCK, n, 2))
         contrast = rng.uniform(2.0, 4.0, (BLOCK, n))
         images = self._noise * rng.standard_normal((BLOCK, SIZE, SIZE, 3), np.float32)
@@ -94,19 +93,19 @@ class Several(DrawnImages):
 
 
 def _patches(rng: np.random.Generator, things: int) -> NDArray[np.float64]:
-    """Patches [things, 12, 12, 3] of 3 x 3 random colours with linear transitions, of unit standard deviation."""
+    """Return patches [things, 12, 12, 3] of 3 x 3 random colors with linear transitions and unit standard deviation."""
     grid = rng.standard_normal((things, 3, 3, 3))
     place = np.linspace(0, 2, THING)
-    share = np.maximum(0.0, 1.0 - np.abs(place[:, None] - np.arange(3)))  # [12, 3] of each row and column of the grid
+    share = np.maximum(0.0, 1.0 - np.abs(place[:, None] - np.arange(3)))  # [12, 3]
     patches = np.einsum("yi,xj,cijk->cyxk", share, share, grid)
     return patches / patches.std(axis=(1, 2, 3), keepdims=True)
 
 
-def _chances(things: int, scenes: int, mean_labels: float, imbalance: float) -> NDArray[np.float64]:
-    """Chance of each class in each scene [scenes, things], so that an image has ``mean_labels`` of them on average."""
+def _probabilities(things: int, scenes: int, mean_labels: float, imbalance: float) -> NDArray[np.float64]:
+    """Return the probability of each class in each scene [scenes, things], for a mean of ``mean_labels`` per image."""
     c = np.arange(things)
     shape = imbalance ** -(c / (things - 1)) * np.where(c % scenes == np.arange(scenes)[:, None], HOME, 1.0)
-    low, high = 0.0, 1.0 / shape.min()  # at the upper end every chance is 1
+    low, high = 0.0, 1.0 / shape.min()  # at the upper end, every probability is 1
     for _ in range(60):
         middle = (low + high) / 2
         more = np.minimum(1.0, middle * shape).sum(axis=1).mean() < mean_labels

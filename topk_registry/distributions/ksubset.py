@@ -1,4 +1,4 @@
-"""The distribution over sets of k classes behind the top-k losses and the prediction head."""
+"""The distribution over sets of k classes on which the top-k losses and the prediction head are based."""
 
 import math
 from itertools import combinations
@@ -13,11 +13,11 @@ from topk_registry.ops.ksubset import graph
 from topk_registry.ops.tensors import is_hidden
 from topk_registry.ops.values import number
 
-MAX_SUBSETS = 1_000_000  # that enumerate_support returns
+MAX_SUBSETS = 1_000_000  # limit of enumerate_support
 
 
 class _KHot(constraints.Constraint):
-    """Vectors of n zeros and ones with k ones; k is one number, or one per row."""
+    """Vectors of n zeros and ones with k ones, where k is one number, or one number per row."""
 
     is_discrete = True
     event_dim = 1
@@ -31,27 +31,27 @@ class _KHot(constraints.Constraint):
 
 
 class KSubset(Distribution):
-    r"""Sets of k of n classes, drawn with probability proportional to prod_{i in S} exp(logits_i / temperature).
+    r"""Distribution over sets S of k of n classes, P(S) proportional to prod_{i in S} exp(logits_i / temperature).
 
-    With x = logits / temperature and sigma_k the k-th elementary symmetric polynomial of exp(x),
+    Let x = logits / temperature, and let sigma_k be the k-th elementary symmetric polynomial. Then
 
         log P(S) = sum_{i in S} x_i - log sigma_k(exp x).
 
-    Its marginals are those of :func:`topk_registry.topk_marginals`. Values are k-hot vectors [..., n] in the dtype of
-    the logits; :meth:`log_prob` takes sets of class indices [..., k] too. All methods compute in double precision.
-    Sampling, ``log_prob`` and ``entropy`` use O(n k) memory per row. Results are in single precision for logits in half
-    precision.
+    The marginals equal :func:`topk_registry.topk_marginals`. Values are k-hot vectors [..., n] in the dtype of the
+    logits. :meth:`log_prob` also takes sets of class indices [..., k]. All methods compute in double precision.
+    Sampling, ``log_prob`` and ``entropy`` use O(n k) memory per row. For logits in half precision, results are in
+    single precision.
 
     Args:
-        logits: scores [..., n]; a class with -inf is in no set. If only k classes of a row are above -inf, the row has
-            one set: its entropy is 0, and the row gets no gradient.
+        logits: scores [..., n]. A class with -inf is in no set. If only k classes of a row are above -inf, there is
+            only one set: the entropy is 0, and the row gets no gradient.
         k: size of the sets, 1 <= k < n: one number, or integers [...], one per row.
-        temperature: divides the logits.
-        validate_args: check arguments and values; None takes torch's default.
+        temperature: number by which logits are divided.
+        validate_args: check arguments and values. None: the default of torch.
 
     Example:
         >>> distribution = KSubset(torch.zeros(4), 2)
-        >>> distribution.log_prob(torch.tensor([0, 3])).exp()  # one of six sets
+        >>> distribution.log_prob(torch.tensor([0, 3])).exp()  # six sets, all equally likely
         tensor(0.1667)
         >>> distribution.marginals
         tensor([0.5000, 0.5000, 0.5000, 0.5000])
@@ -90,11 +90,11 @@ class KSubset(Distribution):
         if self._validate_args and logits.numel():
             few = (logits > -math.inf).sum(-1) < self.k
             if bool(few.any()) or bool((logits == math.inf).any()) or bool(logits.isnan().any()):
-                raise ValueError("every row needs k logits above -inf, and none that is inf or NaN")
+                raise ValueError("every row needs k logits above -inf and no logit that is inf or NaN")
 
     @property
     def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        return {}  # a logit may be -inf, which no constraint of torch allows: the constructor checks
+        return {}  # no constraint of torch allows -inf, so the constructor checks logits
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
@@ -102,7 +102,7 @@ class KSubset(Distribution):
 
     @property
     def marginals(self) -> Tensor:
-        """Return the probability that each class is in the set [..., n]; each row sums to its k. Differentiable."""
+        """Probability that each class is in the set [..., n]. Each row sums to its k. Differentiable."""
         x = self._relative()[0]
         return self._out(_by_size(graph.marginals, x, self.k, self._one_k))
 
@@ -117,7 +117,7 @@ class KSubset(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """Return the most probable set: the k largest logits; the lower index wins a tie."""
+        """Most probable set: the k largest logits, where ties go to the lower index."""
         return _most_probable(self.logits, self.k)[0].to(self.logits.dtype)
 
     def log_partition(self) -> Tensor:
@@ -139,7 +139,7 @@ class KSubset(Distribution):
         return self._out(ahead - _excess(x, self.k, in_mode, self._one_k))
 
     def entropy(self) -> Tensor:
-        """log sigma_k - sum_i pi_i x_i [...]."""
+        """Return the entropy log sigma_k - sum_i pi_i x_i [...]."""
         return self._out(self._cross_entropy(self))
 
     @torch.no_grad()
@@ -151,22 +151,22 @@ class KSubset(Distribution):
         return drawn.view(self._extended_shape(sample_shape)).to(self.logits.dtype)
 
     def sample_indices(self, sample_shape: Any = ()) -> Tensor:
-        """Return exact draws as class indices [sample_shape, ..., k] in ascending order, if all rows have one k."""
+        """Return exact draws as class indices [sample_shape, ..., k] in ascending order. All rows need the same k."""
         if self._one_k is None:
-            raise ValueError("index sets need one k for all rows: give k as a number, or use sample()")
+            raise ValueError("index sets need the same k for all rows: pass k as a number, or use sample()")
         drawn = self.sample(sample_shape)
         return drawn.nonzero()[:, -1].view(*drawn.shape[:-1], self._one_k)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Return exact draws whose gradient is that of the marginals (straight-through): biased, of low variance."""
+        """Return exact draws with the gradient of the marginals (straight-through): biased, with low variance."""
         pi = self.marginals
         return self.sample(sample_shape) + (pi - pi.detach())
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Return all sets as k-hot vectors [C(n, k), ..., n], if all rows have one k and C(n, k) is small."""
+        """Return all sets as k-hot vectors [C(n, k), ..., n]. All rows need the same k, and C(n, k) must be small."""
         n, k = self.event_shape[0], self._one_k
         if k is None:
-            raise ValueError("the supports of rows with different k differ: give k as a number")
+            raise ValueError("rows with different k have different supports: pass k as a number")
         if math.comb(n, k) > MAX_SUBSETS:
             raise ValueError(f"there are {math.comb(n, k)} sets, more than {MAX_SUBSETS}")
         sets = torch.tensor(list(combinations(range(n), k)), device=self.logits.device)
@@ -184,16 +184,16 @@ class KSubset(Distribution):
         return new
 
     def _relative(self) -> tuple[Tensor, Tensor]:
-        """Return logits / temperature [..., n] relative to the k-th largest, and whether each class is in the mode."""
+        """Return logits / temperature [..., n] minus the k-th largest, and whether each class is in the mode."""
         in_mode, kth = _most_probable(self.logits, self.k)
         return (self.logits.double() - kth.double()) / self.temperature, in_mode
 
     def _cross_entropy(self, drawn: "KSubset") -> Tensor:
-        """Return -E log P(S) [...] of this distribution, for sets that another one draws."""
+        """Return -E log P(S) [...] under this distribution for sets from another distribution."""
         x, in_mode = self._relative()
         own = x if drawn is self else drawn._relative()[0]
         log_odds = _by_size(graph.log_odds, own, drawn.k, drawn._one_k)
-        # pi - 1 for the classes of the mode and pi for all others: neither cancels
+        # pi - 1 for classes of the mode and pi for other classes: no cancellation
         beyond = torch.where(in_mode, -torch.sigmoid(-log_odds), torch.sigmoid(log_odds))
         return _excess(x, self.k, in_mode, self._one_k) - _inner(beyond, x)
 
@@ -201,7 +201,7 @@ class KSubset(Distribution):
         return result.to(torch.promote_types(self.logits.dtype, torch.float32))
 
     def _sum_at(self, x: Tensor, value: Tensor) -> Tensor:
-        """Return the sum [...] of x [..., n] over classes [..., k]."""
+        """Return the sum [...] of the entries of x [..., n] at classes [..., k]."""
         n = self.event_shape[0]
         if self._validate_args and value.numel():
             low, high = int(value.min()), int(value.max())
@@ -216,7 +216,7 @@ class KSubset(Distribution):
 
 @kl.register_kl(KSubset, KSubset)
 def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
-    """sum_i pi_i (x_i - y_i) - log sigma_k(exp x) + log sigma_k(exp y), for sets of the same size."""
+    """Return sum_i pi_i (x_i - y_i) - log sigma_k(exp x) + log sigma_k(exp y)."""
     if p.event_shape != q.event_shape or bool((p.k != q.k).any()):
         raise ValueError(f"both need the same n and k, got {p.event_shape[0]}, {p.k} and {q.event_shape[0]}, {q.k}")
     divergence = q._cross_entropy(p) - p._cross_entropy(p)
@@ -224,7 +224,7 @@ def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
 
 
 def _most_probable(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether each class is in the mode [..., n], ties by the lower index, and the least logit of the mode."""
+    """Return whether each class is in the mode [..., n], with ties to the lower index, and its smallest logit."""
     ordered, order = logits.detach().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     in_mode = torch.zeros_like(order).scatter(-1, order, rank) < k[..., None]
@@ -233,7 +233,7 @@ def _most_probable(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_size(function: Any, x: Tensor, k: Tensor, one_k: int | None) -> Tensor:
-    """Return ``function(rows, k)`` of x [..., n], called once per size of set."""
+    """Return ``function(rows, k)`` of x [..., n] with one call per set size."""
     rows = x.reshape(-1, x.shape[-1])
     if one_k is not None or k.is_meta:
         return function(rows, one_k or 1).view(x.shape)
@@ -245,31 +245,31 @@ def _by_size(function: Any, x: Tensor, k: Tensor, one_k: int | None) -> Tensor:
 
 
 def _inner(weight: Tensor, x: Tensor) -> Tensor:
-    """Return sum_i weight_i x_i [...]; a class with -inf and no weight adds nothing, neither to the gradient."""
+    """Return sum_i weight_i x_i [...]. A class of weight 0 adds neither value nor gradient, even if x_i is -inf."""
     return (weight * x.masked_fill((weight == 0) & (x == -torch.inf), 0.0)).sum(-1)
 
 
 def _excess(x: Tensor, k: Tensor, in_mode: Tensor, one_k: int | None) -> Tensor:
     """Return log sigma_k(exp x) - sum of x over the mode [...], which is at least 0.
 
-    Probabilities and entropies are computed relative to the mode, so that no large numbers are subtracted.
+    Probabilities and entropies are computed relative to the mode to avoid cancellation.
     """
     n = x.shape[-1]
     largest = one_k or (n - 1 if is_hidden(k) else int(k.max()) if k.numel() else 1)
     rows, sizes = x.reshape(-1, n), k.reshape(-1)
     levels, u = _tree(rows, sizes, largest)
-    drawn = levels[-1][..., 0].gather(0, sizes[None])[0]  # the probability that k classes are drawn
-    # a class of the mode adds log(1 + e^u) - u
+    drawn = levels[-1][..., 0].gather(0, sizes[None])[0]  # probability of drawing k classes
+    # a class in the mode contributes log(1 + e^u) - u
     rest = F.softplus(torch.where(in_mode.reshape(-1, n), -u, u), threshold=40.0).sum(-1)
     certain = (rows > -torch.inf).sum(-1) <= sizes
     return torch.where(certain, 0.0, drawn.log() + rest).view(x.shape[:-1])
 
 
 def _tree(x: Tensor, k: Tensor, largest: int) -> tuple[list[Tensor], Tensor]:
-    """Return the distribution of the number of drawn classes below each node of a tree, and the log-odds u [B, n].
+    """Return the distribution of the number of drawn classes below each node of a binary tree, and log-odds u [B, n].
 
-    Each class is drawn independently with probability sigmoid(u_i), u = x - t. Given that k are drawn in all, they are
-    a sample of the k-subset distribution, for any tilt t.
+    Each class is drawn independently with probability sigmoid(u_i), where u = x - t. Conditional on k drawn classes in
+    total, the drawn set has the k-subset distribution, for any shift t.
     """
     t = graph.tilt_to_mean(x.detach(), torch.zeros_like(x[:, :1]), k[:, None])
     u = x - t
@@ -277,23 +277,23 @@ def _tree(x: Tensor, k: Tensor, largest: int) -> tuple[list[Tensor], Tensor]:
 
 
 def _sample(x: Tensor, k: Tensor, count: int) -> Tensor:
-    """Return exact draws [count, B, n] as booleans: each node's count is divided among its children."""
+    """Return exact draws [count, B, n] as booleans, by dividing the count of each node between its children."""
     levels, _ = _tree(x, k, int(k.max()) if k.numel() else 1)
     drawn = k.expand(count, -1)[..., None]  # [count, B, nodes]
     for level in reversed(levels[:-1]):
         half = -(-level.shape[-1] // 2)
         left, right = level[..., :half], level[..., half:]  # [degrees, B, nodes]
-        if right.shape[-1] < half:  # an odd number of nodes: the polynomial 1
+        if right.shape[-1] < half:  # for an odd number of nodes, pad with the polynomial 1
             one = torch.zeros_like(left[..., :1])
             one[0] = 1.0
             right = torch.cat((right, one), -1)
         degrees = torch.arange(len(left), device=x.device)[:, None, None, None]
-        others = drawn - degrees  # [degrees, count, B, nodes]: what is left for the right child
+        others = drawn - degrees  # [degrees, count, B, nodes]: count of the right child
         possible = (others >= 0) & (others < len(right))
-        chances = right[:, None].expand(-1, count, -1, -1).gather(0, others.clamp(0, len(right) - 1))
-        chances = torch.where(possible, chances * left[:, None], 0.0).cumsum(0)
+        cumulative = right[:, None].expand(-1, count, -1, -1).gather(0, others.clamp(0, len(right) - 1))
+        cumulative = torch.where(possible, cumulative * left[:, None], 0.0).cumsum(0)
         uniform = torch.rand(drawn.shape, dtype=x.dtype, device=x.device)
-        # the first degree whose cumulative probability exceeds u times the total: never one of probability 0
-        ours = (chances <= uniform * chances[-1]).sum(0).clamp(max=len(left) - 1)
+        # first degree whose cumulative probability exceeds u times the total: never a degree of probability 0
+        ours = (cumulative <= uniform * cumulative[-1]).sum(0).clamp(max=len(left) - 1)
         drawn = torch.cat((ours, drawn - ours), -1)[..., : level.shape[-1]]
     return drawn.bool()

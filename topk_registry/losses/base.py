@@ -1,7 +1,7 @@
 """Base classes of classification losses: targets, options, precision and reduction.
 
-A loss is a table L(s, c): the loss of the scores s if the label were c. :mod:`topk_registry.losses.targets` turns
-every kind of target into masses on classes; a loss writes the table, or the part of it at labels, in plain PyTorch.
+A loss is a table L(s, c), the loss of the scores s if class c were the label. A subclass computes this table in plain
+PyTorch. :mod:`topk_registry.losses.targets` converts every kind of target into one mass per class.
 """
 
 import math
@@ -35,7 +35,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class CommonOptions(TypedDict, total=False):
-    """Options of every loss, as in ``torch.nn.CrossEntropyLoss``: ``**common: Unpack[CommonOptions]``."""
+    """Keyword options that every loss takes, for use as ``**common: Unpack[CommonOptions]``."""
 
     weight: Tensor | Sequence[float] | None
     reduction: str
@@ -46,18 +46,18 @@ class CommonOptions(TypedDict, total=False):
 class ClassificationLoss(Adjustable):
     """Base of losses over ``(logits [B, n], target [B] or [B, n])``.
 
-    A subclass defines :meth:`per_class`, and :meth:`per_label` if a label's loss is cheaper than the table. Logits may
-    have further dimensions, [B, n, d1, ...] with targets [B, d1, ...] or [B, n, d1, ...], or no batch, [n] with a
-    target [] or [n]. The target of logits [B, n] may be a :class:`LabelMixture`; a row of it without mass is ignored,
-    and a mean counts it.
+    A subclass defines :meth:`per_class`. If the loss at one label is cheaper than the whole table, it also defines
+    :meth:`per_label`. As in cross-entropy, logits [B, n, d1, ...] and [n] are also accepted, with targets of the
+    matching shape. For logits [B, n], the target may also be a :class:`LabelMixture`. A row of a mixture whose shares
+    are 0 has loss 0 but counts in the mean.
 
-    Options can be set after construction (``loss.tau = 0.3``); the value is checked. Numbers and class weights are
-    kept in double precision.
+    Options can be set after construction (``loss.tau = 0.3``), and each value is checked. Numbers and class weights are
+    stored in double precision.
 
     Args:
         weight: one non-negative factor per class [n].
-        reduction: ``"mean"`` (weighted, as cross-entropy's), ``"sum"`` or ``"none"``.
-        label_smoothing: share of the label's mass that is spread evenly over all classes.
+        reduction: ``"mean"`` (weighted as in cross-entropy), ``"sum"`` or ``"none"``.
+        label_smoothing: share of the target distribution that is spread evenly over all classes.
         ignore_index: rows with this index target have loss 0.
 
     Example:
@@ -92,7 +92,7 @@ class ClassificationLoss(Adjustable):
     # What a subclass may define
 
     def per_class(self, logits: Tensor) -> Tensor:
-        """Return the table L(s, c) [B, n] of scores [B, n]: the loss of each row if its label were each class."""
+        """Return the table L(s, c) [B, n] for scores [B, n]: entry (i, c) is the loss of row i if its label were c."""
         raise TypeError(f"{type(self).__name__} must define per_class(logits [B, n]) -> [B, n]")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -100,28 +100,28 @@ class ClassificationLoss(Adjustable):
         return self._checked(self.per_class(logits), "per_class", logits.shape).gather(1, labels[:, None])[:, 0]
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the rows' losses [B], or their sum [], by an operator with its own gradient; None if none serves."""
+        """Return the losses of the rows [B], or their sum [], from a fused operator; None if no operator applies."""
         return None
 
     def check_classes(self, n: int) -> None:
-        """Raise if the options do not suit n classes."""
+        """Raise a ValueError if the options do not allow n classes."""
 
     @property
     def class_weight(self) -> Tensor | None:
-        """The current factors of the classes [n]; a subclass may let them depend on the epoch."""
+        """Class weights [n] of the current epoch, or None."""
         return self.weight
 
     @property
     def first_change(self) -> int | None:
-        """The first epoch whose loss differs from epoch 0; None for a loss without a schedule."""
+        """First epoch whose loss differs from epoch 0, or None for a loss without a schedule."""
         return None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, counted from 0, before it begins. A loss with a schedule overrides and calls this."""
+        """Set the epoch, counted from 0, before it begins. A loss with a schedule extends this method."""
         self._epoch_was_set = True
 
     def checked_option(self, name: str, value: Any) -> Any:
-        """Return the value of an option as the loss keeps it."""
+        """Return the value of an option in the form in which the loss stores it."""
         if name == "weight" and value is not None:
             like = next((b for b in self.buffers() if b.dtype == torch.float64), None)
             return check_weight(value) if like is None else check_weight(value).to(like)
@@ -135,7 +135,7 @@ class ClassificationLoss(Adjustable):
         Args:
             logits: scores [B, n], or [B, n, d1, ...], or [n].
             target: class indices [B], a distribution [B, n], or a :class:`LabelMixture`.
-            sample_weight: one factor per row [B]; a mean divides by their sum over all rows that are not ignored.
+            sample_weight: one factor per row [B]; a mean divides by the sum over the rows that are not ignored.
         """
         logits, target = _plain(logits, "logits"), _plain(target, "target")
         shape = None
@@ -168,19 +168,18 @@ class ClassificationLoss(Adjustable):
                 losses = self._row_losses(logits, masses)
         else:
             losses = self._row_losses(logits, masses)
-        if losses.ndim == 0:  # a fused operator has added the rows up
+        if losses.ndim == 0:  # a fused operator has already summed over rows
             return losses
         if self.reduction != "none":
             # the mean of no rows is NaN, as in cross-entropy
             return losses.sum() if len(losses) or self.reduction == "sum" else losses.sum() * torch.nan
         return losses if shape is None else losses.reshape(shape)
 
-    if TYPE_CHECKING:  # torch declares that a call returns anything
+    if TYPE_CHECKING:  # torch annotates the return type as Any
 
         def __call__(self, logits: Tensor, target: Target, sample_weight: Tensor | None = None) -> Tensor: ...
 
     def _row_losses(self, logits: Tensor, masses: Masses) -> Tensor:
-        """Return the rows' losses [B] with their masses, in at least single precision."""
         losses = self.fused(logits, masses)
         if losses is not None:
             return losses
@@ -198,13 +197,13 @@ class ClassificationLoss(Adjustable):
         return losses
 
     def _warn_missing_set_epoch(self, logits: Tensor) -> None:
-        """Warn once if a loss with a schedule trains and nobody calls set_epoch."""
+        """Warn once if a loss with a schedule is trained without a call of set_epoch."""
         if not (logits.requires_grad and torch.is_grad_enabled()):
             return
         self._epoch_was_set = True
         warnings.warn(
             f"{type(self).__name__} changes in epoch {self.first_change}, counted from 0: call set_epoch(epoch) before "
-            "each epoch, or it stays as in epoch 0",
+            "each epoch; otherwise the loss of epoch 0 is used throughout",
             stacklevel=3,
         )
 
@@ -240,7 +239,7 @@ class SoftmaxLoss(ClassificationLoss):
 
 
 class TopKLoss(ClassificationLoss):
-    """A :class:`ClassificationLoss` with the set size ``k``, 1 <= k <= n - 1."""
+    """A :class:`ClassificationLoss` with a set size ``k``, 1 <= k <= n - 1."""
 
     option_ranges: ClassVar[Mapping[str, Any]] = {"k": "[1, n)"}
 
@@ -267,13 +266,13 @@ class TopKLoss(ClassificationLoss):
 
 
 def _product(mass: Tensor, losses: Tensor) -> Tensor:
-    """Return mass times loss; a class without mass adds nothing, whatever its loss is."""
-    # 0 * inf is NaN; the gradient to the mass is the loss, so finite losses stay in the product
+    """Return mass times loss. A class without mass contributes 0, even if its loss is infinite or NaN."""
+    # 0 * inf is NaN; finite losses stay in the product, because they are the gradient of the mass
     return mass * losses.masked_fill((mass == 0) & ~losses.isfinite(), 0.0)
 
 
 def _as_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Return logits [B, n, d1, ...] or [n] and their target as rows, and the shape of the losses."""
+    """Flatten logits [B, n, d1, ...] or [n] and their target to rows; also return the shape of the unreduced losses."""
     classes = min(1, logits.ndim - 1)
     shape = (*logits.shape[:classes], *logits.shape[classes + 1 :])
     dense = target.is_floating_point()
@@ -288,7 +287,7 @@ def _as_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, tuple[int,
 
 
 def _sample_weights(weight: Any, logits: Tensor, shape: tuple[int, ...] | None) -> Tensor:
-    """Return weights per sample as [B] in double precision."""
+    """Return ``sample_weight`` as [B] in double precision."""
     check_tensor(weight, "sample_weight")
     expected = (len(logits),) if shape is None else shape
     if tuple(weight.shape) != tuple(expected) or weight.device != logits.device:
@@ -299,10 +298,9 @@ def _sample_weights(weight: Any, logits: Tensor, shape: tuple[int, ...] | None) 
 
 
 def _plain(t: Any, name: str) -> Any:
-    """Return a tensor without a class that only names it, as libraries name their images and labels.
+    """Convert a tensor of a subclass, such as the image class of a library, to a plain tensor.
 
-    Such classes may refuse to be mixed with others. A class that computes in a way of its own
-    (``__torch_dispatch__``) is kept.
+    Such subclasses may reject other tensors. One with ``__torch_dispatch__`` is kept, because it computes differently.
     """
     if type(t) in PLAIN or isinstance(t, LabelMixture) or torch.compiler.is_compiling():
         return t
@@ -313,5 +311,5 @@ def _plain(t: Any, name: str) -> Any:
 
 @constant_in_graphs  # some versions of the compiler cannot trace is_autocast_available
 def has_autocast(kind: str) -> bool:
-    """Return whether devices of this kind know autocast; meta tensors do not."""
+    """Return whether autocast supports this device type; it does not support meta tensors."""
     return torch.amp.is_autocast_available(kind)

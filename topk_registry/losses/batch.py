@@ -1,7 +1,6 @@
-"""Base class of losses that are defined for a batch as a whole, such as the size of prediction sets.
+"""Base class of losses that are defined on a whole batch, such as the size of prediction sets.
 
-Such a loss is not a mean over rows, because the loss of a row depends on the other rows. It has no reduction, no loss
-per row, and takes no mixtures of labels.
+The loss of one row depends on the other rows. Therefore there is no ``reduction`` and no loss per row.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -24,26 +23,26 @@ class BatchLoss(Adjustable):
     A subclass defines :meth:`of_batch`. Distributions and :class:`LabelMixture` raise an error, because the loss needs
     one label per row. Logits in half precision are converted to float32.
 
-    After :meth:`over_ranks`, the batch has the rows of all ranks of a process group: a subclass passes what depends on
-    all rows through :meth:`all_rows`.
+    After :meth:`over_ranks`, the batch consists of the rows of all ranks of a process group. A subclass passes each
+    tensor that must cover the whole batch through :meth:`all_rows`.
 
     Args:
-        ignore_index: rows with this label are ignored.
+        ignore_index: rows with this label do not enter the loss.
 
     Example:
         >>> class Spread(BatchLoss):
         ...     def of_batch(self, logits, label, counted):
-        ...         own = self.all_rows(logits.gather(1, label[:, None])[:, 0])
-        ...         return own.max() - own.min()
+        ...         score = self.all_rows(logits.gather(1, label[:, None])[:, 0])
+        ...         return score.max() - score.min()
         >>> Spread()(torch.eye(3) * torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 1, 2]))
         tensor(3.)
     """
 
     least_rows = 2
-    estimates_gradient = False  # whether the gradient is not the value's own, but an estimate of less variance
+    estimates_gradient = False  # True: backward returns a low-variance estimate of the gradient
     _group: Group = None
     _over_ranks = False
-    _spread = False  # whether this call is over ranks
+    _spread = False  # whether the current call gathers rows from other ranks
 
     def __init__(self, *, ignore_index: int = -100) -> None:
         super().__init__()
@@ -65,8 +64,8 @@ class BatchLoss(Adjustable):
             check_tensor(target, "target")
         if isinstance(target, LabelMixture) or target.is_floating_point():
             raise ValueError(
-                f"{name} needs one label an image [B], as it looks at the whole batch: mixup, cutmix and other "
-                "distributions over labels have no such label"
+                f"{name} needs one label per image [B], because it depends on the whole batch. Mixup, CutMix and other "
+                "distributions over labels are not supported"
             )
         check_logits(logits)
         check_target(logits, target, self.ignore_index)
@@ -76,25 +75,25 @@ class BatchLoss(Adjustable):
         self._spread = self._over_ranks and logits.requires_grad and number_of_ranks(self._group) > 1
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(
             ~counted[:, None], 0.0
-        )  # NaN there would reach the gradients of others
+        )  # otherwise NaN in ignored rows would reach other gradients
         kind, given = logits.device.type, (scores, label.masked_fill(~counted, 0), counted)
         if has_autocast(kind) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
                 return self.of_batch(*given)
         return self.of_batch(*given)
 
-    if TYPE_CHECKING:  # torch declares that a call gives anything
+    if TYPE_CHECKING:  # torch annotates the return type as Any
 
         def __call__(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
 
     def over_ranks(self, group: Group = None) -> Any:
-        """Compute the loss over the rows of all ranks, for gradients that are averaged over the ranks afterwards.
+        """Compute the loss over the rows of all ranks, for use with gradients that are averaged over the ranks.
 
-        Every rank then returns the loss of all rows, and the average of the ranks' gradients is its gradient. Without
-        gradients, as in evaluation, a rank returns the loss of its own rows.
+        With gradients, every rank then returns the loss of all rows. Without gradients, as in evaluation, each rank
+        returns the loss of its own rows.
 
         Args:
-            group: the process group whose ranks average gradients; by default all.
+            group: process group whose ranks average gradients. Default: all ranks.
 
         Returns:
             The same loss.
@@ -103,7 +102,7 @@ class BatchLoss(Adjustable):
         return self
 
     def all_rows(self, x: Tensor) -> Tensor:
-        """Return values per row [B, ...], of all ranks if the loss is over ranks; differentiable."""
+        """Gather values per row [B, ...] from all ranks if :meth:`over_ranks` is active; differentiable."""
         return _gathered(x, self._group) if self._spread else x
 
 

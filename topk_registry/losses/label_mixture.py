@@ -1,4 +1,4 @@
-"""Target distributions with a few labels per row and a uniform rest: label smoothing, mixup, CutMix."""
+"""Target distributions with a few labels per row plus a uniform part: label smoothing, mixup, CutMix."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ from torch import Tensor
 class LabelMixture(NamedTuple):
     """A distribution over n classes per row, in compact form: q_c = uniform / n + sum_j shares_j [c = labels_j].
 
-    Losses with kernels are faster with it than with the same distribution as a tensor [B, n]. Shares need not add up
-    to one: the factor of a row, such as 0 for an ignored row, is multiplied into them.
+    Losses with kernels process a mixture faster than the same distribution as a tensor [B, n]. Shares include the
+    weight of the row, so they need not add up to one.
 
     Example:
         >>> LabelMixture.smoothed(torch.tensor([0, 2]), 0.3).dense(3)
@@ -23,24 +23,24 @@ class LabelMixture(NamedTuple):
 
     labels: Tensor  # [B, m], int64
     shares: Tensor  # [B, m]
-    uniform: Tensor | None = None  # [B], the mass that all n classes share evenly; None for none
+    uniform: Tensor | None = None  # [B], total mass of the uniform part; None: no uniform part
 
     @classmethod
     def smoothed(cls, label: Tensor, smoothing: float) -> "LabelMixture":
-        """Return the distribution of ``label_smoothing`` in ``torch.nn.CrossEntropyLoss``, for labels [B]."""
+        """Return the target of labels [B] under ``label_smoothing`` as in ``torch.nn.CrossEntropyLoss``."""
         shares = torch.full((len(label), 1), 1.0 - smoothing, dtype=widest(label), device=label.device)
         return cls(label[:, None], shares, shares.new_full((len(label),), smoothing) if smoothing else None)
 
     @classmethod
     def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor, smoothing: float = 0.0) -> "LabelMixture":
-        """Return lam of ``label`` [B], 1 - lam of ``other`` [B], smoothed: mixup and CutMix; lam a number or [B]."""
+        """Return lam * ``label`` [B] + (1 - lam) * ``other`` [B], as in mixup and CutMix; lam is a number or [B]."""
         lam = torch.as_tensor(lam, dtype=widest(label), device=label.device).expand(len(label))
         shares = torch.stack((lam, 1.0 - lam), 1) * (1.0 - smoothing)
         uniform = shares.new_full((len(label),), smoothing) if smoothing else None
         return cls(torch.stack((label, other), 1), shares, uniform)
 
     def scaled(self, factor: float | Tensor) -> "LabelMixture":
-        """All mass of each row times a factor, one number or [B]."""
+        """Multiply the mass of each row by a factor: one number, or one number per row [B]."""
         rows = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
         uniform = None if self.uniform is None else self.uniform * factor
         return LabelMixture(self.labels, self.shares * rows, uniform)
@@ -59,7 +59,7 @@ class LabelMixture(NamedTuple):
         return LabelMixture(self.labels, self.shares * (1.0 - share), spread)
 
     def check(self, rows: int) -> None:
-        """Raise unless labels, shares and uniform have the shapes of that many rows."""
+        """Raise a ValueError unless labels, shares and uniform have shapes for this number of rows."""
         labels, shares, uniform = self
         good = labels.ndim == 2 and len(labels) == rows and labels.shape[1] > 0 and shares.shape == labels.shape
         good = good and labels.dtype == torch.int64 and shares.is_floating_point()
@@ -71,18 +71,18 @@ class LabelMixture(NamedTuple):
             )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "LabelMixture":
-        """Move to another device."""
+        """Move the mixture to another device."""
         device = torch.device(device)
 
         def moved(part: Tensor) -> Tensor:
-            wide = part.dtype == torch.float64 and device.type == "mps"  # which has no double precision
+            wide = part.dtype == torch.float64 and device.type == "mps"  # MPS has no double precision
             return part.to(device, torch.float32 if wide else part.dtype, non_blocking=non_blocking)
 
         labels, shares, uniform = self
         return LabelMixture(moved(labels), moved(shares), None if uniform is None else moved(uniform))
 
     def dense(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the distribution as a tensor [B, n], by default in torch's default dtype."""
+        """Return the distribution as a tensor [B, n], by default in the default dtype of torch."""
         q = self.shares.new_zeros(len(self.labels), n, dtype=dtype or torch.get_default_dtype())
         if self.uniform is not None:
             q += (self.uniform / n).to(q)[:, None]
@@ -90,4 +90,4 @@ class LabelMixture(NamedTuple):
 
 
 def widest(like: Tensor) -> torch.dtype:
-    return torch.float32 if like.device.type == "mps" else torch.float64  # a few numbers a row, good for any logits
+    return torch.float32 if like.device.type == "mps" else torch.float64  # cheap: a few numbers per row

@@ -1,4 +1,4 @@
-"""Options of a loss as attributes: kept in double precision, checked whenever they are set."""
+"""Options of a loss as attributes that are stored in double precision and checked at every assignment."""
 
 import functools
 import math
@@ -14,14 +14,14 @@ from topk_registry.registry.ranges import Interval, Range, option_ranges
 
 
 class KeepsNumbers(nn.Module):
-    """A module whose buffers in double precision stay so: they hold options, numbers that a user gave.
+    """A module whose double-precision buffers, which hold options that the user set, keep their dtype.
 
-    ``.half()``, ``.float()`` and ``.to(dtype)`` convert all other buffers, and the parameters. A checkpoint may hold
-    these buffers in any precision.
+    ``.half()``, ``.float()`` and ``.to(dtype)`` convert all other buffers and the parameters. A checkpoint may store
+    options in any precision.
     """
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        with torch.inference_mode(False):  # a tensor of that mode cannot be used for training
+        with torch.inference_mode(False):  # inference tensors cannot be used for training
             kept = tensor.clone() if tensor is not None and tensor.is_inference() else tensor
             super().register_buffer(name, kept, persistent)
 
@@ -37,13 +37,13 @@ class KeepsNumbers(nn.Module):
                 return fn(t.float())
             return converted if converted.dtype == t.dtype else t.to(converted.device)
 
-        with torch.inference_mode(False):  # a tensor that was made in that mode cannot be used for training
+        with torch.inference_mode(False):  # inference tensors cannot be used for training
             return super()._apply(moved, recurse)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         for name, buffer in self._buffers.items():
             saved = state_dict.get(prefix + name)
-            # a checkpoint in single precision holds the same numbers, rounded
+            # a checkpoint in single precision stores rounded options
             if buffer is None or buffer.dtype != torch.float64 or not isinstance(saved, Tensor):
                 continue
             known = not (buffer.is_meta or saved.is_meta) and saved.dtype != buffer.dtype
@@ -53,13 +53,13 @@ class KeepsNumbers(nn.Module):
 
 
 class Adjustable(KeepsNumbers):
-    """A module whose options can be set after it is built; each value is checked.
+    """A module whose options can be changed after construction; each new value is checked.
 
-    An option is a parameter of the constructor. ``option_ranges`` names the range of each.
+    An option is a parameter of the constructor. ``option_ranges`` declares the allowed range of each option.
     """
 
     option_ranges: ClassVar[Mapping[str, Any]] = {}
-    fixed_options: ClassVar[tuple[str, ...]] = ()  # options that only the constructor reads; it sets them by vars()
+    fixed_options: ClassVar[tuple[str, ...]] = ()  # options that cannot change after construction; set via vars()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or "_parameters" not in vars(self) or name not in options_of(type(self)):
@@ -68,17 +68,17 @@ class Adjustable(KeepsNumbers):
             self.set_option(name, value)
 
     def set_option(self, name: str, value: Any) -> None:
-        """Set an option; a subclass brings what depends on it up to date."""
+        """Set an option. A subclass overrides this method to update values that depend on the option."""
         if name in self.fixed_options:
             raise AttributeError(
-                f"{name} of {type(self).__name__} cannot be set after it is built: build another one with "
+                f"{name} of {type(self).__name__} cannot be changed after construction. Build a new one with "
                 f"{name}={value!r}"
             )
         with torch.inference_mode(False):
             super().__setattr__(name, self.checked_option(name, value))
 
     def checked_option(self, name: str, value: Any) -> Any:
-        """Return the value of an option as the module keeps it; raise if it is outside of ``option_ranges``."""
+        """Return the value of an option as the module stores it; raise if it is outside of ``option_ranges``."""
         option = options_of(type(self))[name]
         if isinstance(value, Tensor) and value.ndim == 0 and name not in self._buffers:
             value = value.item()
@@ -97,18 +97,18 @@ class Option(NamedTuple):
     allowed: Range | None
 
     def bounds(self) -> dict[str, float]:
-        """Return the ends of its range, as :func:`number` takes them."""
+        """Return the ends of the range as keyword arguments of :func:`number`."""
         return self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
 
     def least(self) -> int | None:
-        """Return the least integer in its range, or None."""
+        """Return the smallest integer in the range, or None if the range has no lower end."""
         bounds = self.bounds()
         if "above" in bounds:
             return math.floor(bounds["above"]) + 1
         return math.ceil(bounds["at_least"]) if "at_least" in bounds else None
 
     def checked(self, name: str, value: Any) -> Any:
-        """Return a value; raise unless it, or every number of it, has the option's type and is in its range."""
+        """Return the value, or raise if its type is wrong or any of its numbers is out of range."""
         kinds = set(get_args(self.annotation)) or {self.annotation}
         if value is None and type(None) in kinds:
             return value
@@ -127,12 +127,12 @@ class Option(NamedTuple):
 
 
 def index(ignore_index: Any) -> int:
-    """Return an ``ignore_index``: any integer of 64 bits."""
+    """Return ``ignore_index`` as an integer after checking that it fits into 64 bits."""
     return integer(ignore_index, "ignore_index", at_most=2**63 - 1)
 
 
 @functools.lru_cache(maxsize=256)
 def options_of(cls: type) -> Mapping[str, Option]:
-    """Return the options that the constructors of a class and, through ``**common``, of its bases take."""
+    """Return the options of a class: its constructor parameters and, through ``**common``, those of its bases."""
     ranges = option_ranges(cls)
     return {name: Option(p.annotation, ranges.get(name)) for name, p in parameters(cls)[0].items()}

@@ -1,8 +1,8 @@
-"""The mean of a loss over the rows of all processes, where each has a part of the batch.
+"""Mean of a loss over the rows of all processes, when each process has a part of the batch.
 
-DistributedDataParallel and FSDP average the gradients of R processes. Let the weighted losses of process r add up to
-S_r, and its weights to W_r. The mean of all rows is sum_r S_r / sum_r W_r; the average of the means S_r / W_r depends
-on how rows were dealt out. Where process r returns R S_r / sum_q W_q, the average is the mean of all rows.
+DistributedDataParallel and FSDP average the gradients of R processes. Let S_r be the sum of the weighted losses of
+process r, and W_r the sum of its weights. The mean over all rows is sum_r S_r / sum_r W_r. If process r returns
+R S_r / sum_q W_q, the average over processes is this mean.
 """
 
 from typing import TypeVar
@@ -18,16 +18,18 @@ L = TypeVar("L", bound=ClassificationLoss)
 
 
 def mean_over_ranks(loss: L, group: Group = None) -> L:
-    """Let a loss divide by the weights of the rows of all ranks, for gradients that are averaged over the ranks.
+    """Make a loss return the mean over the rows of all ranks, for use with gradients that are averaged over the ranks.
 
-    In one process, a mean with class weights (or ignored rows) divides by the weights of the batch. With
-    ``DistributedDataParallel`` or ``fully_shard``, each rank divides by the weights of its own rows only. After this
-    call, the average over ranks of the returned losses is the mean over all rows. Ranks exchange one number per call
-    with gradients. Without gradients, as in evaluation, a rank returns the mean of its own rows.
+    In one process, a mean with class weights or ignored rows divides by the sum of the weights of the batch. With
+    ``DistributedDataParallel`` or ``fully_shard``, each rank would divide by the weights of its own rows only. After
+    this
+    call, the average of the returned losses over the ranks is the mean over all rows. Ranks exchange one number per
+    call
+    with gradients. Without gradients, as in evaluation, each rank returns the mean over its own rows.
 
     Args:
-        loss: with ``reduction="mean"``; it is changed in place to sum, and a hook divides.
-        group: the process group whose ranks average gradients; by default all.
+        loss: with ``reduction="mean"``. It is changed in place: the reduction becomes ``"sum"``, and a hook divides.
+        group: process group whose ranks average gradients. Default: all ranks.
 
     Returns:
         The same loss.
@@ -48,7 +50,7 @@ def mean_over_ranks(loss: L, group: Group = None) -> L:
 
 
 def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tensor | None = None) -> Tensor:
-    """Return the sum of the weights of this process's rows, the divisor of a loss's mean, [] in double precision."""
+    """Return the sum of the weights of this process's rows [] in double precision: the divisor of a mean."""
     if isinstance(target, LabelMixture):
         rows = target.labels[:, 0].double().fill_(1.0)
     elif target.is_floating_point():
@@ -62,7 +64,7 @@ def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tens
 
 
 def weighs_rows(loss: object) -> bool:
-    """Return whether a loss is a mean of rows that may count differently."""
+    """Return whether a loss is a mean in which rows may have different weights."""
     return isinstance(loss, ClassificationLoss) and loss.reduction == "mean" and loss.class_weight is not None
 
 
@@ -72,7 +74,7 @@ def number_of_ranks(group: Group = None) -> int:
 
 @outside_graphs
 def sum_over_ranks(weight: Tensor, group: Group = None) -> Tensor:
-    """The sum of a number [] over the ranks of a group, which is all of them by default."""
+    """Return the sum of a number [] over the ranks of a group. Default: all ranks."""
     if number_of_ranks(group) == 1:
         return weight
     weight = weight.detach().clone()
@@ -80,7 +82,7 @@ def sum_over_ranks(weight: Tensor, group: Group = None) -> Tensor:
 
 
 class _Mean:
-    """Hook of a loss's forward pass that divides the sum of its rows."""
+    """Forward hook that divides a summed loss by the sum of the weights of all ranks."""
 
     def __init__(self, group: Group) -> None:
         self.group = group

@@ -1,12 +1,12 @@
-"""The one rule for targets: class weights, smoothing, ignored rows and the reduction become masses on classes.
+"""Conversion of targets, class weights, smoothing, ignored rows and the reduction into one mass per class.
 
-A loss is a table L(s, c): the loss of the scores s if the label were c. A target puts a mass on each class of its row,
+A loss is a table L(s, c), the loss of the scores s if class c were the label. A target assigns a mass to each class,
 
-    L(row) = sum_c mass_c L(s, c),
+    L(row) = sum_c mass_c L(s, c).
 
-so an index is the one-hot mass, mixup and CutMix put mass on two labels, and label smoothing puts an even mass on all
-classes. Two rules come from ``torch.nn.CrossEntropyLoss``: a row with the ignored index has no mass, and a mean over
-class indices divides by the sum of the labels' weights, any other mean by the number of rows.
+A class index is a one-hot mass, mixup and CutMix assign mass to two labels, and label smoothing adds an equal mass to
+all classes. As in ``torch.nn.CrossEntropyLoss``, a row with the ignored index has no mass. A mean over class indices
+divides by the sum of the weights of the labels, and any other mean by the number of rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +28,10 @@ INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 class Masses(NamedTuple):
-    """The masses of a batch of targets; the reduced loss is the sum of the rows' losses.
+    """The masses of a batch of targets, scaled so that the reduced loss is the sum of the losses of the rows.
 
-    Either ``labels`` with ``shares`` and ``even``, or ``dense`` holds the masses. A row without mass has loss 0 and no
-    gradient, whatever its scores are.
+    The masses are either in ``labels``, ``shares`` and ``even``, or in ``dense``. A row without mass has loss 0 and no
+    gradient, even if its scores are NaN.
 
     Example:
         >>> masses = Masses.of(torch.tensor([1, -100]), 2, label_smoothing=0.5)
@@ -42,10 +42,10 @@ class Masses(NamedTuple):
 
     labels: Tensor | None  # [B, m] int64, within range
     shares: Tensor | None  # [B, m] masses of the labels
-    even: Tensor | None  # [B], mass on every class; None: no such mass
+    even: Tensor | None  # [B], mass that every class gets in addition; None: 0
     dense: Tensor | None  # [B, n] masses of all classes
-    counts: Tensor | None  # [B] bool; False: the row has no mass, its scores may be anything. None: all rows count
-    target: Target  # the facts as they were given, for kernels that apply them themselves
+    counts: Tensor | None  # [B] bool; False: the row has no mass. None: all rows have mass
+    target: Target  # the arguments of `of`, for kernels that apply them themselves
     weight: Tensor | None = None
     label_smoothing: float = 0.0
     ignore_index: int = -100
@@ -66,18 +66,18 @@ class Masses(NamedTuple):
         ignores: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> "Masses":
-        """Resolve a checked target.
+        """Compute the masses of a checked target.
 
         Args:
             target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`.
             n: number of classes.
             weight: one factor per class [n].
-            label_smoothing: share of each row's mass that is spread evenly over all classes.
+            label_smoothing: share of the mass of each row that is spread evenly over all classes.
             ignore_index: rows with this index have no mass.
-            reduction: ``"mean"`` divides all masses by the mean's divisor.
+            reduction: ``"mean"`` divides all masses by the divisor of the mean.
             sample_weight: one factor per row [B].
-            ignores: whether a row may have the ignored index; False only if labels were checked, on a CPU.
-            dtype: dtype of the logits; distributions of lower precision are smoothed and scaled in this one.
+            ignores: whether a row may have the ignored index. Pass False only if the labels were checked, on a CPU.
+            dtype: dtype of the logits. Distributions of lower precision are smoothed and scaled in this dtype.
         """
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
         if isinstance(target, Tensor) and target.is_floating_point():
@@ -95,7 +95,7 @@ class Masses(NamedTuple):
             mass = mixture.shares.abs().sum(1) + (0 if mixture.uniform is None else mixture.uniform)
             divisor: Tensor | float = len(target.labels) if sample_weight is None else sample_weight.sum()
             labels, shares, even = mixture.labels, mixture.shares, mixture.uniform
-            if not _can_look(mass) or not bool(mass.all()):
+            if not _is_readable(mass) or not bool(mass.all()):
                 counts = mass != 0
         else:
             labels, counts = target.long(), None
@@ -140,12 +140,11 @@ class Masses(NamedTuple):
         return even.expand(-1, n).scatter_add(1, self.labels, shares)
 
     def usable(self, scores: Tensor) -> Tensor:
-        """Return the scores with zeros in rows without mass, so that NaN there reaches no sum and no gradient."""
+        """Return the scores with zeros in rows without mass, so that NaN there affects no sum and no gradient."""
         return scores if self.counts is None else torch.where(self.counts[:, None], scores, 0.0)
 
 
 def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, sample_weight: Tensor | None) -> Tensor:
-    """Return the masses of distributions [B, n]."""
     if smoothing:
         q = torch.lerp(q, torch.full_like(q, 1 / q.shape[1]), smoothing)
     factor: Tensor | float = 1.0
@@ -160,13 +159,13 @@ def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, s
 
 @lru_cache(maxsize=16)
 def _equal(rows: int, mass: float) -> Tensor:
-    """Return the same mass for each row [B]; kept, because an operation per call costs as much as a small batch."""
+    """Return the same mass for each row [B]. Cached, because creating it costs as much as the loss of a small batch."""
     with torch.inference_mode(False):
         return torch.full((rows,), mass, dtype=torch.float64)
 
 
-def _can_look(t: Tensor) -> bool:
-    """Return whether the values of a tensor can be read without waiting for a GPU and without breaking a graph."""
+def _is_readable(t: Tensor) -> bool:
+    """Return whether reading the tensor's values neither waits for a GPU nor breaks a compiled graph."""
     return t.device.type == "cpu" and route(t) is Route.KERNELS
 
 
@@ -175,14 +174,14 @@ def check_reduction(reduction: str) -> str:
 
 
 def check_weight(weight: Tensor | Sequence[float]) -> Tensor:
-    """Return class weights as a copy in double precision: one finite, non-negative factor per class."""
+    """Return a copy of the class weights in double precision, after checking that each is finite and non-negative."""
     if isinstance(weight, str):
         raise ValueError(f"weight must be one number per class, got {weight!r}; a trainer has --class-weight for names")
     return numbers(weight, "weight", at_least=0)
 
 
 def check_tensor(given: Any, name: str) -> None:
-    """Raise a TypeError unless an argument is a tensor; the message says what is likely meant."""
+    """Raise a TypeError unless an argument is a tensor. The message suggests a fix."""
     if isinstance(given, Tensor):
         return
     if hasattr(given, "logits") or (isinstance(given, Mapping) and "logits" in given):
@@ -205,10 +204,11 @@ def check_logits(logits: Any, name: str = "logits") -> None:
 
 
 def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -> bool:
-    """Raise unless a target fits logits [B, n]; return whether a row may have the ignored index.
+    """Raise unless a target matches logits [B, n]; return whether a row may have the ignored index.
 
-    Label values are checked on a CPU only, because a check would synchronize with a GPU. There, a label out of range
-    fails at the gather, as in cross-entropy.
+    Label values are checked on a CPU only, because a check on a GPU would synchronize. On a GPU, a label out of range
+    fails
+    in the gather kernel, as in cross-entropy.
     """
     B, n = logits.shape
     if isinstance(target, LabelMixture):
@@ -228,13 +228,13 @@ def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -
     labels = parts[0]
     if labels.is_floating_point():
         return False
-    if not labels.numel() or not _can_look(labels):
+    if not labels.numel() or not _is_readable(labels):
         return not isinstance(target, LabelMixture)
     low, high = labels.aminmax()
     low, high = int(low), int(high)
     if low >= 0 and high < n:
         return ignore_index is not None and low <= ignore_index <= high
-    labels = labels.long()  # an ignore_index of -100 would be compared with bytes as 156
+    labels = labels.long()  # in uint8, an ignore_index of -100 would become 156
     wrong = (labels < 0) | (labels >= n)
     allowed = ""
     if not isinstance(target, LabelMixture) and ignore_index is not None:

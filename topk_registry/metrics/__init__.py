@@ -1,4 +1,4 @@
-"""Metrics: top-k accuracy and its averages, several labels, calibration of marginals."""
+"""Metrics: top-k accuracy and its averages, multi-label metrics, calibration of marginals."""
 
 from topk_registry.metrics.accuracy import TopKAccuracy
 from topk_registry.metrics.calibration import MarginalCalibration

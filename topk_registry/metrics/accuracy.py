@@ -7,26 +7,26 @@ from torch import Tensor
 
 from topk_registry.metrics.streaming import Device, StreamingMetric, checked_labels, ratio, set_sizes
 
-MANY, FEW = 100, 20  # training samples of a class, the limits of ImageNet-LT (Liu et al. 2019)
+MANY, FEW = 100, 20  # training samples per class: the limits of ImageNet-LT (Liu et al. 2019)
 
 
 class TopKAccuracy(StreamingMetric):
     """Top-k accuracy for several k at once: over samples, over classes, and over frequent and rare classes.
 
-    Results are named ``top5`` (share of samples), ``macro_top5`` (mean of the classes' own shares, classes without
-    samples left out; Garcin et al. 2022) and, with ``class_counts``, ``many_top5``, ``medium_top5``, ``few_top5``: the
-    same mean over classes with more than 100, with 20 to 100, with fewer than 20 training samples.
+    Results are named ``top5`` (accuracy over samples) and ``macro_top5`` (mean accuracy over classes that have samples;
+    Garcin et al. 2022). With ``class_counts``, there are also ``many_top5``, ``medium_top5`` and ``few_top5``: the mean
+    over classes with more than 100, with 20 to 100, and with fewer than 20 training samples.
 
-    Tied scores share their places. With a scores above the label's and b equal to it (itself included), the label
-    counts (k - a) / b, clamped to [0, 1]: its probability under random tie-breaking. Constant scores give k / n. A NaN
-    counts as above every label, and a label with a NaN score counts 0.
+    Ties count as the probability of a hit under random tie-breaking. If a scores are above the label's score and b
+    scores equal it (including itself), a sample counts (k - a) / b, clamped to [0, 1]. For constant scores the result
+    is k / n. A NaN counts as above every other score. If the score of the label is NaN, the sample counts 0.
 
     Args:
-        k: one set size or several. Beyond the number of classes it is always a hit.
-        num_classes: n; not needed with ``class_counts``.
-        class_counts: the number of training samples of each class [n].
+        k: one set size or several. If k is at least the number of classes, every sample is a hit.
+        num_classes: n. Not needed with ``class_counts``.
+        class_counts: number of training samples of each class [n].
         ignore_index: rows with this label are ignored.
-        device: device of the sums at the start; they follow the logits. Needed with NCCL if a rank may see no batch.
+        device: initial device of the sums; required with NCCL if a rank may get no batch.
 
     Example:
         >>> metric = TopKAccuracy((1, 2), num_classes=3)
@@ -59,7 +59,7 @@ class TopKAccuracy(StreamingMetric):
         )
 
     def update(self, logits: Tensor, target: Tensor) -> None:
-        """Count a batch of scores [B, n] with labels [B]."""
+        """Add a batch of scores [B, n] with labels [B]."""
         labels = checked_labels(logits, target, self.ignore_index)
         if logits.shape[1] != (n := self.sums["seen"].numel()):
             raise ValueError(f"the metric has {n} classes, logits have {logits.shape[1]}")
@@ -68,7 +68,7 @@ class TopKAccuracy(StreamingMetric):
         valid = labels != self.ignore_index
         label = torch.where(valid, labels, 0)
         own = logits.detach().gather(1, label[:, None])
-        above = (~(logits <= own)).sum(1).to(hits.dtype)  # so that NaN counts as above
+        above = (~(logits <= own)).sum(1).to(hits.dtype)  # NaN counts as above
         tied = (logits == own).sum(1).to(hits.dtype).clamp(min=1)
         credit = torch.stack([((size - above) / tied).clamp(0, 1) for size in self.k])  # [len(k), B]
         hits.index_add_(1, label, valid * credit)

@@ -1,4 +1,4 @@
-"""Calibration of top-k marginals: the agreement of probabilities with observed rates."""
+"""Calibration of top-k marginals: the agreement of probabilities with observed frequencies."""
 
 import torch
 from torch import Tensor
@@ -7,25 +7,25 @@ from topk_registry.metrics.streaming import Device, StreamingMetric, checked_lab
 
 
 class MarginalCalibration(StreamingMetric):
-    """Does a class with marginal p belong to the top-k set a fraction p of the time?
+    """Calibration error of top-k marginals: whether classes with marginal p are in the top-k set with frequency p.
 
-    Marginals say that the right answers of a sample are a set S of k classes, and pi_i = P(i in S). Pooling all classes
-    i of all samples x, and writing b for those whose marginal falls into a bin,
+    The model is that the right answers of a sample are a set S of k classes, with pi_i = P(i in S). All classes i of
+    all samples x are grouped into bins b by their marginal. Then
 
         calibration_error = sum_b | sum_{(x, i) in b} 1[i in S(x)] - pi_i(x) | / sum_{(x, i)} pi_i(x)
 
-    relates the surplus or lack of right answers in each bin to the k answers a sample: 0 where marginals are
-    calibrated, 2 where none of them is ever right. At k = 1 it is n times the classwise calibration error of a softmax.
+    is the absolute difference between observed and predicted answers in each bin, relative to k answers per sample. It
+    is 0 if marginals are calibrated. At k = 1, it is n times the classwise calibration error of softmax.
 
-    If a data set has k labels per sample (a target [B, n] of zeros and ones), S is observed. If it has one (a target
-    [B]), that label counts as one of the k answers, drawn at random, so that k 1[i = y] has the mean 1[i in S]. Then
-    ``topk_nll`` is calibrated at its optimum pi_i = k P(y = i | x), if no label is more certain than 1 / k.
+    If samples have k labels (a target [B, n] of zeros and ones), S is observed. If samples have one label (a target
+    [B]), the label counts as a random one of the k answers, so k 1[i = y] has the mean 1[i in S]. Then the optimum of
+    ``topk_nll``, pi_i = k P(y = i | x), is calibrated if no P(y = i | x) exceeds 1 / k.
 
     Args:
-        k: the set size of the marginals.
+        k: set size of the marginals.
         bins: number of bins of equal width in [0, 1].
-        ignore_index: rows with this label do not count.
-        device: device of the sums at the start; they follow the marginals.
+        ignore_index: rows with this label are ignored.
+        device: initial device of the sums, which move to the device of the marginals.
 
     Example:
         >>> metric = MarginalCalibration(k=2)
@@ -43,7 +43,7 @@ class MarginalCalibration(StreamingMetric):
         super().__init__(predicted=zero, observed=zero, entries=zero)
 
     def update(self, marginals: Tensor, target: Tensor) -> None:
-        """Count a batch of marginals [B, n] with labels [B], or with sets of answers [B, n] as zeros and ones."""
+        """Add a batch of marginals [B, n] with labels [B] or with sets of answers [B, n] as zeros and ones."""
         if target.shape == marginals.shape:
             members = target.float()
         else:
@@ -59,7 +59,7 @@ class MarginalCalibration(StreamingMetric):
             self.sums[name].index_add_(0, b, torch.where(counted, values, 0).to(p.dtype))
 
     def reliability(self, *, sync: bool = True) -> dict[str, list[float]]:
-        """A reliability diagram, bin by bin: mean ``predicted`` marginal, ``observed`` rate, number of ``entries``."""
+        """Return a reliability diagram per bin: mean ``predicted`` marginal, ``observed`` rate, and ``entries``."""
         totals = self.totals(sync=sync)
         entries = totals["entries"]
         means = {name: (totals[name] / entries).tolist() for name in ("predicted", "observed")}

@@ -1,4 +1,4 @@
-"""Metrics of several labels per image: mean average precision, F1, exact match and top-k recall."""
+"""Multi-label metrics: mean average precision, F1, exact match and top-k recall."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from topk_registry.metrics.streaming import Device, StreamingMetric, ratio, set_
 
 
 class LabelSetMetrics(StreamingMetric):
-    """Metrics of logits and k-hot targets, under timm's names where timm has them.
+    """Multi-label metrics of logits and k-hot targets, with the names of timm if timm has them.
 
     =============== ========================================================================================
     ``map``         mean over classes of the average precision; classes without a positive sample left out
@@ -23,16 +23,16 @@ class LabelSetMetrics(StreamingMetric):
     ``bce``         binary cross-entropy, mean over samples and classes
     =============== ========================================================================================
 
-    A class is predicted where the sigmoid of its logit reaches ``threshold``. An F1 without labels and without
-    predictions is 0, as in scikit-learn and timm. Tied scores are one threshold of average precision, and share their
-    places in the top k: with one label each, top-k recall is the top-k accuracy of :class:`TopKAccuracy`. A score that
-    is NaN counts as the wrong one. Targets are 0 or 1; others count as labels from 0.5 on, and in ``bce`` as they are.
+    A class is predicted if the sigmoid of its logit is at least ``threshold``. F1 without labels and without
+    predictions is 0, as in scikit-learn and timm. Tied scores are one threshold of average precision. Ties in the top k
+    count as in :class:`TopKAccuracy`, so with one label per sample, top-k recall is top-k accuracy. A NaN score counts
+    as a wrong prediction. A target between 0 and 1 counts as a label from 0.5 on, and enters ``bce`` unchanged.
 
     Args:
         num_classes: n.
         k: set sizes of top-k recall.
-        threshold: the probability from which a class is predicted.
-        device: device of the sums at the start; they follow the logits. Needed with NCCL if a rank may see no batch.
+        threshold: probability from which a class is predicted.
+        device: initial device of the sums; required with NCCL if a rank may get no batch.
 
     Example:
         >>> metric = LabelSetMetrics(3, k=1)
@@ -47,7 +47,7 @@ class LabelSetMetrics(StreamingMetric):
         if not 0 < threshold < 1:
             raise ValueError(f"threshold must be in (0, 1), got {threshold}")
         self.n, self.k, self.threshold = num_classes, set_sizes(k), threshold
-        self._kept: list[tuple[Tensor, Tensor]] = []  # average precision needs the scores of all samples at once
+        self._kept: list[tuple[Tensor, Tensor]] = []  # average precision needs the scores of all samples
         sizes = {"right": num_classes, "claimed": num_classes, "true": num_classes, "recall": len(self.k)}
         sizes |= dict.fromkeys(("sample_f1", "exact", "labelled", "bce", "seen"), ())
         super().__init__(**{name: torch.zeros(s, dtype=torch.float64, device=device) for name, s in sizes.items()})
@@ -57,7 +57,7 @@ class LabelSetMetrics(StreamingMetric):
         self._kept.clear()
 
     def update(self, logits: Tensor, target: Tensor) -> None:
-        """Count a batch of logits [B, n] with targets [B, n]."""
+        """Add a batch of logits [B, n] with targets [B, n]."""
         if logits.ndim != 2 or logits.shape[1] != self.n or target.shape != logits.shape:
             shapes = f"{list(logits.shape)} and {list(target.shape)}"
             raise ValueError(f"expected logits and targets [batch, {self.n}], got {shapes}")
@@ -80,7 +80,7 @@ class LabelSetMetrics(StreamingMetric):
         self._kept.append((scores.cpu(), labels.cpu()))
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """See :meth:`StreamingMetric.compute`. Every rank gets the scores of all."""
+        """Return the results. See :meth:`StreamingMetric.compute`; every rank gets the scores of all ranks."""
         every = [self._kept]
         if sync and dist.is_available() and dist.is_initialized():
             every = [[] for _ in range(dist.get_world_size())]
@@ -103,7 +103,7 @@ class LabelSetMetrics(StreamingMetric):
         }
 
     def _recall(self, scores: Tensor, labels: Tensor, k: int) -> Tensor:
-        """The sum over samples of the share of their labels in the top k, ties shared."""
+        """Return the sum over samples of the share of labels in the top k, with ties as in :class:`TopKAccuracy`."""
         last = scores.topk(min(k, self.n)).values[:, -1:]
         above, tied = scores > last, scores == last
         places = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)
@@ -112,9 +112,9 @@ class LabelSetMetrics(StreamingMetric):
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
-    """The average precision of each class [n] from scores and boolean labels [N, n]; NaN without a positive sample.
+    """Return the average precision of each class [n] from scores and boolean labels [N, n]; NaN without positives.
 
-    The precision at each threshold, weighted by the recall that the threshold adds; tied scores are one threshold.
+    It is the sum of precision times recall increment over thresholds. Tied scores are one threshold.
 
     Example:
         >>> average_precision(torch.tensor([[0.9], [0.8], [0.7]]), torch.tensor([[True], [False], [True]]))
@@ -132,6 +132,6 @@ def _of_class(scores: Tensor, labels: Tensor) -> float:
         return math.nan
     ranked, order = scores.sort(descending=True)
     ends = torch.cat([(ranked[1:] != ranked[:-1]).nonzero()[:, 0], order.new_tensor([len(order) - 1])])
-    hits = labels[order].cumsum(0)[ends]  # until the last of each group of ties
+    hits = labels[order].cumsum(0)[ends]  # up to the last of each group of ties
     new = torch.diff(hits, prepend=hits.new_zeros(1))
     return ((new * hits).to(torch.float64) / (ends + 1)).sum().item() / hits[-1].item()

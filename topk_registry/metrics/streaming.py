@@ -1,4 +1,4 @@
-"""The base of metrics: sums over batches, and over ranks on request."""
+"""Base class of metrics: sums over batches and, on request, over ranks."""
 
 import math
 from collections.abc import Sequence
@@ -12,26 +12,26 @@ Device = torch.device | str | None
 
 
 class StreamingMetric:
-    """Sums over a data set. A subclass adds to ``self.sums`` in ``update`` and divides them in ``ratios``."""
+    """Base of metrics that sum over a data set. ``update`` adds to ``self.sums``; ``ratios`` divides the sums."""
 
     def __init__(self, **sums: Tensor) -> None:
-        with torch.inference_mode(False):  # a sum made in inference mode could not be added to outside
+        with torch.inference_mode(False):  # inference tensors could not be updated outside inference mode
             self.sums = {name: value.clone() for name, value in sums.items()}
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Set all sums to 0."""
         for value in self.sums.values():
             value.zero_()
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """Return the results until now, by name; NaN where nothing was seen. The metric may be updated further.
+        """Return the results so far by name; NaN for a result without samples. Further updates are allowed.
 
-        In a distributed run the sums of all ranks count, so every rank must call it; ``sync=False`` is this rank's own.
+        In a distributed run, every rank must call this method, which adds sums over ranks, unless ``sync=False``.
         """
         return self.ratios({name: value.cpu() for name, value in self.totals(sync=sync).items()})
 
     def totals(self, *, sync: bool = True) -> dict[str, Tensor]:
-        """Return a copy of the sums, added over ranks."""
+        """Return a copy of the sums, added over ranks if ``sync`` is set."""
         totals = {name: value.clone() for name, value in self.sums.items()}
         if sync and dist.is_available() and dist.is_initialized():
             for value in totals.values():
@@ -39,12 +39,11 @@ class StreamingMetric:
         return totals
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        """Return the results, by name, from sums on the CPU."""
+        """Return the results by name from sums on the CPU."""
         raise TypeError(f"{type(self).__name__} must define ratios(totals) -> results by name")
 
     def follow(self, batch: Tensor) -> None:
-        """Move the sums to the device of a batch."""
-        narrow = batch.device.type == "mps"  # Apple's devices have no float64
+        narrow = batch.device.type == "mps"  # MPS has no float64
         with torch.inference_mode(False):
             for name, value in self.sums.items():
                 dtype = torch.float32 if narrow and value.is_floating_point() else value.dtype
@@ -59,8 +58,8 @@ def checked_labels(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
         raise ValueError(f"expected floating-point scores [batch, classes], got {logits.dtype} {list(logits.shape)}")
     if target.is_floating_point() or target.dtype == torch.bool or target.shape != logits.shape[:1]:
         raise ValueError(f"expected integer labels [{len(logits)}], got {target.dtype} {list(target.shape)}")
-    labels = target.long()  # an ignore_index of -100 would be compared with bytes as 156
-    if labels.device.type == "cpu":  # reading values would wait for a GPU
+    labels = target.long()  # in uint8, an ignore_index of -100 would become 156
+    if labels.device.type == "cpu":  # on a GPU, reading values would synchronize
         wrong = labels[(labels != ignore_index) & ((labels < 0) | (labels >= logits.shape[1]))]
         if len(wrong):
             raise ValueError(f"expected labels in [0, {logits.shape[1] - 1}], got {wrong[0].item()}")
@@ -68,12 +67,12 @@ def checked_labels(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
 
 
 def ratio(part: Tensor, whole: Tensor) -> float:
-    """part / whole, NaN where the whole is empty."""
+    """Return part / whole, or NaN if whole is 0."""
     return part.item() / whole.item() if whole else math.nan
 
 
 def set_sizes(k: int | Sequence[int]) -> list[int]:
-    """One set size or several, as a list."""
+    """Return one set size or several as a list."""
     sizes = list(k) if isinstance(k, Sequence) else [k]
     if not sizes or not all(isinstance(size, Integral) and not isinstance(size, bool) and size > 0 for size in sizes):
         raise ValueError(f"k must be one or several integers of at least 1, got {k!r}")

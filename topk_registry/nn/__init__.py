@@ -1,1 +1,1 @@
-"""Modules that models are built from: prediction head, classifiers, linear top-k layer, perturbed top-k."""
+"""Modules for models: prediction head, classifiers, linear top-k layer, perturbed top-k."""

@@ -1,8 +1,8 @@
-"""The classifier of any timm or torchvision model: find it, count its classes, replace it.
+"""The classifier of a timm or torchvision model: find it, count its classes, replace it.
 
-timm models return their classifier from ``get_classifier()``. torchvision has no such method, so its few attribute
-names are tried. A classifier may have several layers: distilled models have one head per teacher, Inception networks an
-auxiliary head.
+timm models return their classifier from ``get_classifier()``. torchvision models have no such method, so the attribute
+names that they use are tried. Some models have several classifier layers: distilled models have one per teacher, and
+Inception networks have an auxiliary one.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,16 +26,16 @@ class CosineClassifier(nn.Module):
     Args:
         in_features: length d of a feature vector.
         out_features: number of classes n.
-        scale: the largest score. Use 1 for losses with an option ``scale`` (``ldam``, ``noised_topk_imbalanced``), and
-            16 to 64 for cross-entropy.
-        learn_scale: train the scale, starting from ``scale``.
-        channels_first: the input is [B, d, ...] instead of [..., d], as for a 1 x 1 convolution.
+        scale: largest possible score. Use 1 for losses with an option ``scale`` (``ldam``, ``noised_topk_imbalanced``),
+            and 16 to 64 for cross-entropy.
+        learn_scale: make the scale a parameter, with ``scale`` as its initial value.
+        channels_first: expect input [B, d, ...], as for a 1 x 1 convolution, instead of [..., d].
 
     Example:
         >>> CosineClassifier(512, 100, scale=30.0)(torch.randn(8, 512)).shape
         torch.Size([8, 100])
 
-    Norms are taken in float32 whatever the input, so half precision neither overflows nor rounds them.
+    Norms are computed in float32 for any input dtype, so that they do not overflow in half precision.
 
     Reference: Gidaris, Komodakis 2018, *Dynamic Few-Shot Visual Learning without Forgetting*.
     """
@@ -62,7 +62,7 @@ class CosineClassifier(nn.Module):
         self.channels_first = channels_first
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         start = torch.full((), float(scale), device=device, dtype=dtype)
-        # one name for both, so that a checkpoint with a learned scale loads where the scale is fixed
+        # parameter and buffer have the same name, so that a checkpoint with a learned scale loads with a fixed scale
         if learn_scale:
             self.scale = nn.Parameter(start)
         else:
@@ -70,7 +70,7 @@ class CosineClassifier(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.weight)  # directions uniform on the sphere
+        nn.init.normal_(self.weight)  # uniform directions on the sphere
 
     def forward(self, x: Tensor) -> Tensor:
         if self.channels_first:
@@ -78,7 +78,7 @@ class CosineClassifier(nn.Module):
         cosine = F.linear(_unit(x), _unit(self.weight))
         return (self.scale * cosine).movedim(-1, 1) if self.channels_first else self.scale * cosine
 
-    if TYPE_CHECKING:  # torch declares that a call gives anything
+    if TYPE_CHECKING:  # torch annotates the return type as Any
 
         def __call__(self, x: Tensor) -> Tensor: ...
 
@@ -88,9 +88,10 @@ class CosineClassifier(nn.Module):
 
 
 def find_classifier(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the classifier layers of a timm or torchvision model, as (dotted name, module), the main one first.
+    """Return the classifier layers of a timm or torchvision model as (dotted name, module), main classifier first.
 
-    Each is an ``nn.Linear``, ``nn.Conv2d`` or :class:`CosineClassifier`. Raises ``ValueError`` if there is none.
+    Each layer is an ``nn.Linear``, ``nn.Conv2d`` or :class:`CosineClassifier`. Raises ``ValueError`` if the model has
+    none.
 
     Example:
         >>> find_classifier(timm.create_model("deit_tiny_distilled_patch16_224"))
@@ -108,12 +109,12 @@ def find_classifier(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def num_classes_of(model: nn.Module) -> int:
-    """Return how many classes a timm or torchvision model predicts, read from its classifier layer."""
+    """Return the number of classes that a timm or torchvision model predicts, from its classifier layer."""
     return _out_features(find_classifier(model)[0][1])
 
 
 def replace_classifier(model: ModelT, factory: Callable[[nn.Module], nn.Module]) -> ModelT:
-    """Replace every classifier layer of the model by ``factory(old)``, and return the model.
+    """Replace every classifier layer of a model with ``factory(old)`` in place and return the model.
 
     Example:
         >>> replace_classifier(torchvision.models.resnet18(), lambda old: nn.Linear(old.in_features, 10))
@@ -127,10 +128,10 @@ def replace_classifier(model: ModelT, factory: Callable[[nn.Module], nn.Module])
 
 
 def normalize_classifier(model: ModelT, *, scale: float = 1.0, learn_scale: bool = False) -> ModelT:
-    """Turn a model's classifier into a :class:`CosineClassifier` that keeps the directions of its weights.
+    """Replace a model's classifier with a :class:`CosineClassifier` whose weights have the same directions.
 
     The model is changed in place and returned. If the classifier is a 1 x 1 convolution (timm's dla and resnetv2,
-    torchvision's squeezenet), the cosine is over channels at each position, before any pooling that follows.
+    torchvision's squeezenet), the cosine is over channels at each position, before pooling.
 
     Example:
         >>> model = normalize_classifier(timm.create_model("resnet18", num_classes=100), scale=30.0, learn_scale=True)
@@ -177,8 +178,7 @@ def _modules(head: Any) -> Iterator[nn.Module]:
 def _outputs(head: nn.Module, model: nn.Module) -> list[nn.Module]:
     kinds = (nn.Linear, nn.Conv2d, CosineClassifier)
     layers: list[nn.Module] = [module for module in head.modules() if isinstance(module, kinds)]
-    # the classifier is the last layer of a head; models with a classifier for each teacher (timm's repvit) have
-    # further layers that are as wide as the number of classes
+    # the classifier is the last layer of a head; models with one classifier per teacher (timm's repvit) have
     n = getattr(model, "num_classes", None)
     return [layer for layer in layers[:-1] if isinstance(n, int) and _out_features(layer) == n] + layers[-1:]
 
@@ -192,7 +192,7 @@ def _weight_matrix(layer: nn.Module) -> Tensor:
     if not isinstance(layer, nn.Conv2d):
         return layer.weight
     if layer.kernel_size != (1, 1) or layer.groups != 1:
-        raise ValueError(f"of convolutions, only a plain 1 x 1 without groups can be normalised, got {layer}")
+        raise ValueError(f"only a 1 x 1 convolution without groups can be normalized, got {layer}")
     return layer.weight.flatten(1)
 
 
@@ -200,5 +200,5 @@ def _unit(x: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         wide = x if x.dtype == torch.float64 else x.float()
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        # a zero vector has no direction: it stays as it is, so that its gradient is not multiplied by 1 / |x|
+        # a zero vector is returned unchanged, so that its gradient is not multiplied by 1 / |x|
         return (wide / torch.where(norm < 1e-6, 1.0, norm)).to(x.dtype)

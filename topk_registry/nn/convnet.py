@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 __all__ = ["TopKConvNet", "TopKMLP", "topk_convnet", "topk_mlp"]
 
-WEIGHT_OPTIONS = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # timm passes them to every network
+WEIGHT_OPTIONS = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # timm passes these to every network
 Network = TypeVar("Network", bound="TopKConvNet")
 
 
@@ -22,21 +22,21 @@ def _preprocessing(channels: int, side: int) -> dict[str, Any]:
     }
 
 
-# timm looks for this name in a model's module
+# timm reads this name from the module of a model
 default_cfgs = generate_default_cfgs({"topk_convnet": _preprocessing(3, 32), "topk_mlp": _preprocessing(3, 8)})
 
 
 class TopKConvNet(nn.Module):
-    """Convolutional network for 32 x 32 images, with timm's model interface.
+    """Convolutional network for 32 x 32 images with the model interface of timm.
 
     Three 3 x 3 convolutions of stride 2, average pooling to 4 x 4, and a linear classifier.
 
     Args:
-        num_classes: number of scores; 0 returns the features.
-        in_chans: channels of the images.
-        width: channels of the first convolution; the next two have twice and four times as many.
-        depth: convolutions per resolution; those after the first have stride 1.
-        norm: add batch norm after each convolution.
+        num_classes: number of scores. If 0, the model returns features.
+        in_chans: number of channels of the images.
+        width: channels of the first convolution. The second and third have 2 and 4 times as many.
+        depth: convolutions per resolution. The first has stride 2, the others have stride 1.
+        norm: add batch normalization after each convolution.
         drop_rate: dropout before the classifier.
     """
 
@@ -87,11 +87,11 @@ class TopKConvNet(nn.Module):
 
 
 class TopKMLP(TopKConvNet):
-    """Perceptron over all pixels, for features that are stored as small images (``topk/ambiguous``).
+    """Multilayer perceptron over all pixels, for feature vectors stored as small images (``topk/ambiguous``).
 
     Args:
-        num_classes: number of scores; 0 returns the features.
-        in_chans: channels of the images.
+        num_classes: number of scores. If 0, the model returns features.
+        in_chans: number of channels of the images.
         side: height and width of the images.
         width: units per hidden layer.
         depth: number of hidden layers.

@@ -1,4 +1,4 @@
-"""The prediction head: top-k marginals, as a module and around any classifier."""
+"""The prediction head: top-k marginals as a module, alone or after any classifier."""
 
 import math
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,28 +14,28 @@ from topk_registry.ops.values import integer, number
 
 
 class TopKOutput(NamedTuple):
-    """Scores, top-k marginals, and the k classes with the largest scores, best first."""
+    """Scores, top-k marginals, and the k classes with the largest scores in descending order."""
 
-    logits: Tensor  # [..., n]; -inf for classes that are not allowed
+    logits: Tensor  # [..., n]; -inf for classes that ``allowed`` excludes
     marginals: Tensor  # [..., n], sums to k
-    indices: Tensor  # [..., k], most probable first; -1 beyond the allowed classes
+    indices: Tensor  # [..., k], most probable first; -1 if fewer than k classes are allowed
 
 
 class TopKHead(nn.Module):
     """Compute top-k marginals: the probability that each class is in the top-k set.
 
-    These marginals are pi_i = P(i in S), where S is a random set of k classes, drawn with probability proportional to
-    the product of exp(logit / temperature) over its members. They sum to k, and for k = 1 they are softmax. They are
-    differentiable. For logits in half precision they are float32.
+    The marginal of class i is pi_i = P(i in S), where S is a random set of k classes. The probability of a set is
+    proportional to the product of exp(logit / temperature) over its members. Marginals sum to k and are differentiable.
+    For k = 1 they are softmax. For logits in half precision they are float32.
 
-    ``head(logits, allowed=mask)`` restricts the set to a list of classes: the marginals are those among the allowed
-    classes, and 0 for all others. If at most k classes are allowed, or have a logit above -inf, each of them has the
-    marginal 1.
+    ``head(logits, allowed=mask)`` restricts the set to allowed classes. The marginal of every other class is 0. If at
+    most k classes are allowed and have a logit above -inf, each of these classes has the marginal 1.
 
     Args:
         k: size of the set, 1 <= k <= n - 1.
-        temperature: positive. For a model trained with ``topk_nll`` or ``smooth_topk_svm`` it is k * tau, see
-            :meth:`of_loss`; :func:`fit_temperature` fits it to held-out data.
+        temperature: positive number by which logits are divided. For a model trained with ``topk_nll`` or
+            ``smooth_topk_svm``, use k * tau, see :meth:`of_loss`. To fit the temperature to held-out data, use
+            :func:`fit_temperature`.
 
     Shape: logits [..., n], allowed bool [n] or [..., n] -> :class:`TopKOutput`.
 
@@ -59,10 +59,10 @@ class TopKHead(nn.Module):
 
     @classmethod
     def of_loss(cls, loss: nn.Module) -> "TopKHead":
-        """Return the head of the marginals that a loss trains, by its ``k`` and ``temperature``.
+        """Return the head for the marginals that a loss trains, from the loss's ``k`` and ``temperature``.
 
-        ``topk_nll`` is tau times the negative log-likelihood under this head. For a loss with several k, it is the head
-        of the largest.
+        ``topk_nll`` is tau times the negative log-likelihood under this head. For a loss with several k, the head has
+        the largest k.
 
         Example:
             >>> TopKHead.of_loss(create_loss("topk_nll", k=5, tau=0.2))
@@ -71,7 +71,7 @@ class TopKHead(nn.Module):
         k, temperature = getattr(loss, "k", None), getattr(loss, "temperature", None)
         if k is None or temperature is None:
             raise ValueError(
-                f"expected a loss with a k and a temperature, such as topk_nll or smooth_topk_svm, got "
+                f"expected a loss with k and temperature, such as topk_nll or smooth_topk_svm, got "
                 f"{type(loss).__name__}: give TopKHead k and temperature themselves"
             )
         return cls(k, temperature=temperature)
@@ -80,13 +80,13 @@ class TopKHead(nn.Module):
         if allowed is not None:
             _check_allowed(allowed, logits)
             logits = logits.masked_fill(~allowed, -torch.inf)
-        # ranked by logits: marginals have the same order, but saturate at 1 and would tie there
+        # ranked by logits: marginals have the same order but saturate at 1, which would cause ties
         top, indices = logits.topk(self.k)
         if allowed is not None:
             indices = torch.where(top == -torch.inf, -1, indices)
         return TopKOutput(logits, _marginals(logits, self.k, self.temperature), indices)
 
-    if TYPE_CHECKING:  # torch declares that a call returns anything
+    if TYPE_CHECKING:  # torch annotates the return type as Any
 
         def __call__(self, logits: Tensor, allowed: Tensor | None = None) -> TopKOutput: ...
 
@@ -95,16 +95,17 @@ class TopKHead(nn.Module):
 
 
 class TopKClassifier(nn.Module):
-    """A timm or torchvision classifier with a :class:`TopKHead`; it averages over crops of an image.
+    """A timm or torchvision classifier followed by a :class:`TopKHead`, with averaging over crops.
 
-    With several crops of an image their marginals are averaged, as in the paper. The average still sums to k.
+    For several crops per image, the marginals are averaged over crops, as in the paper of :class:`TopKHead`. The
+    average still sums to k.
 
     Args:
         model: any classifier that maps [B, C, H, W] to logits [B, n].
         k, temperature: as in :class:`TopKHead`.
 
     Shape: images [B, C, H, W], or crops [B, crops, C, H, W]; allowed bool [n] or [B, n] -> :class:`TopKOutput`. With
-    crops, ``logits`` is their mean and ``indices`` orders the averaged marginals.
+        crops, ``logits`` is the mean over crops, and ``indices`` are the k largest averaged marginals.
 
     Example:
         >>> model = TopKClassifier(timm.create_model("resnet18", num_classes=100), k=5)
@@ -136,13 +137,13 @@ class TopKClassifier(nn.Module):
             indices = torch.where(allowed.expand_as(marginals).gather(1, indices), indices, -1)
         return TopKOutput(per_crop.logits.mean(1), marginals, indices)
 
-    if TYPE_CHECKING:  # torch declares that a call returns anything
+    if TYPE_CHECKING:  # torch annotates the return type as Any
 
         def __call__(self, images: Tensor, allowed: Tensor | None = None) -> TopKOutput: ...
 
 
 def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
-    """Compute the marginals; in an export, in a form of fixed shapes and standard operations."""
+    """Compute marginals. During an export, use a form with fixed shapes and standard operators."""
     if not torch.compiler.is_exporting():
         return topk_marginals(logits, k, temperature=temperature)
     rows = logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
@@ -158,18 +159,18 @@ def _check_allowed(allowed: Tensor, logits: Tensor) -> None:
 
 
 def _main_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Return the main head's logits; in training, Inception networks and distilled transformers have several heads."""
+    """Return the logits of the main head; in training, Inception networks and distilled transformers return several."""
     return output if isinstance(output, Tensor) else output[0]
 
 
 def fit_temperature(logits: Tensor, target: Tensor, k: int, *, tolerance: float = 1e-3) -> float:
-    """Return the temperature at which held-out labels are most likely to be in the top-k set.
+    """Return the temperature that maximizes the likelihood of held-out labels to be in the top-k set.
 
-    Minimize mean_i -log pi_{y_i}(logits_i / T) over log T, by grids that close in on the minimum.
+    It minimizes mean_i -log pi_{y_i}(logits_i / T) over T, on successively finer grids of log T.
 
     Args:
         logits: held-out scores [N, n], from data that the model was not trained on.
-        target: their labels [N], int64.
+        target: labels [N], int64.
         k: size of the set.
         tolerance: relative error of the temperature.
 
@@ -188,7 +189,7 @@ def fit_temperature(logits: Tensor, target: Tensor, k: int, *, tolerance: float 
         t = math.exp(log_t)
         return float(F.softplus(-topk_label_margins(logits, target, k, temperature=t) / t).mean())
 
-    best, step = math.log(spread), math.log(1000.0) / 6  # from a thousandth to a thousand times the spread
+    best, step = math.log(spread), math.log(1000.0) / 6  # from 1/1000 to 1000 times the spread
     best = min((best + step * i for i in range(-6, 7)), key=nll)
     while step > tolerance:
         step /= 3

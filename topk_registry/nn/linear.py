@@ -1,4 +1,4 @@
-"""A linear classifier with the smooth top-k SVM, for so many classes that their logits do not fit in memory."""
+"""A linear classifier with the smooth top-k SVM for so many classes that their logits do not fit in memory."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -43,39 +43,38 @@ def linear_smooth_topk(
     """Compute the smooth top-k SVM of ``F.linear(features, weight, bias)``, one chunk of classes at a time.
 
     L = tau softplus(alpha / tau - l_y), where l_y is the log-odds that the label is in the top-k set of the logits.
-    With alpha = 0 it is the top-k likelihood. Loss and gradients equal those of all logits at once. The backward pass
-    multiplies features and weight again instead of keeping logits. If all classes fit into one chunk, this is
-    the loss of the logits.
+    With alpha = 0, the loss is the top-k likelihood. Loss and gradients equal those of the loss on all logits. The
+    backward pass recomputes the logits instead of storing them. If all classes fit into one chunk, the logits are
+    computed at once.
 
-    With ``process_group`` the classes are divided among its ranks. Each rank passes its own rows of the batch, and the
-    weight of its own classes: ceil(n / ranks) of them, fewer on the last ranks. Targets are then class indices. Every
-    rank returns the loss of all rows, and must call ``backward``.
+    With ``process_group``, the classes are divided among its ranks. Each rank passes its own rows of the batch and the
+    weight of its own classes: ceil(n / ranks) classes, fewer on the last ranks. Targets must then be class indices.
+    Every rank returns the loss of all rows and must call ``backward``.
 
     Args:
         features: [B, d].
-        weight: [n, d], or this rank's rows of it.
+        weight: [n, d], or the rows for the classes of this rank.
         bias: [n], or None.
         target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`. Distributions, mixtures and label
             smoothing need one more pass over all chunks. Together with ``class_weight``, label smoothing needs a table
             [B, n].
         k: size of the set that should contain the label, 1 <= k <= n - 1.
         tau: smoothing temperature, positive.
-        alpha: required margin, at least 0: one number, or one per class [n] of all ranks.
-        class_weight: one non-negative factor per class [n] of all ranks.
-        reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. Over ranks, ``"mean"`` and ``"sum"`` are
-            over the rows of all ranks, and ``"none"`` returns this rank's own.
-        chunk: number of classes at a time; None chooses for speed.
-        process_group: the ranks that hold the classes, such as ``mesh.get_group("classes")``.
-        num_classes: n, checked against what the ranks hold; None takes their sum.
-        averaged: whether the backbone's gradients are averaged over ranks afterwards, as ``DistributedDataParallel``
-            does. If so, the gradient of features is multiplied by the size of the group, so that the average is the
-            gradient of the loss.
+        alpha: required margin, at least 0: one number, or one per class [n], including classes of other ranks.
+        class_weight: one non-negative factor per class [n], including classes of other ranks.
+        reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. With ``process_group``, ``"mean"`` and
+            ``"sum"`` are over the rows of all ranks, and ``"none"`` returns the losses of this rank's rows.
+        chunk: number of classes per chunk. None: a number that is fast.
+        process_group: the ranks that share the classes, such as ``mesh.get_group("classes")``.
+        num_classes: expected n. None: the sum over ranks.
+        averaged: set True if the backbone's gradients are averaged over ranks, as ``DistributedDataParallel`` does. The
+            gradient of features is then multiplied by the number of ranks, so that the average is correct.
 
     Returns:
-        The loss, a number or [B], in float32 or float64. In chunks it is differentiable once.
+        The loss, [] or [B], in float32 or float64. If it was computed in chunks, it is differentiable once.
 
     Raises:
-        ValueError: on every rank, if one has bad input or two disagree on an option.
+        ValueError: invalid input on any rank, or different options on two ranks. Every rank raises.
 
     Example:
         >>> features = torch.randn(8, 64, requires_grad=True)
@@ -130,10 +129,10 @@ def linear_topk(
     process_group: Any = None,
     num_classes: int | None = None,
 ) -> TopClasses:
-    """Return the k largest of ``F.linear(features, weight, bias)`` with their marginals, in the memory of a chunk.
+    """Return the k largest scores of ``F.linear(features, weight, bias)`` and their marginals, computed in chunks.
 
-    Not differentiable. With ``process_group`` it takes and returns this rank's rows. Arguments as
-    :func:`linear_smooth_topk`.
+    The result is not differentiable. Arguments are as in :func:`linear_smooth_topk`. With ``process_group``, the result
+    has the rows of this rank.
 
     Example:
         >>> linear_topk(torch.eye(3), torch.eye(3), None, 1).marginals.T
@@ -179,7 +178,6 @@ def _in_chunks(
 def _losses(
     x: Tensor, weight: Tensor, bias: Tensor | None, masses: Masses, alpha: Tensor, tau: float, p: Problem
 ) -> Tensor:
-    """Return the loss of every row [B], in chunks."""
     labels, shares = masses.labels, masses.shares
     if labels is None or shares is None or labels.shape[1] != 1 or masses.even is not None:
         mass = partial(_mass, masses)
@@ -192,7 +190,7 @@ def _losses(
 
 
 def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
-    """Return the masses of the classes of a chunk, for scores s [B, m] that begin with the class ``first``."""
+    """Return the masses of a chunk of classes for its scores s [B, m]; the chunk begins with the class ``first``."""
     m = s.shape[1]
     if masses.dense is not None:
         return masses.dense[:, first : first + m].to(s)
@@ -200,7 +198,7 @@ def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
     if masses.labels is None or masses.shares is None:
         return q
     local = masses.labels - first
-    place = torch.where((local >= 0) & (local < m), local, m)  # a spare column takes labels of other chunks
+    place = torch.where((local >= 0) & (local < m), local, m)  # labels of other chunks go to an extra column
     return F.pad(q, (0, 1)).scatter_add(1, place, masses.shares.to(s))[:, :m]
 
 
@@ -208,7 +206,6 @@ def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
 def _over_ranks(
     features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, group, num_classes, averaged
 ) -> Tensor:
-    """Compute the loss of the rows of all ranks over the classes of all ranks."""
     sizes, first, n = _agree(check, k, group, num_classes, features.device)
     x = gather_rows(features, sizes, group)
     if averaged and x.requires_grad:
@@ -224,24 +221,24 @@ def _over_ranks(
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
-    """Reduce losses whose masses hold the mean's divisor; a mean of no rows is NaN."""
+    """Reduce losses whose masses already include the divisor of the mean. The mean of no rows is NaN."""
     if reduction == "none":
         return losses
     return losses.mean() if reduction == "mean" and not len(losses) else losses.sum()
 
 
 def _agree(check, k: int, group: Group, num_classes: int | None, device: torch.device) -> tuple[list[int], int, int]:
-    """Return the number of rows of each rank, this rank's first class and the number of all classes."""
+    """Return the number of rows of each rank, the first class of this rank and the number of all classes."""
     of_ranks = agreed(check, group, device, may_differ=("number of rows", "classes"))
     first, n = first_class(of_ranks["classes"], num_classes, group)
     if n <= 2 * k:
-        raise ValueError(f"over ranks, k must be below half of the number of classes: k = {k}, n = {n}")
+        raise ValueError(f"with a process_group, k must be below half of the number of classes: k = {k}, n = {n}")
     return [int(rows) for rows in of_ranks["number of rows"]], first, n
 
 
 def _problem(x: Tensor, k: int, theta: float, chunk: int, first: int = 0, group: Group = None) -> Problem:
     if k > chunked.MAX_K:
-        raise ValueError(f"with classes in chunks, k must be at most {chunked.MAX_K}, got {k}")
+        raise ValueError(f"if classes are processed in chunks, k must be at most {chunked.MAX_K}, got {k}")
     dtype = chunked.product_dtype(x)
     smallest = 4 * torch.finfo(torch.promote_types(dtype, torch.float32)).tiny
     return Problem(k, max(theta, smallest), chunk, dtype, first, group)
@@ -262,10 +259,10 @@ def _check_layer(features: Tensor, weight: Tensor, bias: Tensor | None, k: int, 
 
 
 class LinearSmoothTopK(nn.Module):
-    """``nn.Linear`` and the smooth top-k SVM in one module, for a million classes and more.
+    """``nn.Linear`` and the smooth top-k SVM in one module, for a million classes or more.
 
-    ``head(features, target)`` returns the loss to train with. ``head.topk(features)`` predicts the k best classes, each
-    with its probability of being in the top-k set. Neither holds the logits of all classes at once.
+    ``head(features, target)`` returns the training loss. ``head.topk(features)`` returns the k best classes and their
+    top-k marginals. Neither call stores the logits of all classes at once.
 
     Args:
         in_features: length d of a feature vector.
@@ -273,7 +270,7 @@ class LinearSmoothTopK(nn.Module):
         bias: learn a bias.
         k, tau, alpha, class_weight, reduction, label_smoothing, ignore_index, chunk, averaged: as in
             :func:`linear_smooth_topk`.
-        process_group: ranks that the classes are divided among; each holds its own rows of weight and bias.
+        process_group: ranks that share the classes. Each rank stores the rows of weight and bias for its own classes.
 
     Shape: features [B, in_features], target [B] int64 or a distribution -> the loss. ``weight`` [n, d] and ``bias`` [n]
     have the names and the initial values of ``nn.Linear``.
@@ -285,7 +282,7 @@ class LinearSmoothTopK(nn.Module):
         >>> head(backbone(images), target).backward()  # doctest: +SKIP
         >>> head.topk(backbone(images)).marginals  # doctest: +SKIP
 
-    A model that keeps its classifier computes the same features by
+    If the model keeps its classifier, compute the features with
     ``model.forward_head(model.forward_features(images), pre_logits=True)``.
     """
 
@@ -332,12 +329,12 @@ class LinearSmoothTopK(nn.Module):
                 shapes = [(num_classes,)] + [()] * (name == "alpha")
                 if tensor.shape not in shapes or not bool((tensor >= 0).all()):
                     raise ValueError(f"{name} must be non-negative, one per class [{num_classes}], got {values!r}")
-            # not in the state_dict, so that a checkpoint is one of nn.Linear
+            # not in the state_dict, so that checkpoints are compatible with nn.Linear
             self.register_buffer(name, tensor, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw weight and bias as ``nn.Linear`` does, uniformly within 1 / sqrt(in_features) of zero."""
+        """Initialize weight and bias as ``nn.Linear`` does, uniformly in +- 1 / sqrt(in_features)."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
 
@@ -365,10 +362,10 @@ class LinearSmoothTopK(nn.Module):
         def __call__(self, features: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
 
     def topk(self, features: Tensor, *, temperature: float | None = None) -> TopClasses:
-        """Return ``indices``, ``logits`` and ``marginals`` of the k best classes, best first, each [B, k].
+        """Return ``indices``, ``logits`` and ``marginals`` of the k best classes in descending order, each [B, k].
 
         Args:
-            temperature: divides the logits for the marginals; by default k tau, as in the loss.
+            temperature: number by which logits are divided for the marginals. Default: k tau, as in the loss.
         """
         return linear_topk(
             features,

@@ -1,4 +1,4 @@
-"""The perturbed k-th largest entry as a module, for use inside networks."""
+"""The perturbed k-th largest entry as a module for use inside networks."""
 
 from typing import TYPE_CHECKING
 
@@ -10,13 +10,14 @@ from topk_registry.ops.perturbed.api import checked_options, perturbed_topk
 class PerturbedTopK(nn.Module):
     """The smoothed k-th largest entry of the last axis: :func:`perturbed_topk` as a module.
 
-    Unlike dropout it draws noise in evaluation too, because the noise defines the function. For values that repeat,
-    pass a seeded generator. For less noise, raise ``num_samples``. ``epsilon=0`` gives the plain k-th largest entry.
+    Unlike dropout, the module also draws noise in evaluation mode, because the noise defines the function. For
+    reproducible values, pass a seeded generator. For less variance, increase ``num_samples``. With ``epsilon=0``, the
+    result is the plain k-th largest entry.
 
     Args:
-        k: which entry, counted from the largest, 1 <= k <= n.
-        epsilon: standard deviation of the noise, in the unit of the scores.
-        num_samples: how many draws of noise are averaged.
+        k: rank of the entry, where 1 is the largest, 1 <= k <= n.
+        epsilon: standard deviation of the noise, in units of the scores.
+        num_samples: number of noise draws in the average.
 
     Example:
         >>> import torch
@@ -42,7 +43,7 @@ class PerturbedTopK(nn.Module):
             noise=noise,
         )
 
-    if TYPE_CHECKING:  # torch declares that a call gives anything
+    if TYPE_CHECKING:  # torch annotates the return type as Any
 
         def __call__(
             self, scores: Tensor, *, generator: Generator | None = None, noise: Tensor | None = None

@@ -1,7 +1,7 @@
-"""Operators: one folder each, with its definition, its backends and its autograd.
+"""Operators: one folder each, with definition, backends and autograd.
 
-``import topk_registry.ops`` registers them with torch.library. A saved program that holds them, from ``torch.export``
-or as a compiled package, can be loaded from then on.
+``import topk_registry.ops`` registers the operators with torch.library. After this import, programs with these
+operators from ``torch.export`` or as compiled packages can be loaded.
 """
 
 from topk_registry.ops.ksubset import custom_op as _ksubset

@@ -1,8 +1,8 @@
-"""Choose which backend of an operator runs: numba on CPUs, Triton on GPUs, or PyTorch operations everywhere.
+"""Choose the backend of an operator: numba on CPUs, Triton on GPUs, or PyTorch operations on any device.
 
-A backend is tried on a few numbers before its first use. If it cannot be used, one warning says why, and PyTorch
-operations take its place. The choice, from the strongest: :func:`use_backend` around a call, the environment variable
-``TOPK_REGISTRY_BACKEND``, and else the fastest backend that serves.
+Before its first use, a backend runs a self-test. If the backend cannot be used, one warning states the reason, and
+PyTorch operations are used. The choice has three levels: :func:`use_backend` around a call, then the environment
+variable ``TOPK_REGISTRY_BACKEND``, then the fastest backend that works.
 """
 
 import os
@@ -22,23 +22,23 @@ import torch
 
 NAMES = ("numba", "triton", "torch")
 VARIABLE = "TOPK_REGISTRY_BACKEND"
-OLDEST_GPU = (8, 0)  # compute capability that the Triton kernels are compiled and tested for
+OLDEST_GPU = (8, 0)  # minimum compute capability for the Triton kernels
 OPERATORS = ("ksubset", "perturbed")  # each has ``topk_registry.ops.NAME.api`` with ``usual_backend(device) -> str``
 
 F = TypeVar("F", bound=Callable[..., Any])
 SelfTest = Callable[[torch.device], bool]
 
 _wanted: ContextVar[str | None] = ContextVar("topk_registry_backend", default=None)
-_problems: dict[tuple[Any, ...], str] = {}  # of self-tests that ran, "" for none
+_problems: dict[tuple[Any, ...], str] = {}  # results of self-tests: the problem, or "" if there is none
 
 
 def choose(device: torch.device, backend: str | None, self_test: SelfTest) -> str:
-    """Return the backend for a call: the given one if it is wanted and works, else "torch".
+    """Return the backend for a call: ``backend`` if it is enabled and works, else "torch".
 
     Args:
         device: device of the scores.
-        backend: the backend with a kernel for the call, "numba" or "triton"; None if no backend has one.
-        self_test: tells whether the kernel is right on a few numbers; called once per device.
+        backend: backend with a kernel for the call, "numba" or "triton", or None.
+        self_test: function that checks the kernel on a few numbers, called once per device.
     """
     if backend is None or preferred() not in ("auto", backend):
         return "torch"
@@ -46,9 +46,9 @@ def choose(device: torch.device, backend: str | None, self_test: SelfTest) -> st
 
 
 def constant_in_graphs(function: F) -> F:
-    """Let the compiler call a function and keep the result, instead of tracing it.
+    """Let the compiler call a function and keep the result as a constant, instead of tracing the function.
 
-    It is what ``torch.compiler.assume_constant_result`` does, which would import the compiler, for two seconds.
+    This has the effect of ``torch.compiler.assume_constant_result``, which would import the compiler for two seconds.
     """
     function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     return function
@@ -56,11 +56,11 @@ def constant_in_graphs(function: F) -> F:
 
 @constant_in_graphs
 def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
-    """Tell whether a backend works on a device; warn once if it does not."""
+    """Return whether a backend works on a device; warn once if it does not."""
     key = backend, device, self_test
     if (why := _problems.get(key)) is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return True  # a self-test would break the capture of a graph
+            return True  # a self-test would break graph capture
         why = _problems[key] = _fault(backend, device, self_test)
         if why:
             warnings.warn(f"{why}: the top-k losses are slower", stacklevel=3)
@@ -68,7 +68,7 @@ def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
 
 
 def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:
-    """Return why a backend cannot be used, "" if it can."""
+    """Return why a backend cannot be used, or "" if it can."""
     if device.type == "cuda" and (old := too_old(device)):
         return old
     if find_spec(backend) is None:
@@ -80,13 +80,13 @@ def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:
 
 
 def in_clean_thread(function: Callable[[], Any]) -> Any:
-    """Call a function in a thread of its own, where fake tensors, transforms and autocast of the caller are off."""
+    """Call a function in a new thread, without fake tensors, transforms and autocast of the caller."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
 
 def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
-    """Raise unless a backend has this name, or it is "auto"."""
+    """Raise unless ``name`` is "auto" or a backend."""
     if name not in ("auto", *names):
         raise ValueError(f"{what} must be 'auto' or one of {', '.join(map(repr, names))}, got {name!r}")
 
@@ -95,12 +95,12 @@ def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
 def use_backend(name: str) -> Iterator[None]:
     """Choose the backend of every operator within a ``with`` block, or within a decorated function.
 
-    The choice holds for the thread or task that enters the block. If the backend does not serve a call, PyTorch
-    operations do.
+    The choice applies to the thread or task that enters the block. If the backend does not support a call, PyTorch
+    operations are used.
 
     Args:
-        name: ``"auto"``, the fastest that serves; ``"torch"``, PyTorch operations alone; ``"numba"``, on CPUs;
-            ``"triton"``, on GPUs.
+        name: ``"auto"`` for the fastest backend that works, ``"torch"`` for PyTorch operations only, ``"numba"`` for
+            CPUs, or ``"triton"`` for GPUs.
 
     Example:
         >>> with use_backend("torch"):
@@ -116,10 +116,10 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def preferred() -> str:
-    """Return the backend that is wanted here: of :func:`use_backend`, else of the environment, else "auto"."""
+    """Return the backend chosen by :func:`use_backend`, else by the environment, else "auto"."""
     chosen = _wanted.get()
     if chosen is None:
-        if VARIABLE not in os.environ:  # in a third of the time that its absence takes get()
+        if VARIABLE not in os.environ:  # three times as fast as get() if the variable is absent
             return "auto"
         chosen = os.environ[VARIABLE] or "auto"
         check_name(chosen, VARIABLE)
@@ -128,13 +128,12 @@ def preferred() -> str:
 
 @cache
 def load(module: str) -> ModuleType:
-    """Import a module of kernels."""
     return import_module(module)
 
 
 @cache
 def too_old(device: torch.device) -> str:
-    """Return why Triton's kernels do not run on a GPU, "" if they do."""
+    """Return why Triton kernels do not run on a GPU, or "" if they do."""
     if torch.version.hip is not None:
         return "the GPU kernels are compiled for CUDA, not for ROCm"
     capability = torch.cuda.get_device_capability(device)
@@ -144,7 +143,6 @@ def too_old(device: torch.device) -> str:
 
 
 def forget_choices() -> None:
-    """Forget the results of self-tests, so that they run again."""
     load.cache_clear()
     too_old.cache_clear()
     _problems.clear()
@@ -152,16 +150,16 @@ def forget_choices() -> None:
 
 @dataclass(frozen=True)
 class Record:
-    """Which backend serves an operator on a device, and why."""
+    """The backend of an operator on a device, and the reason for the choice."""
 
     operator: str  # "ksubset" or "perturbed"
     device: str  # "cpu", "cuda:0", ...
-    backend: str  # the backend that serves
+    backend: str  # the backend in use
     why: str
 
 
 def report() -> list[Record]:
-    """Return which backend serves each operator on each device of this machine; kernels are loaded and tried."""
+    """Return the backend of each operator on each device of this machine, after loading and testing the kernels."""
     devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
     return [_record(name, device) for name in OPERATORS for device in devices]
 
@@ -169,8 +167,7 @@ def report() -> list[Record]:
 def _record(operator: str, device: torch.device) -> Record:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        usual = getattr(load(f"topk_registry.ops.{operator}.api"), "usual_backend", None)
-        backend = "torch" if usual is None else usual(device)
+        backend = load(f"topk_registry.ops.{operator}.api").usual_backend(device)
     fastest = "numba" if device.type == "cpu" else "triton"
     if preferred() not in ("auto", fastest):
         why = f"chosen by {VARIABLE if _wanted.get() is None else 'topk_registry.use_backend'}"

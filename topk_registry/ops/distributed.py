@@ -1,22 +1,21 @@
-"""Collectives with gradients, errors that every rank raises, and DTensors whose rows are sharded.
+"""Collectives with gradients, and errors that every rank raises.
 
-Every rank of a group calls the same functions in the same order. A step waits for the numbers that ranks compare, so
-``outside_graphs`` ends a compiled graph before it.
+Every rank of a group must call the same functions in the same order. Some functions wait for numbers from other ranks,
+so ``outside_graphs`` ends a compiled graph before them.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
-Group = Any  # torch.distributed.ProcessGroup, which does not exist where torch is built without it
-outside_graphs = _disable_dynamo  # torch.compiler.disable, which would import the compiler at once
+Group = Any  # torch.distributed.ProcessGroup, which is missing in builds without torch.distributed
+outside_graphs = _disable_dynamo  # torch.compiler.disable would import the compiler
 
 
 def _functional() -> Any:
@@ -30,7 +29,7 @@ def _named(group: Group) -> Any:
 
 
 def all_gather(x: Tensor, group: Group) -> Tensor:
-    """Stack a tensor of every rank, which has the same shape on all ranks: [...] -> [ranks, ...]."""
+    """Stack a tensor of the same shape from every rank: [...] -> [ranks, ...]."""
     ranks = dist.get_world_size(group)
     if not x.numel():
         return x.new_empty(ranks, *x.shape)
@@ -44,9 +43,9 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
 
 
 def gather_rows(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
-    """Gather the rows of every rank in the order of ranks: [B_r, ...] -> [sum of sizes, ...].
+    """Gather the rows of all ranks in the order of ranks: [B_r, ...] -> [sum of sizes, ...].
 
-    The gradient of a row is summed over the ranks, and goes to the rank that the row came from.
+    In the backward pass, the gradient of a row is summed over ranks and returned to the rank of the row.
     """
     most = max(sizes)
     if not most or 0 in x.shape[1:]:
@@ -58,7 +57,7 @@ def gather_rows(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
 
 
 class OwnRows(torch.autograd.Function):
-    """The rows of this rank, of rows that every rank has; the gradients of all ranks are gathered."""
+    """Select the rows of this rank from the rows of all ranks. The backward pass gathers the gradients of all ranks."""
 
     @staticmethod
     def forward(ctx, x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -74,10 +73,10 @@ class OwnRows(torch.autograd.Function):
 def agreed(
     check: Callable[[], Mapping[str, float]], group: Group, device: torch.device, *, may_differ: Sequence[str] = ()
 ) -> dict[str, list[float]]:
-    """Exchange what each rank was given; raise on all ranks if one has an error or two disagree.
+    """Exchange arguments between ranks. If a rank has an error or two ranks disagree, raise on all ranks.
 
     Args:
-        check: checks this rank's arguments, and returns numbers by name; it may raise a ValueError.
+        check: function that checks the arguments of this rank and returns numbers by name. It may raise a ValueError.
         may_differ: names of numbers that may differ between ranks.
 
     Returns:
@@ -100,65 +99,3 @@ def agreed(
         if name not in may_differ and len(set(values)) > 1:
             raise ValueError(f"ranks of the process group disagree on {name}: {values}")
     return of_ranks
-
-
-def is_distributed(t: Any) -> bool:
-    """Whether t is a DTensor; imports nothing."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(t, module.DTensor)
-
-
-def whole(t: Any) -> Tensor:
-    """Gather a DTensor on every rank; return any other tensor as it is."""
-    return t.full_tensor() if is_distributed(t) else t
-
-
-def everywhere(t: Any, mesh: Any) -> Any:
-    """Return a tensor that each rank of a mesh has whole as a DTensor; return a DTensor as it is."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    return t if isinstance(t, DTensor) else DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
-
-
-def beside(t: Tensor, scores: Any) -> Any:
-    """Return a tensor that every rank holds in full, in a form that combines with ``scores``, a DTensor or not."""
-    return everywhere(t, scores.device_mesh) if is_distributed(scores) else t
-
-
-def by_shards(function: Callable[..., Tensor], logits: Any, *rows: Tensor | None, axis: int = 0) -> Tensor:
-    """Call ``function(logits, *rows)`` on the local rows of a DTensor [..., n], and return the DTensor of the results.
-
-    Args:
-        function: maps scores [..., n] to a tensor [..., n] or [...], row by row.
-        logits: a DTensor.
-        rows: more arguments that have the rows of the logits, from ``axis`` on; a plain tensor has all rows.
-    """
-    from torch.distributed.tensor import DTensor, Shard
-
-    mesh, placements = logits.device_mesh, _of_rows(logits)
-    moved = [Shard(p.dim + axis) if p.is_shard() else p for p in placements]
-    local = [None if t is None else everywhere(t, mesh).redistribute(mesh, moved).to_local() for t in rows]
-    part = function(logits.redistribute(mesh, placements).to_local(grad_placements=placements), *local)
-    size = torch.empty(logits.shape[: part.ndim], device="meta")
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=size.shape, stride=size.stride())
-
-
-def generator_of_shard(logits: Any, generator: Generator | None) -> Generator:
-    """Return a generator for the rows of this rank: ranks with the same rows share it, other ranks have another."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = logits.device_mesh
-    drawn = torch.randint(2**62, (1,), generator=generator, device=logits.device)
-    # run_check: every rank takes the number of the first
-    seed = int(DTensor.from_local(drawn, mesh, [Replicate()] * mesh.ndim, run_check=True).to_local())
-    for size, place, placement in zip(mesh.shape, mesh.get_coordinate(), _of_rows(logits), strict=True):
-        seed = seed * size + (place if placement.is_shard() else 0)
-    return torch.Generator(logits.device).manual_seed(seed % 2**63)
-
-
-def _of_rows(logits: Any) -> list[Any]:
-    """Return the placements of the logits, with the classes of every row together."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    given = logits.placements
-    return [p if type(p) is Shard and p.dim % logits.ndim != logits.ndim - 1 else Replicate() for p in given]

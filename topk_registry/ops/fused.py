@@ -1,4 +1,4 @@
-"""The autograd function of both operators: forward writes the gradient, and backward scales it in place."""
+"""The autograd function of both operators: forward computes the gradient, and backward scales it in place."""
 
 from collections.abc import Callable
 from functools import cache
@@ -16,11 +16,11 @@ Kernel = Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]
 class Fused(torch.autograd.Function):
     """Losses [B] of logits [B, n] by ``kernel(logits, needs_grad) -> (losses, gradient or None)``.
 
-    If ``sums``, the sum of the losses [] is returned instead, without a node of the graph for it.
+    If ``sums`` is set, the result is the sum of the losses [], without an additional graph node.
 
-    Under ``create_graph=True``, and if gradients are batched, the gradient is computed again from
-    ``definition(logits)``, in differentiable operations. A second backward pass through a retained graph calls the
-    kernel again, because the first one has handed out the memory of the gradient.
+    Under ``create_graph=True``, and if gradients are batched, the gradient is recomputed from ``definition(logits)`` in
+    differentiable operations. A second backward pass through a retained graph calls the kernel again, because the first
+    backward pass has returned the memory of the gradient.
     """
 
     @staticmethod
@@ -44,7 +44,7 @@ class Fused(torch.autograd.Function):
 
 
 def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Tensor) -> Tensor:
-    """Return the gradient for the cotangent g, [B] of the losses or [] of their sum, differentiable to both."""
+    """Return the gradient for cotangent g, [B] for losses or [] for their sum, differentiable in logits and g."""
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         s = logits if differentiable else logits.detach().requires_grad_()
@@ -53,9 +53,9 @@ def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Ten
 
 
 def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply a gradient [B, n] by the cotangent g, [B] of the losses or [] of their sum, and convert it.
+    """Multiply a gradient [B, n] by cotangent g, [B] for losses or [] for their sum, and convert the dtype.
 
-    The cotangent of a sum is one number, most often 1, which costs no pass over the gradient.
+    For a sum, the cotangent is one number. If it is 1, as usual, there is no pass over the gradient.
     """
     if g.ndim and g.numel() and g.stride() == (0,):
         g = g[0]
@@ -64,14 +64,14 @@ def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
         if factor != 1.0:
             gradient.mul_(factor)
     elif g.ndim == 0 and _scales(gradient):
-        load("topk_registry.ops.gpu.scale").scale(gradient, g)  # reading g here would wait for the device
+        load("topk_registry.ops.gpu.scale").scale(gradient, g)  # reading g here would synchronize
     else:
         gradient.mul_(g.to(gradient.dtype) if g.ndim == 0 else g.to(gradient.dtype)[:, None])
     return gradient if gradient.dtype == dtype else gradient.to(dtype)
 
 
 def _scales(gradient: Tensor) -> bool:
-    """Tell whether a Triton kernel can scale a gradient."""
+    """Return whether a Triton kernel can scale a gradient."""
     if not gradient.is_cuda or not gradient.is_contiguous() or gradient.dtype == torch.float64:
         return False
     return _has_triton() and not too_old(gradient.device)

@@ -1,4 +1,4 @@
-"""The smoothed hinge, as a function of violations and of margins."""
+"""The smoothed hinge as a function of violations and of margins."""
 
 from typing import NamedTuple
 
@@ -8,15 +8,15 @@ from torch.nn import functional as F
 
 
 def invertible(temperature: float, dtype: torch.dtype) -> float:
-    """Return the temperature, or the least one with a reciprocal in this precision: margins and hinges are at their
-    limit long before."""
+    """Return the temperature, or the smallest one with a finite reciprocal in this precision.
+
+    At this temperature, margins and hinges already equal their limit at 0.
+    """
     return max(temperature, 4 * torch.finfo(dtype).tiny)
 
 
 def soft_hinge(violation: Tensor, tau: float) -> Tensor:
-    """Hinge max(v, 0) smoothed by the smoothing temperature: tau softplus(v / tau), for every tau > 0.
-
-    As tau goes to 0 it becomes the hinge. It is linear where exp(-v / tau) is below rounding.
+    """Return the hinge max(v, 0), smoothed with temperature tau > 0: tau softplus(v / tau).
 
     Example:
         >>> soft_hinge(torch.tensor([-1.0, 0.0, 1.0]), 0.1)
@@ -26,10 +26,10 @@ def soft_hinge(violation: Tensor, tau: float) -> Tensor:
 
 
 class Hinge(NamedTuple):
-    """Loss L(m) = tau softplus((alpha_y - scale m) / tau) of labels' margins m, where the required gap is alpha.
+    """Loss L(m) = tau softplus((alpha_y - scale m) / tau) of margins m of labels, with required margin alpha.
 
-    Kernels compute it together with its slope: on small batches separate operations on these few numbers per row would
-    cost as much as the rows themselves. :meth:`definition` is the same in torch operations.
+    Kernels compute the loss and its derivative together, because on small batches separate operations would cost as
+    much as the pass over the scores. :meth:`definition` computes both in torch operations.
     """
 
     alpha: Tensor  # [] or [n], contiguous
@@ -37,7 +37,7 @@ class Hinge(NamedTuple):
     tau: float
 
     def definition(self, margin: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Return L and dL/dm [B], in the dtype of alpha, of margins [B] in double precision."""
+        """Return L and dL/dm [B] in the dtype of alpha, for margins [B] in double precision."""
         alpha = self.alpha[label] if self.alpha.ndim else self.alpha
         violation = alpha.double() - self.scale * margin
         slope = torch.sigmoid(violation / invertible(self.tau, torch.float64)) * -self.scale

@@ -1,6 +1,6 @@
-"""Decide whether a kernel may read a tensor, and bring it into the layout that kernels expect.
+"""Decide whether a kernel may read a tensor, and convert tensors to the layout of kernels.
 
-Kernels read and write memory by its address, which is right only for plain memory of the device.
+Kernels access memory by address, which is valid only for plain tensors of the device.
 """
 
 from contextlib import nullcontext
@@ -22,15 +22,15 @@ NUMBERS = frozenset((bool, int, float, type(None)))
 
 
 class Route(Enum):
-    """The ways through an operator."""
+    """Possible routes of a call through an operator."""
 
-    KERNELS = "kernels"  # plain memory: compiled code reads it
-    GRAPH = "graph"  # no numbers yet (traced, fake, meta): a node that torch.library knows
-    OPERATIONS = "operations"  # numbers behind a transform or a subclass: torch operations alone
+    KERNELS = "kernels"  # plain memory: compiled kernels read it
+    GRAPH = "graph"  # no values (traced, fake, meta): a node registered with torch.library
+    OPERATIONS = "operations"  # values behind a transform or a subclass: torch operations only
 
 
 def route(*tensors: Tensor | None) -> Route:
-    """Choose the way for a call with these tensors."""
+    """Return the route for a call with these tensors."""
     if torch.compiler.is_compiling():
         return Route.GRAPH
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
@@ -49,14 +49,13 @@ def route(*tensors: Tensor | None) -> Route:
 
 
 def is_plain(t: Tensor) -> bool:
-    """Whether a tensor is one of numbers: no subclass, and none that a transform wraps."""
-    # wrappers are of type Tensor too; those of is_grads_batched appear outside torch.func's transforms
+    """Return whether a tensor has plain memory: neither a subclass nor wrapped by a transform."""
+    # wrappers have type Tensor too; wrappers of is_grads_batched exist outside of torch.func transforms
     return type(t) in PLAIN and not (is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
 
 
 def is_hidden(t: Tensor) -> bool:
-    """Whether none of a tensor's numbers can be looked at: under ``torch.func.vmap`` it stands for many, a meta tensor
-    has none."""
+    """Return whether the values of a tensor cannot be read, as under ``torch.func.vmap`` or on the meta device."""
     if torch.compiler.is_compiling():
         return False
     if t.is_meta:
@@ -69,28 +68,28 @@ def is_hidden(t: Tensor) -> bool:
 
 
 def check_dense(t: Tensor, name: str) -> None:
-    """Raise unless a tensor is dense: not sparse, nested or quantised."""
+    """Raise unless a tensor is dense: not sparse, nested or quantized."""
     if t.layout != torch.strided or t.is_quantized or t.is_nested:
         kind = "quantised" if t.is_quantized else "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
         raise ValueError(f"{name} must be a dense tensor, got a {kind} one")
 
 
 def laid_out(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor as contiguous memory in a precision, itself where it is that."""
+    """Return a contiguous tensor of this dtype, without a copy if possible."""
     as_it_is = t.dtype == dtype and t.is_contiguous() and not t.is_neg()
     return t if as_it_is else t.detach().to(dtype).resolve_neg().contiguous()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Start a Triton kernel on a grid of programs, on the device of its first argument."""
+    """Launch a Triton kernel on a grid of programs, on the device of its first argument."""
     device, seen = args[0].device, None
     for value in (*args, *options.values()):
         if type(value) in NUMBERS or value is seen or not isinstance(value, Tensor):
             continue
-        seen = value  # what a kernel does not read is often the argument before it
+        seen = value  # an unused argument is often the previous argument
         _check_contiguous(value)
         if value.device != device:
-            raise TypeError(f"a kernel on {device} was given a tensor on {value.device}")
+            raise TypeError(f"a kernel on {device} got a tensor on {value.device}")
     elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
     with torch.cuda.device(device) if elsewhere else nullcontext():
         kernel[grid](*args, **options)

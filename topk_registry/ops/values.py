@@ -1,4 +1,4 @@
-"""Check numbers that users pass as options; an error names the option."""
+"""Check numbers that users pass as options. Errors name the option."""
 
 import math
 import reprlib
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-LARGEST = 2**31 - 1  # of integers, so that kernels may add to them and multiply in 64 bits
+LARGEST = 2**31 - 1  # largest integer; kernels can add and multiply such integers in 64 bits
 
 
 def number(
@@ -21,9 +21,9 @@ def number(
     below: float | None = None,
     at_most: float | None = None,
 ) -> float:
-    """Return an option that is one finite number as a float; raise a ValueError unless it is one within the bounds.
+    """Return an option as a float; raise a ValueError unless it is a finite number within the bounds.
 
-    Booleans and text are no numbers, a tensor [] is one.
+    Booleans and text are not numbers. A tensor [] is a number.
 
     Example:
         >>> number(1, "tau", above=0)
@@ -40,16 +40,16 @@ def number(
         and (below is None or value < below)
         and (at_most is None or value <= at_most)
     ):
-        return value  # at once, as row losses are made at each call
+        return value  # fast path, because losses may be created per call
     bounds = _Bounds(above, at_least, below, at_most)
     given = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
-    if isinstance(given, bool) or not isinstance(given, Real) or not _is_finite(given) or not bounds.hold(given):
-        raise ValueError(f"{name} must be {bounds.said('a finite number')}, got {shown(value)}")
+    if isinstance(given, bool) or not isinstance(given, Real) or not _is_finite(given) or not bounds.contains(given):
+        raise ValueError(f"{name} must be {bounds.describe('a finite number')}, got {shown(value)}")
     return float(given)
 
 
 def integer(value: Any, name: str, *, at_least: int | None = None, at_most: int = LARGEST) -> int:
-    """Return an option that is one integer; raise a ValueError unless it is one within the bounds.
+    """Return an option as an int; raise a ValueError unless it is an integer within the bounds.
 
     Example:
         >>> integer(2.5, "k", at_least=1)
@@ -60,7 +60,7 @@ def integer(value: Any, name: str, *, at_least: int | None = None, at_most: int 
         return value
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or (at_least is not None and value < at_least):
-        raise ValueError(f"{name} must be {_Bounds(at_least=at_least).said('an integer')}, got {shown(value)}")
+        raise ValueError(f"{name} must be {_Bounds(at_least=at_least).describe('an integer')}, got {shown(value)}")
     if not -at_most - 1 <= int(value) <= at_most:
         least = -at_most - 1 if at_least is None else at_least
         raise ValueError(f"{name} must be an integer from {least} to {at_most}, got {value!r}")
@@ -77,10 +77,10 @@ def numbers(
     at_most: float | None = None,
     or_one: bool = False,
 ) -> Tensor:
-    """Return an option that is one finite number per class [n] as a tensor of its own in double precision.
+    """Return an option with one finite number per class [n] as a new tensor in double precision.
 
     Args:
-        or_one: whether it may be one number for all classes, [], too.
+        or_one: whether one number for all classes, [], is allowed too.
 
     Example:
         >>> numbers([1, 2.5], "weight", at_least=0)
@@ -92,15 +92,15 @@ def numbers(
     bounds = _Bounds(above, at_least, below, at_most)
     tensor = None if isinstance(value, (bool, str)) else _tensor(value)
     dimensions = (0, 1) if or_one else (1,)
-    if tensor is None or tensor.ndim not in dimensions or not bool((tensor.isfinite() & bounds.hold(tensor)).all()):
-        one, several = bounds.said("a finite number"), bounds.said("a list of finite numbers")
+    if tensor is None or tensor.ndim not in dimensions or not bool((tensor.isfinite() & bounds.contains(tensor)).all()):
+        one, several = bounds.describe("a finite number"), bounds.describe("a list of finite numbers")
         kinds = f"{one}, or a list of them" if or_one else several
         raise ValueError(f"{name} must be {kinds}, one per class, got {shown(value)}")
     return tensor
 
 
 def choice(value: Any, name: str, choices: Sequence[str]) -> str:
-    """Return an option that is one of several words; raise a ValueError that names them where it is none.
+    """Return an option if it is one of these words; otherwise raise a ValueError that lists them.
 
     Example:
         >>> choice("sum", "combine", ("mean", "likelihood"))
@@ -113,23 +113,23 @@ def choice(value: Any, name: str, choices: Sequence[str]) -> str:
 
 
 class _Bounds(NamedTuple):
-    """The ends between which a number must be."""
+    """Bounds of a number."""
 
     above: float | None = None
     at_least: float | None = None
     below: float | None = None
     at_most: float | None = None
 
-    def hold(self, value: Any) -> Any:
-        """Whether a number, or each of a tensor, is between the ends."""
+    def contains(self, value: Any) -> Any:
+        """Return whether a number, or every number of a tensor, is within the bounds."""
         held = value == value
         held = held if self.above is None else held & (value > self.above)
         held = held if self.at_least is None else held & (value >= self.at_least)
         held = held if self.below is None else held & (value < self.below)
         return held if self.at_most is None else held & (value <= self.at_most)
 
-    def said(self, what: str) -> str:
-        """``what``, and its bounds in words."""
+    def describe(self, what: str) -> str:
+        """Return ``what`` followed by the bounds in words."""
         if self.at_least is not None and self.at_most is not None:
             return f"{what} from {self.at_least:g} to {self.at_most:g}"
         ends = (
@@ -141,12 +141,12 @@ class _Bounds(NamedTuple):
 def _is_finite(value: Real) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer too large for a float
         return False
 
 
 def _tensor(value: Any) -> Tensor | None:
-    """A tensor of its own in double precision; None where the value is none."""
+    """Return a new tensor in double precision, or None if the value is not a number or a list of numbers."""
     if isinstance(value, Sequence) and any(isinstance(one, (bool, str)) for one in value):
         return None
     try:
@@ -156,7 +156,7 @@ def _tensor(value: Any) -> Tensor | None:
 
 
 def shown(value: Any) -> str:
-    """A value that was given, for an error: a long list in short, and the shape of a large tensor."""
+    """Return a value as text for an error message. Long lists are shortened; large tensors show their shape."""
     if isinstance(value, Tensor):
         return str(value.tolist() if value.numel() <= 10 else list(value.shape))
     return reprlib.repr(value) if isinstance(value, (list, tuple)) else repr(value)

@@ -1,15 +1,15 @@
-"""Losses, data sets and model files by name, and the factories behind them. Imports the standard library only.
+"""Losses, data sets and model files by name, and their factories. This package imports the standard library only.
 
-A plug-in is an entry point that an installed distribution declares in its own ``pyproject.toml``:
+A plug-in is an entry point that an installed distribution declares in its ``pyproject.toml``:
 
     [project.entry-points."topk_registry.losses"]
     their_loss = "their_package.their_module:TheirLoss"
 
 The factory is a class or a function that takes keyword options and returns a callable ``(logits, target) -> Tensor``.
-Listing reads metadata and source files and imports nothing. Asking for a loss imports its module, which runs its code.
-If several owners declare a name, a ``register_loss`` of this process wins, then the project's own losses. Two other
-distributions with the same name are an error when that name is asked for, and ``distribution:name`` picks one. timm's
-own names are reserved.
+Listing reads metadata and source files and imports nothing. Creating a loss imports its module, which runs its code.
+If several owners declare a name, a loss that this process registered with ``register_loss`` has priority, then the
+losses of this project. If two other distributions declare the same name, asking for it is an error, and
+``distribution:name`` selects one. The names of timm losses are reserved.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str
     """Return the sorted names of the registered losses, without importing a plug-in.
 
     Args:
-        filter: one or more wildcards, as in ``timm.list_models``: ``"topk"`` matches that name alone, ``"*topk*"``
-            every name that contains it, ``"distribution:*"`` the losses of one distribution.
-        exclude: one or more wildcards of names to leave out.
+        filter: one or more wildcards, as in ``timm.list_models``. ``"topk"`` matches only this name, ``"*topk*"`` every
+            name that contains it, and ``"distribution:*"`` all losses of one distribution.
+        exclude: one or more wildcards of names to exclude.
 
     Example:
         >>> list_losses("topk_hinge*", exclude="*_convex")
@@ -46,17 +46,17 @@ def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str
 
 
 def is_loss(name: str) -> bool:
-    """Return whether a loss of this name (or ``distribution:name``) is registered and not disabled."""
+    """Return whether a loss of this name (or ``distribution:name``) is registered and enabled."""
     return name in losses
 
 
 def loss_info(name: str) -> LossInfo:
-    """Return a loss's owner, version, status, error and one-line summary, without importing it."""
+    """Return owner, version, status, error and one-line summary of a loss without importing it."""
     return losses.info(name)
 
 
 def takes_k_hot(name: str) -> bool:
-    """Return whether a loss takes k-hot targets [B, n], as ``takes_k_hot = True`` of its factory says; imports it.
+    """Return whether a loss takes k-hot targets [B, n], which its factory declares with ``takes_k_hot = True``.
 
     Example:
         >>> takes_k_hot("ksubset_nll"), takes_k_hot("focal")
@@ -68,15 +68,15 @@ def takes_k_hot(name: str) -> bool:
 
 
 def get_loss_builder(name: str) -> Builder:
-    """Return the factory of a loss, which imports its plug-in."""
+    """Return the factory of a loss. This imports its plug-in."""
     return losses.builder(name)
 
 
 def create_loss(name: str, **options: Any) -> "nn.Module":
-    """Create a loss, a callable ``(logits, target) -> Tensor``, by ``name`` or ``distribution:name``, with its options.
+    """Create a loss, a callable ``(logits, target) -> Tensor``, by ``name`` or ``distribution:name``.
 
     Raises:
-        TypeError: an option is unknown; the message lists the options.
+        TypeError: an option is unknown. The message lists the options.
 
     Example:
         >>> loss = create_loss("topk_hinge", k=3)
@@ -88,11 +88,13 @@ def create_loss(name: str, **options: Any) -> "nn.Module":
 
 
 def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
-    """Return a decorator that registers a loss factory in this process, for a notebook or a script.
+    """Return a decorator that registers a loss factory in this process, as in a notebook or a script.
 
     Args:
-        name: name of the loss. A name that is taken is an error, unless ``override``; timm's names cannot be taken.
-        override: hide the loss of this name in this process; ``distribution:name`` still reaches it.
+        name: name of the loss. An existing name is an error unless ``override`` is set. Names of timm losses cannot be
+            used.
+        override: replace an existing loss of this name in this process. ``distribution:name`` still selects the old
+            loss.
 
     Example:
         >>> @register_loss("my_loss")
@@ -103,6 +105,6 @@ def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
 
 
 def refresh_plugins() -> None:
-    """Look for plug-ins again, after an installation or a repair while the process runs."""
+    """Search for plug-ins again, after an installation or a repair while the process runs."""
     for names in (losses, datasets, model_files):
         names.refresh()

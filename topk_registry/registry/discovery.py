@@ -1,11 +1,11 @@
 """Find plug-ins in the metadata of installed distributions, without importing them.
 
-Two environment variables narrow what is found; each is a list of wildcards separated by commas or spaces:
+Two environment variables restrict the plug-ins. Each is a list of wildcards separated by commas or spaces:
 
-    TOPK_REGISTRY_PLUGINS   if set, only matching plug-ins are used, those of this project included
-    TOPK_REGISTRY_DISABLE   matching plug-ins are never used; it wins over the first
+    TOPK_REGISTRY_PLUGINS   if set, only matching plug-ins are used, including plug-ins of this project
+    TOPK_REGISTRY_DISABLE   matching plug-ins are never used, even if the first variable matches too
 
-A wildcard is compared with the plug-in's name and with its distribution; ``distribution:name`` compares both.
+A wildcard matches a plug-in by its name or by its distribution. ``distribution:name`` must match both.
 """
 
 import os
@@ -22,17 +22,17 @@ from typing import Any
 
 from topk_registry.registry import source
 
-OURS = "topk-registry"  # no other distribution takes names of this one
+OURS = "topk-registry"  # names of this distribution have priority
 GROUPS = tuple(f"topk_registry.{name}" for name in ("losses", "datasets", "commands", "model_files"))
 ALLOW, DENY = "TOPK_REGISTRY_PLUGINS", "TOPK_REGISTRY_DISABLE"
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """One declaration of a name: the value of the entry point and the distribution that owns it.
+    """One declaration of a name: the value of the entry point, and the distribution that declares it.
 
-    ``factory`` is set of a plug-in that this process registered, which has no distribution; ``about`` is a summary that
-    the source of the factory does not have.
+    ``factory`` is set if this process registered the plug-in. Such a plug-in has no distribution. ``about`` is a
+    summary that the source of the factory does not have.
     """
 
     name: str
@@ -56,9 +56,9 @@ class Plugin:
         return self.factory or attrgetter(attribute.strip())(import_module(module.strip()))
 
     def problem(self) -> str:
-        """Return what is certainly wrong before the plug-in is imported, or nothing."""
+        """Return a problem that can be detected without importing the plug-in, or an empty string."""
         package = re.split("[.:]", self.value)[0].strip()
-        with suppress(Exception):  # an unusual finder, or a name that is none; loading the plug-in shows the error
+        with suppress(Exception):  # a custom finder failed; loading the plug-in shows the error
             if not self.factory and find_spec(package) is None:
                 return f"package {package!r} is not installed"
         return ""
@@ -71,22 +71,21 @@ class Plugin:
 
 
 def installed_version(name: str) -> str | None:
-    """Return the version of a distribution, or None."""
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def normalise(name: str) -> str:
+def normalize(name: str) -> str:
     """Return the canonical spelling of a distribution's name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def matches(pattern: str, plugin: Plugin) -> bool:
-    """Return whether a wildcard matches the name, or ``distribution:name`` with wildcards in either."""
+    """Return whether a wildcard matches a plug-in by name or by ``distribution:name``, with wildcards in both."""
     owner, _, name = pattern.rpartition(":")
-    return fnmatchcase(plugin.name, name) and fnmatchcase(normalise(plugin.distribution), normalise(owner or "*"))
+    return fnmatchcase(plugin.name, name) and fnmatchcase(normalize(plugin.distribution), normalize(owner or "*"))
 
 
 def denied(plugin: Plugin) -> str:
@@ -94,8 +93,8 @@ def denied(plugin: Plugin) -> str:
 
     def listed(variable: str) -> bool:
         patterns = os.environ.get(variable, "").replace(",", " ").split()
-        owner = normalise(plugin.distribution)
-        return any(matches(pattern, plugin) or fnmatchcase(owner, normalise(pattern)) for pattern in patterns)
+        owner = normalize(plugin.distribution)
+        return any(matches(pattern, plugin) or fnmatchcase(owner, normalize(pattern)) for pattern in patterns)
 
     if listed(DENY):
         return DENY
@@ -103,13 +102,13 @@ def denied(plugin: Plugin) -> str:
 
 
 def discover(group: str) -> tuple[list[Plugin], list[str]]:
-    """Return the plug-ins of a group, and a line for each distribution whose metadata cannot be read."""
+    """Return the plug-ins of a group, and one message per distribution with unreadable metadata."""
     plugins: set[Plugin] = set()
     problems: list[str] = []
     for dist in distributions():
         try:
             if group in (dist.read_text("entry_points.txt") or ""):
-                first = distribution(dist.metadata["Name"])  # of several copies, the one that imports get
+                first = distribution(dist.metadata["Name"])  # if there are several copies, the one that imports use
                 about = (first.metadata["Name"], first.version)
                 plugins |= {Plugin(e.name, e.value, *about) for e in first.entry_points.select(group=group)}
         except Exception as error:
@@ -118,11 +117,11 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
 
 
 def misspelt_groups() -> Iterator[tuple[str, set[str]]]:
-    """Yield (message, names of entry points) for each group that is none of ours, but begins as ours do."""
+    """Yield (message, names of entry points) for each unknown group whose name starts with this project's."""
     for dist in distributions():
-        with suppress(Exception):  # discover, which reads the same file, reports it
+        with suppress(Exception):  # discover() reads the same file and reports the error
             for group in sorted(dist.entry_points.groups - set(GROUPS)):
-                if normalise(group).startswith(OURS):
+                if normalize(group).startswith(OURS):
                     owner, known = f"{dist.metadata['Name']} {dist.version}", ", ".join(GROUPS)
                     message = f"{owner}: unknown entry-point group [{group}]; the groups are {known}"
                     yield message, dist.entry_points.select(group=group).names

@@ -1,25 +1,25 @@
-"""Errors between a name and the loss, data set or command behind it."""
+"""Errors of the registry for losses, data sets and commands."""
 
 
 class PluginError(Exception):
-    """Base of every error of the registry."""
+    """Base of all errors of the registry."""
 
 
 class UnknownPluginError(PluginError, LookupError):
-    """Nothing is registered under the name."""
+    """No plug-in is registered under the name."""
 
 
 class AmbiguousPluginError(PluginError, LookupError):
-    """Several distributions declare the name, and the caller named none of them."""
+    """Several distributions declare the name, and the caller did not select one."""
 
 
 class DisabledPluginError(PluginError, LookupError):
-    """The name is kept out by ``TOPK_REGISTRY_PLUGINS`` or ``TOPK_REGISTRY_DISABLE``."""
+    """The plug-in is disabled by ``TOPK_REGISTRY_PLUGINS`` or ``TOPK_REGISTRY_DISABLE``."""
 
 
 class NameTakenError(PluginError, ValueError):
-    """An in-process registration would hide another one."""
+    """A registration in this process would hide an existing plug-in."""
 
 
 class BrokenPluginError(PluginError, RuntimeError):
-    """The plug-in cannot be imported, is no factory, or failed while it built; the cause is chained."""
+    """The plug-in cannot be imported, is not a factory, or raised an error while it built the object."""

@@ -1,4 +1,4 @@
-"""The options that a factory takes, read from its signature."""
+"""The options of a factory, read from its signature."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,7 @@ SET_BY_TRAINERS = ("weight", "class_weight", "pos_weight", "label_smoothing", "r
 
 
 def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a trainer's context, values by the names of ``CONTEXT``, that a factory's signature names.
+    """Return the values of a trainer's context that a factory has as options. The names are in ``CONTEXT``.
 
     Example:
         >>> accepted_context(lambda k=5, num_classes=None: ..., {"num_classes": 10, "total_epochs": 90})
@@ -22,29 +22,28 @@ def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) ->
 
 
 def accepts(builder: Callable[..., Any], option: str) -> bool:
-    """Return whether a factory's signature names an option and leaves it open."""
+    """Return whether a factory has an option that is not already bound by ``functools.partial``."""
     return option in parameters(builder)[0] and option not in _bound(builder)
 
 
 def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the defaults that a run records: of plain types, and of options that neither a user nor a trainer set."""
+    """Return the defaults to record for a run: plain values of options that neither the user nor the trainer set."""
     left_out = {*options, *CONTEXT, *SET_BY_TRAINERS, *_bound(builder)}
     found = {name: p.default for name, p in parameters(builder)[0].items() if name not in left_out}
     return {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str, type(None)))}
 
 
 def unbound(builder: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the class or function below any ``functools.partial``."""
     return unbound(builder.func) if isinstance(builder, partial) else builder
 
 
 def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
-    """Return the values to try for each option when a loss is tuned: the factory's attribute ``tuning_grid``."""
+    """Return the values to try per option when a loss is tuned, from the attribute ``tuning_grid`` of the factory."""
     return {option: list(values) for option, values in getattr(unbound(builder), "tuning_grid", {}).items()}
 
 
 def check_options(what: str, builder: Callable[..., Any], options: Iterable[str], also: Iterable[str] = ()) -> None:
-    """Raise a TypeError that names an option that a factory does not take, or misses; ``also`` are more to suggest."""
+    """Raise a TypeError if a factory lacks one of the options or requires another; ``also`` are further suggestions."""
     named, takes_any = parameters(builder)
     known = [*named, *also]
     listing = f"it takes {', '.join(known) or 'no options'}"
@@ -58,10 +57,10 @@ def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]
 
 
 def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return a factory's options by name, and whether it takes any other.
+    """Return the options of a factory by name, and whether it accepts any other option.
 
-    ``**common`` of a class stands for the options of its bases. Other ``**kwargs``, and builtins without a signature,
-    take any option.
+    ``**common`` of a class stands for the options of its bases. Any other ``**kwargs``, and builtins without a
+    signature, accept any option.
     """
     target = unbound(builder)
     try:
@@ -78,7 +77,7 @@ def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
 
 
 def _named(signature: inspect.Signature) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the parameters that can be given by name, and whether there is a ``**rest``."""
+    """Return the parameters that accept keywords, and whether there is a ``**rest`` parameter."""
     every = signature.parameters.values()
     named = {p.name: p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named, any(p.kind is p.VAR_KEYWORD for p in every)

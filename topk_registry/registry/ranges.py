@@ -1,4 +1,4 @@
-"""The values that a factory's options may have, as the factory declares them."""
+"""Allowed ranges of a factory's options, as the factory declares them."""
 
 import math
 import re
@@ -13,7 +13,7 @@ _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 
 @dataclass(frozen=True)
 class Interval:
-    """Numbers between two ends, which may be ``closed``; ``high`` is infinite if it is ``n``, the number of classes.
+    """An interval of numbers. ``closed`` tells for each end whether it belongs to it; ``n`` is the number of classes.
 
     Example:
         >>> tau = Interval.parse("(0, inf)")
@@ -28,7 +28,7 @@ class Interval:
 
     @classmethod
     def parse(cls, text: str) -> "Interval":
-        """Return the interval of ``"(0, 1]"``, ``"[0, inf)"`` or ``"[1, n)"``."""
+        """Parse an interval such as ``"(0, 1]"``, ``"[0, inf)"`` or ``"[1, n)"``, where n is the number of classes."""
         match = _INTERVAL.fullmatch(text.strip())
         try:
             opening, low, high, closing = match.groups() if match else ("", "", "", "")
@@ -36,7 +36,7 @@ class Interval:
         except ValueError:
             raise ValueError(f"expected an interval such as '(0, 1]', '[0, inf)' or '[1, n)', got {text!r}") from None
         if not ends[0] < ends[1]:
-            raise ValueError(f"an interval begins below its end, got {text!r}")
+            raise ValueError(f"the lower end of an interval must be below the upper end, got {text!r}")
         return cls(text, *ends, (opening == "[", closing == "]"))
 
     def bounds(self) -> dict[str, float]:
@@ -53,7 +53,7 @@ class Interval:
         return [end for end, closed, _ in self._ends(num_classes) if closed]
 
     def outside(self, num_classes: int) -> list[float]:
-        """Return a value beyond each finite end; the end itself if it does not belong."""
+        """Return a value beyond each finite end. If an end does not belong to the interval, it is that end."""
         return [end + step if closed else end for end, closed, step in self._ends(num_classes)]
 
     def _ends(self, num_classes: int) -> list[tuple[float, bool, int]]:
@@ -70,9 +70,9 @@ Range = Interval | tuple[Any, ...]
 
 
 def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
-    """Return the values that options may have: ``option_ranges`` of the factory and of the bases whose option it takes.
+    """Return the allowed ranges of the options, from ``option_ranges`` of a factory and of its bases.
 
-    A factory declares an interval in a string, or a tuple of choices: ``{"tau": "(0, inf)", "mode": ("a", "b")}``.
+    A range is an interval as text or a tuple of choices: ``{"tau": "(0, inf)", "mode": ("a", "b")}``.
     """
     factory = unbound(builder)
     ranges: dict[str, Range] = {}

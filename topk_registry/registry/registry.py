@@ -1,4 +1,4 @@
-"""The names of one entry-point group: who owns each, its state, and the factory behind it."""
+"""The names of one entry-point group: owners, status, and factories."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from topk_registry.registry.discovery import OURS, Plugin, denied, discover, matches, misspelt_groups, normalise
+from topk_registry.registry.discovery import OURS, Plugin, denied, discover, matches, misspelt_groups, normalize
 from topk_registry.registry.errors import (
     AmbiguousPluginError,
     BrokenPluginError,
@@ -26,8 +26,8 @@ B = TypeVar("B", bound=Builder)
 class LossInfo:
     """Owner, version, status and summary of a loss, data set or command, without importing it.
 
-    ``status`` is ``available``, ``registered`` (by this process's own code), ``broken`` or ``disabled``; ``error`` then
-    says why. A plug-in that fails only on import is known to be broken after the first attempt.
+    ``status`` is ``available``, ``registered`` (by code of this process), ``broken`` or ``disabled``. For the last two,
+    ``error`` has the reason. A plug-in that fails on import is ``broken`` only after the first attempt.
     """
 
     name: str
@@ -40,12 +40,12 @@ class LossInfo:
 
 
 class Registry:
-    """The names of one entry-point group, those that this process registered, and reserved ones.
+    """The names of one entry-point group, including names registered by this process and reserved names.
 
     Args:
-        group: the entry-point group.
-        kind: what a name stands for, for messages: ``loss``, ``dataset``, ``command``, ``model file``.
-        reserved: names that no plug-in can take and that no environment variable disables.
+        group: entry-point group.
+        kind: kind of object for messages: ``loss``, ``dataset``, ``command``, ``model file``.
+        reserved: names that no plug-in can use and that no environment variable disables.
     """
 
     def __init__(self, group: str, kind: str, *, reserved: Mapping[str, Plugin] = MappingProxyType({})) -> None:
@@ -54,7 +54,7 @@ class Registry:
         self.refresh()
 
     def refresh(self) -> None:
-        """Forget what was found and what is broken; what this process registered stays."""
+        """Forget discovered and broken plug-ins. Registrations of this process remain."""
         invalidate_caches()
         self._discovered: tuple[list[Plugin], list[str]] | None = None
         self._failed: dict[Plugin, str] = {}
@@ -64,12 +64,12 @@ class Registry:
         return self._discover()[1]
 
     def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
-        """Return the sorted names that match, broken ones too, without disabled ones."""
+        """Return the sorted names that match, including broken ones, without disabled ones."""
         names = {plugin.name for plugin in chain(*self._tiers())}
         return sorted(name for name in names if any(_hit(each, filter, exclude) for each in self._owners(name)))
 
     def infos(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[LossInfo]:
-        """Describe all that matches, disabled ones too; without a claim to its bare name, as ``distribution:name``."""
+        """Describe all that match, including disabled ones; hidden and ambiguous ones are ``distribution:name``."""
         found = [plugin for plugin in chain(*self._tiers(disabled=True)) if _hit(plugin, filter, exclude)]
         found.sort(key=lambda plugin: (plugin.name, plugin.distribution))
         return [self._info(p, p.name if self._owners(p.name) in ([p], []) else p.qualified) for p in found]
@@ -82,7 +82,7 @@ class Registry:
         return bool(self._owners(name))
 
     def builder(self, name: str) -> Builder:
-        """Return the factory behind a name. This imports its plug-in, which runs the plug-in's code."""
+        """Return the factory of a name. This imports its plug-in, which runs the plug-in's code."""
         plugin = self._pick(name)
         try:
             builder: Any = plugin.load()
@@ -97,7 +97,7 @@ class Registry:
     def create(self, name: str, factory: Builder | None = None, /, **options: Any) -> Any:
         """Call the factory behind a name with these options.
 
-        The factory's own TypeError and ValueError pass, other errors become a BrokenPluginError.
+        TypeError and ValueError of the factory propagate; any other error becomes a BrokenPluginError.
         """
         factory = factory or self.builder(name)
         check_options(f"{self.kind} {name!r}", factory, options)
@@ -109,7 +109,7 @@ class Registry:
             raise BrokenPluginError(f"{self.kind} {name!r} fails: {type(error).__name__}: {error}") from error
 
     def register(self, name: str, *, override: bool = False) -> Callable[[B], B]:
-        """Return a decorator that registers a factory under a name in this process; see :func:`register_loss`."""
+        """Return a decorator that registers a factory under a name in this process. See :func:`register_loss`."""
         if not isinstance(name, str) or not name or any(c in ":*?[]," or c.isspace() for c in name):
             example = f"@register_{self.kind}('mine')"
             raise ValueError(f"expected a name without spaces, colons, commas and wildcards, {example}, got {name!r}")
@@ -135,7 +135,7 @@ class Registry:
     def _tiers(self, *, disabled: bool = False) -> list[list[Plugin]]:
         """Return all plug-ins in order of precedence: reserved, of this process, of this project, of others."""
         found = [plugin for plugin in self._discover()[0] if disabled or not denied(plugin)]
-        ours = [plugin for plugin in found if normalise(plugin.distribution) == OURS]
+        ours = [plugin for plugin in found if normalize(plugin.distribution) == OURS]
         others = [plugin for plugin in found if plugin not in ours]
         return [[*self._reserved.values()], [*self._registered.values()], ours, others]
 
@@ -143,7 +143,7 @@ class Registry:
         """Return the plug-ins of the first tier that has the name: one, unless distributions clash."""
         owner, _, bare = name.rpartition(":")
         for tier in self._tiers(disabled=disabled):
-            if owners := [p for p in tier if p.name == bare and normalise(owner) in ("", normalise(p.distribution))]:
+            if owners := [p for p in tier if p.name == bare and normalize(owner) in ("", normalize(p.distribution))]:
                 return owners
         return []
 
@@ -181,7 +181,7 @@ class Registry:
 
 
 def _hit(plugin: Plugin, filter: str | Sequence[str], exclude: str | Sequence[str]) -> bool:
-    """Return whether a plug-in matches a wildcard of the filter, and none to exclude."""
+    """Return whether a plug-in matches a wildcard of ``filter`` and none of ``exclude``."""
     wanted, unwanted = ([each] if isinstance(each, str) else each for each in (filter or "*", exclude))
     return any(matches(pattern, plugin) for pattern in wanted) and not any(matches(each, plugin) for each in unwanted)
 

@@ -1,4 +1,4 @@
-"""Look at a plug-in's source without running it, and at names for the closest one."""
+"""Read the source of a plug-in without running it, and find the closest name."""
 
 import ast
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def summary(module: str, name: str) -> str:
-    """Return the first line of the docstring of ``module:name``, or nothing. Never raises."""
+    """Return the first line of the docstring of ``module:name``, else an empty string."""
     top, *rest = module.split(".")
     try:
         spec = find_spec(top)  # of the whole name, this would import the packages above it
@@ -24,7 +24,7 @@ def summary(module: str, name: str) -> str:
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Return ``; did you mean 'X'?`` with the closest name, or nothing."""
+    """Return ``; did you mean 'X'?`` with the closest name, or an empty string."""
     close = get_close_matches(name, names, n=1, cutoff=0.7)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""timm's own losses, under timm's own names: reserved here, and passed through to timm's builder."""
+"""The losses of timm under their timm names, which are reserved and passed on to timm's builder."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ TAKE_K_HOT = ("bce", "asl", "poly", "twoway", "zlpr", "db")  # timm.loss.MULTI_L
 
 
 def reserved() -> dict[str, Plugin]:
-    """Return timm's names, each owned by the installed timm."""
+    """Return the losses of the installed timm by name."""
     version = installed_version("timm") or ""
     return {name: Plugin(name, f"{__name__}:{name}", "timm", version, about=SUMMARIES[name]) for name in SUMMARIES}
 
@@ -33,10 +33,10 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def builder(name: str, *, several: bool = False) -> Callable[..., Any]:
-    """Return timm's builder of a loss, for targets with one label or several; this imports timm and torch."""
+    """Return timm's builder of a loss, for single-label or multi-label targets. This imports timm and torch."""
     create = import_module("timm.loss").create_classification_loss
-    # timm refuses class counts except for 'db', and weights except for 'bce' and, of several labels, 'asl': what is
-    # bound here is not filled in from a trainer's context
+    # timm rejects class counts except for 'db', and weights except for 'bce' and multi-label 'asl'. Arguments that are
+    # bound here are not filled from a trainer's context.
     weighted = ("bce", "asl") if several else ("bce",)
     others = {"class_counts": ("db",), "num_samples": ("db",), "class_weight": weighted, "pos_weight": weighted}
     bound = {fact: None for fact, losses in others.items() if name not in losses}

@@ -1,16 +1,16 @@
-"""The conformance kit: what any loss must do to be trained with, checked from a plug-in's own tests.
+"""The conformance kit: check from the tests of a plug-in that any trainer can use its loss.
 
 In one line,
 
     check_loss(MyLoss)
 
-or with one test for each check,
+or with one test per check,
 
     @parametrize_with_checks([MyLoss, "focal"])
     def test_conformance(check):
         check()
 
-A check that a loss fails for a good reason is listed with that reason in ``expected_failed_checks``; it must then fail.
+If a loss fails a check for a good reason, list the check with the reason in ``expected_failed_checks``.
 """
 
 import inspect
@@ -35,26 +35,26 @@ __all__ = [
     "run_checks",
 ]
 
-# each module adds its checks: the first ones are about type, precision and shape, and numbers are compared after them
-for module in ("calls", "options", "targets", "gradients", "precision", "rows", "state", "transforms"):
+# each module adds its checks; checks of type, precision and shape come before comparisons of numbers
+for module in ("calls", "options", "targets", "numbers", "state", "transforms"):
     import_module(f"{__name__}.{module}")
-FIRST = next(iter(CHECKS))  # without it no other check says anything new
+FIRST = next(iter(CHECKS))  # if it fails, the other checks give no further information
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of one check: its status, why the check matters, the expected value and the actual one."""
+    """Result of one check: status, purpose of the check, expected value and actual value."""
 
     name: str
     status: Literal["passed", "failed", "expected", "skipped"]
     why: str
     message: str = ""
-    place: str = ""  # of a failure: the file and line of the loss, or of what it raised
+    place: str = ""  # of a failure: file and line of the loss, or of the exception
 
 
 @dataclass(frozen=True)
 class LossCheck:
-    """One check of one loss; calling it raises where the loss fails, ``run`` reports."""
+    """One check of one loss. A call raises if the loss fails; ``run`` returns a result."""
 
     name: str
     subject: Subject
@@ -67,7 +67,7 @@ class LossCheck:
             CHECKS[self.name](self.subject)
 
     def run(self) -> CheckResult:
-        """Return the result; whatever a loss raises is a finding, not the kit's own failure."""
+        """Return the result. Any exception of the loss is a failed check."""
         try:
             self()
         except NotApplicableError as reason:
@@ -80,17 +80,17 @@ class LossCheck:
             return self.result("failed", message, self.subject.place(None if failed else error))
         if self.expected is None:
             return self.result("passed")
-        message = f"expected to fail ({self.expected}), but passes: no longer list it"
+        message = f"expected to fail ({self.expected}), but passes: remove it from the list"
         return self.result("failed", message, self.subject.place())
 
     def result(self, status: Any, message: str = "", place: str = "") -> CheckResult:
-        """Return a result of this check; the docstring of the check says why it matters."""
+        """Return a result of this check, whose docstring states why it matters."""
         why = " ".join((inspect.getdoc(CHECKS[self.name]) or "").split())
         return CheckResult(self.name, status, why, message, place)
 
 
 class LossCheckError(AssertionError):
-    """A loss failed checks; the message lists each with what was expected, what came, and why it matters."""
+    """A loss failed checks. The message lists expected value, actual value and purpose of each failed check."""
 
     def __init__(self, name: str, results: list[CheckResult]) -> None:
         self.failed = [result for result in results if result.status == "failed"]
@@ -102,10 +102,10 @@ class LossCheckError(AssertionError):
 
 
 def check_loss(loss: Any, **options: Any) -> None:
-    """Run every check on a loss and raise one :class:`LossCheckError` that lists all failures.
+    """Run every check on a loss; raise one :class:`LossCheckError` that lists all failures.
 
     Args:
-        loss, options: those of :func:`iter_checks`.
+        loss, options: as for :func:`iter_checks`.
 
     Example:
         >>> check_loss(torch.nn.CrossEntropyLoss)
@@ -122,13 +122,13 @@ def iter_checks(
     num_classes: int = 16,
     expected_failed_checks: Mapping[str, str] | None = None,
 ) -> Iterator[LossCheck]:
-    """Return every check, bound to the loss and ready to call.
+    """Return every check, bound to the loss.
 
     Args:
         loss: a factory, a registered name, a loss object, or a function ``(logits, target) -> Tensor``.
-        options: keyword options to build it with; context (``num_classes``, ``class_counts``, ...) is supplied.
-        num_classes: classes in the data of the checks.
-        expected_failed_checks: names of checks and why the loss fails them; one that passes is a failure.
+        options: keyword options of the factory. Context (``num_classes``, ``class_counts``, ...) is added.
+        num_classes: number of classes in the data of the checks.
+        expected_failed_checks: names of checks and why the loss fails them. If one of them passes, that is a failure.
     """
     expected = dict(expected_failed_checks or {})
     unknown = sorted(expected.keys() - CHECKS.keys())
@@ -139,7 +139,7 @@ def iter_checks(
 
 
 def run_checks(checks: Iterable[LossCheck]) -> Iterator[CheckResult]:
-    """Yield the result of each check as it is found; if the first one fails, all others are skipped."""
+    """Yield the result of each check as soon as it is known. If the first check fails, all others are skipped."""
     first_failed = False
     for check in checks:
         if first_failed and check.expected is None:
@@ -156,11 +156,11 @@ def parametrize_with_checks(
     expected_failed_checks: Callable[[Any], Mapping[str, str]] | None = None,
     **options: Any,
 ) -> Any:
-    """Return a pytest decorator that gives the test one ``check`` at a time, to be called, for each loss.
+    """Return a pytest decorator that runs a test once per loss and check, with an argument ``check`` to call.
 
     Args:
-        losses: what :func:`iter_checks` takes, each.
-        expected_failed_checks: of a loss, its expected failures; they become strict ``xfail`` marks.
+        losses: a list of losses as in :func:`iter_checks`.
+        expected_failed_checks: function from a loss to its expected failures, which become strict ``xfail`` marks.
         options: further options of :func:`iter_checks`.
     """
     import pytest
@@ -170,18 +170,5 @@ def parametrize_with_checks(
         expected = expected_failed_checks(loss) if expected_failed_checks else None
         for check in iter_checks(loss, expected_failed_checks=expected, **options):
             marks = [] if check.expected is None else [pytest.mark.xfail(reason=check.expected, strict=True)]
-            cases.append(pytest.param(_skipping(check), id=f"{check.subject.name}-{check.name}", marks=marks))
+            cases.append(pytest.param(check, id=f"{check.subject.name}-{check.name}", marks=marks))
     return pytest.mark.parametrize("check", cases)
-
-
-def _skipping(check: LossCheck) -> Callable[[], None]:
-    import pytest
-
-    def call() -> None:
-        __tracebackhide__ = True
-        try:
-            check()
-        except NotApplicableError as reason:
-            pytest.skip(str(reason))
-
-    return call

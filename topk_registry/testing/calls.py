@@ -1,12 +1,15 @@
-"""The call itself: what comes out, and what must not happen on the way."""
+"""Checks of a call: its result, side effects that it must not have, and that rows do not depend on each other."""
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
+from topk_registry.losses.targets import Target
 from topk_registry.testing.expect import check, expect, expect_close, expect_finite
-from topk_registry.testing.subject import Subject, evaluate, value_and_gradient
+from topk_registry.testing.subject import BATCH, Loss, Subject, evaluate, value_and_gradient
+
+BROKEN = 1  # the row with NaN
 
 
 @check
@@ -16,6 +19,7 @@ def returns_differentiable_scalar(subject: Subject) -> None:
     value = evaluate(subject.build(), logits, subject.labels())
     expect(isinstance(value, Tensor), f"expected a torch.Tensor, got {type(value).__name__}")
     expect(value.ndim == 0, f"expected a 0-dim tensor by default, got shape {list(value.shape)}")
+    expect(value.dtype == logits.dtype, f"expected a float32 loss of float32 logits, got {value.dtype}")
     expect_finite(value, "loss")
     expect(value.requires_grad, "expected a loss that requires grad, got one cut off from the logits")
     value.backward()
@@ -23,20 +27,8 @@ def returns_differentiable_scalar(subject: Subject) -> None:
 
 
 @check
-def keeps_the_precision(subject: Subject) -> None:
-    """Double precision is asked for where digits count; a loss that goes through float32 on the way loses them."""
-    loss = subject.build()
-    for dtype in (torch.float64, torch.float32):
-        logits, name = subject.logits(dtype=dtype), str(dtype).removeprefix("torch.")
-        for kind, target in subject.targets(loss):
-            value = evaluate(loss, logits, target)
-            got = str(value.dtype).removeprefix("torch.")
-            expect(value.dtype == dtype, f"{name} logits must give a {name} loss of {kind}, got {got}")
-
-
-@check
 def prefers_the_label(subject: Subject) -> None:
-    """A minimiser must be drawn towards the label: it scores last in one batch, first in the other."""
+    """The loss must be smaller if the label has the largest score than if it has the smallest."""
     label = subject.labels()
     first = 4 * subject.one_hot(label)
     best, worst = (evaluate(subject.build(), logits, label).item() for logits in (first, 4 - first))
@@ -45,7 +37,7 @@ def prefers_the_label(subject: Subject) -> None:
 
 @check
 def repeats_under_a_seed(subject: Subject) -> None:
-    """An experiment can be repeated only if torch.manual_seed fixes whatever is drawn."""
+    """Experiments can be reproduced only if torch.manual_seed determines all random numbers of the loss."""
     logits, labels = subject.logits(), subject.labels()
     first, second = (evaluate(subject.build(), logits, labels) for _ in range(2))
     expect(torch.equal(first, second), f"expected the same loss under the same seed, got {first} and {second}")
@@ -53,32 +45,30 @@ def repeats_under_a_seed(subject: Subject) -> None:
 
 @check
 def leaves_inputs_alone(subject: Subject) -> None:
-    """The logits are logged and the target reused after the loss; whatever they held they still hold."""
+    """Logits are logged and targets are reused after the loss, so the loss must not change them."""
     loss = subject.build()
     for _, target in subject.targets(loss):
-        if not isinstance(target, Tensor):
-            continue
-        logits = subject.logits()
-        logits_before, target_before = logits.clone(), target.clone()
-        evaluate(loss, logits, target)
-        expect(torch.equal(logits, logits_before), "expected the logits unchanged, got them written to")
-        expect(torch.equal(target, target_before), "expected the target unchanged, got it written to")
+        if isinstance(target, Tensor):
+            logits, before = subject.logits(), target.clone()
+            evaluate(loss, logits, target)
+            expect(torch.equal(logits, subject.logits()), "expected the logits unchanged, got them written to")
+            expect(torch.equal(target, before), "expected the target unchanged, got it written to")
 
 
 @check
 def works_without_grad(subject: Subject) -> None:
-    """Validation runs under inference_mode or no_grad, and gives the value that training gives."""
+    """Validation runs under inference_mode or no_grad and must return the same value as training."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     wanted, _ = value_and_gradient(loss, logits, labels)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             expect_close(evaluate(loss, logits, labels), wanted, f"loss under {mode.__name__}", floor=1.0)
-    expect_close(evaluate(loss, logits, labels), wanted, "loss of logits that require no grad", floor=1.0)
+    expect_close(evaluate(loss, logits, labels), wanted, "loss of logits without requires_grad", floor=1.0)
 
 
 @check
 def accepts_any_strides(subject: Subject) -> None:
-    """Scores and targets come transposed, sliced or expanded; a kernel that assumes strides reads the wrong numbers."""
+    """Scores and targets may be transposed, sliced or expanded. A kernel that assumes strides reads wrong numbers."""
     loss, labels, logits = subject.build(), subject.labels(), subject.logits()
     cases = [(f"{kind} logits", strange, labels) for kind, strange in _layouts(logits)]
     targets = [target for _, target in subject.targets(loss) if isinstance(target, Tensor)]
@@ -88,14 +78,89 @@ def accepts_any_strides(subject: Subject) -> None:
         subject.expect_same_value(lambda p=plain: loss(*p), lambda p=(x, y): loss(*p), f"loss of {what}")
         leaf = x.detach().requires_grad_()
         (gradient,) = torch.autograd.grad(evaluate(loss, leaf, y), leaf)
-        if not subject.is_random:  # random numbers may be drawn in the order of memory
+        if not subject.is_random:  # random numbers may depend on the memory layout
             expect_close(gradient, value_and_gradient(loss, *plain)[1], f"gradient of {what}")
 
 
 def _layouts(x: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield views of the numbers of x that lie otherwise in memory."""
+    """Yield views of x with other memory layouts."""
     yield "strided", torch.stack([x, x.roll(1, 0)], dim=-1)[..., 0]
     yield "every other", torch.stack([x.roll(1, 0), x], dim=1).flatten(0, 1)[1::2]
     yield "expanded", x[:1].expand_as(x)
     if x.ndim > 1:
         yield "transposed", x.t().contiguous().t()
+
+
+@check
+def row_order_is_irrelevant(subject: Subject) -> None:
+    """A permutation of the batch must not change the loss."""
+    subject.needs_rows()
+    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    order = torch.tensor([2, 0, 3, 1])
+    subject.expect_same_value(
+        lambda: loss(logits, labels), lambda: loss(logits[order], labels[order]), "loss of the shuffled batch"
+    )
+
+
+@check
+def nan_stays_in_its_row(subject: Subject) -> None:
+    """NaN in one sample must give NaN in the loss of this sample, for every kind of target, and in no other loss.
+
+    If the loss of a row depends on other rows, it also changes with the batch size and the number of GPUs."""
+    subject.needs_rows()
+    logits, labels = subject.logits(), subject.labels()
+    places = {
+        "a whole row of NaN": torch.arange(subject.num_classes),
+        "NaN at the label": labels[BROKEN],
+        "NaN at the largest of the other logits": logits[BROKEN].index_fill(0, labels[BROKEN], -torch.inf).argmax(),
+        "NaN at the smallest of the other logits": logits[BROKEN].index_fill(0, labels[BROKEN], torch.inf).argmin(),
+    }
+    loss = subject.build()
+    cases = [(loss, kind, target) for kind, target in subject.targets(loss)]
+    if subject.takes("label_smoothing"):
+        cases.append((subject.build(label_smoothing=0.1), "smoothed labels", labels))
+    for each, kind, target in cases:
+        _, wanted = value_and_gradient(each, logits, target)
+        for where, classes in places.items():
+            _expect_nan(each, logits, target, classes, wanted, f"{where} and {kind}")
+
+
+def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wanted: Tensor, what: str) -> None:
+    broken, others = logits.clone(), torch.arange(BATCH) != BROKEN
+    broken[BROKEN, classes] = torch.nan
+    value, gradient = value_and_gradient(loss, broken, target)
+    expect(bool(value.isnan()), f"expected a NaN loss for {what}, got {value.item():.6g}")
+    expect_close(gradient[others], wanted[others], f"gradient of the other rows with {what}")
+    own = gradient[BROKEN]
+    expect(bool(own.isnan().any()), f"expected NaN in the gradient of the row with {what}, got {own}")
+
+
+@check
+def batch_of_one(subject: Subject) -> None:
+    """The last batch of an epoch may have one sample. Squeezed shapes and batch statistics fail on it."""
+    subject.needs_rows()
+    loss, logits, labels = subject.build(), subject.logits()[:1], subject.labels()[:1]
+    copies, copied = logits.repeat(BATCH, 1), labels.repeat(BATCH)
+    value, gradient = value_and_gradient(loss, logits, labels)
+    expect(value.ndim == 0, f"expected a 0-dim loss of one row, got shape {list(value.shape)}")
+    expect_finite(gradient, "gradient of one row")
+    # a loss may average or sum its rows; for copies of one row, both results are known
+    rows = BATCH if evaluate(loss, copies, copied).abs() > 2 * value.abs() else 1
+    subject.expect_same_value(
+        lambda: loss(logits, labels) * rows, lambda: loss(copies, copied), f"loss of {BATCH} copies of a row"
+    )
+
+
+@check
+def empty_batch(subject: Subject) -> None:
+    """A shard or a filter may leave no rows. As in cross-entropy, sum gives 0, none gives [0], and mean gives NaN."""
+    subject.needs_rows()
+    logits, labels = subject.logits()[:0], subject.labels()[:0]
+    if not subject.takes("reduction"):
+        value_and_gradient(subject.build(), logits, labels)
+        return
+    wanted = {"none": torch.zeros(0), "sum": torch.tensor(0.0), "mean": torch.tensor(torch.nan)}
+    for reduction, expected in wanted.items():
+        value, gradient = value_and_gradient(subject.build(reduction=reduction), logits, labels)
+        expect_close(value, expected, f"loss of an empty batch, reduction {reduction!r},")
+        expect_close(gradient, logits, "gradient of an empty batch")

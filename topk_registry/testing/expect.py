@@ -1,8 +1,8 @@
-"""How a check speaks: it fails with what was expected and what came, or says why it does not apply."""
+"""Outcomes of a check: it fails with expected and actual value, or it does not apply for a reason."""
 
-import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+from unittest import SkipTest
 
 import torch
 from torch import Tensor
@@ -12,45 +12,24 @@ if TYPE_CHECKING:
 
 Check = Callable[["Subject"], None]
 
-# A loss is a chain of some tens of operations, each rounding by half an eps of the largest value on its way.
+# A loss is a chain of some tens of operations. Each rounds by half an eps of the largest intermediate value.
 ROUNDINGS = 64
 
-CHECKS: dict[str, Check] = {}  # in the order in which they run
+CHECKS: dict[str, Check] = {}  # in the order of execution
 
 
 def check(function: Check) -> Check:
-    """Decorate a check, which belongs to the kit from then on."""
+    """Register a function as a check of the kit."""
     CHECKS[function.__name__] = function
     return function
 
 
-def of_rows(function: Check) -> Check:
-    """Mark a check of what a loss is for one row: it does not apply to a loss of the batch as a whole."""
-    return _unless(lambda subject: subject.is_of_batch, "is a loss of the batch as a whole", function)
-
-
-def of_exact_gradients(function: Check) -> Check:
-    """Mark a check that the gradient is the value's own: it does not apply to a loss that says it is an estimate."""
-    return _unless(lambda subject: subject.estimates_gradient, "says that its gradient is an estimate", function)
-
-
-def _unless(condition: Callable[["Subject"], bool], why: str, function: Check) -> Check:
-    @functools.wraps(function)
-    def applied(subject: "Subject") -> None:
-        __tracebackhide__ = True
-        if condition(subject):
-            raise NotApplicableError(why)
-        function(subject)
-
-    return applied
-
-
 class CheckFailedError(AssertionError):
-    """The loss does not do what the check expects."""
+    """The loss does not meet the expectation of a check."""
 
 
-class NotApplicableError(Exception):
-    """The check does not apply to this loss."""
+class NotApplicableError(SkipTest):
+    """The check does not apply to this loss; pytest skips it."""
 
 
 def expect(condition: bool | Tensor, message: str) -> None:
@@ -69,9 +48,9 @@ def expect_finite(got: Tensor, what: str) -> None:
 
 
 def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | None = None, floor: float = 0.0) -> None:
-    """Raise unless got equals wanted within tolerance times wanted's largest entry, or times floor where that is more.
+    """Raise unless got equals wanted within tolerance times the larger of ``floor`` and wanted's largest entry.
 
-    The largest entry is the yardstick because small entries come from sums in which it takes part. NaN equals NaN.
+    The tolerance is relative to the largest entry, because small entries are sums of large ones. NaN equals NaN.
     """
     __tracebackhide__ = True
     expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")
@@ -84,14 +63,19 @@ def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | N
         return
     worst = int(apart.nan_to_num(nan=torch.inf).argmax())
     place = f" at {[int(i) for i in torch.unravel_index(torch.tensor(worst), got.shape)]}" if got.ndim else ""
-    right, wrong = _apart(wanted.flatten()[worst].item(), got.flatten()[worst].item())
-    raise CheckFailedError(f"expected {what}{place} = {right}, got {wrong} (allowed difference {allowed:.1g})")
+    right, wrong, difference = (x.flatten()[worst].item() for x in (wanted, got, got - wanted))
+    raise CheckFailedError(
+        f"expected {what}{place} = {right:.6g}, got {wrong:.6g} (difference {difference:.3g}, allowed {allowed:.1g})"
+    )
 
 
-def _apart(right: float, wrong: float) -> tuple[str, str]:
-    """Two numbers in as many digits as tell them apart."""
-    texts: Iterator[tuple[str, str]] = ((f"{right:.{n}g}", f"{wrong:.{n}g}") for n in range(6, 18))
-    return next((pair for pair in texts if pair[0] != pair[1]), (f"{right:.6g}", f"{wrong:.6g}"))
+def expect_same(
+    got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], what: str, tolerance: float | None = None
+) -> None:
+    """Raise unless two pairs of a loss and its gradient are close."""
+    __tracebackhide__ = True
+    expect_close(got[0], wanted[0], f"loss {what}", tolerance=tolerance, floor=1.0)
+    expect_close(got[1], wanted[1], f"gradient {what}", tolerance=tolerance)
 
 
 def _largest(values: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""The loss under test: its factory, its options, and the data of every check."""
+"""The loss under test: its factory, its options, and the data of all checks."""
 
 import copy
 import functools
@@ -15,26 +15,26 @@ from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.targets import LabelMixture, Target
 from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import CONTEXT, accepted_context, parameters, unbound
-from topk_registry.testing.expect import CheckFailedError, NotApplicableError, expect_close
+from topk_registry.testing.expect import NotApplicableError, expect, expect_close
 
-Loss = Callable[[Tensor, Any], Tensor]  # of logits and a target
+Loss = Callable[[Tensor, Any], Tensor]  # (logits, target)
 
 BATCH = 4
 EPOCHS = 10
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 SEED = 20_180_221
-DRAWS = 64  # seeds over which a random loss is averaged; the standard error comes down to an eighth
+DRAWS = 64  # number of seeds over which a random loss is averaged; reduces the standard error to 1/8
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A loss factory with the options it is built with.
+    """A loss factory with its options.
 
     Args:
         factory: takes keyword options, returns a callable ``(logits [B, n], target)``.
-        name: what reports call it.
+        name: name in reports.
         options: keyword options of every build.
-        num_classes: n of the data; above 2k + 1 both regimes of a top-k loss are met.
+        num_classes: n of the data. Above 2k + 1, both code paths of a top-k loss are tested.
     """
 
     factory: Callable[..., Loss]
@@ -44,14 +44,14 @@ class Subject:
 
     @classmethod
     def of(cls, loss: object, options: Mapping[str, Any] | None = None, num_classes: int = 16) -> "Subject":
-        """A subject from a registered name, a factory, a loss object, or a plain ``loss(logits, target)``."""
+        """Return a subject from a registered name, a factory, a loss object, or a plain ``loss(logits, target)``."""
         if isinstance(loss, str):
             return cls(get_loss_builder(loss), loss, options or {}, num_classes)
         name = getattr(loss, "__name__", None) or type(loss).__name__
         return cls(_as_factory(loss), name, options or {}, num_classes)
 
     def place(self, error: BaseException | None = None) -> str:
-        """Return ``file:line`` of the loss's source, of the line that raised if there is an error; "" if unknown."""
+        """Return ``file:line`` of the loss's source or, with an error, of the line that raised it; "" if unknown."""
         source = getattr(self.factory, "source", None) or inspect.unwrap(unbound(self.factory))
         try:
             file, line = inspect.getsourcefile(source) or "", inspect.getsourcelines(source)[1]
@@ -63,7 +63,7 @@ class Subject:
         return f"{file}:{line}"
 
     def build(self, **options: Any) -> Loss:
-        """A fresh loss: the subject's options, the context its signature names, and what the check asks for."""
+        """Return a new loss with the subject's options, the context that its factory takes, and these options."""
         loss = self.factory(**{**accepted_context(self.factory, self._context()), **self.options, **options})
         if isinstance(loss, nn.Module) and "_parameters" not in vars(loss):
             raise TypeError(f"{type(loss).__name__}.__init__ must call super().__init__()")
@@ -78,86 +78,73 @@ class Subject:
             raise NotApplicableError(f"takes no option {', '.join(missing)}")
 
     def _context(self) -> dict[str, Any]:
-        n = self.num_classes
-        counts = [max(1, 500 // (c + 1)) for c in range(n)]
-        return {
-            "num_classes": n,
-            "class_counts": counts,
-            "smoothing": 0.0,
-            "soft_targets": False,
-            "total_epochs": EPOCHS,
-        }
+        counts = [max(1, 500 // (c + 1)) for c in range(self.num_classes)]
+        plain = {"smoothing": 0.0, "soft_targets": False}
+        return {"num_classes": self.num_classes, "class_counts": counts, "total_epochs": EPOCHS, **plain}
 
-    @functools.cached_property
-    def is_of_batch(self) -> bool:
-        """Whether the loss is defined for a batch as a whole, and takes labels only."""
-        return isinstance(self.build(), BatchLoss)
+    def needs_rows(self) -> None:
+        """Skip a check that does not apply to losses that are defined on a whole batch."""
+        if isinstance(self.build(), BatchLoss):
+            raise NotApplicableError("is defined on a whole batch")
 
     @functools.cached_property
     def estimates_gradient(self) -> bool:
-        """Whether the loss says that its gradient is an estimate, and not that of its value."""
+        """Whether the loss declares that its gradient is an estimate."""
         return bool(getattr(self.build(), "estimates_gradient", False))
+
+    def needs_own_gradient(self) -> None:
+        """Skip a check that does not apply to losses that declare their gradient as an estimate."""
+        if self.estimates_gradient:
+            raise NotApplicableError("declares that its gradient is an estimate")
 
     @functools.cached_property
     def is_random(self) -> bool:
-        """Whether two calls on the same batch differ."""
+        """Whether two calls on the same batch give different values."""
         loss, logits, labels = self.build(), self.logits(), self.labels()
         seed(SEED)
         return not torch.equal(loss(logits, labels), loss(logits, labels))
 
     def logits(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Generic scores [batch, n]: no ties, no kinks within reach of a finite difference."""
-        return torch.randn(
-            batch, self.num_classes, generator=torch.Generator().manual_seed(SEED), dtype=torch.float64
-        ).to(dtype)
+        """Return random scores [batch, n] without ties, and without kinks within the step of a finite difference."""
+        generator = torch.Generator().manual_seed(SEED)
+        return torch.randn(batch, self.num_classes, generator=generator, dtype=torch.float64).to(dtype)
 
     def labels(self, batch: int = BATCH) -> Tensor:
-        """Distinct labels where n allows it [batch]."""
-        return (
-            torch.randperm(max(self.num_classes, batch), generator=torch.Generator().manual_seed(SEED))[:batch]
-            % self.num_classes
-        )
+        """Return labels [batch], distinct if n allows it."""
+        order = torch.randperm(max(self.num_classes, batch), generator=torch.Generator().manual_seed(SEED))
+        return order[:batch] % self.num_classes
 
-    def distributions(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Distributions with mass on every class [batch, n]."""
-        return self.logits(batch, dtype=torch.float64).roll(1, dims=-1).softmax(-1).to(dtype)
+    def distributions(self) -> Tensor:
+        """Return distributions [BATCH, n] with mass on every class."""
+        return self.logits(dtype=torch.float64).roll(1, dims=-1).softmax(-1).float()
 
-    def one_hot(self, labels: Tensor, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        return nn.functional.one_hot(labels, self.num_classes).to(dtype)
+    def one_hot(self, labels: Tensor) -> Tensor:
+        return nn.functional.one_hot(labels, self.num_classes).float()
 
     def targets(self, loss: Loss) -> Iterator[tuple[str, Target]]:
         """Yield (name, targets) for every kind of target that the loss accepts."""
         labels, logits = self.labels(), self.logits()
+        other = torch.cat([labels[:1], labels[1:].roll(1, 0)])  # the first row is mixed with its own label
         yield "labels", labels
         others = {
             "one-hot targets": self.one_hot(labels),
             "distributions": self.distributions(),
-            "a LabelMixture": LabelMixture.mixed(labels, labels.roll(1, 0), 0.7),
-            "a smoothed LabelMixture": LabelMixture.mixed(labels, labels.roll(1, 0), 0.7, 0.1),
+            "a LabelMixture": LabelMixture.mixed(labels, other, 0.7),
+            "a smoothed LabelMixture": LabelMixture.mixed(labels, other, 0.7, 0.1),
         }
         for kind, target in others.items():
             try:
                 evaluate(loss, logits, target)
-            except Exception:  # that it refuses them is another check's matter
+            except Exception:  # another check tests whether the loss accepts them
                 continue
             yield kind, target
 
-    @property
-    def takes_k_hot(self) -> bool:
-        """Whether the factory says that its losses take k-hot targets."""
-        return getattr(unbound(self.factory), "takes_k_hot", False) is True
-
-    def k_hot(self) -> Tensor:
-        """Targets of one label, of two, of three and so on [batch, n]."""
-        order = torch.rand(BATCH, self.num_classes, generator=torch.Generator().manual_seed(SEED)).argsort(1).argsort(1)
-        return (order <= torch.arange(BATCH)[:, None] % (self.num_classes - 1)).float()
-
     def class_weight(self) -> Tensor:
-        """A factor for each class [n]."""
+        """Return one factor per class [n]."""
         return torch.linspace(0.5, 2.0, self.num_classes)
 
     def expect_same_value(self, left: Callable[[], Tensor], right: Callable[[], Tensor], what: str) -> None:
-        """Raise unless both give the same; of a random loss, the same mean within six standard errors."""
+        """Raise unless both values are equal; for a random loss, unless the means agree within six standard errors."""
         if not self.is_random:
             expect_close(_seeded(left, SEED), _seeded(right, SEED), what, floor=1.0)
             return
@@ -165,28 +152,25 @@ class Subject:
         rights = torch.stack([_seeded(right, SEED + DRAWS + i) for i in range(DRAWS)])
         apart = (lefts.mean(0) - rights.mean(0)).abs()
         allowed = 6 * ((lefts.var(0) + rights.var(0)) / DRAWS).sqrt() + 1e-6
-        if not (apart <= allowed).all():
-            raise CheckFailedError(
-                f"expected {what} to have the same mean over {DRAWS} seeds, "
-                f"got a difference of {apart.max():.3g} (six standard errors: {allowed.min():.3g})"
-            )
+        message = f"expected {what} to have the same mean over {DRAWS} seeds, got a difference of {apart.max():.3g}"
+        expect((apart <= allowed).all(), f"{message} (six standard errors: {allowed.min():.3g})")
 
 
 def seed(number: int) -> None:
-    """torch.manual_seed, without the stack trace that it keeps for each call while CUDA is not in use."""
+    """Call torch.manual_seed without the stack trace that it stores per call until CUDA is used."""
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)
 
 
 def evaluate(loss: Loss, logits: Tensor, target: Target) -> Tensor:
-    """The loss under the same seed at every call, so that a random loss repeats itself."""
+    """Return the loss under a fixed seed, so that a random loss is reproducible."""
     seed(SEED)
     return loss(logits, target)
 
 
 def value_and_gradient(loss: Loss, logits: Tensor, target: Target) -> tuple[Tensor, Tensor]:
-    """The loss, and the gradient of its sum with respect to the logits."""
+    """Return the loss and the gradient of its sum with respect to the logits."""
     leaf = logits.detach().clone().requires_grad_()
     value = evaluate(loss, leaf, target)
     (gradient,) = torch.autograd.grad(value.sum(), leaf)
@@ -194,7 +178,7 @@ def value_and_gradient(loss: Loss, logits: Tensor, target: Target) -> tuple[Tens
 
 
 def _as_factory(loss: Any) -> Callable[..., Loss]:
-    """Return a factory as it is; of a loss itself, a factory that returns it, bound to the options it is given."""
+    """Return a factory unchanged. For a loss object or function, return a factory that returns the loss."""
     if isinstance(loss, nn.Module):
 
         def of_object() -> Loss:
@@ -206,7 +190,7 @@ def _as_factory(loss: Any) -> Callable[..., Loss]:
     if len([p for p in needed if p.default is p.empty and p.kind in _BY_PLACE and p.name not in CONTEXT]) < 2:
         return loss
 
-    @functools.wraps(loss, updated=())  # a function of scores and a target
+    @functools.wraps(loss, updated=())  # a function (logits, target)
     def factory(**options: Any) -> Loss:
         return functools.partial(loss, **options) if options else loss
 

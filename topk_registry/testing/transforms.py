@@ -1,57 +1,40 @@
-"""The transforms of torch: whatever goes through cross-entropy goes through the loss."""
+"""Checks of transforms of torch that work with cross-entropy: vmap, jvp, meta tensors, compilation."""
 
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from topk_registry.testing.expect import (
-    NotApplicableError,
-    check,
-    expect,
-    expect_close,
-    expect_finite,
-    of_exact_gradients,
-    of_rows,
-)
+from topk_registry.testing.expect import NotApplicableError, check, expect, expect_close, expect_finite
 from topk_registry.testing.subject import BATCH, SEED, Subject, evaluate, seed, value_and_gradient
 
-# Central differences of a gradient err as those of a value do, see gradients.py; third derivatives are larger.
+# Central differences of a gradient have the error of numbers.py; third derivatives are larger.
 STEP = 1e-5
 TOLERANCE = 1e-5
 
 
 @check
-@of_rows
 def vmap(subject: Subject) -> None:
-    """torch.func.vmap evaluates many models at once; a loss that looks at a number (``.item()``) forbids that."""
-    loss = subject.build()
-    batches = torch.stack([subject.logits().roll(i, 0) for i in range(3)])
-    for kind, target in subject.targets(loss):
-        got = _quietly(lambda y=target: torch.func.vmap(lambda x: loss(x, y), randomness="different")(batches))
-        wanted = torch.stack([evaluate(loss, logits, target) for logits in batches])
-        _expect_alike(subject, got, wanted, f"loss of {kind} under vmap")
-
-
-@check
-@of_rows
-def per_sample_gradients(subject: Subject) -> None:
-    """The gradient of each row by itself, as differential privacy and data selection need it: grad under vmap."""
+    """Differential privacy and data selection need the gradient of each row: grad under vmap. A loss that reads a
+    number (``.item()``, ``if``) prevents that."""
+    subject.needs_rows()
     loss, logits = subject.build(), subject.logits()
-    rows = torch.func.grad(lambda x, y: loss(x[None], y[None]))
+    rows = torch.func.grad_and_value(lambda x, y: loss(x[None], y[None]))
     for kind, target in subject.targets(loss):
         if isinstance(target, Tensor):  # vmap maps over tensors
             got = _quietly(lambda y=target: torch.func.vmap(rows, randomness="different")(logits, y))
-            wanted = [value_and_gradient(loss, logits[i : i + 1], target[i : i + 1])[1][0] for i in range(BATCH)]
-            _expect_alike(subject, got, torch.stack(wanted), f"gradient of each row of {kind} under vmap")
+            each = [value_and_gradient(loss, logits[i : i + 1], target[i : i + 1]) for i in range(BATCH)]
+            _expect_alike(subject, got[1], torch.stack([value for value, _ in each]), f"loss of {kind} under vmap")
+            wanted = torch.cat([gradient for _, gradient in each])
+            _expect_alike(subject, got[0], wanted, f"gradient of each row of {kind} under vmap")
 
 
 @check
-@of_exact_gradients
 def second_derivative(subject: Subject) -> None:
-    """The backward pass can be differentiated, as AdaHessian and gradient penalties do, and no term is missing."""
+    """AdaHessian and gradient penalties differentiate the backward pass, which must include all terms."""
+    subject.needs_own_gradient()
     loss, labels, logits = subject.build(), subject.labels(), subject.logits(dtype=torch.float64)
     direction = logits.roll(1, 0).cos()
     leaf = logits.clone().requires_grad_()
@@ -61,48 +44,27 @@ def second_derivative(subject: Subject) -> None:
         (got,) = torch.autograd.grad(first, leaf, direction, allow_unused=True)
     got = torch.zeros_like(logits) if got is None else got
     before, after = (value_and_gradient(loss, logits + h * direction, labels)[1] for h in (-STEP, STEP))
-    expect_close(
-        got,
-        (after - before) / (2 * STEP),
-        "second derivative",
-        tolerance=TOLERANCE,
-        floor=first.detach().abs().max().item(),
-    )
+    size = first.detach().abs().max().item()
+    expect_close(got, (after - before) / (2 * STEP), "second derivative", tolerance=TOLERANCE, floor=size)
 
 
 @check
-@of_exact_gradients
 def forward_mode(subject: Subject) -> None:
-    """torch.func.jvp: directional derivatives without a backward pass."""
+    """torch.func.jvp computes directional derivatives without a backward pass."""
+    subject.needs_own_gradient()
     loss, logits = subject.build(), subject.logits()
     tangent = logits.roll(1, 0).cos()
     for kind, target in subject.targets(loss):
         value, got = _quietly(lambda y=target: torch.func.jvp(lambda x: loss(x, y), (logits,), (tangent,)))
-        wanted_value, gradient = value_and_gradient(loss, logits, target)
-        _expect_alike(subject, value, wanted_value, f"loss of {kind} in forward mode")
-        expect_finite(got, f"directional derivative with {kind}")
-        if not subject.is_random:
-            wanted, size = (gradient * tangent).sum(), (gradient * tangent).abs().sum().item()
-            expect_close(got, wanted, f"directional derivative with {kind}", floor=size)
-
-
-@check
-def meta(subject: Subject) -> None:
-    """Models are planned on the meta device, where tensors have shapes and no numbers."""
-    loss = subject.build()
-    kinds = [(kind, target) for kind, target in subject.targets(loss) if isinstance(target, Tensor)]
-    loss = loss.to("meta") if isinstance(loss, nn.Module) else loss
-    logits = subject.logits().to("meta").requires_grad_()
-    for kind, target in kinds:
-        value = loss(logits, target.to("meta"))
-        expect(value.shape == (), f"expected a meta loss of {kind} of shape [], got {list(value.shape)}")
-        torch.autograd.grad(value, logits)
-        expect(value.is_meta, f"expected a loss of {kind} on the meta device, got it on {value.device}")
+        wanted, gradient = value_and_gradient(loss, logits, target)
+        _expect_alike(subject, value, wanted, f"loss of {kind} in forward mode")
+        size = (gradient * tangent).abs().sum().item()
+        _expect_alike(subject, got, (gradient * tangent).sum(), f"directional derivative with {kind}", size)
 
 
 @check
 def compiles(subject: Subject) -> None:
-    """torch.compile(fullgraph=True, dynamic=True): one graph, whatever the size of the last batch of an epoch."""
+    """torch.compile(fullgraph=True, dynamic=True) must give one graph for all batch sizes, including the last batch."""
     from torch._dynamo.eval_frame import is_dynamo_supported
 
     if not is_dynamo_supported():
@@ -126,16 +88,16 @@ def compiles(subject: Subject) -> None:
 
 
 def _quietly(call: Callable[[], Any]) -> Any:
-    """The result under a seed, without the compiler's own warnings; other checks show those of the loss."""
+    """Return the result under a fixed seed, without the warnings of the compiler."""
     seed(SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return call()
 
 
-def _expect_alike(subject: Subject, got: Tensor, wanted: Tensor, what: str) -> None:
-    if subject.is_random:  # a transform may draw other numbers
+def _expect_alike(subject: Subject, got: Tensor, wanted: Tensor, what: str, size: float = 1.0) -> None:
+    if subject.is_random:  # a transform may use other random numbers
         expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")
         expect_finite(got, what)
     else:
-        expect_close(got, wanted, what, floor=1.0)
+        expect_close(got, wanted, what, floor=size)

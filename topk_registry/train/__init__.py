@@ -1,12 +1,12 @@
-"""The trainer behind ``timm train`` and ``timm validate``, on timm's public functions.
+"""The trainer behind ``timm train`` and ``timm validate``, built on public functions of timm.
 
     from topk_registry.train import Trainer, TrainConfig
 
     result = Trainer(TrainConfig(loss="smooth_topk_svm", epochs=2)).fit()
 
-``config`` turns flags into one frozen TrainConfig; ``data``, ``model`` and ``loss`` build the parts of a run;
-``trainer`` puts them together; ``loop`` trains an epoch, ``evaluation`` measures, ``checkpoint`` saves and resumes,
-``report`` prints. ``scripts`` runs timm's and torchvision's own training scripts with a registered loss.
+``config`` converts flags into one frozen TrainConfig. ``data``, ``model`` and ``loss`` build the parts of a run, and
+``trainer`` combines them. ``loop`` trains an epoch, ``evaluation`` computes metrics, ``checkpoint`` saves and resumes,
+and ``report`` prints. ``scripts`` runs training scripts of timm and torchvision with a registered loss.
 """
 
 from importlib import import_module
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from topk_registry.train.loop import Run
     from topk_registry.train.trainer import Trainer, TrainResult
 
-# resolved on first use: --help and a misspelt loss need neither torch nor timm
+# imported on first use: --help and a misspelled loss need neither torch nor timm
 _MODULES = {
     "Run": "loop",
     "TrainConfig": "config",
@@ -34,7 +34,7 @@ _MODULES = {
 __all__ = ["Run", "TrainConfig", "TrainError", "TrainResult", "Trainer", "evaluate"]
 
 
-if not TYPE_CHECKING:  # which would take any name for one that exists
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

@@ -1,8 +1,8 @@
-"""Checkpoints: what they hold, how they are written and resumed, and the signals that end a run.
+"""Checkpoints: content, writing, resuming, and the signals that end a run.
 
-timm's ``CheckpointSaver`` writes the file and timm's ``resume_task_checkpoint`` reads it. The state of the run travels
-in the task's own state: loss, history, schedule, and every random generator of every process. It is made of plain
-types, so that loading executes no code.
+timm's ``CheckpointSaver`` writes the file and timm's ``resume_task_checkpoint`` reads it. The state of the run is part
+of the state of timm's task: loss, history, schedule, and all random generators of all processes. The state consists of
+plain types, so that loading executes no code.
 """
 
 import os
@@ -38,11 +38,11 @@ from topk_registry.train.errors import SaveError, TrainError
 
 LAST = "last.pth.tar"
 OUTPUT = "output/train"
-RESULTS = ("*.pth.tar", "summary.csv", "curves.svg")  # what a run leaves in its folder
+RESULTS = ("*.pth.tar", "summary.csv", "curves.svg")  # files of a run in its folder
 PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
-SAME_REQUEST = 1.0  # seconds: one request may come twice, from the sender and through the process group
+SAME_REQUEST = 1.0  # seconds: a request may arrive twice, from the sender and through the process group
 
-# Settings in which the parts of one run may differ: how long, where and how fast it runs, and what it shows.
+# Settings that may change when a run is resumed: duration, location, speed, and output.
 FREE = {
     *("resume", "epochs", "early_stop", "output", "experiment", "dry_run", "overwrite", "device", "workers", "pin_mem"),
     *("channels_last", "torchcompile", "grad_checkpointing", "log_interval", "val_interval", "validation_batch_size"),
@@ -53,7 +53,7 @@ Row = dict[str, float]  # metrics of one epoch by name
 
 @dataclass
 class Progress:
-    """Completed epochs of a run and their measurements; ``stale`` counts evaluations since the best."""
+    """Completed epochs of a run and their metrics. ``stale`` is the number of evaluations since the best one."""
 
     epoch: int = 0
     history: list[Row] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Progress:
     stale: int = 0
 
     def close(self, row: Row, value: float | None, decreasing: bool) -> None:
-        """Append the row of an epoch, with the value of the metric that picks checkpoints if it was measured."""
+        """Append the row of an epoch, with the value of the metric that selects checkpoints, if it was measured."""
         self.history.append(row)
         if value is not None and (self.best is None or (value < self.best if decreasing else value > self.best)):
             self.best, self.best_epoch, self.stale = value, self.epoch, 0
@@ -72,7 +72,7 @@ class Progress:
 
 
 class RunState:
-    """Mixin of timm's tasks: checkpoints hold the state of the loss and of the run too."""
+    """Mixin for tasks of timm that adds the state of the loss and of the run to checkpoints."""
 
     criterion: nn.Module
     loss_record: dict[str, Any]
@@ -100,7 +100,7 @@ class SeveralLabelsTask(RunState, MultiLabelClassificationTask):
 def create_task(
     model: nn.Module, criterion: nn.Module, *, multilabel: bool, record: dict[str, Any], **about: Any
 ) -> Any:
-    """Return timm's task of this model and loss."""
+    """Return timm's task for this model and loss."""
     kind: Any = SeveralLabelsTask if multilabel else SingleLabelTask
     task = kind(model, criterion, verbose=False, **about)
     task.loss_record, task.run_state, task.loaded = record, {}, {}
@@ -108,7 +108,7 @@ def create_task(
 
 
 class Saver(CheckpointSaver):
-    """timm's saver, whose files are whole or absent at any moment; they are numbered from 1, as epochs are printed."""
+    """timm's saver with atomic writes. File numbers count epochs from 1, as in the log."""
 
     def _checkpoint_path(self, epoch: int) -> str:
         return super()._checkpoint_path(epoch + 1)
@@ -127,7 +127,7 @@ class Saver(CheckpointSaver):
             os.unlink(half)
         try:
             os.link(src, half)
-        except OSError:  # a file system without hard links
+        except OSError:  # the file system has no hard links
             shutil.copy2(src, half)
         os.replace(half, dst)
 
@@ -135,7 +135,7 @@ class Saver(CheckpointSaver):
         """Save after an epoch, counted from 0.
 
         Raises:
-            SaveError: the file cannot be written; the last good one stays.
+            SaveError: the file cannot be written. The previous file is kept.
         """
         try:
             self.save_checkpoint(epoch, metric)
@@ -147,7 +147,7 @@ class Saver(CheckpointSaver):
 
 
 def _sync(path: str) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Wait until a file or folder is written to disk."""
     if os.name == "nt" and os.path.isdir(path):
         return
     handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
@@ -158,7 +158,7 @@ def _sync(path: str) -> None:
 
 
 def snapshot(task: Any, progress: Progress, scheduler: Any) -> None:
-    """Bring the state that a checkpoint holds up to date; every process must call it."""
+    """Update the state that the next checkpoint saves. Every process must call this function."""
     states = all_ranks((generator_states(), {name: v.cpu() for name, v in task.criterion.state_dict().items()}))
     plateau = getattr(scheduler, "lr_scheduler", None)
     counts = {} if plateau is None else {name: getattr(plateau, name) for name in PLATEAU}
@@ -176,10 +176,10 @@ def snapshot(task: Any, progress: Progress, scheduler: Any) -> None:
 def resume(
     task: Any, path: Path, progress: Progress, *, optimizer: Any, scaler: Any, scheduler: Any, rank: int, world: int
 ) -> list[str]:
-    """Restore a checkpoint, of this trainer or of timm's script; return sentences on what was restored.
+    """Restore a checkpoint of this trainer or of timm's script; return messages about what was restored.
 
     Raises:
-        TrainError: it cannot be read, or belongs to another model or optimizer.
+        TrainError: the checkpoint cannot be read, or belongs to another model or optimizer.
     """
     try:
         epoch = resume_task_checkpoint(task, str(path), optimizer=optimizer, loss_scaler=scaler, log_info=False)
@@ -210,14 +210,14 @@ def resume(
 
 
 def restore_generators(task: Any, rank: int, world: int) -> None:
-    """Set the random generators to the states in the checkpoint, if it holds them for as many processes."""
+    """Restore the random generators if the checkpoint has states for the same number of processes."""
     states = task.loaded.get("generators", ())
     if len(states) == world:
         set_generator_states(states[rank])
 
 
 def _origin(path: Path) -> str:
-    """Return the model of a checkpoint for the start of an error message."""
+    """Return the model of a checkpoint as the start of an error message."""
     saved = settings_in(path)
     return f"it holds {saved['model']} with {saved.get('num_classes')} classes. " if saved.get("model") else ""
 
@@ -243,7 +243,7 @@ def set_generator_states(state: Mapping[str, Any]) -> None:
 
 
 def all_ranks(value: Any) -> list[Any]:
-    """Return the value of each process, in the order of their ranks."""
+    """Return the values of all processes in the order of their ranks."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()
@@ -252,17 +252,17 @@ def all_ranks(value: Any) -> list[Any]:
 
 
 def folder_of(config: TrainConfig) -> Path | None:
-    """Return the folder that ``--experiment`` names, if it does."""
+    """Return the folder of ``--experiment``, or None if it is not set."""
     return Path(config.output or OUTPUT, config.experiment) if config.experiment else None
 
 
 def results(folder: Path) -> list[Path]:
-    """Return the checkpoints and records that a run left in a folder."""
+    """Return the checkpoints and records in a run's folder."""
     return [path for pattern in RESULTS for path in sorted(folder.glob(pattern))]
 
 
 def check_folder(config: TrainConfig) -> None:
-    """Raise a TrainError if the folder of a new run holds another run."""
+    """Raise a TrainError if the folder of a new run contains another run."""
     folder = folder_of(config)
     if folder is None or config.overwrite or config.dry_run or config.resume == "auto":
         return
@@ -273,10 +273,10 @@ def check_folder(config: TrainConfig) -> None:
 
 
 def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
-    """Return the checkpoint to resume from, and a sentence if ``auto`` found none.
+    """Return the checkpoint to resume from, and a message if ``auto`` found none.
 
     Raises:
-        TrainError: there is no such checkpoint, or ``--experiment`` names a run with other settings.
+        TrainError: the checkpoint does not exist, or the run of ``--experiment`` has other settings.
     """
     if config.resume != "auto":
         path = Path(config.resume) if config.resume else None
@@ -297,13 +297,13 @@ def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
 
 
 def differences(saved: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    """Return the settings in which a run may not differ and does, as ``name: saved -> now``."""
+    """Return the settings that must not change but differ, as ``name: saved -> now``."""
     now = {name: value for name, value in config.to_dict().items() if name not in FREE and value not in (None, "")}
     return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
 
 
 def settings_in(checkpoint: Path) -> dict[str, Any]:
-    """Return the settings that a checkpoint holds; none if it cannot be read."""
+    """Return the settings in a checkpoint, or an empty dictionary if it cannot be read."""
     try:
         args = load_checkpoint_metadata(str(checkpoint)).get("args")
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, UnpicklingError):
@@ -312,7 +312,7 @@ def settings_in(checkpoint: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file beside the old one, then rename it: a reader sees one or the other."""
+    """Write a temporary file, then rename it, so that readers see the old or the new file."""
     half = path.with_name(path.name + ".tmp")
     try:
         half.write_text(text, encoding="utf-8")
@@ -327,11 +327,11 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def continue_command(folder: Path) -> str:
-    """Return the command line that continues a run, started as this process was."""
+    """Return the command line that continues a run, with the launcher of this process."""
     program = Path(sys.argv[0])
     words = ["python", "-m", "topk_registry"] if program.name == "__main__.py" else [program.name]
     if program.stem not in ("__main__", "timm", "topk-registry", "topk-train"):
-        words = ["timm"]  # called from Python
+        words = ["timm"]  # the run was started from Python
     if "TORCHELASTIC_RUN_ID" in os.environ:
         words = ["torchrun", f"--nproc-per-node={os.environ['LOCAL_WORLD_SIZE']}", "-m", "topk_registry"]
     words += [] if words[-1] == "topk-train" else ["train"]
@@ -339,10 +339,10 @@ def continue_command(folder: Path) -> str:
 
 
 class StopRequest:
-    """A context manager that notes the first signal in ``signum``, and puts the old handlers back.
+    """Context manager that stores the first signal in ``signum``, and restores the old handlers at exit.
 
-    A second Ctrl-C stops at once. Other repeated signals change nothing: batch systems send SIGTERM to a process and
-    again to its group, and end with SIGKILL what does not stop.
+    A second Ctrl-C stops immediately. Other repeated signals are ignored, because batch systems send SIGTERM to a
+    process and again to its group.
     """
 
     def __init__(self) -> None:
@@ -354,9 +354,9 @@ class StopRequest:
         return self.signum != 0
 
     def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
+        if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
             for signum in SIGNALS:
-                if signal.getsignal(signum) is not signal.SIG_IGN:  # as under nohup
+                if signal.getsignal(signum) is not signal.SIG_IGN:  # ignored under nohup
                     self._old[signum] = signal.signal(signum, self._note)
         return self
 

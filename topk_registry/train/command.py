@@ -11,7 +11,7 @@ from topk_registry.train.config import parse_args
 def main(argv: Sequence[str]) -> int:
     """Train an image classifier with a loss by name."""
     config = parse_args(argv)
-    info = registry.loss_info(config.loss)  # a misspelt name is an error here, before anything slow
+    info = registry.loss_info(config.loss)  # detects a misspelled name before slow imports
     if info.status == "broken":
         raise BrokenPluginError(f"loss {config.loss!r} of {info.distribution} is broken: {info.error}")
     if os.environ.get("RANK", "0") == "0":

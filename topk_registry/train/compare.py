@@ -1,8 +1,8 @@
 """``topk-registry compare A B ...``: models on the same images, with paired intervals and exact tests.
 
 Each model is compared with the first. The interval of a difference is a percentile bootstrap over images, with the same
-resamples for all models and measures; McNemar's exact test counts the images on which one model is right and the other
-wrong.
+resamples for all models and measures. McNemar's exact test uses the images for which exactly one of two models is
+right.
 """
 
 import json
@@ -21,7 +21,7 @@ from topk_registry.train.config import OWN_BATCHES
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-MAX_DRAWN = 1 << 22  # images drawn at a time, over a block of resamples: 32 MB
+MAX_DRAWN = 1 << 22  # number of drawn images per block of resamples: 32 MB
 LEVEL = 0.95
 
 
@@ -30,12 +30,13 @@ class Difference:
     """One measure of two models.
 
     Args:
-        measure: such as ``top1``, ``macro top5`` and ``nll``; accuracies are in percent.
-        first, second: its values.
+        measure: name such as ``top1``, ``macro top5`` or ``nll``. Accuracies are in percent.
+        first, second: values of the two models.
         difference: second - first.
         low, high: 95 % bootstrap interval of the difference.
-        gained, lost: images on which only the second, or only the first model is right; None for other measures.
-        p: of McNemar's exact test, two-sided; None for other measures.
+        gained, lost: number of images on which only the second, or only the first model is right; None for other
+            measures.
+        p: two-sided p-value of McNemar's exact test; None for other measures.
     """
 
     measure: str
@@ -50,7 +51,7 @@ class Difference:
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test: gained ~ Binomial(gained + lost, 1/2) under no difference.
+    """Return the two-sided p-value of McNemar's exact test, where gained ~ Binomial(gained + lost, 1/2).
 
     Example:
         >>> round(mcnemar(1, 9), 6)
@@ -72,15 +73,15 @@ def compare_scores(
     """Compare each model with the first: top-k accuracy, its mean over classes, and the negative log-likelihood.
 
     Args:
-        scores: scores of each model [N, n], with classes in one order; their softmax is the probability.
+        scores: scores of each model [N, n], with classes in the same order. Softmax of scores gives probabilities.
         labels: labels of the images [N].
-        k: sizes of top-k accuracies. Classes with equal scores are ranked at random: the credit is the probability that
-            the label is among the k.
+        k: set sizes of top-k accuracy. Ties count as the probability that the label is in the top k after random
+            tie-breaking.
         resamples: number of bootstrap resamples.
         seed: seed of the resamples.
 
     Returns:
-        The differences of each model but the first.
+        The differences of each model from the second on.
     """
     order = np.argsort(labels, kind="stable")
     labels = np.asarray(labels)[order]
@@ -121,7 +122,7 @@ def compare_scores(
 
 
 def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floats:
-    """Credit for each k, and the negative log-likelihood, of each image [N, len(k) + 1]."""
+    """Return per image the credit for each k and the negative log-likelihood [N, len(k) + 1]."""
     scores = scores.astype(np.float64)
     own = scores[np.arange(len(labels)), labels][:, None]
     better, equal = (scores > own).sum(1), (scores == own).sum(1)
@@ -132,7 +133,7 @@ def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floa
 
 
 def _resamples(images: int, count: int, seed: int) -> Iterator[Floats]:
-    """Yield blocks [b, N] that count how often each image was drawn, N draws with replacement per row."""
+    """Yield blocks [b, N] with the number of times that each image was drawn, for N draws with replacement per row."""
     rng = np.random.default_rng(seed)
     size = max(1, MAX_DRAWN // images)
     for start in range(0, count, size):
@@ -142,7 +143,7 @@ def _resamples(images: int, count: int, seed: int) -> Iterator[Floats]:
 
 
 def table(names: Sequence[str], results: Sequence[Sequence[Difference]]) -> str:
-    """Return all differences as one table."""
+    """Return all differences as one text table."""
     header = ("MODEL", "MEASURE", names[0], "MODEL'S", "DIFFERENCE", "95 % INTERVAL", "ONLY THIS : ONLY FIRST", "P")
     rows: list[Sequence[str]] = [header]
     for name, differences in zip(names[1:], results, strict=True):
@@ -196,7 +197,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
-    """Names, scores with the classes in the order of the first model, labels, and a line about each model."""
+    """Return names, scores in the class order of the first model, labels, and one line of text per model."""
     from topk_registry.train.validate import open_model
 
     names = _short_names(args.models)
@@ -238,7 +239,7 @@ def _names(model: Any, logits: NDArray[Any]) -> list[str]:
 
 
 def _log_probabilities(model: Any, logits: NDArray[Any]) -> NDArray[Any]:
-    """Scores whose softmax is the model's probability, which a loss may define in another way."""
+    """Return scores whose softmax gives the model's probabilities, which a loss may define differently."""
     if model.probabilities is None:
         return logits
     import torch
@@ -248,12 +249,12 @@ def _log_probabilities(model: Any, logits: NDArray[Any]) -> NDArray[Any]:
 
 
 def _data_settings(args: Any, model: Any) -> dict[str, Any]:
-    """The data that the flags name, or that the first model was evaluated on."""
+    """Return the data settings of the flags, or else of the first model's evaluation."""
     if args.data_dir or args.dataset:
         return {"name": args.dataset, "split": args.split, "root": args.data_dir, **args.dataset_opt}
     config = getattr(model, "config", None)
     if config is None or config.dataset == OWN_BATCHES:
-        raise ValueError("name the images: --data-dir DIR or --dataset NAME")
+        raise ValueError("specify the images: --data-dir DIR or --dataset NAME")
     settings = {"name": config.dataset, "root": config.data_dir, **config.dataset_opt}
     try:
         fraction = float(config.val_split)
@@ -270,7 +271,7 @@ def _open(data: dict[str, Any]) -> Any:
 
 
 def _aligned(dataset: Any, model: Any, name: str) -> Any:
-    """The data set under the class numbers of a model."""
+    """Return the data set with the class numbers of a model."""
     from topk_registry.data import class_names_of, renumber
     from topk_registry.data.folders import class_map
 
@@ -282,7 +283,7 @@ def _aligned(dataset: Any, model: Any, name: str) -> Any:
 
 
 def _columns(first: Sequence[str], other: Sequence[str], first_name: str, name: str) -> Integers:
-    """The column of ``other`` for each class of ``first``."""
+    """Return the column in ``other`` of each class in ``first``."""
     from topk_registry.data.folders import class_map
 
     if len(first) != len(other):
@@ -302,7 +303,7 @@ def _describe(name: str, model: Any) -> str:
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """The shortest ends of the paths that differ."""
+    """Return the shortest path endings that differ."""
     parts = [Path(path).absolute().parts for path in paths]
     size = next(i for i in range(1, 1 + max(map(len, parts))) if len({p[-i:] for p in parts}) == len(parts))
     return ["/".join(p[-size:]) for p in parts]

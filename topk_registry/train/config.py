@@ -1,7 +1,7 @@
 # ruff: noqa: RUF009 -- a flag is a dataclass field
-"""The settings of ``timm train``: one table, from which the parser, ``args.yaml`` and the checks are made.
+"""The settings of ``timm train``: one table that defines the parser, ``args.yaml`` and the checks.
 
-Flags have timm's names, meanings and defaults. Parsing needs neither torch nor timm.
+Flags have the names, meanings and defaults of timm. Parsing needs neither torch nor timm.
 """
 
 import argparse
@@ -22,12 +22,12 @@ from topk_registry.train.errors import ConfigError
 
 CLASSIFICATION, MULTILABEL = TASKS = ("classification", "multilabel")
 INTERPOLATIONS = ("", "nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-WEIGHT_METHODS = ("inv_freq", "effective_num")  # of --class-weight, from the counts of the training labels
+WEIGHT_METHODS = ("inv_freq", "effective_num")  # methods of --class-weight that use class counts
 METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top[1-9]\d*|nll|loss")
 MULTILABEL_METRIC = re.compile(r"map|(?:micro|macro|sample)[-_]f1|exact[-_]match|top[1-9]\d*[-_]recall|bce|loss")
-DECREASING = ("nll", "bce", "train_loss")  # metrics of which a lower value is better
+DECREASING = ("nll", "bce", "train_loss")  # metrics for which lower values are better
 
-# Defaults if no data is named: a job that a laptop finishes in a minute.
+# Defaults without a data set: a job that takes about a minute on a laptop.
 BUILTIN_DEFAULTS: dict[str, Any] = {
     "dataset": "topk/hierarchy",
     "model": "topk_convnet",
@@ -43,7 +43,7 @@ BUILTIN_DEFAULTS: dict[str, Any] = {
     "smoothing": 0.0,
     "workers": 0,
 }
-OWN_BATCHES = "own-batches"  # stands for a data set if a program passes its own loaders
+OWN_BATCHES = "own-batches"  # placeholder for the data set if a program passes loaders
 MULTILABEL_DEFAULTS: dict[str, Any] = {"loss": "bce", "smoothing": 0.0, "eval_metric": "map"}  # as timm's
 
 # the flags that --help shows; --help-all shows every flag
@@ -92,7 +92,7 @@ TIMM_ONLY: dict[str, Any] = {
     "loss_weight_beta": 0.999,
     "multilabel_threshold": 0.5,
 }
-NOT_SETTINGS = ("loss_record", "config", "class_names")  # entries of an args.yaml beside settings
+NOT_SETTINGS = ("loss_record", "config", "class_names")  # entries of an args.yaml that are not settings
 
 
 def flag(
@@ -109,14 +109,14 @@ def flag(
 ) -> Any:
     """Return a dataclass field that is also a command-line flag.
 
-    ``short`` is a further name, ``within`` the interval of the accepted numbers (of a list, of each of its numbers),
-    ``nargs`` the length of a list, and ``const`` the value of the flag if it is given without one.
+    ``short`` is an additional name. ``within`` is the interval of accepted numbers, including numbers of a list.
+    ``nargs`` is the length of a list. ``const`` is the value if the flag is used without a value.
     """
-    said = {"group": group, "help": help, "metavar": metavar, "short": short, "choices": choices, "within": within}
-    said |= {"nargs": nargs, "const": const}
+    info = {"group": group, "help": help, "metavar": metavar, "short": short, "choices": choices, "within": within}
+    info |= {"nargs": nargs, "const": const}
     if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: copy.copy(default), metadata=said)
-    return field(default=default, metadata=said)
+        return field(default_factory=lambda: copy.copy(default), metadata=info)
+    return field(default=default, metadata=info)
 
 
 _LOSS, _DATA, _MODEL, _DEVICE, _OPT, _SCHEDULE, _AUG, _RUN = (
@@ -129,11 +129,11 @@ _LOSS, _DATA, _MODEL, _DEVICE, _OPT, _SCHEDULE, _AUG, _RUN = (
 class TrainConfig:
     """Settings of a training run, under the names of the flags of ``timm train``.
 
-    Defaults are timm's; with ``task="multilabel"`` those of timm's multi-label task. If neither ``data_dir`` nor
-    ``dataset`` is given, the defaults are those of a small job on a built-in data set.
+    Defaults are the defaults of timm, and with ``task="multilabel"`` of timm's multi-label task. If neither
+    ``data_dir`` nor ``dataset`` is set, the defaults define a small job on a built-in data set.
 
     Raises:
-        ConfigError: a value has a wrong type or is out of range, or settings exclude each other.
+        ConfigError: a value has the wrong type or is out of range, or settings exclude each other.
 
     Example:
         >>> config = TrainConfig(loss="focal", epochs=2)
@@ -308,7 +308,7 @@ class TrainConfig:
 
     def __new__(cls, **given: Any) -> "TrainConfig":
         config = super().__new__(cls)
-        object.__setattr__(config, "_given", frozenset(given))  # only __new__ sees which values were given
+        object.__setattr__(config, "_given", frozenset(given))  # only __new__ can distinguish set values from defaults
         return config
 
     def __post_init__(self) -> None:
@@ -328,23 +328,23 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "TrainConfig":
-        """Return the configuration of an args.yaml, of this trainer or of timm's script.
+        """Return the configuration of an args.yaml that this trainer or timm's script wrote.
 
         Raises:
-            ConfigError: a name is unknown, or belongs to timm's script alone.
+            ConfigError: a name is unknown, or is supported by timm's script only.
         """
         return cls(**clean_settings(settings))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return names and values of all settings, as plain types."""
+        """Return names and values of all settings as plain types."""
         return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     def replace(self, **settings: Any) -> "TrainConfig":
-        """Return the configuration of the given settings and these; values that neither gives are defaults."""
+        """Return a configuration with changed settings. Settings that were never set get their default again."""
         return type(self)(**{name: getattr(self, name) for name in self.__dict__["_given"]} | settings)
 
     def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
-        """Return the configuration of a run on batches of a program: with timm's defaults, not the built-in job's."""
+        """Return the configuration for batches of a program, with timm's defaults and not those of the built-in job."""
         given: frozenset[str] = self.__dict__["_given"]
         changed: dict[str, Any] = {} if given & {"dataset", "data_dir"} else {"dataset": OWN_BATCHES}
         if batch_size and "batch_size" not in given:
@@ -353,12 +353,12 @@ class TrainConfig:
 
     @property
     def mixes(self) -> bool:
-        """Whether mixup or cutmix makes the targets soft."""
+        """Whether mixup or CutMix makes the targets soft."""
         return self.mixup > 0 or self.cutmix > 0
 
     @property
     def metric(self) -> str:
-        """The eval metric as a column name: ``macro-top5`` is ``macro_top5``, timm's ``loss`` is ``nll``."""
+        """Column name of the eval metric: ``macro_top5`` for ``macro-top5``, and ``nll`` for timm's ``loss``."""
         name = {"loss": "bce" if self.task == MULTILABEL else "nll"}.get(self.eval_metric, self.eval_metric)
         return name.replace("-", "_")
 
@@ -368,7 +368,7 @@ class TrainConfig:
             known = "map, micro-f1, topK-recall, bce" if multilabel else "nll, topK, macro-topK, many-topK, few-topK"
             raise ConfigError(f"--eval-metric must be one such as {known}, got {self.eval_metric!r}")
         if self.overwrite and self.resume:
-            raise ConfigError("--overwrite removes a run and --resume continues it: leave one out")
+            raise ConfigError("--overwrite removes a run and --resume continues it: use one of them")
         if self.mixes and self.batch_size % 2:
             raise ConfigError(f"mixup and cutmix need an even --batch-size, got {self.batch_size}")
         if self.aug_splits and (self.aug_splits == 1 or self.no_aug or self.mixes):
@@ -378,7 +378,7 @@ class TrainConfig:
         if self.learn_scale and self.normalize_classifier is None:
             raise ConfigError("--learn-scale needs --normalize-classifier")
         if self.model_kwargs.keys() & {"num_classes", "in_chans"}:
-            raise ConfigError("--model-kwargs num_classes and in_chans have flags: --num-classes, --in-chans")
+            raise ConfigError("--model-kwargs num_classes and in_chans: use --num-classes and --in-chans")
         for name in ("sampler", "multi_crop", "marginal_temperature"):
             if multilabel and getattr(self, name):
                 raise ConfigError(f"{flag_of(name)} needs one label per image, and --task multilabel has several")
@@ -390,7 +390,7 @@ def flag_of(name: str) -> str:
 
 
 def parse_args(argv: Sequence[str]) -> TrainConfig:
-    """Return the configuration of a run: flags before ``--config`` before the defaults."""
+    """Return the configuration of a run. Flags override ``--config``, which overrides the defaults."""
     parser = create_parser()
     _refuse_timm_only(parser, argv)
     given = vars(parser.parse_args(argv))
@@ -401,7 +401,7 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     try:
         saved = read_config(file) if file else {}
         if given.get("loss", saved.get("loss")) != saved.get("loss"):
-            saved.pop("loss_opt", None)  # they belong to the loss of the file
+            saved.pop("loss_opt", None)  # options of the loss in the file
         merged = {**saved, **given}
         if "loss_opt" in saved and "loss_opt" in given:
             merged["loss_opt"] = {**saved["loss_opt"], **given["loss_opt"]}
@@ -411,10 +411,10 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
 
 
 def read_config(file: str) -> dict[str, Any]:
-    """Return the settings in a YAML file; text is parsed as the flag would parse it.
+    """Return the settings in a YAML file. Text is parsed like the value of the flag.
 
     Raises:
-        ConfigError: the file cannot be read, or holds other names.
+        ConfigError: the file cannot be read, or has unknown names.
     """
     try:
         with open(file, encoding="utf-8") as stream:
@@ -434,7 +434,7 @@ def read_config(file: str) -> dict[str, Any]:
 
 
 def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return known settings by name, with text parsed; None stands for the default."""
+    """Return known settings by name, with text parsed. None means the default."""
     hints, cleaned = _hints(), {}
     for name, value in settings.items():
         name = {"data": "data_dir"}.get(name, name)
@@ -450,10 +450,10 @@ def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def create_parser(full: bool = False) -> ArgumentParser:
-    """Return the parser of ``timm train``; its result holds the given flags only.
+    """Return the parser of ``timm train``. Its result has only the flags in the command line.
 
     Args:
-        full: show every flag in the help, not only the common ones.
+        full: show all flags in the help, not only the common ones.
     """
     parser = ArgumentParser(
         prog="timm train",
@@ -480,21 +480,21 @@ class _HelpAll(argparse.Action):
 
 
 def _add(group: Any, setting: "Field[Any]", hint: Any, *, shown: bool) -> None:
-    said, (kind, items) = setting.metadata, _value_type(hint)
+    info, (kind, items) = setting.metadata, _value_type(hint)
     default = None if setting.default is MISSING else setting.default
-    text = "" if default in (None, "", False) or "default" in said["help"] else f" (default: {default})"
-    options: dict[str, Any] = {"help": (said["help"] + text).replace("%", "%%") if shown else argparse.SUPPRESS}
+    text = "" if default in (None, "", False) or "default" in info["help"] else f" (default: {default})"
+    options: dict[str, Any] = {"help": (info["help"] + text).replace("%", "%%") if shown else argparse.SUPPRESS}
     if kind is bool:
         options["action"] = "store_true"
     elif kind is dict:
         options |= {"nargs": "*", "action": ParseOptions, "metavar": "K=V"}
     else:
-        options |= {"type": items or kind, "metavar": said["metavar"], "choices": said["choices"] or None}
+        options |= {"type": items or kind, "metavar": info["metavar"], "choices": info["choices"] or None}
         if items:
-            options["nargs"] = said["nargs"] or "+"
-        elif said["const"] is not None:
-            options |= {"nargs": "?", "const": said["const"]}
-    group.add_argument(*filter(None, [said["short"]]), flag_of(setting.name), dest=setting.name, **options)
+            options["nargs"] = info["nargs"] or "+"
+        elif info["const"] is not None:
+            options |= {"nargs": "?", "const": info["const"]}
+    group.add_argument(*filter(None, [info["short"]]), flag_of(setting.name), dest=setting.name, **options)
 
 
 def _refuse_timm_only(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -510,7 +510,7 @@ def _timm_only(name: str) -> str:
 
 
 def _from_text(name: str, text: str, hint: Any) -> Any:
-    """Return a value of a YAML file that is text as the flag would parse it."""
+    """Parse a text value of a YAML file like the value of the flag."""
     kind, items = _value_type(hint)
     try:
         if kind is dict:
@@ -536,15 +536,15 @@ def _hints() -> dict[str, Any]:
 
 
 def _check_range(setting: "Field[Any]", value: Any) -> None:
-    said, interval = setting.metadata, Interval.parse(setting.metadata["within"])
+    info, interval = setting.metadata, Interval.parse(setting.metadata["within"])
     for one in value if isinstance(value, list) else [value]:
-        if said["choices"] and one is not None and one not in said["choices"]:
-            known = ", ".join(str(choice) or "''" for choice in said["choices"])
+        if info["choices"] and one is not None and one not in info["choices"]:
+            known = ", ".join(str(choice) or "''" for choice in info["choices"])
             raise ConfigError(f"{flag_of(setting.name)} must be one of {known}, got {one!r}")
         if type(one) in (int, float) and one not in interval:
             raise ConfigError(f"{flag_of(setting.name)} must be in {interval}, got {one!r}")
-    if said["nargs"] and value is not None and len(value) != said["nargs"]:
-        raise ConfigError(f"{flag_of(setting.name)} takes {said['nargs']} numbers, got {len(value)}")
+    if info["nargs"] and value is not None and len(value) != info["nargs"]:
+        raise ConfigError(f"{flag_of(setting.name)} takes {info['nargs']} numbers, got {len(value)}")
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Data of a run: timm's data sets by timm's names, registered ones by ``topk/NAME``, and their loaders."""
+"""Data of a run and its loaders: data sets of timm by their timm names, and registered ones by ``topk/NAME``."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 
 @dataclass
 class Data:
-    """Training and evaluation data; ``counts`` are the training images per class."""
+    """Training and evaluation data. ``counts`` are the numbers of training images per class."""
 
     train: Any
     validation: Any = None
@@ -45,7 +45,7 @@ class Data:
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes by name, else by label; None if neither is known."""
+        """Number of classes from class names, else from labels; None if both are unknown."""
         return len(self.class_names or self.counts or ()) or None
 
     @property
@@ -54,7 +54,7 @@ class Data:
 
 
 class ClassBalanced:
-    """A data set whose samples are drawn anew for each epoch, so that all classes are equally frequent."""
+    """A data set that draws its samples for each epoch such that all classes are equally frequent."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed, self.labels = dataset, seed, labels_of(dataset)
@@ -120,13 +120,13 @@ def open_split(
 
     Args:
         config: the settings.
-        split: its name.
-        training: options such as label noise change this split, and a stream shuffles.
+        split: name of the split.
+        training: apply options such as label noise, and shuffle streams.
         channels: number of channels of the images.
-        held_out: share of each class that training leaves to evaluation.
+        held_out: share of each class that is held out for evaluation.
 
     Raises:
-        DataError: it cannot be opened.
+        DataError: the split cannot be opened.
     """
     options: dict[str, Any] = {"multilabel": config.task == MULTILABEL}
     options["mode"] = config.input_img_mode or ("RGB" if channels == 3 else "L")
@@ -158,7 +158,7 @@ def open_split(
 
 
 def _mapped(config: TrainConfig, dataset: Any) -> Any:
-    """Return a folder of images under the numbers of ``--class-map``; other folders are left out."""
+    """Return a folder of images with the class numbers of ``--class-map``, without other folders."""
     numbers = load_class_map(config.class_map, config.data_dir or "")
     order = {int(number): str(name) for name, number in numbers.items()}
     classes = [order.get(i, str(i)) for i in range(max(order) + 1)]
@@ -172,7 +172,7 @@ def name_of(config: TrainConfig) -> str:
 
 
 def held_out_fraction(config: TrainConfig) -> float:
-    """Return the share of the training images that ``--val-split`` holds out; 0 if it is a name."""
+    """Return the share of training images that ``--val-split`` holds out, or 0 if it is a split name."""
     try:
         fraction = float(config.val_split)
     except ValueError:
@@ -183,7 +183,7 @@ def held_out_fraction(config: TrainConfig) -> float:
 
 
 def check_splits(config: TrainConfig, fraction: float) -> None:
-    """Raise a DataError if a folder has no such split: evaluation would read the training images."""
+    """Raise a DataError if a folder lacks the split, because evaluation would use the training images."""
     root = Path(config.data_dir or "")
     if config.dataset not in FOLDERS or not root.is_dir() or fraction:
         return
@@ -198,10 +198,10 @@ def check_splits(config: TrainConfig, fraction: float) -> None:
 
 
 def align(dataset: Any, classes: Sequence[str], where: str) -> Any:
-    """Return a data set under the numbers of these classes.
+    """Return a data set with the class numbers of these classes.
 
     Raises:
-        DataError: it has other classes.
+        DataError: the data set has other classes.
     """
     names = class_names_of(dataset)
     if names is None or names == list(classes):
@@ -237,10 +237,10 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 
 
 class LabelMixup(Mixup):
-    """timm's mixup with a :class:`LabelMixture` as target: labels and shares in place of a distribution [B, n].
+    """timm's mixup with a :class:`LabelMixture` as target instead of a distribution [B, n].
 
-    timm mixes the images and draws the shares. It gets row numbers as labels, so that its target [B, B] has the share
-    of each row.
+    timm mixes the images and draws the shares. It gets row indices as labels, so its target [B, B] has the share of
+    each row.
     """
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:
@@ -267,7 +267,7 @@ class LabelMixupCollate(FastCollateMixup):
 
 
 def _mixture(rows: Tensor, target: Tensor, smoothing: float) -> LabelMixture:
-    label, count = target.long(), len(rows)  # timm's mode "half" halves the batch
+    label, count = target.long(), len(rows)  # timm's mode "half" returns half of the batch
     return LabelMixture.mixed(label[:count], label.flip(0)[:count], rows.diagonal(), smoothing)
 
 
@@ -276,9 +276,9 @@ class TrainLoader:
 
     Args:
         loader: yields images and targets.
-        device, dtype: device and dtype of the images; None leaves the precision.
-        mixup: mixes batches on the device.
-        mixup_off_epoch: epoch at which mixing ends; 0 for never.
+        device, dtype: device and dtype of the images. None keeps the dtype.
+        mixup: mixup that runs on the device.
+        mixup_off_epoch: epoch at which mixing ends. 0: never.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class TrainLoader:
         return self.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from 0: samplers shuffle anew, and mixing ends when it should."""
+        """Begin an epoch, counted from 0: reshuffle samplers, and end mixing at ``mixup_off_epoch``."""
         for part in (getattr(self.loader, name, None) for name in ("dataset", "sampler")):
             if callable(tell := getattr(part, "set_epoch", None)):
                 tell(epoch)
@@ -321,14 +321,14 @@ class TrainLoader:
 def create_train_loader(
     config: TrainConfig, dataset: Any, preprocessing: dict[str, Any], compute: Compute, *, mixtures: bool = False
 ) -> TrainLoader:
-    """Return the training batches, by timm's transforms and collation.
+    """Return the training batches with the transforms and collation of timm.
 
     Args:
         config: the settings.
         dataset: the training data.
         preprocessing: size, mean, standard deviation and interpolation.
         compute: device and precision.
-        mixtures: mixed targets are a LabelMixture, not a distribution [B, n].
+        mixtures: return mixed targets as LabelMixture instead of a distribution [B, n].
     """
     if is_indexed(dataset) and len(dataset) < config.batch_size * compute.world_size:
         raise DataError(
@@ -403,12 +403,12 @@ def _common(
         "img_dtype": compute.dtype,
         "device": compute.device,
         "use_prefetcher": prefetcher or not config.no_prefetcher,
-        "persistent_workers": False,  # workers that start anew each epoch have no state that a checkpoint would lack
+        "persistent_workers": False,  # new workers per epoch have no state that a checkpoint would miss
     }
 
 
 def _without_signals(loader: Any) -> Any:
-    """Let workers ignore the signals that stop a run: they end with the run."""
+    """Make workers ignore the signals that stop a run. They end with the run."""
     inner = getattr(loader, "loader", loader)
     inner.worker_init_fn = partial(_ignore_signals, then=inner.worker_init_fn)
     return loader
@@ -422,14 +422,14 @@ def _ignore_signals(worker: int, then: Callable[[int], object] | None) -> None:
 
 
 class Crops:
-    """An image as 5 or 10 crops (corners and center, and their mirror images), each a uint8 array [3, h, w]."""
+    """Transform of an image into 5 or 10 crops (corners, center, mirror images), as uint8 arrays [3, h, w]."""
 
     def __init__(self, preprocessing: dict[str, Any], crops: int) -> None:
         from timm.data.transforms import str_to_interp_mode
         from torchvision.transforms import FiveCrop, Resize, TenCrop
 
         height, width = preprocessing["input_size"][1:]
-        margin = min(preprocessing["crop_pct"], 0.875)  # a full-size center crop has no corners: leave timm's margin
+        margin = min(preprocessing["crop_pct"], 0.875)  # a full-size crop has no corners: use the margin of timm
         mode: Any = str_to_interp_mode(preprocessing["interpolation"])
         self.resize = Resize(round(max(height, width) / margin), mode)
         self.crop = (FiveCrop if crops == 5 else TenCrop)((height, width))

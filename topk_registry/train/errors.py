@@ -2,11 +2,11 @@
 
 
 class TrainError(Exception):
-    """A run cannot start or go on, for a reason that its user can act on."""
+    """A run cannot start or continue, for a reason that the user can fix."""
 
 
 class ConfigError(TrainError, ValueError):
-    """Settings are unknown, of a wrong type, or exclude each other."""
+    """Settings are unknown, have the wrong type, or exclude each other."""
 
 
 class DataError(TrainError):

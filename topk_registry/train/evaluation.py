@@ -1,7 +1,8 @@
-"""Evaluation: metrics of a model over a loader, and models from checkpoints and ONNX files alike.
+"""Evaluation: metrics of a model over a loader, for models from checkpoints and from ONNX files.
 
-A class is ranked by its score, or by the loss's own ``probabilities(logits)`` if it has them (the spherical family).
-With several crops, an image's ranking for top-k is the mean over crops of the top-k marginals (Berrada et al. 2018).
+Classes are ranked by their scores. If the loss has ``probabilities(logits)``, as the spherical losses do, they are
+ranked by these probabilities. With several crops per image, classes are ranked by the mean of the top-k marginals over
+crops (Berrada et al. 2018).
 """
 
 import math
@@ -17,7 +18,7 @@ from topk_registry.functional import topk_marginals
 from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, StreamingMetric, TopKAccuracy
 from topk_registry.train.errors import DataError
 
-LEAST_LIKELIHOOD = math.log(1e-30)  # log-likelihood of a label whose probability is 0
+LEAST_LIKELIHOOD = math.log(1e-30)  # log-likelihood of a label with probability 0
 Keep = Callable[[Tensor, Tensor], object]
 
 
@@ -37,7 +38,7 @@ class MeanNLL(StreamingMetric):
 
 
 class SingleLabel:
-    """NLL and top-k accuracy over samples and classes, in percent, of images with one label each."""
+    """NLL, and top-k accuracy over samples and classes in percent, of images with one label."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class SingleLabel:
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Count a batch of which the first ``len(target)`` images are real; return the scores that rank classes."""
+        """Add a batch whose first ``len(target)`` images are not padding; return the scores that rank classes."""
         likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
         ranked = [likelihood if self.probabilities else logits]
         if self.crops:
@@ -85,7 +86,7 @@ class SingleLabel:
         return results | (self.calibration.compute() if self.calibration is not None else {})
 
     def _marginals(self, logits: Tensor, k: int) -> Tensor:
-        k = k if k < logits.shape[1] else 1  # with every class in the set, any ranking contains the label
+        k = k if k < logits.shape[1] else 1  # if the set has all classes, every ranking is a hit
         return topk_marginals(logits, k, temperature=self.temperature)
 
     def _mean(self, values: Tensor) -> Tensor:
@@ -127,28 +128,29 @@ def evaluate(
     keep: Keep | None = None,
     progress: Callable[[int], bool] = lambda batch: False,
 ) -> dict[str, float] | None:
-    """Return the metrics of a model over the batches of a loader; accuracies in percent.
+    """Return the metrics of a model over the batches of a loader, with accuracies in percent.
 
     Args:
-        model: gives logits [B, n]; it is left in evaluation mode.
+        model: model that returns logits [B, n]. It remains in evaluation mode.
         loader: yields images [B, ...] and labels [B], or k-hot targets [B, n] with ``multilabel``.
         num_classes: number of classes n.
         k: set sizes of top-k accuracy.
-        device: device of the model (default: that of its parameters).
-        dtype: dtype of the images (default: as the loader gives them).
+        device: device of the model (default: device of its parameters).
+        dtype: dtype of the images (default: dtype of the loader).
         autocast: context of the forward pass.
-        probabilities: probabilities of the classes, from logits, if they are not softmax.
-        class_counts: training images per class, for many-, medium- and few-shot accuracy.
+        probabilities: function from logits to class probabilities, if they are not softmax.
+        class_counts: number of training images per class, for many-, medium- and few-shot accuracy.
         crops: number of consecutive groups of a batch that are crops of the same images.
-        temperature: temperature of the marginals that crops are averaged by.
+        temperature: temperature of the marginals in the average over crops.
         calibration: set size k of the calibration error of top-k marginals; 0 for none.
-        multilabel: images have several labels.
-        channels_last: memory layout of the images.
-        keep: called with the scores [B, n] and targets of each batch.
-        progress: called with the number of each batch; True abandons the evaluation.
+        multilabel: whether images have several labels.
+        channels_last: whether images use the channels-last memory layout.
+        keep: function that is called with the scores [B, n] and targets of each batch.
+        progress: function that is called with the number of each batch. If it returns True, the evaluation stops.
 
     Returns:
-        ``nll``, ``top1``, ``macro_top1``, ...; with ``multilabel`` ``map``, ``micro_f1``, ...; None if abandoned.
+        ``nll``, ``top1``, ``macro_top1``, ...; with ``multilabel``, ``map``, ``micro_f1``, ...; None if the evaluation
+        stopped.
 
     Example:
         >>> metrics = evaluate(model, loader, num_classes=100)  # doctest: +SKIP
@@ -173,7 +175,7 @@ def evaluate(
             output = model(images)
         logits = (output[0] if isinstance(output, (tuple, list)) else output).float()
         target = target.to(device)[: len(target) // max(1, crops)]
-        if limit is not None:  # what follows pads the last batches of the processes
+        if limit is not None:  # the rest pads the last batches of the processes
             target = target[: max(0, limit)]
             limit -= len(target)
         scores = metrics.update(logits, target)
@@ -183,7 +185,7 @@ def evaluate(
 
 
 def readable(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches; raise a DataError if one cannot be read."""
+    """Yield the batches. Raise a DataError if a batch cannot be read."""
     batches = iter(loader)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""One epoch of training, with timm's order of steps; the loss stays on the device between log intervals."""
+"""One epoch of training, with the order of steps of timm. The loss stays on the device between log intervals."""
 
 import math
 from collections.abc import Callable
@@ -25,10 +25,10 @@ class Run:
     """Parts and state of a training run.
 
     Args:
-        config: the settings, completed by the number of classes, the learning rate and the preprocessing.
-        criterion: the loss that is trained.
+        config: settings, including number of classes, learning rate and preprocessing.
+        criterion: training loss.
         eval_loader: evaluation batches, or None.
-        control: process group on the CPU, through which processes agree to stop.
+        control: process group on the CPU that processes use to agree on stopping.
     """
 
     config: TrainConfig
@@ -55,7 +55,7 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The trained model, in the wrapper that exchanges gradients if there is one."""
+        """The trained model, including the wrapper that averages gradients, if there is one."""
         return self.task.get_trainable_module()
 
     @property
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def metric(self) -> str:
-        """Column of the metric that picks checkpoints: of the EMA weights if there are some."""
+        """Column of the metric that selects checkpoints, for the EMA weights if there are any."""
         if self.eval_loader is None:
             return "train_loss"
         return ("ema_" if self.config.model_ema else "eval_") + self.config.metric
@@ -80,7 +80,7 @@ class Run:
         return self.metric.removeprefix("eval_").removeprefix("ema_") in DECREASING
 
     def should_stop(self) -> bool:
-        """Return whether any process was asked to stop; every process must call it."""
+        """Return whether any process received a stop request. Every process must call this method."""
         if self.control is None:
             return bool(self.stop)
         flag = torch.tensor([bool(self.stop)], dtype=torch.int32)
@@ -89,7 +89,7 @@ class Run:
 
 
 def train_epoch(run: Run, epoch: int) -> float | None:
-    """Train one epoch, counted from 0; return the mean loss, or None if stopped after an update.
+    """Train one epoch, counted from 0. Return the mean loss, or None if a stop request ended the epoch.
 
     Raises:
         NonFiniteLossError: the loss became NaN or infinite.
@@ -100,7 +100,7 @@ def train_epoch(run: Run, epoch: int) -> float | None:
     batches, accum = len(run.loader), config.grad_accum_steps
     last_accum = batches % accum
     updates = epoch * run.updates_per_epoch
-    # in double precision, as Python's numbers; Apple's devices have none
+    # in double precision, except on MPS, which has none
     total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     samples = 0
     run.report.begin_epoch(epoch, run.updates_per_epoch)
@@ -155,7 +155,7 @@ def _backward(run: Run, loss: Tensor, needs_update: bool) -> None:
 
 
 def _show(run: Run, value: Tensor, mean: Tensor, update: int, samples: int) -> None:
-    """Log the loss of this update and the mean so far; this waits for the device."""
+    """Log the loss of this update and the mean so far. This synchronizes with the device."""
     now, average = _mean(run, value), _mean(run, mean)
     if not math.isfinite(average):
         raise NonFiniteLossError(

@@ -1,4 +1,4 @@
-"""The loss of a run: its name, options and facts, tried on one batch before training."""
+"""The loss of a run: name, options, values that it gets from the run, and a test on one batch before training."""
 
 import copy
 import json
@@ -21,23 +21,23 @@ from topk_registry.train.config import WEIGHT_METHODS
 from topk_registry.train.errors import TrainError
 
 OURS_AND_TIMMS = ("topk-registry:*", "timm:*")
-SMOOTHING = ("smoothing", "label_smoothing")  # names of the option that smooths labels
-WEIGHT = ("weight", "class_weight")  # names of the option that weighs classes
+SMOOTHING = ("smoothing", "label_smoothing")  # names of the label-smoothing option
+WEIGHT = ("weight", "class_weight")  # names of the class-weight option
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a loss may learn from a run, by naming it in its signature.
+    """Values of a run that a loss gets if its signature has a parameter of this name.
 
     Args:
         num_classes: number of classes n.
-        smoothing: label smoothing of the loss; 0 with timm's mixup, whose targets are smoothed already.
-        soft_targets: mixup or cutmix is on.
-        total_epochs: epochs of the run.
-        class_counts: training images per class [n].
-        num_samples: training images.
+        smoothing: label smoothing. 0 with timm's mixup, whose targets are already smoothed.
+        soft_targets: whether mixup or CutMix is used.
+        total_epochs: number of epochs.
+        class_counts: number of training images per class [n].
+        num_samples: number of training images.
         class_weight: weights of the classes [n].
-        multilabel: targets are k-hot.
+        multilabel: whether targets are k-hot.
     """
 
     num_classes: int
@@ -63,7 +63,7 @@ class FunctionLoss(nn.Module):
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A training loss by name, looked up once; ``distribution`` and ``version`` say where it came from."""
+    """A training loss by name, with the distribution and version that it comes from."""
 
     name: str
     options: dict[str, Any]
@@ -73,7 +73,7 @@ class LossSpec:
 
     @classmethod
     def resolve(cls, name: str, options: Mapping[str, Any], multilabel: bool = False) -> "LossSpec":
-        """Look a loss up, which imports its plug-in.
+        """Find a loss by name. This imports its plug-in.
 
         Raises:
             TrainError: the loss does not take k-hot targets, and the task is multilabel.
@@ -90,7 +90,7 @@ class LossSpec:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Name, options, origin and the defaults of the other options, as plain types."""
+        """Name, options, origin, and defaults of the other options, as plain types."""
         about = {"name": self.name, "options": self.options, "distribution": self.distribution}
         return {**about, "version": self.version, "defaults": recorded_defaults(self.factory, self.options)}
 
@@ -103,24 +103,24 @@ class LossSpec:
         return any(accepts(self.factory, name) for name in SMOOTHING)
 
     def describe(self) -> str:
-        """Return the name, the options, and the defaults of options that were not given."""
+        """Return name, options, and defaults of the other options as text."""
         owner = f"({self.distribution} {self.version})" if self.distribution else ""
         given = [f"{name}={value}" for name, value in self.options.items()]
         usual = [f"{name}={value}" for name, value in self.record["defaults"].items() if value is not None]
         return " ".join(filter(None, [self.name, *given, f"(default: {', '.join(usual)})" if usual else "", owner]))
 
     def guess(self, num_classes: int) -> str:
-        """Return a note if a random guess is in the loss's top k more often than not, else nothing."""
+        """Return a note if a random guess is in the top k with a probability above 1/2, else an empty string."""
         k = {**self.record["defaults"], **self.options}.get("k")
         if not isinstance(k, int) or not num_classes // 2 < k <= num_classes:
             return ""
         return f"k={k} of {num_classes} classes: a random guess is in the top {k} in {100 * k / num_classes:.0f} %"
 
     def build(self, facts: Facts) -> nn.Module:
-        """Return the loss with its options and the facts that it names.
+        """Return the loss with its options and the values of the run that it takes.
 
         Raises:
-            TrainError: the loss refuses an option, or takes no class weights.
+            TrainError: the loss rejects an option, or does not support class weights.
         """
         for name in SMOOTHING:
             if name in self.options and facts.smoothing and not facts.multilabel:
@@ -156,14 +156,14 @@ class LossSpec:
 
 
 def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
-    """Return the loss of a run; timm's ``ce`` with class weights is torch's, since timm's takes none."""
+    """Return the loss of a run. With class weights, ``ce`` is torch's cross-entropy, because timm's takes none."""
     if facts.class_weight is not None and spec.name == "ce" and not facts.multilabel:
         return nn.CrossEntropyLoss(torch.tensor(facts.class_weight), label_smoothing=facts.smoothing)
     return spec.build(facts)
 
 
 def over_ranks(criterion: nn.Module) -> nn.Module:
-    """Return the loss with weighted means, and whole batches, over all processes."""
+    """Make weighted means, and losses on whole batches, cover the rows of all processes."""
     if number_of_ranks() > 1 and isinstance(criterion, ClassificationLoss) and weighs_rows(criterion):
         return mean_over_ranks(criterion)
     if number_of_ranks() > 1 and isinstance(criterion, BatchLoss):
@@ -172,7 +172,7 @@ def over_ranks(criterion: nn.Module) -> nn.Module:
 
 
 def set_epoch(criterion: object, epoch: int) -> None:
-    """Tell a loss with a schedule which epoch begins, counted from 0."""
+    """Set the epoch, counted from 0, if the loss has a schedule."""
     if callable(tell := getattr(criterion, "set_epoch", None)):
         tell(epoch)
 
@@ -181,13 +181,13 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
     """Call a copy of the loss on one batch of random scores, forward and backward.
 
     Args:
-        spec: for messages.
-        criterion: the loss as it was built.
-        facts: facts of the run; they say what the targets are.
+        spec: name and options, for messages.
+        criterion: the loss to test.
+        facts: values of the run, which determine the targets.
         splits: augmentation splits of a batch.
 
     Raises:
-        TrainError: the loss fails, or returns anything but one finite number with a gradient.
+        TrainError: the loss fails, or does not return one finite number with a gradient.
     """
     rows, n = 2 * max(1, splits), facts.num_classes
     with torch.random.fork_rng(devices=[]):
@@ -214,11 +214,11 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
 
 
 def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
-    """Return whether mixed targets can reach the loss as labels with shares, which costs less than as [B, n]."""
+    """Return whether the loss accepts mixed targets as LabelMixture, which is faster than as [B, n]."""
     if facts.multilabel or not (facts.soft_targets and isinstance(criterion, ClassificationLoss)):
         return False
     label = torch.arange(2) % facts.num_classes
-    try:  # a third party's loss may have a forward of its own
+    try:  # a third-party loss may override forward
         with torch.random.fork_rng(devices=[]):
             loss = copy.deepcopy(criterion)
             set_epoch(loss, 0)
@@ -229,11 +229,11 @@ def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
 
 
 def class_weights(how: str, counts: Sequence[float] | None, num_classes: int) -> list[float]:
-    """Return one weight per class, of mean 1 if computed from counts.
+    """Return one weight per class. Weights from class counts have a mean of 1.
 
     Args:
         how: ``inv_freq`` or ``effective_num``, a file, or numbers joined by commas.
-        counts: training images per class [n].
+        counts: number of training images per class [n].
         num_classes: number of classes n.
 
     Raises:
@@ -242,7 +242,7 @@ def class_weights(how: str, counts: Sequence[float] | None, num_classes: int) ->
     from timm.loss import resolve_class_weights
 
     if how in WEIGHT_METHODS and counts is None:
-        raise TrainError(f"--class-weight {how} needs class counts, which this data set does not tell: give numbers")
+        raise TrainError(f"--class-weight {how} needs class counts, which are unknown for this data set: pass numbers")
     stats = None if counts is None else (torch.tensor(counts, dtype=torch.float64), int(sum(counts)))
     try:
         weights = resolve_class_weights(how, "class_weight", class_stats=stats)

@@ -1,4 +1,4 @@
-"""The model of a run: timm's, by name, with its device, precision and classifier."""
+"""The model of a run: a model of timm by name, with device, precision and classifier."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -16,19 +16,19 @@ from timm.optim import create_optimizer_v2, optimizer_kwargs
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from torch import nn
 
-from topk_registry.nn import convnet  # noqa: F401  registers the built-in network
+from topk_registry.nn import convnet  # noqa: F401  registers the built-in networks
 from topk_registry.nn.classifier import normalize_classifier
 from topk_registry.train.config import TrainConfig
 from topk_registry.train.errors import TrainError
 
-BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", " bf16")  # of /proc/cpuinfo; the last on ARM
-LR_BASE_SIZE = 256  # the batch size that --lr-base is for
+BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", " bf16")  # in /proc/cpuinfo; the last is for ARM
+LR_BASE_SIZE = 256  # batch size to which --lr-base refers
 PREPROCESSING = ("input_size", "crop_pct", "mean", "std", "interpolation")
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Device, precision and processes of a run; ``amp`` is the lower precision of autocast, or None."""
+    """Device, precision and processes of a run. ``amp`` is the dtype of autocast, or None."""
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -39,10 +39,10 @@ class Compute:
 
     @classmethod
     def set_up(cls, config: TrainConfig) -> "Compute":
-        """Take the configured device and precision, and join the process group.
+        """Set up the configured device and precision, and join the process group.
 
         Raises:
-            TrainError: there is no such device.
+            TrainError: the device does not exist.
         """
         place = utils.distributed.init_distributed_device_so(device_of(config.device))
         device = torch.device(place["device"])
@@ -71,7 +71,7 @@ class Compute:
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings on precisions that are slow on this device."""
+        """Return warnings about precisions that are slow on this device."""
         if self.device.type != "cpu":
             return []
         if torch.float16 in (self.amp, self.dtype):
@@ -82,7 +82,7 @@ class Compute:
 
 
 def cpu_has_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """Return whether the CPU computes in bfloat16; True if the system does not tell."""
+    """Return whether the CPU has bfloat16 instructions; True if this is unknown."""
     try:
         text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -91,7 +91,7 @@ def cpu_has_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
 
 
 def device_of(name: str) -> str:
-    """Return the device of ``--device``; ``auto`` is CUDA if there is a CUDA device.
+    """Return the device of ``--device``. ``auto`` is CUDA if there is a CUDA device, else the CPU.
 
     Raises:
         TrainError: torch has no such device.
@@ -122,10 +122,10 @@ def channels_of(config: TrainConfig) -> int:
 
 
 def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
-    """Return the model with ``num_classes`` outputs; None leaves the number of classes of the model.
+    """Return the model with ``num_classes`` outputs. None keeps the model's number of classes.
 
     Raises:
-        TrainError: timm cannot create it.
+        TrainError: timm cannot create the model.
     """
     check_model(config.model)
     if config.initial_checkpoint and not os.path.isfile(config.initial_checkpoint):
@@ -154,7 +154,7 @@ def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
 
 
 def _sized(config: TrainConfig) -> dict[str, Any]:
-    """Return the image size for networks that are built for one, such as vision transformers."""
+    """Return the image size as an option for networks with a fixed size, such as vision transformers."""
     from timm.models import get_pretrained_cfg
 
     if ":" in config.model or "img_size" in config.model_kwargs:
@@ -165,7 +165,7 @@ def _sized(config: TrainConfig) -> dict[str, Any]:
 
 
 def place_model(config: TrainConfig, model: nn.Module, compute: Compute) -> nn.Module:
-    """Return the model on its device, in its precision and layout, with synchronized batch norm if asked."""
+    """Move the model to its device, precision and layout. Use synchronized batch norm if configured."""
     model.to(device=compute.device, dtype=compute.dtype)
     if config.channels_last:
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -173,13 +173,13 @@ def place_model(config: TrainConfig, model: nn.Module, compute: Compute) -> nn.M
 
 
 def preprocessing_of(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
-    """Return how training's evaluation prepares images: size, crop, means, standard deviations, interpolation."""
+    """Return the preprocessing of the evaluation: size, crop, means, standard deviations, interpolation."""
     resolved = resolve_data_config(config.to_dict(), model=model, verbose=False)
     return {name: list(v) if isinstance(v := resolved[name], tuple) else v for name in PREPROCESSING}
 
 
-def settle_rate(config: TrainConfig, world_size: int) -> TrainConfig:
-    """Return the configuration with its learning rate: as given, or by timm's rule for the global batch size."""
+def resolve_learning_rate(config: TrainConfig, world_size: int) -> TrainConfig:
+    """Return the configuration with its learning rate: the given one, or by timm's rule for the batch size."""
     if config.lr is not None:
         return config
     ratio = config.batch_size * world_size * config.grad_accum_steps / LR_BASE_SIZE
@@ -188,7 +188,7 @@ def settle_rate(config: TrainConfig, world_size: int) -> TrainConfig:
 
 
 def create_optimizer(config: TrainConfig, model: nn.Module, criterion: nn.Module) -> torch.optim.Optimizer:
-    """Return timm's optimizer of the model, and of the parameters of the loss, without weight decay."""
+    """Return timm's optimizer for the model, and for parameters of the loss without weight decay."""
     try:
         optimizer = create_optimizer_v2(model, **optimizer_kwargs(cfg=config), **config.opt_kwargs)
     except (TypeError, ValueError, AssertionError) as error:
@@ -208,7 +208,7 @@ def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updat
 
 
 def load_weights(model: nn.Module, path: str, ema: bool = True) -> None:
-    """Load a checkpoint into a model: its EMA weights if it has some, unless ``ema`` is False.
+    """Load a checkpoint into a model. EMA weights are preferred, unless ``ema`` is False.
 
     Raises:
         TrainError: the checkpoint belongs to another model.

@@ -21,10 +21,10 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 class Report:
-    """Output of a run, by its first process.
+    """Output of a run, written by its first process.
 
     Args:
-        metric: column that picks checkpoints.
+        metric: column that selects checkpoints.
         epochs: number of epochs of the run.
         primary: whether this process prints and writes.
         quiet: print nothing and draw no curves.
@@ -48,7 +48,7 @@ class Report:
         self.epoch, self.updates, self.clock = epoch, updates, time.perf_counter()
 
     def update(self, update: int, now: float, mean: float, lr: float, images: int) -> None:
-        """Show the progress within an epoch; on a terminal each line replaces the line before."""
+        """Show the progress within an epoch. On a terminal, each line replaces the previous line."""
         rate = images / max(time.perf_counter() - self.clock, 1e-9)
         width = len(str(self.updates))
         line = (
@@ -61,7 +61,7 @@ class Report:
             logger({"loss": now, "lr": lr}, done)
 
     def testing(self, name: str, batch: int, batches: int, every: int) -> None:
-        """Show the progress of an evaluation: its first and last batch, and every few batches between."""
+        """Show the progress of an evaluation: first batch, last batch, and every few batches in between."""
         if batch % every == 0 or batch == batches - 1:
             self._line(f"{name}: [{batch + 1:{len(str(batches))}}/{batches}]")
 
@@ -87,7 +87,7 @@ class Report:
             write_text(self.folder / "summary.csv", csv_text(history))
 
     def finish(self, progress: Progress) -> None:
-        """Draw the curves, and print the last and the best epoch side by side."""
+        """Draw the curves, and print the last and the best epoch next to each other."""
         if not progress.history:
             return
         self.draw(progress.history)
@@ -114,7 +114,7 @@ class Report:
         write_text(self.folder / "curves.svg", draw(self.title, history))
 
     def open_loggers(self, names: Sequence[str], settings: Mapping[str, Any], update: int) -> None:
-        """Open the loggers of ``--log``; TensorBoard forgets what was logged after the update that is resumed."""
+        """Open the loggers of ``--log``. TensorBoard drops entries after the update from which a run resumes."""
         assert self.folder is not None
         if "tensorboard" in names:
             from torch.utils.tensorboard import SummaryWriter
@@ -125,7 +125,7 @@ class Report:
         if "wandb" in names:
             import wandb  # pyright: ignore[reportMissingImports]
 
-            # one folder is one run: a resumed run continues its log
+            # one log per folder: a resumed run continues its log
             run = wandb.init(name=self.folder.name, id=self.folder.name, resume="allow", config=dict(settings))
             self.loggers.append(lambda row, step: run.log(dict(row), step=step))
             self._close = [*getattr(self, "_close", []), run.finish]
@@ -143,13 +143,13 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def best_row(progress: Progress) -> Row:
-    """Return the row of the best epoch by the metric that picks checkpoints, else the last."""
+    """Return the row of the best epoch by the metric that selects checkpoints, else the last row."""
     rows = [row for row in progress.history if row["epoch"] - 1 == progress.best_epoch] or progress.history[-1:]
     return rows[0] if rows else {}
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, under every name that any of them has."""
+    """Return rows as CSV, with one column for every name in any row."""
     names = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
@@ -159,7 +159,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def label(name: str) -> str:
-    """Return a column's name for people: ``eval_macro_top5`` is macro top-5."""
+    """Return the display name of a column, such as "macro top-5" for ``eval_macro_top5``."""
     ema = " (EMA)" if name.startswith("ema_") else ""
     name = re.sub(r"top(?=\d)", "top-", name.removeprefix("eval_").removeprefix("ema_"))
     name = {"map": "mAP", "bce": "BCE", "nll": "NLL"}.get(name) or name.replace("_f1", " F1").replace("_", " ")
@@ -171,7 +171,7 @@ def number(name: str, value: float) -> str:
 
 
 def draw(title: str, history: Sequence[Row]) -> str:
-    """Return the curves of losses and of accuracies as the text of an SVG file."""
+    """Return the curves of losses and accuracies as SVG text."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -41,12 +41,12 @@ from topk_registry.train.report import Report, best_row, check_loggers
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a finished run leaves.
+    """Result of a finished run.
 
     Args:
-        metrics: the row of the best epoch by ``eval_metric``: ``train_loss``, ``eval_top1``, ...
+        metrics: row of the best epoch by ``eval_metric``: ``train_loss``, ``eval_top1``, ...
         history: one row per epoch.
-        folder: checkpoints, ``summary.csv``, ``args.yaml``, ``classes.txt`` and ``curves.svg``.
+        folder: folder with checkpoints, ``summary.csv``, ``args.yaml``, ``classes.txt`` and ``curves.svg``.
         model: the trained model, with the weights of the last epoch.
     """
 
@@ -57,15 +57,15 @@ class TrainResult:
 
 
 class Trainer:
-    """Train a classifier as a configuration says.
+    """Train a classifier from a configuration.
 
     Args:
-        config: the settings; by default a job on a built-in data set.
-        model: your own model, instead of timm's by name.
-        train_loader, eval_loader: your own batches (images, labels), instead of a data set by name. Settings that are
-            not given have timm's defaults, those of the built-in job only if there is no loader.
-        on_step: called after each batch with the run and the loss of the batch, a tensor on the device.
-        on_epoch: called after each epoch with the run and the row of the epoch.
+        config: settings. Default: a job on a built-in data set.
+        model: a model to train instead of a timm model by name.
+        train_loader, eval_loader: loaders of batches (images, labels) instead of a data set by name. With a loader, the
+            defaults are those of timm, not of the built-in job.
+        on_step: function that is called after each batch with the run and the loss, a tensor on the device.
+        on_epoch: function that is called after each epoch with the run and the row of the epoch.
         quiet: print nothing and draw no curves.
 
     Example:
@@ -92,9 +92,7 @@ class Trainer:
             size = getattr(train_loader, "batch_size", None)
             self.config = self.config.for_own_batches(size if isinstance(size, int) else None)
             if self.config.mixes:
-                raise TrainError(
-                    "own batches are trained as they are: mix in the loader, and leave out mixup and cutmix"
-                )
+                raise TrainError("mixup and cutmix do not apply to your own batches: mix in the loader, and unset them")
         if model is not None:
             self.config = self.config.replace(model=type(model).__name__)
         self._parts = (model, train_loader, eval_loader)
@@ -102,10 +100,10 @@ class Trainer:
 
     @property
     def run(self) -> Run:
-        """Return the parts and the state of the run. The first access builds it, or resumes it if configured.
+        """Parts and state of the run. The first access builds the run, or resumes it if configured.
 
         Raises:
-            TrainError: the configuration cannot work.
+            TrainError: the configuration is invalid.
         """
         if self._run is None:
             checkpoint.check_folder(self.config)
@@ -114,11 +112,11 @@ class Trainer:
         return self._run
 
     def fit(self) -> TrainResult:
-        """Train to the last epoch, or as ``early_stop`` says.
+        """Train to the last epoch, or until ``early_stop`` ends the run.
 
         Raises:
-            Interrupted: Ctrl-C or SIGTERM; the message says how to continue.
-            TrainError: the run cannot begin or go on.
+            Interrupted: Ctrl-C or SIGTERM. The message has the command to continue. TrainError: the run cannot start or
+                continue.
         """
         run = self.run
         open_folder(run)
@@ -131,7 +129,7 @@ class Trainer:
         return TrainResult(best_row(run.progress), run.progress.history, run.folder, run.model)
 
     def dry_run(self) -> None:
-        """Try one batch forward and backward; nothing is written."""
+        """Run one batch forward and backward, without writing files."""
         run = self.run
         set_epoch(run.criterion, run.progress.epoch)
         run.loader.set_epoch(run.progress.epoch)
@@ -145,10 +143,10 @@ class Trainer:
 
 
 def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: Any, report: Report) -> Run:
-    """Build the run, and resume it if the configuration says so; nothing is written.
+    """Build the run, and resume it if configured, without writing files.
 
     Raises:
-        TrainError: it cannot work.
+        TrainError: the configuration is invalid.
     """
     multilabel = config.task == MULTILABEL
     spec = LossSpec.resolve(config.loss, config.loss_opt, multilabel)
@@ -164,13 +162,13 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     else:
         channels = model.channels_of(config)
         opened = data.open_data(config, channels=channels, needs_counts=spec.needs_class_counts or weights_by_count)
-    for note in opened.notes:  # first: files that were skipped may be why something is missing later
+    for note in opened.notes:  # first, because skipped files may explain a later error
         report.say(note)
-    utils.random_seed(config.seed, compute.rank)  # as timm's script, before the model
+    utils.random_seed(config.seed, compute.rank)  # before the model is created, as in timm's script
     network = own_model if own_model is not None else model.build_model(config, _classes(config, opened))
-    n = _settled_classes(config, network, opened)
+    n = _resolve_classes(config, network, opened)
     preprocessing = model.preprocessing_of(config, network)
-    config = model.settle_rate(config.replace(num_classes=n, **preprocessing), compute.world_size)
+    config = model.resolve_learning_rate(config.replace(num_classes=n, **preprocessing), compute.world_size)
     _check_metric(config, opened)
     network = model.place_model(config, network, compute)
     weights = class_weights(config.class_weight, opened.counts, n) if config.class_weight else None
@@ -185,7 +183,7 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
         multilabel=multilabel,
     )
     if spec.needs_class_counts and opened.counts is None:
-        raise TrainError(f"loss {spec.name!r} needs class counts, which this data set does not tell")
+        raise TrainError(f"loss {spec.name!r} needs class counts, which are unknown for this data set")
     criterion = build_loss(spec, facts)
     states = checkpoint.generator_states()
     try_loss(spec, criterion, facts, config.aug_splits)
@@ -209,7 +207,7 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     run.scheduler, run.num_epochs = model.create_schedule(config, optimizer, run.updates_per_epoch, run.decreasing)
     report.metric, report.epochs = run.metric, run.num_epochs
     report.title = f"{config.loss} on {data.name_of(config)}, {config.model}"
-    _say_plan(run)
+    _print_plan(run)
     if note:
         report.say(note)
     _resume_and_wrap(run, resume)
@@ -217,7 +215,7 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
 
 
 def _resume_and_wrap(run: Run, resume: Path | None) -> None:
-    """Restore the checkpoint, then compile and wrap the model, in timm's order."""
+    """Restore the checkpoint, then compile and wrap the model, in the order of timm."""
     config, task, compute = run.config, run.task, run.compute
     if config.model_ema:
         task.setup_ema(decay=config.model_ema_decay, use_warmup=config.model_ema_warmup)
@@ -250,7 +248,7 @@ def open_folder(run: Run) -> None:
     if not run.compute.primary:
         return
     run.report.folder = folder
-    # the settings continue the run in its folder
+    # so that the saved settings continue the run in this folder
     run.config = config = config.replace(output=str(folder.parent), experiment=folder.name)
     settings = {**config.to_dict(), "overwrite": False, "resume": "", "loss_record": run.task.loss_record}
     try:
@@ -279,11 +277,10 @@ def open_folder(run: Run) -> None:
 
 
 def run_epochs(run: Run) -> None:
-    """Train to the last epoch, or to where ``--early-stop`` or a signal ends the run.
+    """Train to the last epoch, or until ``--early-stop`` or a signal ends the run.
 
     Raises:
-        Interrupted: a signal came.
-        TrainError: the run cannot go on.
+        Interrupted: a signal arrived. TrainError: the run cannot continue.
     """
     progress, config = run.progress, run.config
     while progress.epoch < run.num_epochs:
@@ -312,7 +309,7 @@ def run_epochs(run: Run) -> None:
 
 
 def measure(run: Run, loss: float) -> Row | None:
-    """Return the row of an epoch, evaluated with the weights and with their EMA; None if stopped."""
+    """Evaluate the weights and their EMA, and return the row of an epoch; None if a stop request arrived."""
     config, compute, epoch = run.config, run.compute, run.progress.epoch
     row: Row = {"epoch": epoch + 1, "train_loss": loss, "lr": run.lr}
     shares = compute.distributed and config.dist_bn and not config.sync_bn
@@ -332,12 +329,12 @@ def measure(run: Run, loss: float) -> Row | None:
 
 
 def measure_weights(run: Run, ema: bool) -> dict[str, float] | None:
-    """Evaluate the weights of a run, or their EMA, on its evaluation data; None if stopped."""
+    """Evaluate the weights of a run, or their EMA; return None if a stop request arrived."""
     config, batches = run.config, len(run.eval_loader)
 
     def progress(batch: int) -> bool:
         run.report.testing("Test (EMA)" if ema else "Test", batch, batches, config.log_interval)
-        return run.control is None and bool(run.stop)  # several processes finish the evaluation together
+        return run.control is None and bool(run.stop)  # with several processes, the evaluation is not interrupted
 
     return evaluate(
         run.task.get_eval_model(ema=ema),
@@ -348,7 +345,7 @@ def measure_weights(run: Run, ema: bool) -> dict[str, float] | None:
 
 
 def evaluation_options(config: TrainConfig, compute: Compute, criterion: object, counts: Any) -> dict[str, Any]:
-    """Return the options of :func:`evaluate` that a configuration implies."""
+    """Return the options of :func:`evaluate` for a configuration."""
     metric = config.metric
     size = "".join(letter for letter in metric.partition("top")[2] if letter.isdecimal())
     temperature = config.marginal_temperature or getattr(criterion, "temperature", None) or 1.0
@@ -369,7 +366,7 @@ def evaluation_options(config: TrainConfig, compute: Compute, criterion: object,
 
 
 def train(config: TrainConfig) -> int:
-    """Run ``timm train``; return 0, 1 if the run broke off, 2 if it could not begin, 128 + N for signal N."""
+    """Run ``timm train``. Return 0, or 1 if the run failed, 2 if it could not start, 128 + N after signal N."""
     trainer = Trainer(config)
     try:
         if config.dry_run:
@@ -423,7 +420,7 @@ def _folder(run: Run) -> Path:
 
 
 def _classes(config: TrainConfig, opened: Data) -> int | None:
-    """Return the number of classes: as configured, else of the data; None leaves that of the model."""
+    """Return the configured number of classes, else that of the data, or None to keep the model's."""
     known, given = opened.num_classes, config.num_classes
     if known and given and given < known:
         raise TrainError(f"--num-classes {given}: {data.name_of(config)} has {known} classes")
@@ -432,11 +429,11 @@ def _classes(config: TrainConfig, opened: Data) -> int | None:
     return given or known
 
 
-def _settled_classes(config: TrainConfig, network: Any, opened: Data) -> int:
+def _resolve_classes(config: TrainConfig, network: Any, opened: Data) -> int:
     expected = _classes(config, opened)
     try:
         n = getattr(network, "num_classes", None) or num_classes_of(network)
-    except ValueError:  # a network of the caller's, whose classifier has a name of its own
+    except ValueError:  # a model of the caller with an unknown classifier
         if expected is None:
             raise
         n = expected
@@ -450,7 +447,7 @@ def _settled_classes(config: TrainConfig, network: Any, opened: Data) -> int:
 def _check_metric(config: TrainConfig, opened: Data) -> None:
     if config.metric.startswith(("many", "medium", "few")) and opened.counts is None:
         raise TrainError(
-            f"{flag_of('eval_metric')} {config.eval_metric} needs class counts, which the data does not tell"
+            f"{flag_of('eval_metric')} {config.eval_metric} needs class counts, which are unknown for this data"
         )
 
 
@@ -459,13 +456,13 @@ def _check_same_classes(run: Run, path: Path) -> None:
     if before and now and before != now:
         gone, new = [name for name in before if name not in now], [name for name in now if name not in before]
         raise TrainError(
-            f"cannot resume from {path}: its classes are not those of the data; missing {listed(gone) or 'none'}, new "
+            f"cannot resume from {path}: its classes differ from the data; missing {listed(gone) or 'none'}, new "
             f"{listed(new) or 'none'}"
         )
 
 
-def _say_plan(run: Run) -> None:
-    """Print what will be trained, on what, and how."""
+def _print_plan(run: Run) -> None:
+    """Print the plan: data, images, model and optimizer."""
     config, compute, opened = run.config, run.compute, run.data
     n, prepared = config.num_classes or 0, run.preprocessing
     parameters = sum(parameter.numel() for parameter in run.model.parameters()) / 1e6
@@ -475,7 +472,7 @@ def _say_plan(run: Run) -> None:
     updates = run.num_epochs * run.updates_per_epoch
     notes = [*compute.warnings, run.spec.guess(n)]
     if config.smoothing and not (config.mixes or run.spec.takes_smoothing):
-        notes.append(f"--smoothing {config.smoothing:g} has no effect: loss {config.loss!r} smooths no labels")
+        notes.append(f"--smoothing {config.smoothing:g} has no effect: loss {config.loss!r} has no label smoothing")
     if config.class_weight and (weights := run.task.loss_record.get("class_weight")):
         notes.append(f"class weights from {min(weights):.4g} to {max(weights):.4g}")
     if config.model_ema and not config.model_ema_warmup and updates < 1 / max(1 - config.model_ema_decay, 1e-9):

@@ -1,4 +1,4 @@
-"""``timm validate``: metrics of a checkpoint or an ONNX file; and both as models that run over a data set."""
+"""``timm validate``: metrics of a checkpoint or an ONNX file, and both kinds as models that run over a data set."""
 
 import json
 import sys
@@ -13,7 +13,7 @@ from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
 from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, TrainConfig, clean_settings
 from topk_registry.train.errors import TrainError
 
-# settings of the run that another data set, given by a flag, replaces
+# settings of the run that a data set in the flags replaces
 DATA = ("data_dir", "dataset", "dataset_opt", "val_split")
 OVERRIDES = ("img_size", "crop_pct", "mean", "std", "interpolation")
 
@@ -24,13 +24,13 @@ class Evaluated:
 
     Args:
         path: path of the file.
-        class_names: names in the order of the scores, or None.
-        num_classes: n; 0 if it is unknown until the file runs.
+        class_names: class names in the order of the scores, or None.
+        num_classes: number of classes; 0 if it is unknown until the file runs.
         weights: ``"EMA"``, ``"model"`` or ``"ONNX"``.
         preprocessing: size, crop, means, standard deviations and interpolation; empty for an ONNX file.
         config: configuration of the run that wrote a checkpoint, or None.
         probabilities: function from logits to the probabilities of the loss, or None for softmax.
-        run: function of a data set and of ``keep(scores [B, n], labels [B])``, which gets each batch.
+        run: function of a data set and of a function ``keep(scores [B, n], labels [B])``, which is called per batch.
         loader: function from a data set to its batches; checkpoints only.
         model: the network; checkpoints only.
     """
@@ -59,18 +59,18 @@ def open_model(
 ) -> Evaluated:
     """Open a checkpoint of ``timm train`` or of timm's script, or an ONNX file of ``topk-registry export``.
 
-    Images are prepared as in training's evaluation, which the checkpoint records. EMA weights are taken if the
-    checkpoint has them, unless ``weights`` is ``"model"``.
+    Images are preprocessed as in the evaluation of the training run, which the checkpoint records. If the checkpoint
+    has EMA weights, they are used, unless ``weights`` is ``"model"``.
 
     Args:
         path: the file.
         device: auto, cpu, cuda.
         batch_size, workers: batch size and number of workers of the loader.
         weights: ``ema`` or ``model``.
-        settings: that replace the settings in a checkpoint.
+        settings: settings that replace those in a checkpoint.
 
     Raises:
-        TrainError: it cannot be opened.
+        TrainError: the file cannot be opened.
     """
     path = Path(path)
     if not path.is_file():
@@ -83,7 +83,7 @@ def open_model(
 
     saved = checkpoint.settings_in(path)
     if not saved and "model" not in (settings or {}):
-        raise TrainError(f"{path} does not name its model: pass --model and --num-classes")
+        raise TrainError(f"{path} has no model name: pass --model and --num-classes")
     about = {"device": device, "workers": workers, "batch_size": batch_size, "validation_batch_size": batch_size}
     own = {**clean_settings(saved), **about, **(settings or {})}
     if "img_size" in (settings or {}):
@@ -100,7 +100,7 @@ def open_model(
     network = model.place_model(config, network, compute)
     probabilities = None
     if config.loss not in ("ce", "bce"):
-        with suppress(TrainError):  # a loss that cannot be built without class counts has no probabilities
+        with suppress(TrainError):  # losses that need class counts have no probabilities
             spec = loss.LossSpec.resolve(config.loss, config.loss_opt, config.task == MULTILABEL)
             counts = [1] * n if spec.needs_class_counts else None
             criterion = loss.build_loss(spec, loss.Facts(n, class_counts=counts))
@@ -187,7 +187,7 @@ def validate(args: Any) -> dict[str, Any]:
     config = opened.config or TrainConfig(**{name: given[name] for name in DATA if name in given})
     if config.dataset == OWN_BATCHES:
         if not config.data_dir:
-            raise TrainError(f"{args.path} was trained on batches of a program: name the data, by DIR or --dataset")
+            raise TrainError(f"{args.path} was trained on batches of a program: specify the data with DIR or --dataset")
         config = config.replace(dataset="")
     channels = (config.input_size or [3])[0]
     fraction = data.held_out_fraction(config)

@@ -1,1 +1,1 @@
-"""One module a command: ``main(argv) -> int``."""
+"""Commands, one module each, with ``main(argv) -> int``."""

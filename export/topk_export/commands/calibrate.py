@@ -56,7 +56,7 @@ def _parser() -> ArgumentParser:
         metavar="DIR",
         help="folder with one folder per class, of images used neither in training nor in the choice of the model",
     )
-    add("--split", default="validation", metavar="NAME", help="folder in DIR, if it exists (default: validation)")
+    add("--split", metavar="NAME", help="folder in DIR (default: calibration, or DIR itself if it has no splits)")
     add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
     add("--alpha", type=within("(0, 1)"), default=0.1, help="probability that a set misses the class (default: 0.1)")
     add("--score", choices=SCORES, default="lac", help="nonconformity score (default: lac)")

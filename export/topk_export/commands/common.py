@@ -1,4 +1,4 @@
-"""Shared by the commands: errors as one line, what a terminal can be shown, and flags of the runtime."""
+"""Shared parts of the commands: one-line errors, safe terminal output, and flags of the runtime."""
 
 import argparse
 import functools

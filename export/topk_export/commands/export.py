@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from topk_export.commands.common import command, say
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
 
-_DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode")
+_DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "exif")
 
 
 @command
@@ -86,4 +86,5 @@ def _parser() -> ArgumentParser:
     add("--interpolation", metavar="NAME", help="interpolation of resizing, such as bicubic")
     add("--crop-pct", type=within("(0, inf)"), metavar="PCT", help="fraction of the image that the crop keeps")
     add("--crop-mode", choices=("center", "border", "squash"), help="how timm crops")
+    add("--exif", action="store_true", default=None, help="turn images as their EXIF orientation says (timm does not)")
     return parser

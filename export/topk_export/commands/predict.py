@@ -38,7 +38,6 @@ def main(argv: Sequence[str]) -> int:
         device=args.device,
         require_gpu=args.require_gpu,
         threads=args.threads,
-        exif=args.exif,
         workers=args.workers,
     )
     options: dict[str, Any] = {"batch_size": args.batch_size, "max_set": args.max_set}
@@ -60,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         say(f"{count} images in {args.output}, {failed} without a prediction")
         return int(failed > 0)
     writer, place = (write_json, args.json) if args.json else (write_csv, args.csv) if args.csv else (write_table, "-")
-    silent = None if place != "-" or not sys.stdout.isatty() else True  # a bar would cut through the table
+    silent = None if place != "-" or not sys.stdout.isatty() else True  # a progress bar would break the table
     rows = tqdm(predicted(predictor, images, **options), total=len(images), unit="image", disable=silent)
     with _opened(place) as stream:
         failed = writer(rows, stream)
@@ -98,6 +97,5 @@ def _parser() -> ArgumentParser:
     add("--max-set", type=positive, default=MAX_SET, metavar="N", help=f"classes of a set to list (default: {MAX_SET})")
     add("--batch-size", type=positive, default=32, metavar="N", help="images per run (default: 32)")
     add("--workers", type=positive, metavar="N", help="threads that read images (default: CPUs, at most 8)")
-    add("--exif", action="store_true", help="turn images as their EXIF orientation says")
     add_runtime_flags(parser)
     return parser

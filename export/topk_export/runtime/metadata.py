@@ -1,6 +1,6 @@
-"""The metadata of an exported file: JSON values under plain keys in the ONNX model's ``metadata_props``.
+"""Metadata of an exported file: JSON values under plain keys in ``metadata_props`` of the ONNX model.
 
-The file alone is enough for prediction: class names, k, temperature, and how an image becomes its input.
+The file is sufficient for prediction: it has class names, k, temperature, and the preprocessing of images.
 """
 
 import json
@@ -14,9 +14,10 @@ from topk_export.runtime.preprocess import Preprocess
 SCHEMA = "topk_registry.classifier/1"
 CLASSIFICATION, MULTILABEL = "classification", "multilabel"
 
-# optional inputs: an initializer holds the default
+# optional inputs: an initializer has the default
 ALLOWED = "allowed"  # bool [1 or batch, n]; default: all true
 ALPHA = "alpha"  # float32 [1]; only in calibrated files; default: the alpha of the calibration
+ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"  # constants of calibrated files: levels [G], thresholds [G, 1 or n]
 
 LOGITS = "logits"
 OUTPUTS = {
@@ -47,8 +48,8 @@ def outputs_of(task: str) -> dict[str, str]:
 class Metadata:
     """The schema of an exported file, one field per key; each field of ``preprocess`` is stored as a key."""
 
-    k: int  # size of the top-k set; for multilabel files the number of classes that a prediction lists
-    temperature: float  # divides the logits before marginals, or before the sigmoid
+    k: int  # size of the top-k set; in multilabel files the number of classes that a prediction lists
+    temperature: float  # number by which logits are divided before marginals or sigmoid
     num_classes: int
     class_names: tuple[str, ...]
     preprocess: Preprocess
@@ -56,24 +57,24 @@ class Metadata:
     outputs: Mapping[str, str] = field(default_factory=lambda: dict(OUTPUTS))
     task: str = CLASSIFICATION  # or MULTILABEL
     backbone: str = ""
-    weights: str = ""  # "ema" or "model": which weights of the checkpoint the file holds
+    weights: str = ""  # "ema" or "model": the exported weights of the checkpoint
     loss: str | None = None
     opset: int = 18
-    dtype: str = "fp32"  # of the backbone: "fp32" or "fp16"
+    dtype: str = "fp32"  # dtype of the backbone: "fp32" or "fp16"
     checkpoint_sha256: str | None = None
     license: str | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)  # of the packages that wrote the file
-    weights_sha256: str | None = None  # of the file with external weights
+    versions: Mapping[str, str] = field(default_factory=dict)  # versions of the packages that wrote the file
+    weights_sha256: str | None = None  # SHA-256 of the file with external weights
     sets: Mapping[str, Any] | None = None  # written by `topk-registry calibrate`: score, rule, alpha, alphas, options
 
     @property
     def multilabel(self) -> bool:
-        """Whether an image may have several labels."""
+        """Whether images may have several labels."""
         return self.task == MULTILABEL
 
     @property
     def alphas(self) -> tuple[float, ...]:
-        """The miscoverage levels that the file has thresholds for, ascending; empty without calibration."""
+        """Miscoverage levels with thresholds in the file, in ascending order; empty without calibration."""
         return tuple((self.sets or {}).get("alphas", ()))
 
     def to_props(self) -> dict[str, str]:

@@ -22,7 +22,7 @@ from topk_export.runtime.metadata import ALLOWED, ALPHA, Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
 from topk_export.runtime.ranking import Prediction, check_outputs, rank_rows
 from topk_export.runtime.session import TYPES, device_of, open_session
-from topk_export.runtime.weights import check_digest
+from topk_export.runtime.weights import check_digest, check_thresholds
 
 ON_ERROR = ("raise", "skip", "yield")
 Source = TypeVar("Source")
@@ -36,17 +36,17 @@ class Predictor:
         path: ``model.onnx`` as written by :func:`topk_export.export_onnx`.
         device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"tensorrt"``.
         require_gpu: raise :class:`~topk_export.DeviceError` if the model does not run on a GPU.
-        threads: CPU threads of one run.
-        allowed: names of the classes to choose from; default: all. See :meth:`mask_of`.
-        max_pixels: larger images raise an error before they are decoded.
-        exif: turn images as their EXIF orientation says. timm's evaluation does not, so the default is off.
-        workers: threads that read images, one batch ahead of the model; 1 reads none ahead. Default: one per CPU, at
-            most 8.
+        threads: number of CPU threads per run.
+        allowed: names of the allowed classes. Default: all classes. See :meth:`mask_of`.
+        max_pixels: images with more pixels raise an error before they are decoded.
+        workers: number of threads that read images, one batch ahead of the model. 1: no reading ahead. Default: one per
+            CPU, at most 8.
 
-    A predictor can be pickled: the copy opens the file again.
+    A predictor can be pickled. The copy opens the file again.
 
     Raises:
-        ModelFileError: the file is not an exported model, or its external weights are missing or of another model.
+        ModelFileError: the file is not an exported model, its external weights are missing or belong to another model,
+            or the thresholds of its prediction sets changed after the calibration.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class Predictor:
         threads: int | None = None,
         allowed: Sequence[str] | None = None,
         max_pixels: int = MAX_PIXELS,
-        exif: bool = False,
         workers: int | None = None,
     ) -> None:
         self.path: str = os.path.abspath(path)
@@ -68,7 +67,6 @@ class Predictor:
             "threads": threads,
             "allowed": None if allowed is None else tuple(allowed),
             "max_pixels": max_pixels,
-            "exif": exif,
             "workers": workers,
         }
         if workers is not None and workers < 1:
@@ -76,9 +74,9 @@ class Predictor:
         self.session: Any = open_session(self.path, device=device, require_gpu=require_gpu, threads=threads)
         self.metadata: Metadata = Metadata.from_props(self.session.get_modelmeta().custom_metadata_map, str(path))
         check_digest(self.path, self.metadata.weights_sha256)
+        check_thresholds(self.path, self.metadata.sets)
         self.device: str = device_of(self.session)
         self.max_pixels: int = max_pixels
-        self.exif: bool = exif
         self.workers: int = workers or min(8, os.cpu_count() or 1)
         self._input = self.session.get_inputs()[0]
         self._optional = {value.name for value in self.session.get_overridable_initializers()}
@@ -87,7 +85,7 @@ class Predictor:
 
     @property
     def name(self) -> str:
-        """The file's name without its suffix."""
+        """File name without its suffix."""
         return Path(self.path).stem
 
     @property
@@ -111,7 +109,7 @@ class Predictor:
         """Return a class list as bool [num_classes].
 
         Raises:
-            ValueError: the list is empty, or a name is of no class; the message has the closest names.
+            ValueError: the list is empty, or a name is not a class. The message has the closest names.
         """
         if isinstance(names, str):
             raise TypeError(f"a class list must be a sequence of names, got the text {names!r}")
@@ -133,19 +131,19 @@ class Predictor:
     def input_of(self, image: Any) -> np.ndarray:
         """Return one image (path, bytes, uint8 array, Pillow image) as an input without the batch axis."""
         recipe = self.metadata.preprocess
-        pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=self.exif))
+        pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=recipe.exif))
         return pixels if self.metadata.in_graph else recipe.normalize(pixels[None])[0]
 
     def run(
         self, batch: np.ndarray, *, allowed: np.ndarray | None = None, alpha: float | None = None
     ) -> dict[str, np.ndarray]:
-        """Run the model on an input batch, as :meth:`preprocess` makes it, and return the outputs by name.
+        """Run the model on a batch from :meth:`preprocess`, and return the outputs by name.
 
         Args:
             batch: the input.
-            allowed: class list, bool [num_classes] or [batch, num_classes]; default: the predictor's ``allowed``.
-            alpha: probability that a prediction set misses the label; default: that of the calibration. The next
-                smaller level of ``metadata.alphas`` serves.
+            allowed: class list, bool [num_classes] or [batch, num_classes]. Default: ``allowed`` of the predictor.
+            alpha: miscoverage of prediction sets. Default: alpha of the calibration. The largest level of
+                ``metadata.alphas`` that is at most alpha is used.
 
         Raises:
             ValueError: the batch or the class list has the wrong shape or type, or alpha is outside of the levels.
@@ -170,7 +168,7 @@ class Predictor:
 
         Args:
             images: the images.
-            options: those of :meth:`stream`.
+            options: options of :meth:`stream`.
         """
         return list(self.stream(images, **options))
 
@@ -189,13 +187,14 @@ class Predictor:
         """Yield a :class:`~topk_export.Prediction` per image, in order, while threads read the next batch.
 
         Args:
-            images: paths, bytes, uint8 arrays or Pillow images; may be endless.
-            batch_size: images per run.
-            allowed: class list, as names or as bool [num_classes]; default: the predictor's ``allowed``.
+            images: paths, bytes, uint8 arrays or Pillow images. The iterable may be infinite.
+            batch_size: number of images per run.
+            allowed: class list, as names or as bool [num_classes]. Default: ``allowed`` of the predictor.
             alpha: as in :meth:`run`.
-            max_set: the largest number of classes to list of a prediction set; ``set_size`` counts all.
-            on_error: for an image that cannot be read, or whose outputs are not finite: ``"raise"`` the error after the
-                predictions of all images before it, ``"skip"`` the image, or ``"yield"`` the error in its place.
+            max_set: maximum number of classes to list per prediction set. ``set_size`` counts all classes.
+            on_error: what to do if an image cannot be read or its outputs are not finite. ``"raise"`` raises the error
+                after the predictions of all earlier images, ``"skip"`` skips the image, and ``"yield"`` yields the
+                error.
         """
         if isinstance(images, str | Path | bytes):
             raise TypeError(f"images must be a sequence of images, got one {type(images).__name__}: put it in a list")
@@ -213,7 +212,7 @@ class Predictor:
     def rank(
         self, outputs: Mapping[str, np.ndarray], *, allowed: np.ndarray | None = None, max_set: int | None = None
     ) -> list[Prediction]:
-        """Return the predictions of a run's outputs; raise :class:`PredictionError` if a row is not finite."""
+        """Return the predictions for the outputs of a run. Raise :class:`PredictionError` if a row is not finite."""
         rows: list[Prediction] = []
         mask = self.allowed if allowed is None else allowed
         for row in rank_rows(outputs, self.metadata, allowed=mask, max_set=max_set):
@@ -262,7 +261,7 @@ class Predictor:
         levels = self.metadata.alphas
         if not levels or ALPHA not in self._optional:
             raise ValueError("alpha needs a calibrated file: run `topk-registry calibrate`")
-        if not np.float32(levels[0]) <= np.float32(alpha) <= np.float32(levels[-1]):  # NaN compares as false
+        if not np.float32(levels[0]) <= np.float32(alpha) <= np.float32(levels[-1]):  # also true for NaN
             raise ValueError(f"alpha must be from {levels[0]:g} to {levels[-1]:g}, got {alpha!r}")
         return alpha
 
@@ -270,9 +269,9 @@ class Predictor:
 def read_ahead(
     read: Callable[[Source], Read], sources: Iterable[Source], *, batch: int, workers: int
 ) -> Iterator[list[Read]]:
-    """Yield lists of ``batch`` results in order, while threads work on the next list; one worker reads none ahead.
+    """Yield lists of ``batch`` results in order, while threads work on the next list; one worker does not read ahead.
 
-    An error of ``sources`` itself is raised after the results of all items before it.
+    If ``sources`` raises an error, it is raised after the results of all earlier items.
     """
     failure: list[Exception] = []
     source = _until_failure(iter(sources), failure)

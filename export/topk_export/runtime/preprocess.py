@@ -1,7 +1,7 @@
-"""From an image to a model's input, equal to timm's evaluation transform, with numpy and Pillow.
+"""From an image to a model's input, equal to the evaluation transform of timm, with numpy and Pillow.
 
-Decode, convert to RGB (or L), resize by one of three crop modes, crop, scale to [0, 1], normalize. As in timm, the EXIF
-orientation is ignored, and JPEGs are decoded in full (Pillow's ``draft`` would change the resampled pixels).
+Steps: decode, convert to RGB (or L), resize by one of three crop modes, crop, scale to [0, 1], normalize. As in timm,
+JPEGs are decoded in full resolution, because Pillow's ``draft`` would change the resized pixels.
 """
 
 import io
@@ -58,17 +58,18 @@ CROP_MODES = ("center", "border", "squash")
 
 @dataclass(frozen=True)
 class Preprocess:
-    """One evaluation transform, in timm's terms.
+    """An evaluation transform with the options of timm.
 
     Args:
         input_size: channels, height and width of the model's input.
-        mean, std: per channel, of values in [0, 1]; empty if the color is unknown.
+        mean, std: mean and standard deviation per channel of values in [0, 1]; empty if unknown.
         interpolation: a key of :data:`RESAMPLE`.
-        crop_pct: the crop's fraction of the resized image.
+        crop_pct: size of the crop as a fraction of the resized image.
         crop_mode: ``"center"``, ``"border"`` or ``"squash"``.
-        resize_size: target height and width before the crop; None: the floor of ``input_size / crop_pct``.
-        color: ``"RGB"`` or ``"L"``; empty for other numbers of channels; ``"unknown"`` if the normalization of the
-            images is not known. In the last two cases the model takes arrays only.
+        resize_size: target height and width before the crop. None: the floor of ``input_size / crop_pct``.
+        color: ``"RGB"``, ``"L"``, empty for other numbers of channels, or ``"unknown"`` if the normalization is
+            unknown. In the last two cases, the model takes arrays only.
+        exif: apply the EXIF orientation of images, which timm ignores.
     """
 
     input_size: Sequence[int]
@@ -79,6 +80,7 @@ class Preprocess:
     crop_mode: str = "center"
     resize_size: Sequence[int] | None = None
     color: str = "RGB"
+    exif: bool = False
 
     def __post_init__(self) -> None:
         if len(self.input_size) != 3 or min(self.input_size) < 1:
@@ -98,15 +100,15 @@ class Preprocess:
         return math.floor(self.input_size[1] / self.crop_pct), math.floor(self.input_size[2] / self.crop_pct)
 
     def check_known(self) -> None:
-        """Raise :class:`ModelFileError` if the file does not say how images become its input."""
+        """Raise :class:`ModelFileError` if the preprocessing of images is unknown."""
         if self.color == UNKNOWN:
             raise ModelFileError(
-                "the file does not say how images become its input: mean and standard deviation are unknown. Export it "
+                "the preprocessing of images is unknown: the file has no mean and standard deviation. Export it "
                 "again with both (data_config, --mean and --std), or pass arrays to Predictor.run"
             )
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """Return an 8-bit image as uint8 [height, width, channels] of the input size."""
+        """Return an 8-bit image as uint8 [height, width, channels] in the input size."""
         self.check_known()
         if self.color not in COLORS.values():
             raise ImageError(f"the model takes {self.input_size[0]} channels: pass arrays to Predictor.run")
@@ -125,17 +127,17 @@ class Preprocess:
 
     @cached_property
     def _values(self) -> np.ndarray:
-        """The normalized value of each of the 256 levels [channels, 256]: a table is faster than arithmetic."""
+        """Table of the normalized value of each of the 256 levels [channels, 256], which is faster than arithmetic."""
         x = np.arange(256, dtype=np.float32) / np.float32(255)
         return (x - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width to which an image of the given size is resized before the crop."""
+        """Return the height and width to which an image of this size is resized before the crop."""
         scale_h, scale_w = self.scale_size
         if self.crop_mode == "squash":
             size = scale_h, scale_w
         elif self.crop_mode == "border" or scale_h != scale_w:
-            # the longest edge fits (border), or the shortest does (center, not square)
+            # the longest edge fits (border), or the shortest edge does (center, not square)
             pick = max if self.crop_mode == "border" else min
             ratio = pick(height / scale_h, width / scale_w)
             size = round(height / ratio), round(width / ratio)
@@ -146,7 +148,7 @@ class Preprocess:
         return max(1, size[0]), max(1, size[1])
 
     def resized_pixels(self, height: int, width: int) -> int:
-        """Return the number of pixels of the resized image: a strip of 1 x 60000 is a small file and a large resize."""
+        """Return the number of pixels after resizing, which can be large for a small file of 1 x 60000 pixels."""
         h, w = self.resized(height, width)
         return h * w
 
@@ -161,7 +163,7 @@ class Preprocess:
 def _convert(image: Image.Image, color: str) -> Image.Image:
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")  # the same pixels, without Pillow's warning
-    if image.mode == "LAB" and color != "RGB":  # Pillow converts it to RGB alone
+    if image.mode == "LAB" and color != "RGB":  # Pillow converts LAB to RGB only
         image = image.convert("RGB")
     try:
         return image if image.mode == color else image.convert(color)
@@ -170,7 +172,7 @@ def _convert(image: Image.Image, color: str) -> Image.Image:
 
 
 def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
-    """Pad to at least the size with ``fill``, then crop the middle, both rounding as torchvision does."""
+    """Pad to at least this size with ``fill``, then crop the center, with the rounding of torchvision."""
     more_h, more_w = max(0, height - image.height), max(0, width - image.width)
     if more_h or more_w:
         border = more_w // 2, more_h // 2, (more_w + 1) // 2, (more_h + 1) // 2
@@ -180,9 +182,9 @@ def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) 
 
 
 def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
-    """Return an image of 16-bit, 32-bit or float values as mode L; floats of at most 1 are fractions of white.
+    """Return an image of 16-bit, 32-bit or float values in mode L; floats of at most 1 are fractions of white.
 
-    Pillow's own conversion would cut values outside of 0 to 255, so that the image would be white or black.
+    Pillow's conversion would clip values outside of 0 to 255, so that the image would be white or black.
     """
     if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
         return image
@@ -198,17 +200,17 @@ def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
 
 
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False) -> Image.Image:
-    """Decode an image; errors name the file.
+    """Decode an image. Errors name the file.
 
-    The number of pixels is read from the header and checked before anything is decoded.
+    The number of pixels is read from the header and checked before decoding.
 
     Args:
         source: path, encoded bytes, uint8 [height, width(, 1 or 3)] array, or a Pillow image.
-        max_pixels: larger images raise :class:`ImageTooLargeError`.
-        exif: turn the image as its EXIF orientation says; timm does not.
+        max_pixels: images with more pixels raise :class:`ImageTooLargeError`.
+        exif: apply the EXIF orientation.
 
     Raises:
-        ImageError: the image is missing, truncated, too large, or of no known format.
+        ImageError: the image is missing, truncated, too large, or of unknown format.
     """
     if isinstance(source, np.ndarray):
         return _from_array(source)
@@ -219,14 +221,14 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
 
 
 def size_of_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Return height and width of an encoded image from its header, with the errors of :func:`read_image`."""
+    """Return height and width of an encoded image from its header. Errors are as in :func:`read_image`."""
     with _opened(source, max_pixels) as (image, _):
         return image.height, image.width
 
 
 @contextmanager
 def _opened(source: Any, max_pixels: int) -> Iterator[tuple[Image.Image, str]]:
-    """Open an image without decoding it, and yield it with its name; all failures are :class:`ImageError`."""
+    """Open an image without decoding it, and yield it with its name. All failures raise :class:`ImageError`."""
     name = "the image" if isinstance(source, bytes | Image.Image) else str(source)
     try:
         if isinstance(source, Image.Image):
@@ -237,7 +239,7 @@ def _opened(source: Any, max_pixels: int) -> Iterator[tuple[Image.Image, str]]:
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        # Pillow's own limit is larger than ours
+        # Pillow's limit is larger than max_pixels
         raise ImageTooLargeError(f"{name} has more pixels than the limit of {max_pixels}") from error
     except FileNotFoundError as error:
         problem = "is a URL; download it first" if "://" in name else "does not exist"

@@ -16,9 +16,9 @@ class ClassScore:
     """One class of a prediction.
 
     Args:
-        index, name: the class.
-        probability: its softmax probability; of a multilabel file its sigmoid.
-        marginal: its probability of being in the top-k set; None in multilabel files.
+        index, name: index and name of the class.
+        probability: softmax probability, or sigmoid in multilabel files.
+        marginal: probability that the class is in the top-k set; None in multilabel files.
     """
 
     index: int
@@ -32,8 +32,8 @@ class Prediction:
     """The ranked classes of one image.
 
     Args:
-        top: the k classes with the largest scores, best first; fewer if the class list has fewer.
-        set: the prediction set of a calibrated file, best first, at most ``max_set`` classes of it; else None.
+        top: the k classes with the largest scores in descending order; fewer if the class list is shorter.
+        set: up to ``max_set`` classes of the prediction set in descending order; None if the file is not calibrated.
         set_size: number of classes in the whole prediction set.
     """
 
@@ -51,8 +51,8 @@ def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
 
 
 def finite_rows(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return whether each row can be ranked [batch], bool: a score may be -inf, but not inf or NaN."""
-    best = outputs[LOGITS].max(-1, initial=-np.inf)  # NaN if any is
+    """Return whether each row can be ranked, bool [batch]: scores may be -inf, but not inf or NaN."""
+    best = outputs[LOGITS].max(-1, initial=-np.inf)  # NaN if any score is NaN
     return ~np.isnan(outputs["probabilities"]).any(-1) & (best < np.inf)
 
 
@@ -66,10 +66,10 @@ def rank_rows(
     """Yield a prediction per row, or the error of a row whose outputs are not finite.
 
     Args:
-        outputs: outputs of a run, by name.
+        outputs: outputs of a run by name.
         metadata: metadata of the file.
-        allowed: the class list of the run, bool [n] or [batch, n].
-        max_set: the largest number of classes to list of a prediction set; ``set_size`` counts all.
+        allowed: class list of the run, bool [n] or [batch, n].
+        max_set: maximum number of classes to list per prediction set. ``set_size`` counts all classes.
     """
     check_outputs(outputs, metadata)
     if max_set is not None and max_set < 1:

@@ -1,11 +1,11 @@
-"""An onnxruntime session on the requested device, with a warning or an error if it runs elsewhere.
+"""An onnxruntime session on the requested device, with a warning or an error if it runs on another device.
 
-onnxruntime falls back to the CPU silently, and lists providers as available that fail later. Only an open session says
-where it runs. If a requested GPU is missing, ``require_gpu`` makes that an error; otherwise it is a warning.
+onnxruntime falls back to the CPU silently, and lists available providers that fail later. Only an open session shows
+its device. If a requested GPU is missing, ``require_gpu`` raises an error; otherwise there is a warning.
 
-CUDA is found in two forms: as a provider that is built into onnxruntime, or as a plug-in library. A plug-in is used if
+CUDA exists in two forms: as a provider that is built into onnxruntime, or as a plug-in library. A plug-in is used if
 onnxruntime has registered it, if a package ``onnxruntime_ep_cuda*`` is installed, or if the environment variable
-``TOPK_EXPORT_CUDA_LIBRARY`` holds the path of the library.
+``TOPK_EXPORT_CUDA_LIBRARY`` is the path of the library.
 """
 
 import contextlib
@@ -32,8 +32,8 @@ PLUGIN_PREFIX = "onnxruntime_ep_cuda"
 
 
 def import_onnxruntime() -> Any:
-    """Import onnxruntime with its telemetry off, unless ``ORT_DISABLE_TELEMETRY`` says otherwise."""
-    # the import itself writes a device ID below HOME and starts to send
+    """Import onnxruntime with telemetry disabled, unless ``ORT_DISABLE_TELEMETRY`` is set."""
+    # the import writes a device ID to HOME and starts sending
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
@@ -50,18 +50,16 @@ def open_session(
     device: str = "auto",
     require_gpu: bool = False,
     threads: int | None = None,
-    weights: str | Path | None = None,
     tf32: bool = True,
 ) -> Any:
     """Open an ``onnxruntime.InferenceSession``.
 
     Args:
         model: path of a model, or its bytes.
-        device: ``"auto"`` takes CUDA if there is a GPU, else the CPU; the other names select one device.
+        device: ``"auto"`` uses CUDA if there is a GPU, else the CPU. The other names select one device.
         require_gpu: raise :class:`DeviceError` if the session does not run on a GPU.
-        threads: intra-op threads; None leaves the choice to onnxruntime.
-        weights: folder of the external weights of a model that is given as bytes.
-        tf32: let CUDA round the inputs of convolutions and matrix products to TF32, as its provider does by default.
+        threads: number of intra-op threads. None: the default of onnxruntime.
+        tf32: allow CUDA to round the inputs of convolutions and matrix products to TF32, the default of the provider.
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
@@ -73,12 +71,12 @@ def open_session(
     cause, session = "", None
     if wants_gpu:
         try:
-            session = _open_on_gpu(ort, model, device, _session_options(ort, threads, weights), tf32)
-        except Exception as error:  # of the driver, the GPU's libraries or the model: no common base class
+            session = _open_on_gpu(ort, model, device, _session_options(ort, threads), tf32)
+        except Exception as error:  # errors of driver, GPU libraries and model have no common base class
             cause = str(error)
     if session is None:
         try:
-            session = _open(ort, model, _session_options(ort, threads, weights), [PROVIDERS["cpu"]])
+            session = _open(ort, model, _session_options(ort, threads), [PROVIDERS["cpu"]])
         except Exception as error:
             raise ModelFileError(f"{name} is not a model that onnxruntime can load: {cause or error}") from error
     _check_device(session, device, wants_gpu, require_gpu, cause)
@@ -86,25 +84,25 @@ def open_session(
 
 
 def device_of(session: Any) -> str:
-    """Return ``"cpu"``, ``"cuda"`` or ``"tensorrt"``: the device of the session's first provider."""
+    """Return the device of the session's first provider: ``"cpu"``, ``"cuda"`` or ``"tensorrt"``."""
     first = session.get_providers()[0]
     known = {provider: name for name, provider in PROVIDERS.items()}
     return known.get(first, "cuda" if _is_cuda(first) else first)
 
 
 def placement(session: Any) -> dict[str, int] | None:
-    """Count the nodes of the graph per provider; None if this onnxruntime does not tell."""
+    """Return the number of graph nodes per provider, or None if this version of onnxruntime does not report it."""
     try:
         counts: Counter[str] = Counter()
         for part in session.get_provider_graph_assignment_info():
             counts[part.ep_name] += len(part.get_nodes())
         return dict(counts)
-    except Exception:  # an older onnxruntime has no such call
+    except Exception:  # older versions of onnxruntime lack this call
         return None
 
 
 def nvidia_gpus() -> int:
-    """Count the GPUs that the NVIDIA driver sees; onnxruntime lists its CUDA provider without a GPU too."""
+    """Return the number of GPUs of the NVIDIA driver, because onnxruntime lists its CUDA provider without a GPU too."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -115,7 +113,7 @@ def nvidia_gpus() -> int:
 
 
 def cuda_plugin(ort: Any) -> list[Any]:
-    """Return the CUDA devices of plug-in providers, after registering an installed library if none is registered."""
+    """Return the CUDA devices of plug-in providers. If none is registered, register an installed library first."""
     if not hasattr(ort, "get_ep_devices"):  # onnxruntime below 1.22
         return []
     devices = _cuda_devices(ort)
@@ -149,7 +147,7 @@ def _open_on_gpu(ort: Any, model: Any, device: str, options: Any, tf32: bool) ->
     """Open a session with a GPU provider; None if this installation has none."""
     with contextlib.redirect_stdout(sys.stderr):
         if hasattr(ort, "preload_dlls"):
-            ort.preload_dlls()  # CUDA and cuDNN from their wheels
+            ort.preload_dlls()  # load CUDA and cuDNN from their wheels
     available = set(ort.get_available_providers())
     cuda = {"use_tf32": str(int(tf32))}
     chain = [(PROVIDERS["tensorrt"], {})] if device == "tensorrt" else []
@@ -164,18 +162,16 @@ def _open_on_gpu(ort: Any, model: Any, device: str, options: Any, tf32: bool) ->
 
 def _open(ort: Any, model: Any, options: Any, providers: list[Any] | None) -> Any:
     source = model if isinstance(model, bytes) else str(model)
-    with contextlib.redirect_stdout(sys.stderr):  # onnxruntime prints the failure of a provider
+    with contextlib.redirect_stdout(sys.stderr):  # onnxruntime prints provider errors to stdout
         return ort.InferenceSession(source, options, providers=providers)
 
 
-def _session_options(ort: Any, threads: int | None, weights: str | Path | None) -> Any:
+def _session_options(ort: Any, threads: int | None) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    # denormal numbers make CPUs slow, and mean nothing here
+    # denormal numbers are slow on CPUs and do not affect results
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    if weights is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights))
     if threads is not None:
         options.intra_op_num_threads = threads
     return options

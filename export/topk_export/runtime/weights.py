@@ -1,24 +1,26 @@
-"""External weights of a model: which files it names, whether they are complete, and how to copy a model with them.
+"""External weights of a model: which files it needs, whether they are complete, and how to copy a model with them.
 
-One ONNX file holds at most 2 GiB. A larger model keeps its weights in other files of its folder (ONNX's external data).
-Their names are parsed from the protocol buffer here, so that prediction does not need the onnx package.
+The limit of one ONNX file is 2 GiB. A larger model stores its weights in other files of its folder (external data of
+ONNX). Their names are parsed from the protocol buffer here, so that prediction does not need the onnx package.
 """
 
 import hashlib
 import mmap
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 from topk_export.errors import ModelFileError
+from topk_export.runtime.metadata import THRESHOLDS
 
-SUFFIX = ".data"  # model.onnx.data holds the weights of model.onnx
+SUFFIX = ".data"  # model.onnx.data has the weights of model.onnx
 
-# numbers of fields in onnx.proto
-_GRAPH, _INITIALIZER, _EXTERNAL_DATA, _KEY, _VALUE = 7, 5, 13, 1, 2
+# field numbers in onnx.proto
+_GRAPH, _INITIALIZER, _NAME, _RAW_DATA, _EXTERNAL_DATA, _KEY, _VALUE = 7, 5, 8, 9, 13, 1, 2
 _VARINT, _LENGTH = 0, 2
-_FIXED = {1: 8, 5: 4}  # bytes of the other kinds of value
+_FIXED = {1: 8, 5: 4}  # size in bytes of fixed-size values
 
 
 def weights_beside(model: str | Path) -> Path:
@@ -27,17 +29,17 @@ def weights_beside(model: str | Path) -> Path:
 
 
 def files_of(model: str | Path) -> list[Path]:
-    """Return a model's file and the files of its external weights.
+    """Return the file of a model and the files of its external weights.
 
     Raises:
-        ModelFileError: a file is missing, shorter than the model says, or outside of the model's folder.
+        ModelFileError: a file is missing, too short, or outside of the model's folder.
     """
     model = Path(model)
     if not model.is_file():
         raise ModelFileError(f"{model} does not exist or is not a file")
     files = [model]
     for name, size in sorted(external_sizes(model).items()):
-        if name != PureWindowsPath(name).name:  # on any system
+        if name != PureWindowsPath(name).name:  # rejects paths of any system
             raise ModelFileError(f"{model} keeps weights outside of its folder, in {name!r}, which is not allowed")
         file = model.parent / name
         if not file.is_file():
@@ -62,7 +64,7 @@ def external_sizes(model: str | Path) -> dict[str, int]:
                 end = int(entry.get("offset", 0)) + int(entry.get("length", 0))
                 sizes[entry["location"]] = max(end, sizes.get(entry["location"], 0))
         except (IndexError, KeyError, ValueError):
-            return {}  # not a model: loading it gives the better error
+            return {}  # not a model: loading it gives a better error
     return sizes
 
 
@@ -79,8 +81,8 @@ def copy_model(model: str | Path, target: str | Path) -> list[Path]:
 def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> None:
     """Move a finished model, its external weights and its other files into the folder of ``path``.
 
-    The model is moved last, and an old model whose weights are replaced is removed first: if this is interrupted, no
-    model lies beside weights of another model.
+    The model is moved last, and an old model is removed before its weights are replaced. If the process is interrupted,
+    no model is next to weights of another model.
     """
     _, *weights = files_of(staged)
     before = external_sizes(path) if path.is_file() else {}
@@ -94,7 +96,7 @@ def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> No
 
 
 def digest_of(*files: str | Path) -> str:
-    """Return the SHA-256 of files, one after the other."""
+    """Return the SHA-256 of the concatenated files."""
     sha = hashlib.sha256()
     for file in files:
         with open(file, "rb") as stream:
@@ -104,22 +106,47 @@ def digest_of(*files: str | Path) -> str:
 
 
 def check_digest(model: str | Path, sha256: str | None) -> None:
-    """Raise :class:`ModelFileError` if the external weights of a model are not those that it was written with."""
+    """Raise :class:`ModelFileError` if the external weights do not belong to the model."""
     _, *weights = files_of(model)
     if weights and sha256 is not None and digest_of(*weights) != sha256:
         raise ModelFileError(f"{weights[0]} does not belong to {model}: its SHA-256 differs, copy both files again")
 
 
+def check_thresholds(model: str | Path, sets: Mapping[str, Any] | None) -> None:
+    """Raise :class:`ModelFileError` if the thresholds of a calibrated model are not those of its calibration.
+
+    Quantization changes them silently.
+
+    Args:
+        model: the file.
+        sets: the entry ``sets`` of its metadata.
+    """
+    if not sets:
+        return
+    with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        tables = [span for span in _initializers(data) if _texts(data, span, _NAME) == [THRESHOLDS]]
+        raw = [data[start:end] for table in tables for start, end in _messages(data, table, _RAW_DATA)]
+    if hashlib.sha256(b"".join(raw)).hexdigest() != sets.get("thresholds_sha256"):
+        raise ModelFileError(
+            f"the thresholds of {model} are not those of its calibration: quantize or convert a file first, then "
+            "calibrate it"
+        )
+
+
+def _initializers(data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    for graph in _messages(data, (0, len(data)), _GRAPH):
+        yield from _messages(data, graph, _INITIALIZER)
+
+
 def _external_tensors(data: mmap.mmap) -> Iterator[dict[str, str]]:
     """Yield location, offset and length of each external tensor."""
-    for graph in _messages(data, (0, len(data)), _GRAPH):
-        for tensor in _messages(data, graph, _INITIALIZER):
-            entry = {}
-            for pair in _messages(data, tensor, _EXTERNAL_DATA):
-                (key,), (value,) = (_texts(data, pair, field) for field in (_KEY, _VALUE))
-                entry[key] = value
-            if entry:
-                yield entry
+    for tensor in _initializers(data):
+        entry = {}
+        for pair in _messages(data, tensor, _EXTERNAL_DATA):
+            (key,), (value,) = (_texts(data, pair, field) for field in (_KEY, _VALUE))
+            entry[key] = value
+        if entry:
+            yield entry
 
 
 def _texts(data: mmap.mmap, span: tuple[int, int], field: int) -> list[str]:
@@ -127,7 +154,7 @@ def _texts(data: mmap.mmap, span: tuple[int, int], field: int) -> list[str]:
 
 
 def _messages(data: mmap.mmap, span: tuple[int, int], wanted: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each length-delimited value of a field of a message."""
+    """Yield start and end of each length-delimited value of one field in a message."""
     at, end = span
     while at < end:
         tag, at = _varint(data, at)

@@ -1,7 +1,8 @@
 """The HTTP application of an exported model: predictions, health, metrics, metadata, and a page.
 
-Limits come before work: the body is counted while it is read, pixels are read from headers, the queue is bounded. An
-error of the client is a 4xx with the reason under ``detail``; 503 means that the client may try again.
+Limits are checked before work starts: the body size while reading, the number of pixels from image headers, and the
+length of the queue. Client errors have status 4xx with the reason in ``detail``. Status 503 means that the client may
+retry.
 """
 
 import asyncio
@@ -66,10 +67,10 @@ class Metrics:
 
     def text(self) -> str:
         values = {
-            "topk_images_total": self.images,  # that the model has run on
+            "topk_images_total": self.images,  # images that the model has processed
             "topk_batches_total": self.batches,
             "topk_predictions_total": self.predictions,  # answered requests
-            "topk_predict_seconds_total": self.seconds,  # sum of the time of these requests
+            "topk_predict_seconds_total": self.seconds,  # total time of these requests
             "topk_images_in_progress": self.in_progress,
         }
         lines = ["# TYPE topk_requests_total counter"]
@@ -92,7 +93,7 @@ class Service:
         self._batcher: Batcher | None = None
 
     async def start(self) -> None:
-        """Start the threads, and run the model once: the first run allocates memory."""
+        """Start the threads, and run the model once, because the first run allocates memory."""
         predictor, limits = self.predictor, self.limits
         self._batcher = Batcher(predictor, limits.batch, limits.max_set, self.metrics.count_batch)
         await asyncio.to_thread(predictor.run, np.zeros((1, *predictor.input_shape), predictor.input_type))
@@ -123,8 +124,8 @@ class Service:
     async def _predict(self, wanted: Wanted) -> list[Prediction]:
         assert self._batcher is not None
         loop, batcher = asyncio.get_running_loop(), self._batcher
-        if wanted.allow is not None and not self.class_lists:  # an error of the run would reach its whole batch
-            raise HTTPException(400, "this file takes no class lists: export it again")
+        if wanted.allow is not None and not self.class_lists:  # an error of the run would affect its whole batch
+            raise HTTPException(400, "this file does not support class lists: export it again")
         mask = None if wanted.allow is None else self.predictor.mask_of(wanted.allow)
         await loop.run_in_executor(self._decoders, check_pixels, wanted.images, self.predictor, self.limits)
 
@@ -153,12 +154,12 @@ class Service:
 
 
 def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequence[str] = LOCAL) -> FastAPI:
-    """Build the application of a loaded model; ``state.service`` is its :class:`Service`.
+    """Build the application of a loaded model. ``state.service`` is its :class:`Service`.
 
     Args:
         predictor: the model.
-        limits: of requests.
-        hosts: names that the Host header of a request may have.
+        limits: limits of requests.
+        hosts: allowed names in the Host header.
     """
     check_outputs(predictor.output_names, predictor.metadata)
     predictor.metadata.preprocess.check_known()
@@ -174,7 +175,7 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
     app.state.service = service
     app.add_middleware(Guard, service, frozenset(hosts))
     page = (files("topk_export.serve") / "page.html").read_text(encoding="utf-8")
-    facts = {"name": predictor.name, "device": predictor.device, "exif": predictor.exif}
+    facts = {"name": predictor.name, "device": predictor.device}
     facts |= {"limits": asdict(service.limits), "class_lists": service.class_lists, **asdict(predictor.metadata)}
     model = json.dumps(facts, ensure_ascii=False).encode()
 
@@ -218,7 +219,7 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
 class Guard:
     """ASGI middleware: check the host and the origin of a request, count it, and add headers to its answer.
 
-    While the service drains, each answer closes its connection, so that no request is sent to a closed one.
+    While the service drains, each answer closes its connection, so that clients send no request to a closed connection.
     """
 
     def __init__(self, app: ASGIApp, service: Service, hosts: frozenset[str]) -> None:
@@ -233,24 +234,24 @@ class Guard:
             if message["type"] == "http.response.start":
                 route = scope["path"] if scope["path"] in ROUTES else "other"
                 self._service.metrics.requests[route, message["status"]] += 1
-                unread = scope["method"] == "POST" and message["status"] >= 400  # the body may not have been read
+                unread = scope["method"] == "POST" and message["status"] >= 400  # the body may be unread
                 closing = ((b"connection", b"close"),) if self._service.draining or unread else ()
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS, *closing]}
             await send(message)
 
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        if scope["path"] != "/healthz" and _name_of(host) not in self._hosts:  # orchestrators ask by address
+        if scope["path"] != "/healthz" and _name_of(host) not in self._hosts:  # orchestrators use the IP address
             detail = f"the host {host[:100]!r} is not allowed: start the service with --allowed-hosts NAME"
             await JSONResponse({"detail": detail}, 400)(scope, receive, watched)
         elif scope["method"] == "POST" and origin not in (None, f"http://{host}", f"https://{host}"):
-            await JSONResponse({"detail": "a page of another site may not send this"}, 403)(scope, receive, watched)
+            await JSONResponse({"detail": "requests from other sites are not allowed"}, 403)(scope, receive, watched)
         else:
             await self._app(scope, receive, watched)
 
 
 def _name_of(host: str) -> str:
-    """Return the lower-case name of a Host header without its port; empty if it is malformed."""
+    """Return the lower-case name in a Host header without the port, or an empty string if it is malformed."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return str(ipaddress.ip_address(name)) if ":" in name else name

@@ -22,16 +22,16 @@ class _Item:
 
 
 class Batcher:
-    """Collects inputs into batches, and returns to each caller its own prediction.
+    """Collects inputs into batches, and returns its prediction to each caller.
 
-    A batch contains inputs of the same ``alpha`` that arrived while the batch before it ran. One batch runs at a time,
+    A batch contains inputs with the same ``alpha`` that arrived while the previous batch ran. One batch runs at a time,
     in a thread.
 
     Args:
         predictor: the model.
-        max_batch: the largest number of inputs per batch.
-        max_set: classes of a set that a prediction lists.
-        on_batch: called with the size of each batch.
+        max_batch: maximum number of inputs per batch.
+        max_set: maximum number of classes that a prediction lists per set.
+        on_batch: function that is called with the size of each batch.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Batcher:
         self._task = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
-        """Answer everything that waits, then stop."""
+        """Answer all waiting inputs, then stop."""
         while self._queue:
             await asyncio.sleep(0.01)
         self._task.cancel()
@@ -52,7 +52,7 @@ class Batcher:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def __call__(self, x: np.ndarray, mask: np.ndarray | None = None, alpha: float | None = None) -> Prediction:
-        """Return the prediction of one input, which runs in a batch with others.
+        """Return the prediction of one input, which runs in a batch with other inputs.
 
         Args:
             x: the input, without the batch axis.
@@ -75,7 +75,7 @@ class Batcher:
             self._on_batch(len(batch))
             try:
                 results = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, batch)
-            except Exception as error:  # of onnxruntime, whose errors share no base class
+            except Exception as error:  # errors of onnxruntime share no base class
                 results = [error] * len(batch)
             for item, result in zip(batch, results, strict=True):
                 if item.answer.done():  # the caller timed out
@@ -86,7 +86,7 @@ class Batcher:
                     item.answer.set_result(result)
 
     def _next(self) -> list[_Item]:
-        """Take the first input and those of the same alpha; drop inputs whose callers have gone."""
+        """Take the first input and all inputs with the same alpha. Drop inputs whose callers have left."""
         batch: list[_Item] = []
         rest: list[_Item] = []
         for item in self._queue:

@@ -1,4 +1,4 @@
-"""Limits of the service, and the reading of requests within them."""
+"""Limits of the service, and reading of requests within these limits."""
 
 import asyncio
 import base64
@@ -28,19 +28,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the service; times in seconds."""
+    """Limits of the service. Times are in seconds."""
 
     body_bytes: int = 10_000_000
     total_bytes: int = 256_000_000  # bodies of all requests in progress
-    body_seconds: float = 30.0  # until a body has arrived
-    header_seconds: float = 15.0  # until a header has arrived, and the longest idle time of a connection
-    request_seconds: float = 60.0  # until a request is answered
+    body_seconds: float = 30.0  # maximum time to receive a body
+    header_seconds: float = 15.0  # maximum time to receive a header, and maximum idle time of a connection
+    request_seconds: float = 60.0  # maximum time to answer a request
     images: int = 32  # per request
-    pixels: int = 25_000_000  # of an image, before or after resizing
+    pixels: int = 25_000_000  # pixels per image, before or after resizing
     request_pixels: int = 100_000_000
-    queue: int = 128  # images that are accepted and not answered
+    queue: int = 128  # number of images in progress
     batch: int = 16  # images per run of the model
-    max_set: int = 1000  # classes of a prediction set that an answer lists
+    max_set: int = 1000  # maximum number of classes that an answer lists per set
     decoders: int = min(4, os.cpu_count() or 1)  # threads
 
 
@@ -51,7 +51,7 @@ class Wanted:
     images: list[bytes]  # encoded
     allow: list[str] | None  # class list
     alpha: float | None
-    max_set: int  # classes of a set that the answer lists
+    max_set: int  # maximum number of classes that the answer lists per set
 
 
 async def within_seconds(work: Awaitable[T], seconds: float, late: HTTPException) -> T:
@@ -63,14 +63,14 @@ async def within_seconds(work: Awaitable[T], seconds: float, late: HTTPException
 
 
 class Budget:
-    """Bytes of the bodies that are in memory."""
+    """Counter of the bytes of all bodies in memory."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._used = limits, 0
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """Read a body, and count its bytes until the block ends."""
+        """Read a body, and count its bytes until the ``with`` block ends."""
         content, seconds = bytearray(), self._limits.body_seconds
         late = HTTPException(408, f"the body did not arrive within {seconds:g} s")
         try:
@@ -97,7 +97,7 @@ class Budget:
 
 
 class _InMemoryParser(MultiPartParser):
-    """Parser of forms that writes no temporary files; the length of the body is limited already."""
+    """Parser of forms that writes no temporary files, because the length of the body is limited."""
 
     spool_max_size = max_file_size = 2**40
 
@@ -106,7 +106,7 @@ async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
     """Parse the images and options of a request: an image as the body, a form, or JSON with base64."""
     check_query(request, FIELDS)
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-        raise HTTPException(415, f"Content-Encoding {coding!r} is not supported: send the body as it is")
+        raise HTTPException(415, f"Content-Encoding {coding!r} is not supported: send the body without it")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     given: dict[str, Any] = {
         name: request.query_params.getlist(name) for name in FIELDS if name in request.query_params
@@ -135,7 +135,7 @@ async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
 
 
 def check_query(request: Request, known: Sequence[str] = ()) -> None:
-    """Raise a 400 that names the known query parameters if another one is present."""
+    """Raise a 400 error that lists the known query parameters if there is an unknown one."""
     if unknown := sorted(set(request.query_params) - set(known)):
         raise HTTPException(
             400, f"unknown query parameter {unknown[0]!r}: {request.url.path} takes {', '.join(known) or 'none'}"
@@ -143,7 +143,7 @@ def check_query(request: Request, known: Sequence[str] = ()) -> None:
 
 
 def check_pixels(images: Sequence[bytes], predictor: Predictor, limits: Limits) -> None:
-    """Raise :class:`ImageTooLargeError` if headers say that images have too many pixels, before or after resizing."""
+    """Raise :class:`ImageTooLargeError` if images have too many pixels, before or after resizing, by their headers."""
     total = 0
     for image in images:
         height, width = size_of_image(image, max_pixels=limits.pixels)

@@ -12,13 +12,13 @@ from topk_export.serve.app import Service, create_app
 from topk_export.serve.limits import Limits
 
 CONNECTIONS = 1000
-DRAIN_SECONDS = 1.0  # in which clients learn by `Connection: close` that their connections end
+DRAIN_SECONDS = 1.0  # time in which answers have `Connection: close`
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1 with a limit on the time between requests of a connection, and on the time of a request's header.
+    """HTTP/1.1 with a limit on the idle time between requests, and on the time to receive a header.
 
-    uvicorn's configuration has the limit as the attribute ``header_seconds``.
+    The limit is the attribute ``header_seconds`` of uvicorn's configuration.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -53,10 +53,11 @@ class TimedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server that answers everything it accepted before it stops.
+    """A server that answers all accepted requests before it stops.
 
-    The first signal starts to drain: requests are still accepted, and each answer closes its connection. After
-    ``DRAIN_SECONDS`` the server stops listening and waits for requests in progress. A second signal ends it at once.
+    The first signal starts draining: requests are still accepted, and each answer closes its connection. After
+    ``DRAIN_SECONDS``, the server stops listening and waits for requests in progress. A second signal stops it
+    immediately.
     """
 
     _stop_at: float | None = None
@@ -76,19 +77,19 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 chooses a free one."""
+    """Return a listening socket. Port 0 selects a free port."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    # asyncio sets this only on sockets that it creates; without it each answer waits 40 ms for a delayed ACK
+    # asyncio sets this only on its own sockets; without it, each answer waits 40 ms for a delayed ACK
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def make_server(predictor: Any, limits: Limits, hosts: Any, *, access_log: bool = False) -> Server:
-    """Build the server of a loaded model; arguments as of :func:`create_app`."""
+    """Build the server of a loaded model. Arguments are as in :func:`create_app`."""
     config = uvicorn.Config(
         create_app(predictor, limits, hosts),
         http=TimedProtocol,

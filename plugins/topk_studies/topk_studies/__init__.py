@@ -1,1 +1,1 @@
-"""Studies of four papers on top-k losses: ``topk-registry study NAME``."""
+"""Studies of top-k losses, on your own data or as in four papers: ``topk-registry study NAME``."""

@@ -1,12 +1,51 @@
-"""repeat an experiment of a paper on built-in data"""
+"""tune losses alike, and compare them over seeds: on your data, or in an experiment of a paper"""
 
 import argparse
 import json
+import shlex
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from topk_studies.studies import DATA, STUDIES
+from topk_registry.cli import INTERRUPTED, ArgumentParser, positive, within
+from topk_registry.registry.discovery import installed_version
+from topk_registry.train import TrainConfig, TrainError
+from topk_registry.train.config import create_parser, flag_of, read_config
+from topk_studies.studies import DATA, STUDIES, Flags, Study
+
+# flags of `timm train` that a study sets for each run
+SET = ("loss", "loss_opt", "seed", "output", "experiment", "overwrite", "resume", "dry_run")
+ALSO = "All flags of `timm train` but those of the loss, seed and output are accepted, and apply to every run."
+
+
+def create_study_parser() -> ArgumentParser:
+    """Return the parser of ``topk-registry study``. The remaining arguments are flags of ``timm train``."""
+    parser = ArgumentParser(prog="topk-registry study", description=__doc__)
+    names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
+    texts = {name: (study.question, f"{study.question} {study.reference}.") for name, study in STUDIES.items()}
+    texts["compare"] = ("compare losses on your own data", "Tune losses alike on your own data, and compare them.")
+    for name, (summary, description) in texts.items():
+        one = names.add_parser(name, help=summary, description=f"{description} {ALSO}")
+        one.add_argument("--seeds", type=positive, default=5, metavar="N", help="seeds of the results (default: 5)")
+        one.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at the same time (default: 1)")
+        one.add_argument("--output", type=Path, default=Path(f"{name}.json"), metavar="FILE",
+                         help=f"JSON file (default: {name}.json); its .runs.jsonl keeps each run")  # fmt: skip
+        one.add_argument("--dry-run", action="store_true", help="check everything, list the runs, and stop")
+        if name in STUDIES and not STUDIES[name].data:
+            one.add_argument("--data", choices=("vectors", "images"), default="vectors",
+                             help="built-in data to train on (default: vectors)")  # fmt: skip
+    one = names.choices["compare"]
+    one.add_argument("--losses", nargs="+", required=True, metavar="LOSS",
+                     help="NAME, 'NAME(option=value)' or 'NAME(option=a|b)'; the first is the baseline")  # fmt: skip
+    one.add_argument("--trials", type=positive, default=6, metavar="N", help="trials per loss (default: 6)")
+    one.add_argument("--rates", type=within("(0, inf)"), nargs=2, metavar=("LOW", "HIGH"),
+                     help="range of the learning rates (default: from a quarter to 8 times --lr)")  # fmt: skip
+    one.add_argument("--test-split", default="", metavar="NAME",
+                     help="split to report (default: test if there is one, else a half of --val-split)")  # fmt: skip
+    return parser
 
 
 def main(argv: Sequence[str]) -> int:
@@ -18,43 +57,134 @@ def main(argv: Sequence[str]) -> int:
     Returns:
         the exit status.
     """
-    parser = argparse.ArgumentParser(prog="topk-registry study", description=__doc__)
-    parser.add_argument("name", nargs="?", choices=STUDIES, metavar="NAME", help=", ".join(STUDIES))
-    parser.add_argument("--list", action="store_true", help="say what each study asks")
-    parser.add_argument("--data", choices=DATA, default="vectors", help="built-in data to train on (default: vectors)")
-    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds of the results (default: 5)")
-    parser.add_argument("--epochs", type=int, metavar="N", help="epochs of each run (default: of the data)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="JSON file (default: NAME.json)")
-    args = parser.parse_args(argv)
-    if args.list or not args.name:
-        for name, study in STUDIES.items():
-            print(f"{name:12} {study.question} {study.reference}")
-        return 0 if args.list else parser.error("say which study")
-    if args.seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {args.seeds}")
-    if args.data == "images" and args.name == "long-tail":
-        parser.error("the long tail is drawn by the data vectors only")
+    parser = create_study_parser()
+    args, rest = parser.parse_known_args(argv)
+    parser.prog += f" {args.name}"
+    if not args.output.parent.is_dir():
+        parser.error(f"--output {args.output}: there is no folder {args.output.parent}")
+    try:
+        study, base, note = _set_up(args, _flags_of_train(parser, rest))
+    except (TrainError, ValueError) as error:
+        parser.error(str(error))
 
-    from topk_studies.runner import Runs, run
+    from topk_studies.runner import Runs, cells, run
 
-    study, output = STUDIES[args.name], args.output or Path(f"{args.name}.json")
-    base = {**DATA[args.data], **({"epochs": args.epochs} if args.epochs else {}), "eval_metric": study.metric}
-    runs = Runs(output.with_suffix(".runs.jsonl"), said=lambda line: print(line, file=sys.stderr, flush=True))
-    if args.name == "spherical" and args.data == "images":
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    runs = Runs(args.output.with_suffix(".runs.jsonl"), said=say, jobs=args.jobs)
+    table = cells(study, base)
+    tuning = [flags for cell in table for flags in cell.tuning()]
+    say(f"{len(tuning)} trials ({len(tuning) - len(runs.missing(tuning))} kept from before) and "
+        f"{len(table) * args.seeds} runs of results; {note or 'built-in splits'}")  # fmt: skip
+    with suppress(ValueError):  # batch systems send SIGTERM; only the main thread can handle it
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        check(study, runs.missing(tuning))
+        if args.dry_run:
+            return _list(table, args.seeds)
+        rows = run(study, base, range(args.seeds), runs)
+    except TrainError as error:
+        say(f"{parser.prog}: {error}")
+        return 2
+    except KeyboardInterrupt:
+        command = shlex.join(["topk-registry", "study", *argv])
+        say(f"stopped: {len(runs.done)} runs are kept in {runs.path}; continue with\n  {command}")
+        return INTERRUPTED
+    document = {"study": args.name, "question": study.question, "reference": study.reference, "splits": note,
+                "command": shlex.join(["topk-registry", "study", *argv]), "seeds": args.seeds, "flags": base,
+                "chosen by": study.metric, "rows": rows,
+                "versions": {name: installed_version(name) for name in ("topk-registry", "timm", "torch")}}  # fmt: skip
+    args.output.write_text(json.dumps(document, indent=1) + "\n")
+    print(table_of(study, rows))
+    print(f"{args.output} has all trials and seeds; {note or 'built-in splits'}")
+    return 0
+
+
+def _flags_of_train(parser: ArgumentParser, rest: Sequence[str]) -> dict[str, Any]:
+    """Return the flags of ``timm train`` by name, including flags in a ``--config`` file."""
+    train = create_parser()
+    train.prog = parser.prog
+    given = vars(train.parse_args([word for word in rest if word != "--"]))
+    file = given.pop("config", "")
+    saved = {name: value for name, value in read_config(file).items() if name not in SET} if file else {}
+    if wrong := [name for name in given if name in SET]:
+        hint = "; pass --losses" if wrong[0].startswith("loss") else ""
+        parser.error(f"a study sets {flag_of(wrong[0])} for each run{hint}")
+    return {**saved, **given}
+
+
+def _set_up(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Study, Flags, str]:
+    """Return the study, the common flags of its runs, and a description of its images."""
+    if args.name == "compare":
+        from topk_studies.compare import flags_of, study_of
+
+        config = TrainConfig(**{"eval_metric": "top5", **given})
+        return (study_of(args.losses, args.trials, args.rates, config), *flags_of(config, args.test_split))
+    study = STUDIES[args.name]
+    data = study.data or args.data
+    if data == "images" and args.name == "long-tail":
+        raise ValueError("the long tail is drawn by the data vectors only")
+    if data == "images" and args.name == "spherical":
         renamed = {name: {"superclasses" if key == "families" else key: value for key, value in options.items()}
                    for name, options in study.conditions.items()}  # fmt: skip
         study = type(study)(**{**vars(study), "conditions": renamed})
-    rows = run(study, base, range(args.seeds), runs)
-    document = {"study": args.name, "question": study.question, "reference": study.reference, "data": args.data,
-                "seeds": args.seeds, "rows": rows}  # fmt: skip
-    output.write_text(json.dumps(document, indent=1))
+    base = {**DATA[data], "eval_metric": study.metric, **given}
+    base["dataset_opt"] = {**DATA[data].get("dataset_opt", {}), **given.get("dataset_opt", {})}
+    if data == "cifar100":
+        if not base.get("data_dir"):
+            raise ValueError("pass --data-dir DIR, the folder that contains cifar-100-python")
+        return study, base, "trials are chosen on 0.1 of the training images, results are on the test images"
+    return study, base, ""
+
+
+def check(study: Study, runs: Sequence[Flags]) -> None:
+    """Try each loss and its options on one batch.
+
+    Raises:
+        TrainError: a run could not start, or the metric is 100 % for any model.
+    """
+    from topk_registry.train import Trainer
+    from topk_registry.train.data import open_split
+
+    if runs:  # the trainer opens the other two splits
+        open_split(TrainConfig(**runs[0]), "test")
+    different = {json.dumps([flags[name] for name in ("loss", "loss_opt", "dataset_opt")]): flags for flags in runs}
+    for flags in different.values():
+        trainer = Trainer(TrainConfig(**flags), quiet=True)
+        n = trainer.run.config.num_classes or 0
+        size = "".join(filter(str.isdecimal, study.metric.partition("top")[2]))
+        if size and int(size) >= n:
+            raise TrainError(
+                f"{study.metric} of {n} classes is always right: pass a smaller --eval-metric, such as top1"
+            )
+        trainer.dry_run()
+
+
+def _list(table: Sequence[Any], seeds: int) -> int:
+    from topk_studies.runner import describe
+
+    for cell in table:
+        print(f"{cell.condition}: {cell.contestant.text}")
+        for flags in cell.tuning():
+            print(f"  trial  {describe(flags)}")
+        print(f"  result of the best trial with seeds 0 to {seeds - 1}")
+    return 0
+
+
+def table_of(study: Study, rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows as text: means, and differences from the first loss with their 95 % half-widths."""
+    from topk_studies.runner import pairs
+
+    lines = [["condition", "loss", "chosen", *study.metrics]]
     for row in rows:
-        shown = []
+        trial = row["chosen"] or {"lr": float("nan"), "loss_opt": {}}
+        shown = [row["condition"], row["loss"], " ".join([f"lr={trial['lr']:g}", *pairs(trial["loss_opt"])])]
         for metric in study.metrics:
             value = row[metric]
             gap = f" ({value['difference']:+.2f}" if "difference" in value else ""
             gap += f" ± {value['half_width']:.2f}" if "half_width" in value else ""
-            gap += ")" if gap else ""
-            shown.append(f"{metric} {value['mean']:.2f}{gap}")
-        print(f"{row['condition']:32} {row['loss']:32} {'  '.join(shown)}")
-    return 0
+            shown.append("diverged" if value["mean"] is None else f"{value['mean']:.2f}{gap}{')' if gap else ''}")
+        lines.append(shown)
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

@@ -1,20 +1,22 @@
 """Losses on characters from fonts: ``python -m topk_studies.glyphs --output docs/results/glyphs.json``.
 
-The protocol was fixed before any result on the test split was seen. The grid of rates was moved up one step after the
-first results on the validation split, where its highest rate was the best.
+The protocol was fixed before any result on the test split was known. The grid of rates was moved up one step after the
+first results on the validation split, because the highest rate was the best.
 
 - Data: ``topk/glyphs``, the Latin fonts of 99 Debian packages. Training, validation and test have different designs.
-  Each seed draws its own training families, noisy labels and weights, which all losses share, so that differences are
-  paired. All images of the validation split choose; all images of the test split are reported.
-- Training: 240 steps of 128 images for every number of families, AdamW, one cycle, no augmentation; the last weights.
+  Each seed selects training families, noisy labels and initial weights, which are the same for all losses, so that
+  differences are paired. Selection uses all images of the validation split, and results use all images of the test
+  split.
+- Training: 240 steps of 128 images for every number of families, AdamW, one-cycle schedule, no augmentation, weights of
+  the last step.
 - Noise: a share of 0.4 of the training labels is redrawn over all classes (uniform) or within groups of characters that
   look alike (confusion). Validation and test labels are clean.
 - Tuning: per loss and noise, with 60 families, the learning rate (and tau for ``smooth_topk_svm`` with k = 5) with the
-  best top-5 on the validation split, on a seed that no result uses. Other k take tau from k = 5; other numbers of
-  families take rate and tau from 60.
+  best top-5 on the validation split, on a seed that no result uses. Other k use the tau of k = 5. Other numbers of
+  families use rate and tau of 60 families.
 - Questions, with 60 families and 8 seeds per noise: does ``smooth_topk_svm`` with k = 5 (default tau; tuned tau) differ
   from cross-entropy, and from cross-entropy with label smoothing 0.1, in top-5, and in top-1?
-- Described beside them, with 4 seeds: 20 and 150 families, other k, other losses, and (added after the first results)
+- Reported in addition, with 4 seeds: 20 and 150 families, other k, other losses, and (added after the first results)
   cross-entropy with fewer steps; and for all runs top-2, top-3, and, after temperature scaling on the validation split,
   calibration error and size of prediction sets at 90 % coverage.
 - Intervals: 95 %, Student's t over the seeds of paired differences, not corrected for their number.
@@ -41,7 +43,7 @@ from topk_studies.runner import Runs, paired
 
 FAMILIES, MORE_FAMILIES = 60, (20, 150)
 NOISES = ("confusion", "clean", "uniform")
-SHARE = 0.4  # of the training labels that noise redraws
+SHARE = 0.4  # share of the training labels that noise redraws
 RATES, TAUS = (3e-3, 1e-2, 3e-2), (0.1, 0.3, 1.0)
 TUNING_SEED, SEEDS, SIDE_SEEDS = 100, range(8), range(4)
 BASELINES = ("ce", "ce, label_smoothing=0.1")
@@ -51,7 +53,7 @@ CONFUSED = ("0Oo", "1lIi", "2Zz", "5Ss", "6G", "8B", "9gq", "Cc", "Kk", "Mm", "P
 
 @dataclass
 class Data:
-    """Images [N, 1, 28, 28] between -1 and 1, and labels [N], one family after the other."""
+    """Images [N, 1, 28, 28] between -1 and 1, and labels [N], in the order of families."""
 
     images: Tensor
     labels: Tensor
@@ -91,7 +93,7 @@ def noisy(labels: Tensor, kind: str, seed: int) -> Tensor:
 
 
 def network() -> nn.Module:
-    """Return three convolutions with batch norm and a linear classifier: 87,000 parameters."""
+    """Return a network of three convolutions with batch norm and a linear classifier, with 87,000 parameters."""
 
     def block(before: int, after: int) -> list[nn.Module]:
         return [nn.Conv2d(before, after, 3, 2, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
@@ -127,7 +129,7 @@ def measure(model: nn.Module, validation: Data, test: Data) -> dict[str, float]:
         rank = (scores[split] > scores[split].gather(1, data.labels[:, None])).sum(1)
         for k in (1, 2, 3, 5):
             found[f"{split}_top{k}"] = 100 * (rank < k).double().mean().item()
-    # temperature scaling, so that losses whose scores have other scales are compared fairly
+    # temperature scaling, for a fair comparison of losses with different scales of scores
     grid = torch.logspace(-1.5, 1, 41, dtype=torch.double)
     nll = [nn.functional.cross_entropy(scores["validation"] / t, validation.labels).item() for t in grid]
     best = grid[int(np.argmin(nll))]
@@ -145,7 +147,7 @@ def measure(model: nn.Module, validation: Data, test: Data) -> dict[str, float]:
 
 
 class Trained:
-    """Train and measure what a run asks for, until the minutes are over."""
+    """Train and measure runs, until the time limit."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.time() + 60 * minutes
@@ -160,7 +162,7 @@ class Trained:
 
 
 def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
-    """Yield the tuned runs, questions first, and the seeds that each has."""
+    """Yield the tuned runs, with runs of the questions first, and the seeds of each run."""
 
     def tuned(noise: str, loss: str, *options: Mapping[str, float], **more: Any) -> dict[str, Any]:
         """Return the options and rate with the best top-5 on the validation split."""

@@ -1,104 +1,198 @@
-"""Train what a study asks for, keep each run in a file, and compare the losses over the same seeds."""
+"""Train the runs of a study, store each run in a file, and compare the losses over the same seeds."""
 
 import json
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import NormalDist, fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 from topk_registry.train import TrainConfig, Trainer
-from topk_studies.studies import Study
+from topk_registry.train.config import DECREASING
+from topk_registry.train.errors import Interrupted, NonFiniteLossError
+from topk_studies.studies import Contestant, Flags, Study
 
-TUNING_SEED = 1000
-Measured = dict[str, float]
+TUNING_SEED = 1000  # seed of the trials, which no result uses
+Measured = dict[str, float]  # empty if the loss became NaN or infinite
 
 
-def train(flags: Mapping[str, Any]) -> Measured:
-    """Train once, and return the measures of the last epoch."""
+def train(flags: Flags) -> Measured:
+    """Train one run, and return the metrics of the last epoch.
+
+    Raises:
+        KeyboardInterrupt: a signal stopped the run.
+        TrainError: the run cannot start.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        result = Trainer(TrainConfig(**flags, output=folder), quiet=True).fit()
-    row = result.history[-1]
+        config = TrainConfig(**{"checkpoint_hist": 1, **flags, "output": folder})
+        config = config if config.early_stop else config.replace(val_interval=config.epochs)
+        try:
+            row = Trainer(config, quiet=True).fit().history[-1]
+        except NonFiniteLossError:
+            return {}
+        except Interrupted as error:
+            raise KeyboardInterrupt from error
     return {key.removeprefix("eval_"): float(value) for key, value in row.items() if key.startswith("eval_")}
 
 
 class Runs:
-    """Runs by their flags, kept in a file of one JSON object per line; a run that is there is not repeated.
+    """Runs by their flags, stored in a file with one JSON object per line. Runs in the file are not repeated.
 
     Args:
         path: the file.
-        train: trains one run.
-        said: called with a line about each new run.
+        train: function that trains one run.
+        said: function that is called with a message about each new run.
+        jobs: number of runs at the same time, each in a separate process.
     """
 
     def __init__(
         self,
         path: Path,
-        train: Callable[[Mapping[str, Any]], Measured] = train,
+        train: Callable[[Flags], Measured] = train,
         said: Callable[[str], object] = lambda line: None,
+        jobs: int = 1,
     ) -> None:
-        self.path, self.train, self.said = path, train, said
+        self.path, self.train, self.said, self.jobs = path, train, said, jobs
         self.done: dict[str, Measured] = {}
         if path.exists():
             for line in path.read_text().splitlines():
                 try:
                     row = json.loads(line)
-                except ValueError:  # half a line, from a run that was killed while it wrote
+                except ValueError:  # incomplete line of a killed run
                     continue
                 self.done[_key(row["flags"])] = row["measured"]
 
-    def __call__(self, flags: Mapping[str, Any]) -> Measured:
-        key = _key(flags)
-        if key not in self.done:
-            self.done[key] = self.train(flags)
-            whole = not self.path.exists() or self.path.read_text().endswith("\n")
-            with self.path.open("a") as file:
-                file.write(("" if whole else "\n") + json.dumps({"flags": flags, "measured": self.done[key]}) + "\n")
-            self.said(f"{len(self.done)} runs: {flags['loss']} {flags['loss_opt']} lr={flags['lr']} {flags['seed']}")
-        return self.done[key]
+    def __call__(self, flags: Flags) -> Measured:
+        return self.all([flags])[0]
+
+    def missing(self, runs: Sequence[Flags]) -> list[Flags]:
+        """Return the distinct runs that are not in the file."""
+        return list({_key(flags): flags for flags in runs if _key(flags) not in self.done}.values())
+
+    def all(self, runs: Sequence[Flags]) -> list[Measured]:
+        """Train the missing runs, and return the metrics of all runs."""
+        missing, start = self.missing(runs), time.monotonic()
+        for i, (flags, measured) in enumerate(self._trained(missing), 1):
+            self._keep(flags, measured)
+            left = (time.monotonic() - start) / i * (len(missing) - i) / 60
+            metric = str(flags.get("eval_metric", "top1"))
+            found = f"{metric} {measured[metric]:.2f}" if metric in measured else "" if measured else "diverged"
+            kind = {"validation": "trial", "test": "result"}.get(flags.get("val_split", ""), "run")
+            self.said(f"{kind} {i} of {len(missing)}, {left:.0f} min left: {describe(flags)} {found}".rstrip())
+        return [self.done[_key(flags)] for flags in runs]
+
+    def _trained(self, runs: Sequence[Flags]) -> Iterator[tuple[Flags, Measured]]:
+        if self.jobs == 1 or len(runs) < 2:
+            yield from ((flags, self.train(flags)) for flags in runs)
+            return
+        from joblib import Parallel, delayed
+
+        pool = Parallel(n_jobs=self.jobs, return_as="generator_unordered", pre_dispatch="n_jobs")
+        found: Any = pool(delayed(_with_flags)(self.train, flags) for flags in runs)
+        yield from found
+
+    def _keep(self, flags: Flags, measured: Measured) -> None:
+        self.done[_key(flags)] = measured
+        whole = not self.path.exists() or self.path.read_text().endswith("\n")
+        with self.path.open("a") as file:
+            file.write(("" if whole else "\n") + json.dumps({"flags": flags, "measured": measured}) + "\n")
 
 
-def _key(flags: Mapping[str, Any]) -> str:
+def _with_flags(train: Callable[[Flags], Measured], flags: Flags) -> tuple[Flags, Measured]:
+    return flags, train(flags)
+
+
+def _key(flags: Flags) -> str:
     return json.dumps(flags, sort_keys=True)
 
 
-def run(study: Study, base: Mapping[str, Any], seeds: Sequence[int], runs: Runs) -> list[dict[str, Any]]:
+def describe(flags: Flags) -> str:
+    """Return loss, options, learning rate and seed as text."""
+    return " ".join([flags["loss"], *pairs(flags["loss_opt"]), f"lr={flags['lr']:g}", f"seed={flags['seed']}"])
+
+
+def pairs(options: Mapping[str, Any]) -> list[str]:
+    """Return ``name=value`` for each option."""
+    return [f"{name}={value}" for name, value in options.items()]
+
+
+class Cell(NamedTuple):
+    """One loss under one condition: the flags of its runs, and the flags that differ between its trials."""
+
+    condition: str
+    contestant: Contestant
+    shared: Flags
+    trials: list[dict[str, Any]]
+
+    def tuning(self) -> list[Flags]:
+        return [{**self.shared, **trial, "seed": TUNING_SEED, "val_split": "validation"} for trial in self.trials]
+
+    def results(self, chosen: int | None, seeds: Sequence[int]) -> list[Flags]:
+        """Return the runs of the results, or an empty list if no trial is selected."""
+        trial = {} if chosen is None else self.trials[chosen]
+        return [{**self.shared, **trial, "seed": seed, "val_split": "test"} for seed in seeds if trial]
+
+
+def cells(study: Study, base: Flags) -> list[Cell]:
+    """Return each loss of a study under each condition."""
+    found = []
+    for condition, options in study.conditions.items():
+        shared = {**base, "dataset_opt": {**base.get("dataset_opt", {}), **options}}
+        found += [Cell(condition, each, shared, each.trials(study.trials, study.rates)) for each in study.contestants]
+    return found
+
+
+def run(study: Study, base: Flags, seeds: Sequence[int], runs: Runs) -> list[dict[str, Any]]:
     """Run a study.
 
     Args:
-        study: what to train.
+        study: the study.
         base: flags of the data, network and schedule.
         seeds: seeds of the results.
-        runs: where runs are kept.
+        runs: storage of the runs.
 
     Returns:
-        one row per condition and loss: the chosen trial, and for each metric the mean and, from the second loss on,
-        the mean and the 95 % half-width of the paired difference from the first.
+        One row per condition and loss: all trials with the selection metric, the selected trial, and per metric the
+        mean and the values by seed. From the second loss on, rows also have the mean and the 95 % half-width of the
+        paired difference from the first loss. If a run diverged, there is no mean.
     """
+    table = cells(study, base)
+    sign = -1 if study.metric in DECREASING else 1
+    tuned = iter(runs.all([flags for cell in table for flags in cell.tuning()]))
+    values = [[next(tuned).get(study.metric) for _ in cell.trials] for cell in table]
+    chosen = [_best([sign * value if value is not None else None for value in each]) for each in values]
+    runs.all([flags for cell, best in zip(table, chosen, strict=True) for flags in cell.results(best, seeds)])
     rows: list[dict[str, Any]] = []
-    for condition, options in study.conditions.items():
-        first: dict[str, list[float]] = {}
-        for contestant in study.contestants:
-            shared = {**base, "dataset_opt": {**base.get("dataset_opt", {}), **options}}
-            trials = [{**shared, **trial} for trial in contestant.trials()]
-            tuned = [runs({**trial, "seed": TUNING_SEED, "val_split": "validation"}) for trial in trials]
-            best = max(range(len(trials)), key=lambda i: tuned[i][study.metric])
-            found = [runs({**trials[best], "seed": seed, "val_split": "test"}) for seed in seeds]
-            row: dict[str, Any] = {"condition": condition, "loss": contestant.name, "chosen": contestant.trials()[best]}
-            for metric in study.metrics:
-                values = [one[metric] for one in found]
-                row[metric] = {"mean": fmean(values)}
-                if metric in first:
-                    row[metric] |= paired(values, first[metric])
-                else:
-                    first[metric] = values
-            rows.append(row)
+    first: list[Measured] = []
+    for cell, value, best in zip(table, values, chosen, strict=True):
+        measured = runs.all(cell.results(best, seeds))
+        first = measured if cell.contestant is study.contestants[0] else first
+        row: dict[str, Any] = {"condition": cell.condition, "loss": cell.contestant.text}
+        row["tuning"] = [{**trial, study.metric: one} for trial, one in zip(cell.trials, value, strict=True)]
+        row["chosen"] = None if best is None else cell.trials[best]
+        rows.append(row | {metric: _summary(metric, measured, first) for metric in study.metrics})
     return rows
 
 
+def _best(values: Sequence[float | None]) -> int | None:
+    """Return the index of the largest value. A value of None is a run that diverged."""
+    return max((i for i, value in enumerate(values) if value is not None), key=lambda i: values[i] or 0.0, default=None)
+
+
+def _summary(metric: str, measured: Sequence[Measured], first: Sequence[Measured]) -> dict[str, Any]:
+    values, others = ([one[metric] for one in each if metric in one] for each in (measured, first))
+    if not values or len(values) < len(measured):
+        return {"mean": None, "values": values}
+    summary: dict[str, Any] = {"mean": fmean(values), "values": values}
+    if measured is not first and len(others) == len(values):
+        summary |= paired(values, others)
+    return summary
+
+
 def paired(values: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Return the mean difference and, of several pairs, the half-width of its 95 % interval (Student's t).
+    """Return the mean difference and, for several pairs, the half-width of the 95 % interval (Student's t).
 
     Example:
         >>> {key: round(value, 2) for key, value in paired([2.0, 3.0, 5.0], [1.0, 1.0, 2.0]).items()}

@@ -1,13 +1,13 @@
-"""What the studies train: data, losses, and the trials that each loss may choose from."""
+"""The studies: data, losses, and the trials of each loss."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 Flags = Mapping[str, Any]  # fields of topk_registry.train.TrainConfig
-
-RATES = (2.5e-4, 5e-4, 1e-3, 2e-3)
-MIDDLE_RATES = (5e-4, 1e-3)
+Rates = tuple[float, float]  # lowest and highest learning rate
 
 _COMMON: Flags = {
     "batch_size": 64,
@@ -26,46 +26,100 @@ DATA: dict[str, Flags] = {
                "channels_last": True, "epochs": 8},
     "vectors": {**_COMMON, "dataset": "topk/ambiguous", "model": "topk_mlp", "epochs": 12,
                 "dataset_opt": {"feature_noise": 3.0, "ambiguity": 0.1}, "opt_kwargs": {"fused": True}},
+    # a folder with cifar-100-python: 45,000 images to train on, 5000 to choose trials on, and the test images
+    "cifar100": {"dataset": "topk/parts",
+                 "dataset_opt": {"of": "torch/cifar100", "val_split": 0.1, "test_split": "test"},
+                 "model": "resnet18", "img_size": 64, "epochs": 100, "weight_decay": 5e-4, "smoothing": 0.0,
+                 "scale": [0.5, 1.0], "color_jitter": 0.0},
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A loss and the trials it may choose from: rates, times values of one option of its own."""
+    """A loss with alternative values of its options: ``smooth_topk_svm(tau=0.1|0.3)``.
 
-    loss: str
-    fixed: tuple[tuple[str, Any], ...] = ()
-    option: str = ""
-    values: tuple[float, ...] = ()
-    flags: tuple[tuple[str, Any], ...] = ()
+    Args:
+        text: name and options of the loss.
+        flags: further flags of its runs.
+        grid: alternative values of options that are not in the text.
+
+    Raises:
+        ValueError: the text has another form.
+
+    Example:
+        >>> Contestant("focal(gamma=1.0|2.0)").options
+        [{'gamma': 1.0}, {'gamma': 2.0}]
+    """
+
+    text: str
+    flags: Flags = field(default_factory=dict)
+    grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _ = self.options  # raises an error if the text is invalid
 
     @property
-    def name(self) -> str:
-        return " ".join([self.loss, *(f"{key}={value}" for key, value in self.fixed)])
+    def loss(self) -> str:
+        return self.text.partition("(")[0].strip()
 
-    def trials(self) -> list[dict[str, Any]]:
-        """Return four trials, whatever the loss."""
-        fixed, flags = dict(self.fixed), dict(self.flags)
-        if not self.option:
-            return [{**flags, "loss": self.loss, "loss_opt": fixed, "lr": rate} for rate in RATES]
+    @property
+    def options(self) -> list[dict[str, Any]]:
+        """Options of the loss, with one entry per combination of alternatives."""
+        try:
+            call = ast.parse("f(" + (self.text.partition("(")[2] or ")"), mode="eval").body
+            if not self.loss or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+                raise ValueError(self.text)
+            values = {**self.grid, **{str(each.arg): _alternatives(each.value) for each in call.keywords}}
+        except (SyntaxError, ValueError) as error:
+            raise ValueError(f"expected NAME, NAME(option=value) or NAME(option=a|b), got {self.text!r}") from error
+        return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
+
+    def trials(self, count: int, rates: Rates) -> list[dict[str, Any]]:
+        """Return ``count`` trials, divided evenly among the alternatives, with learning rates over the whole range.
+
+        Raises:
+            ValueError: there are more alternatives than trials.
+        """
+        if len(self.options) > count:
+            raise ValueError(f"{self.text} has {len(self.options)} alternatives of its options, and {count} trials")
+        share, more = divmod(count, len(self.options))
         return [
-            {**flags, "loss": self.loss, "loss_opt": {**fixed, self.option: value}, "lr": rate}
-            for value in self.values
-            for rate in MIDDLE_RATES
+            {**self.flags, "loss": self.loss, "loss_opt": options, "lr": rate}
+            for i, options in enumerate(self.options)
+            for rate in spread(*rates, share + (i < more))
         ]
+
+
+def spread(low: float, high: float, count: int) -> list[float]:
+    """Return the centers of ``count`` equal parts of a range on the logarithmic scale, to three digits.
+
+    Example:
+        >>> spread(0.01, 100.0, 2)
+        [0.1, 10.0]
+    """
+    return [float(f"{low * (high / low) ** ((i + 0.5) / count):.3g}") for i in range(count)]
+
+
+def _alternatives(value: ast.expr) -> list[Any]:
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr):
+        return [*_alternatives(value.left), *_alternatives(value.right)]
+    return [value.id if isinstance(value, ast.Name) else ast.literal_eval(value)]
 
 
 @dataclass(frozen=True)
 class Study:
-    """One question.
+    """A study: one question, its data and its losses.
 
     Args:
-        question: what it asks.
-        reference: paper and place that ask it.
-        conditions: by name, options of the data set.
-        contestants: the losses; the first is what the others are compared with.
-        metric: chosen by, on the validation split; without the prefix ``eval_``.
-        metrics: reported.
+        question: the question.
+        reference: paper and table or section with this question.
+        conditions: options of the data set by name of the condition.
+        contestants: the losses. The first is the baseline.
+        metric: metric on the validation split that selects a trial.
+        metrics: metrics of the results.
+        trials: number of trials per loss.
+        rates: range of the learning rates.
+        data: name of the data, if the study supports only one kind of data.
     """
 
     question: str
@@ -74,21 +128,34 @@ class Study:
     contestants: tuple[Contestant, ...]
     metric: str
     metrics: tuple[str, ...]
+    trials: int = 4
+    rates: Rates = (2.5e-4 * 0.5**0.5, 2e-3 * 2**0.5)
+    data: str = ""
 
 
 _CE = Contestant("ce")
-_SVM = Contestant("smooth_topk_svm", option="tau", values=(0.1, 0.3))
-_NOISED = Contestant("noised_topk", option="epsilon", values=(0.3, 3.0))
-_COSINE = (("normalize_classifier", 1.0),)  # scores of a cosine classifier, which both losses ask for
+_SVM = Contestant("smooth_topk_svm(tau=0.1|0.3)")
+_NOISED = Contestant("noised_topk(epsilon=0.3|3.0)")
+_COSINE = {"normalize_classifier": 1.0}  # cosine classifier, for which both losses are designed
 
 STUDIES: dict[str, Study] = {
     "noise": Study(
         "With wrong labels within families of classes, does a top-k loss raise top-5?",
         "Berrada, Zisserman, Kumar 2018, Table 1; Garcin et al. 2022, Table 3",
         {f"label noise {p}": {"noise": p} for p in (0.0, 0.4, 0.8)},
-        (_CE, _SVM, Contestant("topk_nll", option="tau", values=(0.1, 0.3)), _NOISED),
+        (_CE, _SVM, Contestant("topk_nll(tau=0.1|0.3)"), _NOISED),
         "top5",
         ("top1", "top5"),
+    ),
+    "cifar100": Study(
+        "On CIFAR-100 with label noise within superclasses, does a top-k loss raise top-5?",
+        "Berrada, Zisserman, Kumar 2018, Table 1",
+        {f"label noise {p}": {"noise": p, "noise_kind": "family"} for p in (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)},
+        (_CE, Contestant("smooth_topk_svm(tau=1.0)")),
+        "top5",
+        ("top1", "top5"),
+        rates=(0.02, 2.0),
+        data="cifar100",
     ),
     "small-data": Study(
         "With few images, does a top-k loss raise top-5?",
@@ -104,11 +171,11 @@ STUDIES: dict[str, Study] = {
         {"first class 100 times the last": {"size": 20_000, "eval_size": 2000, "imbalance": 100.0}},
         (
             _CE,
-            Contestant("focal", option="gamma", values=(1.0, 2.0)),
-            Contestant("ldam", option="max_margin", values=(0.2, 0.5), flags=_COSINE),
+            Contestant("focal(gamma=1.0|2.0)"),
+            Contestant("ldam(max_margin=0.2|0.5)", flags=_COSINE),
             Contestant("logit_adjustment"),
             _NOISED,
-            Contestant("noised_topk_imbalanced", option="epsilon", values=(0.01, 0.05), flags=_COSINE),
+            Contestant("noised_topk_imbalanced(epsilon=0.01|0.05)", flags=_COSINE),
         ),
         "macro_top5",
         ("top5", "macro_top1", "macro_top5"),
@@ -120,7 +187,7 @@ STUDIES: dict[str, Study] = {
         (
             _CE,
             Contestant("log_taylor_softmax"),
-            Contestant("log_spherical_softmax", option="epsilon", values=(0.1, 1.0)),
+            Contestant("log_spherical_softmax(epsilon=0.1|1.0)"),
         ),
         "top1",
         ("top1", "top5"),
@@ -131,11 +198,11 @@ STUDIES: dict[str, Study] = {
         {"clean": {}},
         (
             _CE,
-            Contestant("encouraging", (("log_end", 0.75),)),
-            Contestant("encouraging", (("log_end", 1.0),)),
+            Contestant("encouraging(log_end=0.75)"),
+            Contestant("encouraging(log_end=1.0)"),
             Contestant("sigmoid_mse"),
-            Contestant("mirror", (("base", "mse"),)),
-            Contestant("mirror", (("link", "softmax"),)),
+            Contestant("mirror(base=mse)"),
+            Contestant("mirror(link=softmax)"),
         ),
         "top1",
         ("top1", "top5"),

@@ -154,7 +154,7 @@ def test_states_of_chunks_give_margins_and_gradient(sizes):
 
     def state(scores, k):
         parts = zip(scores.split(sizes, 1), starts, strict=True)
-        return graph.merge([graph.summarise(part, k, theta, first) for part, first in parts], theta)
+        return graph.merge([graph.summarize(part, k, theta, first) for part, first in parts], theta)
 
     exact = s.double().requires_grad_()
     margins = graph.margins(exact, k, theta)

@@ -1,4 +1,4 @@
-"""The output layer of the spherical losses, trained exactly at a cost that does not depend on the number of classes."""
+"""Output layer for spherical losses, trained exactly at a cost that does not depend on the number of classes."""
 
 from topk_registry.nn.spherical.factors import SingularStepError
 from topk_registry.nn.spherical.layer import SphericalLinear, SphericalSGD

@@ -1,4 +1,4 @@
-"""The factored weight W = V U + 1 omega^T and its exact SGD step; formulas (1) to (12) are in README.md."""
+"""The factored weight W = V U + 1 omega^T and its exact SGD step. README.md has the formulas (1) to (12)."""
 
 import math
 from dataclasses import dataclass, fields
@@ -10,18 +10,18 @@ from torch import Tensor, nn
 from topk_registry.nn.spherical.links import same_label
 from topk_registry.ops.distributed import all_gather, gather_rows
 
-SINGULAR = 1e3  # growth of |R| from which the inverse in (8) is not trusted
-MAX_CONDITION = 100.0  # |U| |U^-1| / d from which rounding in V is magnified too far
-FOLD_ROWS = 1 << 16  # rows of V folded at a time
+SINGULAR = 1e3  # maximum growth of |R| for which the inverse in (8) is used
+MAX_CONDITION = 100.0  # |U| |U^-1| / d above which rounding errors in V are amplified too much
+FOLD_ROWS = 1 << 16  # rows of V per block
 
 
 class SingularStepError(FloatingPointError):
-    """Report a step that is not finite; the layer is as it was before it."""
+    """Raised when the result of a step is not finite. The layer is unchanged."""
 
 
 @dataclass
 class Batch:
-    """The part of a backward pass that the step needs: m samples, K labels each, in double precision."""
+    """The part of a backward pass that a step needs: m samples with K labels each, in double precision."""
 
     H: Tensor  # [m, d] features
     HQ: Tensor  # [m, d] H Q
@@ -33,7 +33,7 @@ class Batch:
     dH: Tensor  # [m, d]  # noqa: N815  the README's symbol
 
     def scaled(self, factor: Tensor | float) -> "Batch":
-        """Multiply the loss of the samples by ``factor``, one number or one for each sample [m]."""
+        """Multiply the loss of the samples by ``factor``: one number, or one per sample [m]."""
         column = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
         scaled = {name: getattr(self, name) * factor for name in ("gs", "gq")}
         scaled |= {name: getattr(self, name) * column for name in ("ga", "dH")}
@@ -41,7 +41,7 @@ class Batch:
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """All samples of several batches as one; labels are padded to the widest with weight 0."""
+    """Concatenate batches. Labels are padded to the largest K with weight 0."""
     K = max(batch.labels.shape[1] for batch in batches)
 
     def column(name: str) -> Tensor:
@@ -54,13 +54,13 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
-    """Return the batch of all ranks, its loss divided by their number; in one process, the batch as it is."""
+    """Return the samples of all ranks, with the loss divided by the number of ranks."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return own
     d, device = factors.Q.shape[0], factors.V.device
     shapes = all_gather(torch.tensor([-1, 0] if own is None else own.labels.shape, device=device), None)
     K = int(shapes[:, 1].max())
-    if int(shapes[:, 0].max()) < 0:  # no rank has had a backward pass
+    if int(shapes[:, 0].max()) < 0:  # no backward pass on any rank
         return None
     rows = torch.zeros(0, 3 * d + 3 + 2 * K, dtype=torch.float64, device=device)
     if own is not None:
@@ -75,7 +75,7 @@ def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
 
 
 class FactoredWeight(nn.Module):
-    """W [n, d] as V U + 1 omega^T, with Q = W^T W and w = W^T 1. V has the given dtype, all else is double."""
+    """W [n, d] as V U + 1 omega^T, with Q = W^T W and w = W^T 1. All but V is in double precision."""
 
     V: nn.Parameter
     U: Tensor
@@ -89,7 +89,7 @@ class FactoredWeight(nn.Module):
         super().__init__()
         d = weight.shape[1]
         small = {"dtype": torch.float64, "device": weight.device}
-        # a parameter, so that it is counted and moved; its gradient never exists
+        # a parameter, so that it is counted and moved with the module; it has no gradient
         self.V = nn.Parameter(weight, requires_grad=False)
         for name, value in (
             ("U", torch.eye(d, **small)),
@@ -103,7 +103,7 @@ class FactoredWeight(nn.Module):
         self.fold()
 
     def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
-        # half(), float() and to(dtype) are for V: the small state stays in double precision
+        # half(), float() and to(dtype) apply to V only: the rest stays in double precision
         kept = {name: buffer.dtype for name, buffer in self._buffers.items() if buffer is not None}
         values = {name: buffer.clone() for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)
@@ -118,25 +118,25 @@ class FactoredWeight(nn.Module):
         return self.V.shape[0]
 
     def rows(self, classes: Tensor) -> Tensor:
-        """Rows of V [..., d] in double precision."""
+        """Return rows of V [..., d] in double precision."""
         return self.V[classes].double()
 
     def sums(self, H: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """H Q [m, d], s [m], q [m] and a [m, K] of (3)."""
+        """Return H Q [m, d], s [m], q [m] and a [m, K] of (3)."""
         HQ = H @ self.Q
         s = H @ self.w
         a = (self.rows(labels) * (H @ self.U.T)[:, None]).sum(-1) + (H @ self.omega)[:, None]
-        distinct = (a.square() / same_label(labels).sum(-1)).sum(1)  # a label that is named twice counts once
+        distinct = (a.square() / same_label(labels).sum(-1)).sum(1)  # a repeated label counts once
         q = torch.maximum((HQ * H).sum(-1), torch.maximum(s.square() / self.n, distinct))
         return HQ, s, q, a
 
     def feature_gradient(self, HQ: Tensor, labels: Tensor, gs: Tensor, gq: Tensor, ga: Tensor) -> Tensor:
-        """dH [m, d] of (4) and (5)."""
+        """Return dH [m, d] of (4) and (5)."""
         Z = (ga[..., None] * self.rows(labels)).sum(1) @ self.U + ga.sum(1)[:, None] * self.omega + gs[:, None] * self.w
         return 2 * gq[:, None] * HQ + Z
 
     def gram(self, x: Batch) -> Tensor:
-        """M [m, m] of (10): products of the samples' score gradients."""
+        """Return M [m, m] of (10): inner products of the score gradients of the samples."""
         Z = x.dH - 2 * x.gq[:, None] * x.HQ
         total = x.ga.sum(1)
         X = 2 * x.gq[:, None] * (x.H @ Z.T) + torch.outer(x.gs, total)
@@ -146,12 +146,12 @@ class FactoredWeight(nn.Module):
         return squares + self.n * torch.outer(x.gs, x.gs) + sparse @ sparse.T + X + X.T
 
     def gradient_norm(self, x: Batch) -> Tensor:
-        """|dW|_F of the dense gradient."""
+        """Return |dW|_F of the dense gradient."""
         return (self.gram(x) * (x.H @ x.H.T)).sum().clamp(min=0).sqrt()
 
     @torch.no_grad()
     def update(self, x: Batch, lr: float, weight_decay: float) -> None:
-        """W <- (1 - lr weight_decay) W - lr dW, by (6) to (12); nothing is changed where that is not finite."""
+        """Apply W <- (1 - lr weight_decay) W - lr dW by (6) to (12). Raise, and change nothing, if it is not finite."""
         rho = 1 - lr * weight_decay
         B = 2 * lr * x.gq
         BH = B[:, None] * x.H
@@ -163,7 +163,7 @@ class FactoredWeight(nn.Module):
         if not math.isfinite(float(U.sum() + omega.sum() + Q.sum() + w.sum())):
             raise SingularStepError(
                 f"the step with lr = {lr:g} is not finite: features, loss or learning rate are too large. "
-                "The weights are as they were"
+                "The weights are unchanged"
             )
         inverse = self._inverse(x, U, BH, rho)
         self.U, self.omega, self.Q, self.w = U, omega, (Q + Q.T) / 2, w
@@ -177,12 +177,12 @@ class FactoredWeight(nn.Module):
         self.steps += 1
 
     def condition(self) -> float:
-        """|U|_F |U^-1|_F / d, which is 1 right after a fold."""
+        """Return |U|_F |U^-1|_F / d, which is 1 right after a fold."""
         return float(self.U.norm() * self.U_inverse_t.norm()) / len(self.U)
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Make V the dense weight, and compute Q and w from it."""
+        """Replace V with the dense weight and recompute Q and w."""
         self._fold_into_v()
         self.U_inverse_t = self.U.clone()
         self.Q, self.w = torch.zeros_like(self.Q), torch.zeros_like(self.w)
@@ -192,12 +192,12 @@ class FactoredWeight(nn.Module):
             self.w += rows.sum(0)
 
     def dense(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows of W [stop - start, d] in the dtype of V."""
+        """Return rows of W [stop - start, d] in the dtype of V."""
         rows = self.V[start:stop].double()
         return rows.mm(self.U).add_(self.omega).to(self.V.dtype)
 
     def _inverse(self, x: Batch, U: Tensor, BH: Tensor, rho: float) -> tuple[Tensor, Tensor] | None:
-        """U'^-T [d, d] and R^T [m, d] of (8); None where they cannot be had with enough digits."""
+        """Return U'^-T [d, d] and R^T [m, d] of (8), or None if they would be too imprecise."""
         m, d = x.H.shape
         before = x.H @ self.U_inverse_t.T
         if rho == 0:
@@ -209,7 +209,7 @@ class FactoredWeight(nn.Module):
             C = rho * torch.eye(m, dtype=U.dtype, device=U.device) - BH @ x.H.T
             R, info = torch.linalg.solve_ex(C.T, before)
             U_inverse_t = (self.U_inverse_t + R.T @ BH) / rho
-        # at rho far below 1 even a plain step scales R up by 1 / rho
+        # for rho far below 1, even a well-conditioned step scales R by 1 / rho
         if bool(info != 0) or not bool(R.norm() * abs(rho) <= SINGULAR * before.norm()):
             return None
         return (U_inverse_t, R) if bool(U_inverse_t.isfinite().all()) else None

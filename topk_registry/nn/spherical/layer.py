@@ -1,4 +1,4 @@
-"""A linear output layer and its spherical loss in one module. The algorithm is in README.md beside this file."""
+"""A linear output layer and its spherical loss in one module. README.md in this folder explains the algorithm."""
 
 import math
 import warnings
@@ -15,33 +15,34 @@ from topk_registry.ops.ksubset import graph
 from topk_registry.ops.ksubset.linear import TopClasses
 from topk_registry.ops.values import choice, integer, number
 
-CHUNK = 1 << 20  # scores in a chunk
-MAX_PENDING = 1000  # backward passes without a step, from which on a warning is given
+CHUNK = 1 << 20  # number of scores per chunk
+MAX_PENDING = 1000  # number of backward passes without a step that triggers a warning
 Target = Tensor | tuple[Tensor, Tensor]
 
 
 class SphericalLinear(nn.Module):
     """A linear classifier trained by a spherical loss at a cost that does not depend on the number of classes.
 
-    ``layer(features, target)`` returns the loss, and its backward pass computes the exact gradient of the features.
-    Then ``layer.step(lr)``, or :class:`SphericalSGD`, makes the update that SGD would make on the dense weight [n, d],
-    in O(d^2) per sample. The backbone keeps its own optimizer. Any other optimizer skips this layer, because its
-    weight has no gradient. README.md says which update rules are exact.
+    ``layer(features, target)`` returns the loss, and the backward pass computes the exact gradient of the features.
+    Then ``layer.step(lr)``, or :class:`SphericalSGD`, applies the same update as SGD on the dense weight [n, d], in
+    O(d^2) per sample. Train the backbone with a separate optimizer. Any other optimizer skips this layer, because its
+    weight has no gradient. README.md lists the update rules that are exact.
 
-    Such losses rank well at any n, but their probabilities are limited: over all features, the largest probabilities of
-    the classes add up to at most d + 1. With many more classes than features the likelihood stays poor.
+    These losses rank well at any n, but their probabilities are limited. Let p_c be the largest probability of class c
+    over all feature vectors; then the sum of p_c over classes is at most d + 1. With many more classes than features,
+    the likelihood remains poor.
 
     Args:
         in_features: length d of a feature vector.
         num_classes: n.
         bias: learn a bias, as a feature that is always 1.
-        loss: name of a registered loss of the spherical family, such a loss itself, or ``"mse"``: the squared error to
-            the target's weights, summed over classes; weights of a class that is named twice are added.
+        loss: name of a registered spherical loss, an instance of one, or ``"mse"``. The latter is the squared error to
+            the weights of the target, summed over classes. If a class is repeated, its weights are added.
         loss_options: options of the loss by name, such as ``{"epsilon": 0.1}``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: rows with this label have loss and gradient 0, and do not count in the mean.
-        fold_every: recompute the small state from the weight after this number of steps.
-        dtype: dtype of the large factor; the small state is in double precision.
+        ignore_index: rows with this label have loss and gradient 0 and do not enter the mean.
+        fold_every: number of steps after which the small state is recomputed from the weight.
+        dtype: dtype of the large factor V. The small state is in double precision.
 
     Shape: features [B, d]; target class indices [B], or (indices [B, K], weights [B, K]).
 
@@ -94,7 +95,7 @@ class SphericalLinear(nn.Module):
         bound = 1 / math.sqrt(in_features)
         self.factors = FactoredWeight(nn.init.uniform_(weight, -bound, bound))
         self._pending: list[Batch] = []
-        self._version = 0  # counts steps
+        self._version = 0  # number of steps
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> "SphericalLinear":
@@ -114,7 +115,7 @@ class SphericalLinear(nn.Module):
         rows, labels, weights, share = self._targets(features, target)
         kept = features if rows is None else features[rows]
         with torch.autocast(features.device.type, enabled=False):
-            # the weight needs the backward pass, even if the features need no gradient
+            # the weight needs a backward pass even if the features need no gradient
             anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
             losses = _Losses.apply(kept, labels, weights, self, anchor)
         if self.reduction == "none":
@@ -131,27 +132,26 @@ class SphericalLinear(nn.Module):
     def step(
         self, lr: float, *, weight_decay: float = 0.0, max_norm: float | None = None, grad_scale: float = 1.0
     ) -> None:
-        """Update the weight as ``torch.optim.SGD(lr=lr, weight_decay=weight_decay)`` would the dense one.
+        """Apply the update of ``torch.optim.SGD(lr=lr, weight_decay=weight_decay)`` on the dense weight.
 
-        The gradient is the sum over all backward passes since the last step. Without one, the
-        weight is unchanged, with a warning. In a process group all ranks must call it; the gradient is the mean over
-        ranks, as under DDP.
+        The gradient is the sum over all backward passes since the last step. If there was no backward pass, the method
+        warns and leaves the weight unchanged. In a process group, all ranks must call this method. The gradient is then
+        the mean over ranks, as with DDP.
 
         Args:
             lr: learning rate.
             weight_decay: L2 decay.
-            max_norm: clip the norm of the dense gradient, as ``clip_grad_norm_``; :meth:`gradient_norm` gives it.
-            grad_scale: factor of the loss before its backward pass, such as a gradient scaler's scale.
+            max_norm: clip the norm of the dense gradient to this value, as ``clip_grad_norm_`` does.
+            grad_scale: factor by which the loss was multiplied, such as the scale of a gradient scaler.
 
         Raises:
-            SingularStepError: the new weight would not be finite; the weight is unchanged.
+            SingularStepError: the new weight would not be finite. The weight is unchanged.
         """
         check_step(lr, weight_decay, max_norm)
         batch = self._batch(grad_scale)
         if batch is None:
             warnings.warn(
-                "SphericalLinear.step() follows no backward pass since the last step or zero_grad(): the weight stays "
-                "as it is",
+                "SphericalLinear.step(): no backward pass since the last step or zero_grad(), the weight is unchanged",
                 stacklevel=2,
             )
             return
@@ -164,18 +164,18 @@ class SphericalLinear(nn.Module):
 
     @torch.no_grad()
     def gradient_norm(self) -> float:
-        """Return the norm of the dense weight's gradient, from all backward passes since the last step."""
+        """Return the norm of the gradient of the dense weight, summed over all backward passes since the last step."""
         batch = self._batch(1.0)
         return 0.0 if batch is None else float(self.factors.gradient_norm(batch))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop what backward passes left since the last step."""
+        """Drop the gradients of all backward passes since the last step."""
         super().zero_grad(set_to_none)
         self._pending = []
 
     @torch.no_grad()
     def scores(self, features: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Return scores of features [B, d]: for these classes [B, K], or for all [B, n]."""
+        """Return scores of features [B, d] for the given classes [B, K], or for all classes [B, n]."""
         H = self._rows(features)
         if classes is None:
             blocks = [chunk for _, chunk in self._chunks(H, None)]
@@ -187,21 +187,21 @@ class SphericalLinear(nn.Module):
         """Return the k most probable classes of features [B, d], best first, without all scores at once.
 
         Returns:
-            ``indices``; ``logits``: logarithms of what the probabilities are in proportion to; ``marginals``: exact
-            probability of being in the top-k set drawn by them; each [B, k]. For ``"mse"``, logits are the scores.
+            ``indices``, ``logits`` and ``marginals``, each [B, k]. Logits are logarithms of unnormalized probabilities;
+            for ``"mse"`` they are the scores. Marginals are exact top-k marginals of these logits.
         """
         if not 1 <= k < self.num_classes:
             raise ValueError(f"k must be an integer from 1 to n - 1 = {self.num_classes - 1}, got {k!r}")
         link = (lambda scores: scores) if self.loss is None else self.loss.log_weights
         scores = ((first, link(s)) for first, s in self._chunks(self._rows(features), chunk, least=2 * k + 3))
-        state = graph.merge([graph.summarise(x, k + 1, 1.0, first) for first, x in scores], 1.0)
+        state = graph.merge([graph.summarize(x, k + 1, 1.0, first) for first, x in scores], 1.0)
         marginals = torch.sigmoid(graph.top_margins(state, 1.0))
         best = state.top[:, :k], marginals
         return TopClasses(state.classes[:, :k], *(part.to(features.dtype) for part in best))
 
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:
-        """The dense layer of the same scores."""
+        """Return a dense layer with the same scores."""
         W = self.factors.dense()
         linear = nn.Linear(self.in_features, self.num_classes, self.bias, device=W.device, dtype=W.dtype)
         linear.weight.copy_(W[:, : self.in_features])
@@ -210,9 +210,9 @@ class SphericalLinear(nn.Module):
         return linear
 
     def to_classifier(self) -> nn.Module:
-        """Return the dense layer followed by the loss's link: softmax of its output is what the loss predicts.
+        """Return a module whose softmax gives the probabilities of the loss: the dense layer followed by a link.
 
-        Export this module. Except with ``spherical_bound``, the layer's scores are not logits of a softmax.
+        Use this module for export. The scores of the layer itself are logits of a softmax only for ``spherical_bound``.
         """
         linear = self.to_linear()
         return linear if self.loss is None else nn.Sequential(linear, LogWeights(self.loss))
@@ -225,7 +225,7 @@ class SphericalLinear(nn.Module):
         )
 
     def _rows(self, features: Tensor) -> Tensor:
-        """Features [B, d] in double precision, with a column of ones for the bias."""
+        """Return features [B, d] in double precision, with a column of ones for the bias."""
         if features.ndim != 2 or features.shape[1] != self.in_features or not features.is_floating_point():
             raise ValueError(
                 f"features must be floating point [B, {self.in_features}], got {features.dtype} {list(features.shape)}"
@@ -244,24 +244,20 @@ class SphericalLinear(nn.Module):
         return labels.long()
 
     def _targets(self, features: Tensor, target: Target) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-        """The m rows that count, None for all; their labels and weights [m, K], and each one's share [m] in the mean.
-
-        A row that is ignored has no part in any sum: whatever the loss makes of a row without labels, and whatever its
-        features are.
-        """
+        """Return the m valid rows (None: all), their labels and weights [m, K], and their shares in the mean [m]."""
         B, like = len(features), {"dtype": torch.float64, "device": features.device}
         if isinstance(target, tuple):
             labels, given = target
             if given.shape != labels.shape or not given.is_floating_point():
                 raise ValueError(
-                    f"weights must be floating point and as indices {list(labels.shape)}, got {given.dtype} "
+                    f"weights must be floating point and of shape {list(labels.shape)}, got {given.dtype} "
                     f"{list(given.shape)}"
                 )
             return None, *self._weighted(self._checked(labels, B), given.to(**like), torch.ones(B, **like))
         if target.is_floating_point() or target.shape != (B,):
             raise ValueError(
                 f"target must be class indices [{B}] or (indices [B, K], weights [B, K]), got {target.dtype} "
-                f"{list(target.shape)}; a dense distribution would cost what this layer avoids"
+                f"{list(target.shape)}. Dense distributions are not supported"
             )
         rows = (target != self.ignore_index).nonzero()[:, 0]
         labels = self._checked(target[rows, None], len(rows))
@@ -278,7 +274,7 @@ class SphericalLinear(nn.Module):
         return labels, weights, weights.sum(1)
 
     def _batch(self, grad_scale: float) -> Batch | None:
-        """All that is pending on all ranks; a rank without a backward pass takes part with no samples."""
+        """Return the pending gradients of all ranks. A rank without a backward pass contributes no samples."""
         batch = over_ranks(joined(self._pending) if self._pending else None, self.factors)
         return batch if batch is None or grad_scale == 1.0 else batch.scaled(1 / grad_scale)
 
@@ -292,7 +288,7 @@ class SphericalLinear(nn.Module):
             )
 
     def _chunks(self, H: Tensor, chunk: int | None, least: int = 1) -> Iterator[tuple[int, Tensor]]:
-        """First class and scores [B, chunk] of one chunk of classes after the other."""
+        """Yield the first class and the scores [B, chunk] of each chunk of classes."""
         chunk = max(CHUNK // max(len(H), 1), 1024) if chunk is None else int(chunk)
         if chunk < 1:
             raise ValueError(f"chunk must be a number of classes of at least 1, got {chunk!r}")
@@ -302,7 +298,7 @@ class SphericalLinear(nn.Module):
 
 
 class _Losses(torch.autograd.Function):
-    """Losses [B] and the gradient to the features; the backward pass leaves its batch with the layer."""
+    """Losses [B] with the gradient of the features. The backward pass appends its batch to the layer."""
 
     @staticmethod
     def forward(
@@ -331,11 +327,11 @@ class _Losses(torch.autograd.Function):
 
 
 class SphericalSGD(torch.optim.Optimizer):
-    """Plain SGD on the dense weight of a :class:`SphericalLinear`, in O(d^2) per sample; no other rule is exact.
+    """Plain SGD on the dense weight of a :class:`SphericalLinear`, in O(d^2) per sample.
 
     Args:
-        layer: the layer, and nothing else: other parameters need their own optimizer.
-        lr: learning rate; torch's schedulers change it in ``param_groups``.
+        layer: the layer to train. Other parameters need a separate optimizer.
+        lr: learning rate. Schedulers of torch change it through ``param_groups``.
         weight_decay: L2 decay, as in ``torch.optim.SGD``.
         max_norm: clip the gradient of the dense weight to this norm.
 
@@ -355,7 +351,7 @@ class SphericalSGD(torch.optim.Optimizer):
         super().__init__([layer.factors.V], {"lr": lr, "weight_decay": weight_decay, "max_norm": max_norm})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise, unless the group is the layer's weight alone."""
+        """Raise unless the group contains only the weight of the layer."""
         if param_group["params"] != [self._layer.factors.V]:
             raise TypeError("SphericalSGD trains the weight of one SphericalLinear: use another optimizer for the rest")
         super().add_param_group(param_group)
@@ -372,7 +368,7 @@ class SphericalSGD(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradient of all backward passes since the last step."""
+        """Drop the gradients of all backward passes since the last step."""
         self._layer.zero_grad(set_to_none)
 
 

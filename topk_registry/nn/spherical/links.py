@@ -1,4 +1,4 @@
-"""Losses as functions of the sums (s, q) and of the label's score, and how each one ranks classes."""
+"""Spherical losses as functions of the sums (s, q) and the label's score, and how each loss ranks classes."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -11,19 +11,19 @@ SQUARED_ERROR = "mse"
 
 
 class SumsLoss(Protocol):
-    """A loss of the spherical family, as :class:`SphericalLinear` needs it."""
+    """Interface of a spherical loss for :class:`SphericalLinear`."""
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-        """Loss of each label [m, K] from its score [m, K] and the sum s and sum of squares q of all n scores [m, 1]."""
+        """Return the loss of each label [m, K] from its score [m, K] and the sums s and q of all scores [m, 1]."""
         ...
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        """Logarithms of unnormalized probabilities, elementwise; classes are ranked by them."""
+        """Return logarithms of unnormalized probabilities elementwise. They rank the classes."""
         ...
 
 
 class LogWeights(nn.Module):
-    """Turn the scores of a spherical layer into logits: their softmax is the probability that the loss predicts."""
+    """Convert scores of a spherical layer into logits whose softmax gives the probabilities of the loss."""
 
     def __init__(self, loss: SumsLoss) -> None:
         super().__init__()
@@ -34,10 +34,10 @@ class LogWeights(nn.Module):
 
 
 def resolve(loss: str | nn.Module, options: Mapping[str, Any]) -> SumsLoss | None:
-    """The loss by its registered name, or the given one; None for the squared error.
+    """Return the loss for a registered name, or the given loss; None for the squared error.
 
     Raises:
-        ValueError: for a loss that needs more than the sums, or options that have no meaning here.
+        ValueError: the loss cannot be computed from the sums, or an option has no effect here.
     """
     if loss == SQUARED_ERROR:
         if options:
@@ -47,14 +47,14 @@ def resolve(loss: str | nn.Module, options: Mapping[str, Any]) -> SumsLoss | Non
     if not (hasattr(criterion, "from_sums") and hasattr(criterion, "log_weights")):
         raise ValueError(
             f"loss {loss!r} cannot be computed from the sum and the sum of squares of the scores: it must define "
-            f"from_sums(s, q, score, n) and log_weights(scores), as the losses of the spherical family do, or be "
+            f"from_sums(s, q, score, n) and log_weights(scores), as spherical losses do, or be "
             f"{SQUARED_ERROR!r}"
         )
     for option, usual in (("reduction", "mean"), ("ignore_index", -100)):
         if (given := getattr(criterion, option, usual)) != usual:
-            raise ValueError(f"{option} of the loss has no effect here: give {option}={given!r} to the layer")
+            raise ValueError(f"{option} of the loss has no effect here: pass {option}={given!r} to the layer")
     if getattr(criterion, "label_smoothing", 0):
-        raise ValueError("label_smoothing needs the score of every class: give 0, or targets of K labels with weights")
+        raise ValueError("label_smoothing needs the score of every class: set it to 0, or pass K weighted labels")
     return criterion
 
 
@@ -63,8 +63,8 @@ def loss_per_sample(
 ) -> Tensor:
     """Return the loss [m] of rows with K labels of the given weights [m, K].
 
-    A loss of one label becomes its weighted mean over labels. The squared error is that to the target with these
-    weights at the labels and 0 elsewhere, summed over classes.
+    Other losses become a weighted sum over labels. The squared error is summed over classes; its target has these
+    weights at the labels and 0 elsewhere.
     """
     if loss is None:
         squares = (weight[:, :, None] * weight[:, None]).masked_fill(~same_label(labels), 0).sum((1, 2))
@@ -73,5 +73,5 @@ def loss_per_sample(
 
 
 def same_label(labels: Tensor) -> Tensor:
-    """Return whether two labels of a row are equal: [m, K] -> [m, K, K]."""
+    """Return which pairs of labels of a row [m, K] are equal: [m, K, K]."""
     return labels[:, :, None] == labels[:, None]

@@ -1,1 +1,1 @@
-"""Numerics, memory and threads for kernels compiled by numba; no loss."""
+"""Numerics, memory and threads for numba kernels, independent of any loss."""

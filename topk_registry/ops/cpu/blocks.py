@@ -1,25 +1,25 @@
-"""Rows of scores in padded memory: load, store, totals and maxima."""
+"""Rows of scores in padded memory: load, store, sums and maxima."""
 
 import numpy as np
 
 from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import compiled, number_at, place_of, summing
 
-BLOCK = 512  # numbers that are added up in their own precision; sums of blocks are added in double precision
-CACHE_BLOCK = 1024  # scores to work on at a time
-PAD = 64  # rows are padded to a multiple of this: no loop of vector instructions has scores left over
-FRONT = 4  # zeros in front of coefficients, see in_fours
+BLOCK = 512  # block size of sums in the precision of the numbers; block sums are added in double precision
+CACHE_BLOCK = 1024  # number of scores per pass
+PAD = 64  # rows are padded to a multiple of this, so that vector loops have no remainder
+FRONT = 4  # number of zeros before coefficients, see in_fours
 
 
 @compiled
 def padded(n):
-    """The least multiple of PAD that holds n scores."""
+    """Return the smallest multiple of PAD that is at least n."""
     return (n + PAD - 1) // PAD * PAD
 
 
 @compiled
 def pad(row, x):
-    """Copy a row to padded memory; the scores beyond the row's end are -inf."""
+    """Copy a row to padded memory and fill the padding with -inf."""
     for i in range(len(row)):
         x[i] = row[i]
     for i in range(len(row), len(x)):
@@ -28,14 +28,12 @@ def pad(row, x):
 
 @compiled
 def fill(row, number):
-    """The same number everywhere."""
     for i in range(len(row)):
         row[i] = number
 
 
 @compiled
 def ones(count, kind):
-    """Return an array of ``count`` ones."""
     made = empty(count, kind)
     fill(made, made.dtype.type(1))
     return made
@@ -43,7 +41,7 @@ def ones(count, kind):
 
 @compiled
 def largest_of(x):
-    """Return the largest number, -inf of none. A NaN with a positive sign gives NaN."""
+    """Return the largest number, or -inf for an empty array. A NaN with a positive sign gives NaN."""
     best = place_of(x.dtype.type(-np.inf))
     for i in range(len(x)):
         best = max(best, place_of(x[i]))
@@ -52,7 +50,7 @@ def largest_of(x):
 
 @compiled
 def largest_size(x):
-    """The largest absolute value; NaN where there is one."""
+    """Return the largest absolute value, or NaN if there is a NaN."""
     best = place_of(x.dtype.type(0))
     for i in range(len(x)):
         best = max(best, place_of(abs(x[i])))
@@ -61,7 +59,7 @@ def largest_size(x):
 
 @summing
 def total(w):
-    """Sum numbers in their own precision, in any order."""
+    """Sum numbers in the precision of the array, in any order."""
     sum = w.dtype.type(0)
     for i in range(len(w)):
         sum += w[i]
@@ -70,7 +68,7 @@ def total(w):
 
 @compiled
 def total_of(x):
-    """The sum of many numbers, in double precision."""
+    """Sum many numbers in double precision."""
     sum_of_blocks = 0.0
     for start in range(0, len(x), BLOCK):
         sum_of_blocks += np.float64(total(x[start : start + BLOCK]))

@@ -1,14 +1,14 @@
-"""Compile a kernel at its first use, and run it on the threads that torch itself uses.
+"""Compile a kernel at its first use, and run it on the threads of torch.
 
-A kernel is a C function ``body(job)``. All threads run the same body with the same job, and take rows from it by
-:func:`spans` until none are left, so the result of a row must not depend on the thread that takes it. A job is a
-counter, then 8 bytes per value: integers, floats, and addresses of tensors.
+A kernel is a C function ``body(job)``. All threads run the same body with the same job. Each thread takes rows with
+:func:`spans` until none are left, so the result of a row must not depend on the thread. A job is a counter, followed by
+8 bytes per value: integers, floats, and addresses of tensors.
 
-After each operation torch's threads spin for a few milliseconds and wait for the next one. Threads of our own would
-share their cores with them. Without OpenMP a pool of threads does the work.
+After each operation, torch's threads spin for a few milliseconds and wait for work. Separate threads would compete with
+them for cores. If torch has no OpenMP, a pool of threads is used.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
-# numba's intrinsics are called without their first parameter, and numba sets attributes where pyright does not see it
+# numba's intrinsics are called without their first parameter, and pyright does not see attributes that numba sets
 
 import ctypes
 import gc
@@ -40,14 +40,14 @@ C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Kernel:
-    """A body that is compiled, or loaded from numba's cache, when it first runs."""
+    """A body that is compiled, or loaded from numba's cache, at its first run."""
 
     def __init__(self, function: Callable) -> None:
         self.function = function
         self.body = cache(lambda: C_BODY(_compiled(function).address))
 
     def run(self, threads: int, *values: Tensor | float | None) -> None:
-        """Run the body on ``threads`` threads with one job of ``values``; tensors are plain contiguous memory."""
+        """Run the body on ``threads`` threads with one job of ``values``. Tensors must be plain contiguous memory."""
         job = _job(values)
         if threads == 1:
             self.body()(job)
@@ -67,7 +67,7 @@ def kernel(function: Callable) -> Kernel:
 
 def _job(values: tuple[Tensor | float | None, ...]) -> ctypes.Array:
     layout, memory = _layout(tuple(map(type, values)))
-    addresses: Any = values  # a kernel sees numbers and the addresses of tensors
+    addresses: Any = values  # a kernel gets numbers and addresses of tensors
     job = memory()
     layout.pack_into(job, 0, 0, *[v if type(v) in NUMBERS else v.data_ptr() if v is not None else 0 for v in addresses])
     return job
@@ -94,7 +94,7 @@ take: Any = _take  # take(job, count): take the next ``count`` rows of a job and
 
 @njit
 def spans(job, block, count):
-    """Yield (start, stop) of the rows that this thread takes, ``block`` at a time, until all ``count`` are taken."""
+    """Yield (start, stop) of the rows for this thread, ``block`` rows at a time, until all ``count`` rows are taken."""
     start = take(job, block)
     while start < count:
         yield start, min(start + block, count)
@@ -103,7 +103,7 @@ def spans(job, block, count):
 
 @cache
 def _openmp() -> Callable | None:
-    """Return ``GOMP_parallel(body, job, threads, flags)`` of the very library that torch is linked with."""
+    """Return ``GOMP_parallel(body, job, threads, flags)`` from the library that torch is linked with."""
     try:
         parallel = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
     except (OSError, AttributeError):
@@ -114,7 +114,7 @@ def _openmp() -> Callable | None:
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Return threads that sleep between calls; a forked process starts its own."""
+    """Return a pool of threads that sleep between calls. After a fork, the process creates a new pool."""
     return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="topk_registry")
 
 
@@ -124,14 +124,14 @@ def _compiled(function: Callable) -> CFunc:
     compiled = _CFunc(function, (arguments, result), locals={}, options=options)
     try:
         compiled._cache = _Cache(function)
-    except RuntimeError:  # no folder can be written
+    except RuntimeError:  # no writable folder
         compiled._cache = NullCache()
     compiled.compile()
     return compiled
 
 
 class _CFunc(CFunc):
-    """numba's C function, which logs once that it compiles."""
+    """C function of numba that logs its compilation once."""
 
     def _compile_uncached(self) -> Any:
         _log_compiling(self._cache.cache_path)
@@ -142,11 +142,11 @@ class _CFunc(CFunc):
 
 
 class _Linked(JITCodeLibrary):
-    """LLVM's code of a function, which is optimized within the body that it is linked into.
+    """LLVM code of a function that is optimized only within the kernel body that calls it.
 
-    numba would optimize each function with all that it calls, and make machine code and wrappers of each: this takes
-    more than half of the time of compiling. Its passes over a single function stay: they set the layout of data,
-    without which loops run a third slower.
+    By default, numba optimizes each function with all its callees and creates machine code and wrappers for each, which
+    takes more than half of the compilation time. The passes of numba over a single function remain, because they set
+    the data layout, without which loops are a third slower.
     """
 
     is_machine_code = False
@@ -158,14 +158,14 @@ class _Linked(JITCodeLibrary):
         self._finalized = True
 
     def make_machine_code(self) -> None:
-        """Optimize the function and all that is linked into it, and make machine code of it."""
+        """Optimize the function with all linked code, and create machine code."""
         self._ensure_finalized()
         super()._optimize_final_module()
         super()._finalize_final_module()
         self.is_machine_code = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return the address of a function; a call from Python of one that was only linked raises a TypeError."""
+        """Return the address of a function. Calling a function from Python that was only linked raises a TypeError."""
         return super().get_pointer_to_function(name) if self.is_machine_code else _BAD_ARGUMENT
 
 
@@ -174,11 +174,11 @@ _BAD_ARGUMENT: Any = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_vo
 
 @contextmanager
 def _optimizing_once() -> Iterator[None]:
-    """Let numba compile functions to :class:`_Linked` code in a ``with`` block."""
+    """Compile functions to :class:`_Linked` code in a ``with`` block."""
     codegen, collects = cpu_target.target_context.codegen(), gc.isenabled()
     with global_compiler_lock:
         codegen._library_class, codegen.set_env = _Linked, lambda name, environment: None
-        gc.disable()  # it would go through all objects of torch again and again
+        gc.disable()  # garbage collection would repeatedly scan all objects of torch
         try:
             yield
         finally:
@@ -196,20 +196,18 @@ def _log_compiling(folder: str | None) -> None:
 
 
 class _Cache(FunctionCache):
-    """numba's cache, which does not see on its own that the source of another module has changed."""
+    """Cache of numba that also detects changes in the sources of other modules."""
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return (*super()._index_key(sig, codegen), _edition())
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the cached kernel, or None if there is none or its file is damaged."""
         try:
             return super().load_overload(sig, target_context)
-        except Exception:  # whatever unpickling garbage may raise
+        except Exception:  # unpickling a damaged file may raise anything
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Cache a kernel, or warn."""
         try:
             super().save_overload(sig, data)
         except OSError as error:
@@ -218,7 +216,7 @@ class _Cache(FunctionCache):
 
 @cache
 def _edition() -> str:
-    """Return a digest of the sources of all kernels: the modules of this folder, and those that import them."""
+    """Return a digest of the sources of all kernels: the modules of this folder, and all modules that import them."""
     digest, here = hashlib.sha256(), Path(__file__).parent
     for file in sorted(here.parent.rglob("*.py")):
         source = file.read_bytes()

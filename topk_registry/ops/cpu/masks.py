@@ -1,4 +1,4 @@
-"""Compare many numbers at once, a bit for each, and find the bits that are set."""
+"""Compare many numbers at once with one bit per result, and find the bits that are set."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
@@ -14,7 +14,7 @@ from topk_registry.ops.cpu.numbers import compiled
 
 
 def numbers_from(context, builder, array_type, array, start, count):
-    """``count`` numbers of an array from ``start`` on, as one vector."""
+    """Return ``count`` numbers of an array from ``start`` on as one vector."""
     kind = context.get_value_type(array_type.dtype)
     data = context.make_array(array_type)(context, builder, array).data
     place = builder.bitcast(builder.gep(data, [start]), ir.VectorType(kind, count).as_pointer())
@@ -24,34 +24,33 @@ def numbers_from(context, builder, array_type, array, start, count):
 
 
 def repeated(builder, number, count):
-    """A vector of ``count`` times the same number."""
+    """Return a vector with ``count`` copies of a number."""
     none = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
     first = builder.insert_element(none, number, ir.IntType(32)(0))
     return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))
 
 
-def _compared(sign: str, count: int) -> Any:
-    """``compared(numbers, start, bound)``: a bit for each of ``count`` numbers from ``start`` on, compared with it."""
+def _compared(sign: str) -> Any:
+    """Return ``compared(numbers, start, bound)``: one bit for each of 64 numbers from ``start`` on."""
 
     @intrinsic
     def compared(typing_context, numbers, start, bound):
         def codegen(context, builder, signature, arguments):
-            left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], count)
-            compare = builder.fcmp_unordered if sign == "!=" else builder.fcmp_ordered  # NaN is unequal to all
-            bits = compare(sign, left, repeated(builder, arguments[2], count))
-            return builder.zext(builder.bitcast(bits, ir.IntType(count)), ir.IntType(64))
+            left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 64)
+            compare = builder.fcmp_unordered if sign == "!=" else builder.fcmp_ordered  # NaN is unequal to every number
+            return builder.bitcast(compare(sign, left, repeated(builder, arguments[2], 64)), ir.IntType(64))
 
         return types.uint64(numbers, types.int64, numbers.dtype), codegen
 
     return compared
 
 
-above, unequal, reaching = _compared(">", 64), _compared("!=", 64), _compared(">=", 16)
+above, unequal = _compared(">"), _compared("!=")
 
 
 @intrinsic
 def within(typing_context, numbers, start, bounds, of_bounds):
-    """64 bits: which of 64 bytes from ``start`` on are at most the bounds from ``of_bounds`` on."""
+    """Return 64 bits: whether each of 64 bytes from ``start`` on is at most its bound, from ``of_bounds`` on."""
 
     def codegen(context, builder, signature, arguments):
         left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 64)
@@ -63,7 +62,7 @@ def within(typing_context, numbers, start, bounds, of_bounds):
 
 @intrinsic
 def lowest_bit(typing_context, bits):
-    """The place of the lowest bit that is 1; 64 if there is none."""
+    """Return the position of the lowest bit that is 1, or 64 if there is none."""
 
     def codegen(context, builder, signature, arguments):
         return builder.cttz(arguments[0], ir.IntType(1)(0))
@@ -71,20 +70,10 @@ def lowest_bit(typing_context, bits):
     return types.int64(types.uint64), codegen
 
 
-@intrinsic
-def number_of_bits(typing_context, bits):
-    """The number of bits that are 1."""
-
-    def codegen(context, builder, signature, arguments):
-        return builder.ctpop(arguments[0])
-
-    return types.int64(types.uint64), codegen
-
-
 def _places(compared: Any, compare: Any) -> Any:
     @compiled
     def places(x, bound, where):
-        """Write the places of numbers that compare with the bound; return how many, at most those that fit."""
+        """Write the positions of numbers for which the comparison holds; return how many were written."""
         n, count, most = len(x), 0, len(where)
         for start in range(0, n - 63, 64):
             bits = compared(x, start, bound)

@@ -1,7 +1,7 @@
-"""Memory that a kernel takes for itself, and arrays at an address.
+"""Memory allocation inside of kernels, and arrays at an address.
 
-numba compiles its own ``np.empty`` and ``np.zeros`` anew for every type and number of dimensions, and twice where a
-default is left out. The intrinsics here need no such compilation.
+numba compiles ``np.empty`` and ``np.zeros`` for every type and number of dimensions, and twice if a default is omitted.
+The intrinsics here need no such compilation.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
@@ -16,9 +16,9 @@ from numba.np.arrayobj import populate_array
 
 
 def numbers_at(context, builder, kind, data, lengths, owner=None):
-    """LLVM's value of a contiguous array of a numba type at an address, of these lengths.
+    """Return the LLVM value of a contiguous array at an address, with these lengths.
 
-    References to its owner are counted. Without one, nobody counts.
+    References to ``owner`` are counted. Without an owner, there is no reference count.
     """
     size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
     strides = [context.get_constant(types.intp, size)]
@@ -30,12 +30,11 @@ def numbers_at(context, builder, kind, data, lengths, owner=None):
 
 
 def array_type(shape: types.Type, kind: Any) -> types.Array:
-    """The type of a contiguous array of this shape; the kind is a type such as np.float64."""
     return types.Array(kind.dtype, len(shape) if isinstance(shape, types.BaseTuple) else 1, "C")
 
 
 def lengths_of(context, builder, shape: types.Type, value) -> Sequence:
-    """LLVM's values of the lengths that a shape holds, which is a length or a tuple of them."""
+    """Return the LLVM values of the lengths in a shape, which is a length or a tuple of lengths."""
     several = isinstance(shape, types.BaseTuple)
     given = cgutils.unpack_tuple(builder, value) if several else [value]
     return [
@@ -67,8 +66,8 @@ def _taken(zero: bool) -> Any:
     return taken
 
 
-# empty(shape, kind), zeros(shape, kind): memory for numbers, which is given back when the last array of it is gone. The
-# shape is a length, or a tuple of lengths; the kind is a type such as np.float64, which is the default.
+# empty(shape, kind), zeros(shape, kind): memory that is freed with the last array that uses it. The shape is a length
+# or a tuple of lengths. The kind is a type such as np.float64, the default.
 empty, zeros = _taken(False), _taken(True)
 
 
@@ -85,8 +84,8 @@ def _array(typing_context, address, shape, kind):
     return kind_of_array(place, shape, kind), codegen
 
 
-# array(address, shape, kind): the numbers at an address, as ``numba.carray``, without a function of numba's to compile.
-# The address is an integer, or what a C function is given as ``pointer``; the shape and the kind are as above.
+# array(address, shape, kind): the array at an address, as ``numba.carray``, but without compiling a function. The
+# address is an integer or the ``pointer`` argument of a C function. Shape and kind are as above.
 array: Any = _array
 
 
@@ -99,11 +98,11 @@ def _address_of(typing_context, array):
     return types.int64(array), codegen
 
 
-address_of: Any = _address_of  # address_of(array): the address of its first number, an integer
+address_of: Any = _address_of  # address_of(array): address of the first number, as integer
 
 
 def _uncounted(context, builder, kind: types.Type, value):
-    """Return LLVM's value of an array, also inside tuples, without a reference count; other values are unchanged."""
+    """Return the LLVM value of an array, or of arrays in tuples, without a reference count."""
     if isinstance(kind, types.BaseTuple):
         values = cgutils.unpack_tuple(builder, value)
         parts = [_uncounted(context, builder, one, part) for one, part in zip(kind, values, strict=True)]
@@ -121,6 +120,6 @@ def _borrowed(typing_context, memory):
     )
 
 
-# The same memory without a count of references: counting makes each slice cost ten nanoseconds, and each array that a
-# function is given twice that. Of an array, or of a tuple with all its arrays; only for memory that the caller owns.
+# The same memory without a reference count. Counting costs 10 ns per slice and 20 ns per array argument. The value is
+# an array or a tuple with arrays, and the caller must own the memory.
 borrowed: Any = _borrowed

@@ -1,4 +1,4 @@
-"""How the kernels are compiled, and the elementary functions that turn into vector instructions."""
+"""Compilation settings of the kernels, and elementary functions that compile to vector instructions."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
@@ -11,23 +11,23 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import as_dtype
 from numpy.polynomial import Chebyshev, Polynomial
 
-# products may be fused with sums, and long sums be reordered; differences of scores never: they are exact
+# products may be fused with sums, and long sums may be reordered; differences of scores may not, because they are exact
 _NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 compiled = njit(error_model="numpy", fastmath={"contract"}, **_NO_WRAPPERS)
-merged = njit(error_model="numpy", fastmath={"contract"}, inline="always")  # not compiled alone: into its caller
+merged = njit(error_model="numpy", fastmath={"contract"}, inline="always")  # inlined into the caller
 summing = njit(error_model="numpy", fastmath={"contract", "reassoc"}, **_NO_WRAPPERS)
 inlined = njit(error_model="numpy", fastmath={"contract"}, forceinline=True, **_NO_WRAPPERS)
 
-# numba compiles a function anew for an argument that is a literal, so numbers that vary start as this
+# numba compiles a function for each literal argument, so variables are initialized with this value
 ZERO, NO_CLASS = np.int64(0), np.int64(-1)
 LOG2E = 1 / math.log(2)
-LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2; nine bits: multiples of the first are exact
+LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2; LN2_HIGH has nine bits, so its multiples are exact
 INVERSE_FACTORIALS = tuple(1 / math.factorial(j) for j in range(14))
 LOG2E_32, LN2_HIGH_32, LN2_LOW_32 = np.float32(LOG2E), np.float32(LN2_HIGH), np.float32(LN2_LOW)
 OF_POWER = tuple(math.log(2) ** j / math.factorial(j) for j in range(14))  # 2^f = sum_j OF_POWER[j] f^j
 OF_POWER_32 = tuple(map(np.float32, OF_POWER[:8]))
 INVERSE_FACTORIALS_32 = tuple(map(np.float32, INVERSE_FACTORIALS[:8]))
-# log(1 + f) = f - f^2 / 2 + f^3 (sum_j LOG_SERIES_32[j] f^j), to 2e-8 of it; a division less than by artanh
+# log(1 + f) = f - f^2 / 2 + f^3 (sum_j LOG_SERIES_32[j] f^j), relative error 2e-8; one division fewer than with artanh
 LOG_SERIES_32 = tuple(
     Chebyshev.interpolate(
         lambda f: (np.log1p(f) - f + f * f / 2) / f**3, 7, domain=(math.sqrt(0.5) - 1, math.sqrt(2) - 1)
@@ -67,7 +67,7 @@ bits_64, number_64 = cast(types.float64, types.int64), cast(types.int64, types.f
 
 
 def _reorder(integer: bool) -> Any:
-    """Convert floats to integers in the same order, or back: a maximum of integers is vectorized, of floats not."""
+    """Convert floats to integers with the same order, or back, because a maximum of integers is vectorized."""
 
     @intrinsic
     def reorder(typing_context, number):
@@ -90,7 +90,7 @@ place_of, number_at = _reorder(True), _reorder(False)
 
 @inlined
 def _parts_32(u) -> Any:
-    """2^m, f and e of exp(u) = 2^m (1 + e f), where seven terms of the series for e leave an error of 6e-9."""
+    """Return 2^m, f and e with exp(u) = 2^m (1 + e f), where seven terms of the series for e have an error of 6e-9."""
     shifted = u * LOG2E_32 + ROUND_32
     m = shifted - ROUND_32
     f = (u - m * LN2_HIGH_32) - m * LN2_LOW_32
@@ -102,7 +102,7 @@ def _parts_32(u) -> Any:
 
 @inlined
 def _parts_64(u) -> Any:
-    """As :func:`_parts_32`, within 2e-16 or so."""
+    """Return the numbers of :func:`_parts_32` with an error of about 2e-16."""
     shifted = u * LOG2E + ROUND
     m = shifted - ROUND
     f = (u - m * LN2_HIGH) - m * LN2_LOW
@@ -114,35 +114,35 @@ def _parts_64(u) -> Any:
 
 @compiled
 def exp32(u):
-    """exp(u) for u from -87 to 88."""
+    """Return exp(u) for u from -87 to 88."""
     power, f, e = _parts_32(u)
     return (e * f + np.float32(1)) * power
 
 
 @compiled
 def exp64(u):
-    """exp(u) for u from -708 to 709."""
+    """Return exp(u) for u from -708 to 709."""
     power, f, e = _parts_64(u)
     return (e * f + 1.0) * power
 
 
 @compiled
 def expm1_32(u):
-    """exp(u) - 1 for u from -87 to 88, to full relative precision."""
+    """Return exp(u) - 1 for u from -87 to 88, with full relative precision."""
     power, f, e = _parts_32(u)
     return power * (e * f) + (power - np.float32(1))
 
 
 @compiled
 def expm1_64(u):
-    """exp(u) - 1 for u from -708 to 709, to full relative precision."""
+    """Return exp(u) - 1 for u from -708 to 709, with full relative precision."""
     power, f, e = _parts_64(u)
     return power * (e * f) + (power - 1.0)
 
 
 @compiled
 def power_of_2_32(u):
-    """2^u for u from -126 to 127, as :func:`exp32`; one product fewer: u - round(u) is exact."""
+    """Return 2^u for u from -126 to 127. One product fewer than :func:`exp32`, because u - round(u) is exact."""
     shifted = u + ROUND_32
     f = u - (shifted - ROUND_32)
     e = OF_POWER_32[7]
@@ -153,7 +153,6 @@ def power_of_2_32(u):
 
 @compiled
 def power_of_2_64(u):
-    """2^u for u from -1022 to 1023, as :func:`exp64`."""
     shifted = u + ROUND
     f = u - (shifted - ROUND)
     e = OF_POWER[13]
@@ -164,7 +163,7 @@ def power_of_2_64(u):
 
 @compiled
 def log32(x):
-    """log(x) for positive, normal x: e log 2 + log(1 + f), with 1 + f = x / 2^e within sqrt(2) of 1."""
+    """Return log(x) for positive normal x as e log 2 + log(1 + f), where 1 + f = x / 2^e is within sqrt(2) of 1."""
     e = (bits_32(x) - np.int32(0x3F3504F3)) >> np.int32(23)
     f = number_32(bits_32(x) - (e << np.int32(23))) - np.float32(1)
     square, series = f * f, LOG_SERIES_32[7]
@@ -176,7 +175,7 @@ def log32(x):
 
 @compiled
 def log64(x):
-    """As :func:`log32`, by the series of artanh in f / (2 + f)."""
+    """Return the logarithm as in :func:`log32`, with the series of artanh in f / (2 + f)."""
     e = (bits_64(x) - np.int64(0x3FE6A09E667F3BCD)) >> np.int64(52)
     z = number_64(bits_64(x) - (e << np.int64(52)))
     z = (z - 1.0) / (z + 1.0)
@@ -189,9 +188,9 @@ def log64(x):
 
 @compiled
 def copy(source, out):
-    """Copy the numbers of an array to one of its length.
+    """Copy an array to an array of the same length.
 
-    An assignment of arrays would bring numba's broadcasting, whose errors need Python.
+    An assignment of arrays would compile numba's broadcasting, whose errors need Python.
     """
     for i in range(len(out)):
         out[i] = source[i]
@@ -199,7 +198,7 @@ def copy(source, out):
 
 @compiled
 def largest_integer(x):
-    """The largest of integers, at least 0."""
+    """Return the largest of the integers and 0."""
     most = 0
     for i in range(len(x)):
         most = max(most, x[i])

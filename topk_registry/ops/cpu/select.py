@@ -1,4 +1,4 @@
-"""Selection of the largest scores of a row."""
+"""Select the largest scores of a row."""
 # pyright: reportCallIssue=false
 # numba's intrinsics are called without their first parameter
 
@@ -8,14 +8,14 @@ from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import NO_CLASS, ZERO, compiled, copy, number_at, place_of, tiny
 
-HALVINGS = 20  # leave about 1 in 500 of a number, with 2^31 numbers between the lowest and the highest score
-RANKED = np.int64(256)  # up to so many candidates have their places counted
+HALVINGS = 20  # bisection steps; the remaining interval is about 1/500 of a number's size if scores span 2^31 numbers
+RANKED = np.int64(256)  # up to this many candidates are ranked by counting
 LAST = np.iinfo(np.int64).max
 
 
 @compiled
 def lines_of_search(n, T):
-    """Stride of the search for maxima in :func:`largest`, about sqrt(n T); 0 scans directly, as a short row does."""
+    """Return the stride of the search for maxima in :func:`largest`, about sqrt(n T); 0 for short rows."""
     lines = 32
     while lines < 2 * (T + 1) or (lines * lines < n * T and 4 * lines <= n):
         lines *= 2
@@ -24,13 +24,13 @@ def lines_of_search(n, T):
 
 @compiled
 def scratch(n, T, dtype):
-    """Return scratch memory of :func:`largest`: all classes may be candidates."""
+    """Return scratch memory for :func:`largest`, in which all classes may be candidates."""
     return empty(lines_of_search(n, T), dtype), empty(n, np.int64), empty(n + 64, dtype)
 
 
 @compiled
 def largest(row, skip, top, where, space):
-    """The T largest scores, largest first, and their classes, the class ``skip`` left out; False if there are fewer."""
+    """Write the T largest scores in descending order and their classes, without ``skip``. Return False if too few."""
     _, classes, scores = space
     candidates = _candidates(row, skip, len(top), RANKED, space)
     if candidates < len(top):
@@ -41,10 +41,11 @@ def largest(row, skip, top, where, space):
 
 @compiled
 def _candidates(row, skip, T, short, space):
-    """Write the T largest scores and their classes, and perhaps some more, in the order of classes; return how many.
+    """Write the T largest scores, and possibly more, with their classes in class order; return their number.
 
-    Most scores are looked at twice, by vector instructions: for the maxima over every len(maxima)-th score, which give
-    a bound that T others reach, and for those that reach it. A row without maxima has a bound beyond ``short`` scores.
+    Vector instructions read most scores twice. The first pass takes the maximum of every len(maxima)-th score, which
+    gives a bound that at least T scores reach. The second pass collects the scores that reach the bound. A row without
+    maxima gets a bound only if it has more than ``short`` scores.
     """
     maxima, classes, scores = space
     n, candidates, least = len(row), ZERO, row.dtype.type(-np.inf)
@@ -58,7 +59,7 @@ def _candidates(row, skip, T, short, space):
         reached = n
         for i in range(n):
             classes[i] = i
-    for j in range(reached):  # without a branch: which are kept cannot be foretold
+    for j in range(reached):  # without a branch, because branch prediction would fail
         i = classes[j]
         classes[candidates], scores[candidates] = i, row[i]
         candidates += (row[i] >= least) & (i != skip)
@@ -67,7 +68,7 @@ def _candidates(row, skip, T, short, space):
 
 @compiled
 def in_order(scores, classes, candidates, top, where):
-    """Write the largest of the first ``candidates`` scores, largest first, and their classes; ties keep their order."""
+    """Write the largest of the first ``candidates`` scores in descending order, and their classes. Ties keep order."""
     T = len(top)
     for j in range(candidates):
         v, place = scores[j], min(j, T)
@@ -83,9 +84,9 @@ def in_order(scores, classes, candidates, top, where):
 
 @compiled
 def _lower_bound(row, maxima, folded, T):
-    """Return a number that T + 1 scores reach, so T whichever one is left out, from the maxima of interleaved lines.
+    """Return a number that at least T + 1 scores reach, so T without the class to skip, from the maxima of lines.
 
-    Lines are merged first, to fewer than 4 (T + 1); that costs little accuracy.
+    Lines are first merged to fewer than 4 (T + 1) lines, which costs little accuracy.
     """
     maxima_of_lines(row, maxima)
     lines = few = len(maxima)
@@ -101,8 +102,8 @@ def _lower_bound(row, maxima, folded, T):
 
 @compiled
 def maxima_of_lines(row, maxima):
-    """The largest of every len(maxima)-th score, from each of the first on; a row is at least as long."""
-    # "+ 0" changes no number but -0, and keeps LLVM from storing under a mask, which is slow on AMD's processors
+    """Write the maximum of every len(maxima)-th score per start. The row must be at least as long as ``maxima``."""
+    # "+ 0" changes only -0, and prevents masked stores of LLVM, which are slow on AMD processors
     n, lines, zero = len(row), len(maxima), row.dtype.type(0)
     copy(row, maxima)
     for start in range(lines, n - lines + 1, lines):
@@ -116,10 +117,10 @@ def maxima_of_lines(row, maxima):
 
 @compiled
 def reached_by(x, count):
-    """Return a number that ``count`` of these reach, and few more.
+    """Return a number that at least ``count`` of the scores reach, and few more scores.
 
-    The interval of their places in the order of all numbers is halved until few are left in it. It begins above -inf,
-    which is far from all others.
+    The search bisects the interval of floats in sorted order until few remain. It begins above -inf, which is far from
+    all other floats.
     """
     lowest = np.int64(place_of(x.dtype.type(-np.inf)))
     low, high, numbers = np.int64(LAST), lowest, 0
@@ -141,7 +142,7 @@ def reached_by(x, count):
 
 @compiled
 def _less_than(v, x):
-    """A number just below v, and below zero where v is zero or might be taken for it, being denormal."""
+    """Return a number slightly below v, and below 0 if v is 0 or denormal."""
     least = tiny(x.dtype)
     return -least if abs(v) < least else _number_at(np.int64(place_of(v)) - 1, x)
 
@@ -153,7 +154,7 @@ def _number_at(place, x):
 
 @compiled
 def number_from(scores, v):
-    """How many are v or larger."""
+    """Return how many scores are at least v."""
     count = np.int32(0)
     for i in range(len(scores)):
         count += np.int32(scores[i] >= v)

@@ -1,1 +1,1 @@
-"""Arithmetic, tiles and layout for Triton kernels; no loss."""
+"""Arithmetic, tiles and memory layout for Triton kernels, independent of any loss."""

@@ -1,5 +1,5 @@
 # type: ignore
-"""Exponentials, logarithms and reciprocals that are one instruction, and others that keep their digits."""
+"""Exponentials, logarithms and reciprocals that compile to one instruction."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def exp2(x):
-    """2^x, with 0 in the place of denormal numbers: to make those takes four more instructions."""
+    """Return 2^x, with 0 for denormal results, which would take four more instructions."""
     if INTERPRETED:
         return tl.exp2(x)
     else:
@@ -20,7 +20,7 @@ def exp2(x):
 
 @triton.jit
 def log2(x):
-    """log2 of positive normal numbers."""
+    """Return log2 of positive normal numbers."""
     if INTERPRETED:
         return tl.log2(x)
     else:
@@ -29,7 +29,7 @@ def log2(x):
 
 @triton.jit
 def reciprocal(x):
-    """1 / x of normal numbers, within a bit."""
+    """Return 1 / x for normal numbers, with an error of at most one bit."""
     if INTERPRETED:
         return 1.0 / x
     else:

@@ -1,4 +1,4 @@
-"""How rows of scores lie in memory, and how kernels share them out."""
+"""Memory layout of rows of scores, and distribution of rows over kernel programs."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -8,16 +8,15 @@ from torch import Tensor
 
 from topk_registry.ops.tensors import laid_out
 
-TILE_OF_A_WARP = 256  # scores of a row that a warp works on together, eight a thread
-HELD = 4  # tiles of a row that a kernel keeps in registers
-BYTES_OF_A_WARP = 1 << 14  # of a row that is read again for each pass
+TILE_OF_A_WARP = 256  # scores of a row per warp, eight per thread
+HELD = 4  # maximum number of tiles per row in registers
+BYTES_OF_A_WARP = 1 << 14  # bytes per warp for a row that is read again in each pass
 
 
 def in_rows(s: Tensor) -> tuple[Tensor, int]:
-    """The memory of rows [B, n] from the first score on, of any shape, and how far after a row the next one begins.
+    """Return the memory of rows [B, n] from the first score on, in any shape, and the stride between rows.
 
-    Rows that are a part of longer ones, such as the logits of some of the classes, stay where they are. Any other view
-    is copied.
+    Rows that are slices of longer rows, such as the logits of some classes, are not copied. Any other view is copied.
     """
     (B, n), (step, of_classes) = s.shape, s.stride()
     if s.is_contiguous() or of_classes != 1 or not n <= step <= 2 * n or s.is_neg():
@@ -26,21 +25,21 @@ def in_rows(s: Tensor) -> tuple[Tensor, int]:
 
 
 def like_rows(shape: torch.Size, stride: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """New memory for rows with these strides, and the rows [B, n] in it."""
+    """Return new memory for rows with this stride, and the rows [B, n] as a view."""
     memory = torch.empty(shape[0], stride, dtype=dtype, device=device)
     return memory, memory if stride == shape[1] else memory[:, : shape[1]]
 
 
 def tiles(n: int, stride: int, size: int) -> Mapping[str, int | bool]:
-    """How a kernel shares rows out: rows a program, tiles a row, numbers in a vector of 16 bytes; ``size`` in bytes."""
+    """Return kernel constants: rows per program, tiles per row, numbers per 16-byte vector; ``size`` in bytes."""
     return _tiles(n, stride, size, TILE_OF_A_WARP)
 
 
 @cache
 def _tiles(n: int, stride: int, size: int, of_a_warp: int) -> Mapping[str, int | bool]:
     vector, rows, length = 16 // size, 1, power_of_two(n)
-    # four tiles a thread, in registers. Where that is too long, many: what a row costs besides is by the thread.
-    # With few warps a row, though, more rows are in flight than the L2 cache holds
+    # Four tiles per thread in registers. A longer row needs many tiles per thread, because each thread has a fixed
+    # cost. With few warps per row, however, the rows in flight exceed the L2 cache.
     warps = max(1, length // 1024) if n <= 4096 else max(2, min(8, length * size // BYTES_OF_A_WARP))
     N = of_a_warp * warps
     if n <= N // 2:
@@ -54,11 +53,12 @@ def _tiles(n: int, stride: int, size: int, of_a_warp: int) -> Mapping[str, int |
 
 
 def compiled_for(warps: int) -> dict[str, int | bool]:
-    """Compile options: the number of warps, and products that are added up unrounded."""
-    # the number of warps follows from n, k and the precision: it decides the order of sums, and with it the last bit
+    """Return compile options: the number of warps, and fused multiply-add."""
+    # the number of warps must depend on n, k and precision only, because it determines the order of sums and the last
+    # bit
     return {"num_warps": min(16, max(1, warps)), "enable_fp_fusion": True}
 
 
 def power_of_two(n: int) -> int:
-    """The least power of two that is at least n, and 2."""
+    """Return the smallest power of two that is at least n and at least 2."""
     return 1 << max(1, n - 1).bit_length()

@@ -1,5 +1,5 @@
 # type: ignore
-"""Multiply a gradient by a number that the device alone knows, in place."""
+"""Multiply a gradient in place by a number that is in GPU memory."""
 
 import torch
 import triton
@@ -8,11 +8,11 @@ import triton.language as tl
 from topk_registry.ops.tensors import launch
 
 BLOCK = 2048
-PROGRAMS = 1024  # a few for each processor of a large GPU, each with many blocks
+PROGRAMS = 1024  # a few programs per multiprocessor of a large GPU
 
 
 def scale(gradient: torch.Tensor, g: torch.Tensor) -> None:
-    """Multiply contiguous memory by the number g []; by 1 costs no access to the memory."""
+    """Multiply contiguous memory by the number g []. If g is 1, the memory is not accessed."""
     count = gradient.numel()
     if count:
         launch(multiply, (min(PROGRAMS, -(-count // BLOCK)),), gradient, g, count, BLOCK=BLOCK, num_warps=8)

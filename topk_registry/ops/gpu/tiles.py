@@ -1,9 +1,9 @@
 # type: ignore
-"""Tiles of rows for kernels: where they begin, and moving them to and from memory.
+"""Tiles of rows for kernels: positions, loads and stores.
 
-A program works on R rows. A row of few tiles stays in registers; a longer one is read again from the cache for each
-pass. Tiles begin at multiples of VECTOR numbers, so that all but the first and the last move whole vectors. A row
-begins S numbers after the one before it; ``SHIFTED`` says that rows begin elsewhere than tiles.
+A program works on R rows. A row with few tiles stays in registers. A longer row is read again from the cache for each
+pass. Tiles begin at multiples of VECTOR numbers, so all but the first and the last tile move whole vectors. The stride
+between rows is S numbers. ``SHIFTED`` means that rows may begin inside of a tile.
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
-    """Where the first tile of a row begins, and how many numbers before the row that is."""
+    """Return the position of the first tile of a row, and the number of entries before the row in this tile."""
     if S % VECTOR == 0:
         return row * S, (row * 0).to(tl.int32)
     else:
@@ -22,12 +22,12 @@ def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def others(s_ptr, live, y, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """The scores of a tile [R, N], with -inf for the label and for what is not in the row."""
+    """Return the scores of a tile [R, N], with -inf for the label and for entries outside of the row."""
     place = tile * N + tl.arange(0, N)[None, :]
     pointers = s_ptr[:, None] + place
     if R > 1:
         s = masked(pointers, place, live, y, shift, n, SHIFTED)
-    else:  # most tiles are within the row and without the label: they need no comparisons
+    else:  # most tiles need no comparisons: they are inside of the row and do not contain the label
         first = tile * N - tl.sum(shift, 0)
         label = tl.sum(y, 0)
         if (first >= 0) & (first + N <= n) & ((label < first) | (label >= first + N)):
@@ -52,7 +52,7 @@ def masked(pointers, place, live, y, shift, n: tl.constexpr, SHIFTED: tl.constex
 def store(
     out_ptr, values, wanted, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr
 ):
-    """Write a tile of the wanted rows; a row that is alone in its program is wanted."""
+    """Write a tile for the rows in ``wanted``. If a program has only one row, ``wanted`` is ignored."""
     place = tile * N + tl.arange(0, N)[None, :]
     pointers = out_ptr[:, None] + place
     values = values.to(out_ptr.dtype.element_ty)
@@ -80,7 +80,7 @@ def clear(
     value_ptr, gradient_ptr, row, shift, wanted,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write a loss and a gradient of zero for the wanted rows."""
+    """Write a loss and a gradient of zero for the rows in ``wanted``."""
     tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=wanted)
     for tile in range(TILES):
         store(gradient_ptr, tl.zeros((R, N), tl.float32), wanted, shift, tile, n, R, N, SHIFTED)
@@ -91,7 +91,7 @@ def tiles_of(
     s_ptr, live, y, shift, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
     HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """The tiles of the rows in registers, none unless ``HELD``."""
+    """Return the tiles of the rows in registers, or none unless ``HELD``."""
     held = ()
     if HELD:
         for tile in tl.static_range(TILES):
@@ -104,7 +104,7 @@ def held_and_largest(
     s_ptr, live, y, shift,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """:func:`tiles_of` the rows, and the largest score of each row."""
+    """Return the result of :func:`tiles_of`, and the largest score of each row."""
     held = tiles_of(s_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
     if HELD:
         best = held[0]
@@ -119,7 +119,7 @@ def held_and_largest(
 
 @triton.jit
 def classes(shift, tile, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """The classes of a tile, and which of them there are."""
+    """Return the classes of a tile, and which of them exist."""
     col = tile * N + tl.arange(0, N)[None, :]
     if not SHIFTED:
         there = col < n

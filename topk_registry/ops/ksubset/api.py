@@ -1,4 +1,4 @@
-"""The public functions of the k-subset operator: margins and marginals of all classes, and the smooth top-k hinge."""
+"""Public functions of the k-subset operator: margins and marginals of all classes, and the smooth top-k hinge."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,28 +16,28 @@ from topk_registry.ops.ksubset.custom_op import smooth_topk as in_graph
 from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import number
 
-LARGEST_K = {"cpu": 64, "cuda": 10}  # of the kernels
-MAX_TEMPERATURE = 1e30  # beyond it, margins leave the range of single precision
+LARGEST_K = {"cpu": 64, "cuda": 10}  # largest k of the kernels
+MAX_TEMPERATURE = 1e30  # above it, margins overflow in single precision
 
 
 def smooth_topk(
     logits: Tensor, masses: Any, *, k: int, tau: float = 1.0, alpha: float | Tensor = 1.0, sums: bool = False
 ) -> Tensor:
-    """Compute sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) for each row, at the temperature k tau.
+    """Compute sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) for each row, with margins at temperature k tau.
 
-    The forward pass also writes the gradient, so that the backward pass is at most one multiplication. A row without
-    mass has loss 0 and gradient 0, whatever its logits are. In a row with at most k finite scores, finite classes have
+    The forward pass also computes the gradient, so the backward pass is at most one multiplication. A row without mass
+    has loss 0 and gradient 0 for any logits. If a row has at most k finite scores, classes with a finite score have
     loss 0.
 
     Args:
         logits: scores [B, n].
-        masses: a record of the masses q with ``labels [B, m]`` and ``shares [B, m]``, ``even [B]`` (the mass of every
-            class) and ``dense [B, n]``, or None for those that are absent, such as :class:`losses.targets.Masses`.
+        masses: an object with the masses q, such as :class:`losses.targets.Masses`: ``labels [B, m]`` with ``shares [B,
+            m]``, ``even [B]`` (mass of every class) and ``dense [B, n]``. Absent parts are None.
         k: size of the set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive; lower values approach a hard hinge.
-        alpha: required gap, one number or one per class [n]; it gets no gradient.
+        alpha: required margin: one number, or one per class [n]. It gets no gradient.
 
-        sums: let kernels return the sum of the losses [], with one node of the graph.
+        sums: allow kernels to return the sum of the losses [] with one graph node.
 
     Returns:
         Losses [B], in single precision for half-precision logits, else in the dtype of the logits.
@@ -52,12 +52,12 @@ def smooth_topk(
         alpha = alpha.detach()
     way = route(logits, alpha, *parts)
     if way is Route.KERNELS and [part for part in parts if part is not None and part.requires_grad]:
-        way = Route.OPERATIONS  # learned masses get their gradient by autograd
+        way = Route.OPERATIONS  # masses with requires_grad need autograd
     definition = partial(autograd.losses_of, parts=parts, k=k, tau=tau, alpha=alpha)
     if way is Route.GRAPH:
         if not torch.compiler.is_compiling() or _backend(logits, k, tau, parts.has_labels_only) != "torch":
             return in_graph(logits, *parts, alpha, k, tau)[0]
-        way = Route.OPERATIONS  # which the compiler fuses
+        way = Route.OPERATIONS  # the compiler fuses operations
     if way is Route.OPERATIONS:
         return definition(logits)
     kernel = partial(run, masses=masses, parts=parts, k=k, tau=tau, alpha=alpha)
@@ -67,7 +67,7 @@ def smooth_topk(
 def run(
     logits: Tensor, needs_grad: bool, *, masses: Any, parts: Parts, k: int, tau: float, alpha: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the losses [B] and their gradient [B, n] by the fastest backend that serves."""
+    """Return the losses [B] and their gradient [B, n] from the fastest backend that works."""
     backend = _backend(logits, k, tau, parts.has_labels_only)
     if backend == "numba":
         s = logits.float()
@@ -80,7 +80,7 @@ def run(
 
 
 def _fits(logits: Tensor, k: int, tau: float) -> bool:
-    """Tell whether the kernels take scores like these."""
+    """Return whether the kernels support these scores."""
     return logits.dtype != torch.float64 and 2 * k <= logits.shape[1] and k * tau < MAX_TEMPERATURE
 
 
@@ -94,7 +94,7 @@ def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
 
 
 def usual_backend(device: torch.device) -> str:
-    """Return the backend of class indices in single precision on a device."""
+    """Return the backend for class indices in single precision on a device."""
     return _backend(torch.empty(0, 100, device=device), 5, 0.1, True)
 
 
@@ -114,7 +114,7 @@ def _gpu_works(device: torch.device) -> bool:
 
 
 def _works(device: torch.device, parts: Parts) -> bool:
-    """Tell whether the kernels of a device give on a few scores what PyTorch operations give."""
+    """Return whether the kernels of a device and PyTorch operations give the same result on a few scores."""
     s, alpha = torch.linspace(0, 30, 39).sin().view(3, 13), torch.ones(())
     expected = autograd.losses_and_gradient(s.double(), parts, 2, 0.25, alpha, True)
     on_device = parts.to(device)
@@ -130,16 +130,16 @@ def _works(device: torch.device, parts: Parts) -> bool:
 
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """Return the margin of each class: its smoothed lead over the k-th best other score, in units of the scores.
+    """Return the margin of each class: its score minus the k-th best other score, smoothed.
 
     margin_i = temperature * l_i(logits / temperature), with the log-odds l of :func:`topk_log_odds`. As the temperature
-    goes to zero it becomes logits_i - (the k-th largest of the other logits), and it is finite for any temperature.
+    goes to 0, margin_i becomes logits_i minus the k-th largest other logit. Margins are finite for any temperature.
 
     Args:
-        logits: scores [..., n]; -inf marks a class that cannot be chosen. With at most k finite scores, their margins
-            are inf.
+        logits: scores [..., n]; -inf excludes a class. If at most k scores are finite, the margins of their classes are
+            inf.
         k: size of the set, 1 <= k <= n - 1.
-        temperature: a positive number.
+        temperature: positive number by which logits are divided.
 
     Returns:
         Margins [..., n], in single precision for half-precision logits, else in the dtype of the logits.
@@ -152,10 +152,11 @@ def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
 
 
 def topk_log_odds(logits: Tensor, k: int) -> Tensor:
-    """Return the log-odds of each class being in a k-set drawn with probability proportional to prod exp(logits).
+    """Return the log-odds that each class is in a random k-set with probability proportional to prod exp(logits).
 
-    l_i = x_i + log sigma_{k-1}(e without i) - log sigma_k(e without i), e = exp(x), with sigma_j the j-th elementary
-    symmetric polynomial. Exact to rounding, differentiable for any cotangent; arguments as :func:`topk_margins`.
+    l_i = x_i + log sigma_{k-1}(e without i) - log sigma_k(e without i), where e = exp(x) and sigma_j is the j-th
+    elementary symmetric polynomial. Results are exact up to rounding and differentiable. Arguments are as in
+    :func:`topk_margins`.
 
     Example:
         >>> topk_log_odds(torch.zeros(4), 1)
@@ -167,10 +168,10 @@ def topk_log_odds(logits: Tensor, k: int) -> Tensor:
 
 
 def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """Return the probability of each class to be in the top-k set: sigmoid of the log-odds of logits / temperature.
+    """Return the probability that each class is in the top-k set: sigmoid of the log-odds of logits / temperature.
 
-    pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e); they sum to k. For k = 1 this is softmax. With at most k finite
-    scores, their classes have probability 1. Arguments as :func:`topk_margins`.
+    pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e). Marginals sum to k. For k = 1 they are softmax. If at most k
+    scores are finite, their classes have probability 1. Arguments are as in :func:`topk_margins`.
 
     Example:
         >>> topk_marginals(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2).sum()
@@ -180,7 +181,7 @@ def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tenso
 
 
 def topk_label_margins(logits: Tensor, label: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """Return the entry of :func:`topk_margins` at each row's label, in double precision.
+    """Return the margins of :func:`topk_margins` at the labels [B], in double precision.
 
     Args:
         logits: scores [B, n].
@@ -206,7 +207,6 @@ def _of_all_classes(function: Callable[..., Tensor], logits: Tensor, k: int, tem
 
 
 def output_dtype(logits: Tensor) -> torch.dtype:
-    """Return the dtype of results for these logits."""
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 

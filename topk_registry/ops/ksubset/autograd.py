@@ -1,4 +1,4 @@
-"""The definition of the smooth top-k hinge in PyTorch operations, and its gradient in blocks of rows."""
+"""Definition of the smooth top-k hinge in PyTorch operations, and its gradient in blocks of rows."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,12 +11,12 @@ from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import graph
 from topk_registry.ops.tensors import Route, route
 
-LEAST_TEMPERATURE = 1e-300  # has a reciprocal in double precision; margins are at their limit long before
-BLOCK = 1 << 24  # numbers that a block of rows holds for its backward pass, about
+LEAST_TEMPERATURE = 1e-300  # its reciprocal is finite in double precision; margins equal their limit at 0 already
+BLOCK = 1 << 24  # approximate number of values that a block of rows stores for its backward pass
 
 
 class Parts(NamedTuple):
-    """The tensors of the masses of a batch; None for those that are absent."""
+    """Tensors of the masses of a batch. Absent parts are None."""
 
     labels: Tensor | None  # [B, m]
     shares: Tensor | None  # [B, m], the masses of the labels
@@ -25,15 +25,13 @@ class Parts(NamedTuple):
 
     @property
     def has_labels_only(self) -> bool:
-        """Whether each row has one label, and no other mass."""
         return self.labels is not None and self.labels.shape[1] == 1 and self.even is None and self.dense is None
 
     def rows(self, rows: slice) -> "Parts":
-        """Return the masses of some rows."""
+        """Return the masses of a slice of rows."""
         return Parts(*(None if part is None else part[rows] for part in self))
 
     def to(self, device: torch.device) -> "Parts":
-        """Return the masses on a device."""
         return Parts(*(None if part is None else part.to(device) for part in self))
 
     def table(self, like: Tensor) -> Tensor:
@@ -47,13 +45,13 @@ class Parts(NamedTuple):
 
 
 def working_dtype(s: Tensor, k: int, temperature: float) -> torch.dtype:
-    """Return the dtype to compute in: single precision on GPUs for small k and common temperatures, else double."""
+    """Return the dtype to compute in: single precision on GPUs for small k and usual temperatures, else double."""
     small = min(k, s.shape[1] - k) <= graph.SMALL_K and 1e-30 < temperature < 1e30
     return torch.float32 if s.is_cuda and small and s.dtype != torch.float64 else torch.float64
 
 
 def losses_of(logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor) -> Tensor:
-    """Return sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) [B] by differentiable operations."""
+    """Return sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) [B] from differentiable operations."""
     tau = max(tau, LEAST_TEMPERATURE)
     s = logits.to(working_dtype(logits, k, k * tau))
     alpha = alpha.to(s)
@@ -73,7 +71,7 @@ def losses_of(logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor) -
 def losses_and_gradient(
     logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor, needs_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the losses [B] and their gradient [B, n], a block of rows at a time."""
+    """Return the losses [B] and their gradient [B, n], computed in blocks of rows."""
     losses, gradients = [], []
     for rows in _blocks(logits, k):
         with torch.set_grad_enabled(needs_grad):
@@ -86,7 +84,7 @@ def losses_and_gradient(
 
 
 def in_blocks(function: Callable[..., Tensor], s: Tensor, k: int, temperature: float) -> Tensor:
-    """Return function(s, k, temperature) [B, n]; a large table in blocks of rows, to bound the memory."""
+    """Return function(s, k, temperature) [B, n]. Large inputs are processed in blocks of rows to limit memory."""
     if len(_blocks(s, k)) == 1 or route(s) is not Route.KERNELS:
         return function(s, k, temperature)
     return _InBlocks.apply(s, k, lambda rows: function(rows, k, temperature))  # pyright: ignore[reportReturnType]
@@ -99,7 +97,7 @@ def _blocks(s: Tensor, k: int) -> list[slice]:
 
 
 class _InBlocks(torch.autograd.Function):
-    """A function of rows; only the scores are kept for the backward pass."""
+    """Apply a function to blocks of rows. Only the scores are saved for the backward pass."""
 
     @staticmethod
     def forward(ctx, s: Tensor, k: int, function: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,6 +1,6 @@
 """The smooth top-k hinge on the CPU, compiled by numba: losses and gradient in single precision, k up to 64.
 
-Rows are shared among threads; nothing in a row depends on another row, nor on the thread that works on it.
+Threads share the rows. The result of a row depends neither on other rows nor on the thread.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 
@@ -21,14 +21,14 @@ from topk_registry.ops.ksubset.split import CERTAIN, INVALID, power_sums, scratc
 from topk_registry.ops.tensors import laid_out
 
 LARGEST_K = 64
-LIMIT = 1 / 2  # of the tail's odds
-LEAST_TAU = 4 * torch.finfo(torch.float32).tiny  # the least one with a reciprocal: hinges are at their limit before it
-LEAST_WORK = 1 << 14  # steps per thread at least: about 20 microseconds of work
-ROWS_AT_ONCE = 16  # rows that a thread takes at a time, at most, for their polynomials to fill vectors
-SCORES_AT_ONCE = 1 << 16  # scores that a thread takes at a time, about: they and the polynomials stay in its cache
+LIMIT = 1 / 2  # maximum odds in the tail
+LEAST_TAU = 4 * torch.finfo(torch.float32).tiny  # has a finite reciprocal; hinges equal their limit at 0
+LEAST_WORK = 1 << 14  # minimum number of steps per thread: about 20 microseconds of work
+ROWS_AT_ONCE = 16  # maximum number of rows that a thread takes at a time: their polynomials fill vectors
+SCORES_AT_ONCE = 1 << 16  # approximate number of scores that a thread takes at a time: they fit in its cache
 
-# space: of split; x: scores of a row, odds: of each row, scratch: a block, c: coefficients; size, u, most, a: of split;
-# of_label: the label's score; where, members: the top groups; powers: power sums of a row
+# space: scratch of split; x: scores of a row; odds: odds of each row; scratch: one block; c: coefficients; size, u,
+# most, a: results of split; of_label: score of the label; where, members: top groups; powers: power sums of a row
 Memory = namedtuple("Memory", "space x odds scratch c size u most a of_label where members powers")
 
 
@@ -39,11 +39,11 @@ def losses(
 
     Args:
         s: scores [B, n] in single precision, 2k <= n, k <= LARGEST_K, plain memory on the CPU.
-        masses: labels [B, m], shares [B, m], even [B] and dense [B, n]; None for what is absent.
+        masses: labels [B, m], shares [B, m], even [B] and dense [B, n]. Absent parts are None.
         k: size of the set.
         tau: temperature of the hinge.
-        alpha: required gap [] or [n].
-        out: memory for the gradient, which may be that of s.
+        alpha: required margin [] or [n].
+        out: memory for the gradient, which may be the memory of s.
     """
     labels, shares, even, dense = masses
     B, n = s.shape
@@ -69,16 +69,16 @@ def losses(
 
 @lru_cache(maxsize=1024)
 def _threads_and_block(k: int, B: int, n: int, most: int) -> tuple[int, int]:
-    """Return how many of ``most`` threads share the rows, and the number of rows that one takes at a time."""
+    """Return the number of threads, at most ``most``, and the number of rows that a thread takes at a time."""
     polynomials = (2 * k + 3) ** 2
-    steps = B * (n + 500 + 2 * polynomials)  # the work: over the scores, and per row, as measured
+    steps = B * (n + 500 + 2 * polynomials)  # measured work for the scores and per row
     count = max(1, min(most, B, steps // LEAST_WORK))
     return count, max(1, min(ROWS_AT_ONCE, SCORES_AT_ONCE // n, SCORES_AT_ONCE // polynomials, -(-B // count)))
 
 
 @compiled
 def _read(job):
-    """Read a job: its sizes, tau, and the tensors of :func:`losses`."""
+    """Return the values of a job: sizes, tau, and the tensors of :func:`losses`."""
     _, B, n, pitch, k, block, m, gaps = array(job, 8, np.int64)
     tau, field = array(job, 9, np.float64)[8], array(job, 17, np.int64)
     s, value = array(field[9], (B, pitch), np.float32), array(field[10], B, np.float32)
@@ -89,7 +89,7 @@ def _read(job):
 
 @kernel
 def label_body(job):
-    """Rows that each have one label."""
+    """Compute rows with one label each."""
     B, n, k, block, tau, s, value, gradient, alpha, labels, shares = _read(job)
     memory = memory_for(block, n, k)
     for i, j in spans(job, block, B):
@@ -98,7 +98,7 @@ def label_body(job):
 
 @kernel
 def mass_body(job):
-    """Rows with masses on several classes."""
+    """Compute rows with masses on several classes."""
     B, n, k, block, tau, s, value, gradient, alpha, labels, shares = _read(job)
     field = array(job, 17, np.int64)
     even = array(field[15], B if field[15] != 0 else 0, np.float64)
@@ -113,7 +113,7 @@ def mass_body(job):
 
 @compiled
 def memory_for(width, n, k):
-    """Return memory for up to ``width`` rows at a time."""
+    """Return memory for up to ``width`` rows."""
     m = blocks.padded(n)
     members = min(3 * k, m)
     return Memory(
@@ -127,13 +127,13 @@ def memory_for(width, n, k):
 def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
     """Write the losses share tau softplus((alpha_y - m_y / k) / tau) of rows with one label y, and their gradient.
 
-    The label's factor is left out of the polynomial from the start.
+    The polynomial is computed without the factor of the label.
 
     Args:
         s: scores [B, n or more].
-        label, share: the label of each row and its mass [B]; a row without mass is not looked at.
-        alpha: required gap of each class [n], or [1].
-        k, theta, tau: size of the set, temperature of the margins, and of the hinge.
+        label, share: label of each row and its mass [B]. A row without mass is not read.
+        alpha: required margin of each class [n], or [1].
+        k, theta, tau: size of the set, temperature of the margins, and temperature of the hinge.
         value, gradient: losses [B] and gradient [B, n], written.
         memory: of :func:`memory_for`.
     """

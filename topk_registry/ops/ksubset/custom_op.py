@@ -1,4 +1,4 @@
-"""The smooth top-k hinge as one node of compiled and exported graphs."""
+"""The smooth top-k hinge as one node in compiled and exported graphs."""
 
 import torch
 from torch import Tensor
@@ -18,8 +18,8 @@ def smooth_topk(
     k: int,
     tau: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses [B] and their gradient [B, n] by the backend that serves when the graph runs."""
-    from topk_registry.ops.ksubset.api import run  # which imports this module
+    """Return the losses [B] and their gradient [B, n] from the backend that works when the graph runs."""
+    from topk_registry.ops.ksubset.api import run  # circular import
 
     parts = Parts(labels, shares, even, dense)
     losses, gradient = run(logits, True, masses=parts, parts=parts, k=k, tau=tau, alpha=alpha)

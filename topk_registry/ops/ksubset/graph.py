@@ -1,21 +1,21 @@
 """The k-subset operator in PyTorch operations: formulas (5) to (13) of README.md.
 
-Every function has static shapes, no data-dependent branch, and works in the dtype that it is given. So this one form
-serves ONNX export, ``torch.func`` transforms, ``torch.compile``, double precision, derivatives of any order, and every
-k from 1 to n - 1.
+Every function has static shapes, no data-dependent branch, and computes in the dtype of its input. Hence the same code
+is used for ONNX export, ``torch.func`` transforms, ``torch.compile``, double precision, derivatives of any order, and
+every k from 1 to n - 1.
 
 Functions for all classes of a row:
 
-- ``marginals(logits [B, n], k, temperature=1.0) -> [B, n]``: the form that exports. Rows with at most k finite scores
-  get 1 for finite classes and 0 for the others.
+- ``marginals(logits [B, n], k, temperature=1.0) -> [B, n]``: used by export. If a row has at most k finite scores,
+  their classes get 1 and all others get 0.
 - ``margins(s [B, n], k, theta) -> [B, n]``: theta times the log-odds of s / theta.
 - ``log_odds(x [B, n], k) -> [B, n]``.
 - ``tilt``, ``tilt_to_mean``, ``power_sums``, ``from_power_sums``, ``product_tree``, ``leave_one_out``, ``divide_out``:
-  the steps.
+  steps of the computation.
 
 Functions for classes in chunks or on several ranks (2k <= n, no gradients recorded):
 
-- ``summarise(s [B, m], k, theta, first_class=0) -> State``, ``merge(states, theta) -> State``, and
+- ``summarize(s [B, m], k, theta, first_class=0) -> State``, ``merge(states, theta) -> State``, and
   ``finish(state, theta) -> Coefficients``.
 - ``label_gradient(s [B, m], f, theta, first_class=0) -> [B, m]`` from the Coefficients of all classes but the label.
 - ``chunk_margins(s [B, m], f, theta) -> [B, m]`` of tail classes; ``top_margins(state for k + 1, theta) -> [B, k]``.
@@ -32,19 +32,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SMALL_K = 64  # up to this k a tilt that draws k/2 classes is enough, in single precision too
-WITH_TAIL = 500  # up to this k the coefficients of a tail stay within the range of double precision
+SMALL_K = 64  # up to this k, the tilt of formula (5) is precise enough, in single precision too
+WITH_TAIL = 500  # up to this k, the coefficients of a tail do not overflow in double precision
 MAX_GAP = 80.0  # odds above exp(80) give the same probabilities; exp(80) is finite in single precision
-HALVINGS = 20  # of an interval of about 2 log(2n) that contains the tilt
+HALVINGS = 20  # bisection steps of an interval of about 2 log(2n) that contains the tilt
 
 
 def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
-    """Return the probability of each class to be in the top-k set.
+    """Return the probability that each class is in the top-k set.
 
     Args:
         logits: scores [B, n], n > k; -inf excludes a class.
         k: size of the set.
-        temperature: divides the scores.
+        temperature: number by which scores are divided.
 
     Example:
         >>> marginals(torch.zeros(1, 4), 2)
@@ -52,7 +52,7 @@ def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
     """
     n = logits.shape[1]
     top, where = logits.topk(min(k + 1, n) if 2 * k > n else _group_size(k, n), dim=-1)
-    certain = top[:, k : k + 1] == -torch.inf  # at most k finite scores: there is one set
+    certain = top[:, k : k + 1] == -torch.inf  # at most k finite scores: only one set is possible
     usual, top = torch.where(certain, 0.0, logits), torch.where(certain, 0.0, top)
     if 2 * k > n:
         inside = _probabilities(-usual, *(-usual).topk(_group_size(n - k, n), dim=-1), n - k, temperature, 1)
@@ -66,8 +66,8 @@ def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """Return the margins theta l(s / theta) of every class: [B, n] -> [B, n].
 
-    Leaving out one of the k largest classes moves the balance to the class after them: their margins are computed with
-    the tilt for k + 1. With at most k finite scores, finite classes have a margin of inf.
+    Margins of the k largest classes are computed with the tilt for k + 1 classes, because without one of them, the (k +
+    1)-th class takes its place. If at most k scores are finite, their margins are inf.
     """
     n = s.shape[1]
     if 2 * k > n:
@@ -92,20 +92,20 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
 
 
 def log_odds(x: Tensor, k: int) -> Tensor:
-    """Return the log-odds of each class to be in the top-k set: [B, n] -> [B, n]."""
+    """Return the log-odds that each class is in the top-k set: [B, n] -> [B, n]."""
     return margins(x, k, 1.0)
 
 
 class _Solution(NamedTuple):
-    a: Tensor  # [B, 1], the score that all others are relative to
+    a: Tensor  # [B, 1], reference score
     t: Tensor  # [B, 1], the tilt
-    mass: Tensor  # [B, 1], the sum of the tail's odds before the tilt
+    mass: Tensor  # [B, 1], sum of the tail's odds before the tilt
     tail: Tensor | None  # [B, n], odds; 0 at the top group
     P: Tensor | None  # [B, k], power sums of the tail
     p: Tensor  # [B, T], of the top group
     q: Tensor  # [B, T], 1 - p
     outside: Tensor  # [2, B, T], coefficients k - 1 and k of the product without each class of the top group
-    c: Tensor  # [k + 1, B, 1], of the whole product
+    c: Tensor  # [k + 1, B, 1], coefficients of the whole product
 
 
 def _group_size(k: int, n: int) -> int:
@@ -125,10 +125,10 @@ def _solve(
 ) -> _Solution:
     """Solve for k with the tilt for ``balance`` classes.
 
-    ``top`` are the largest scores [B, T], ``group`` the same with a gradient, and ``where`` their classes. The solution
-    for one class more has the same tail, with odds that are larger by one factor per row.
+    ``top`` are the largest scores [B, T], ``group`` the same scores with a gradient, and ``where`` their classes. The
+    solution for ``balance + 1`` has the same tail, except that odds differ by one factor per row.
     """
-    # relative to this score first: far from zero, scores and the tilt would lose their last digits together
+    # subtract this score first: scores and tilt far from 0 would lose precision
     a = top[:, balance - 1 : balance].detach()
     x_top = ((top - a) / theta).detach()
     tail, P, start, mass, shift = None, None, torch.ones_like(a)[None], torch.zeros_like(a), 0.0
@@ -153,7 +153,7 @@ def _solve(
 
 
 def _probabilities(s: Tensor, top: Tensor, where: Tensor, k: int, theta: float, outside: int) -> Tensor:
-    """Return the probability [B, n] of each class to be in the set, or outside of it; neither cancels."""
+    """Return the probability [B, n] that each class is in the set, or outside of it, both without cancellation."""
     f = _solve(s, top, top, where, k, k, theta)
     cases = f.p * f.outside[0], f.q * f.outside[1]  # in the set, outside of it
     in_top = cases[outside] / (cases[0] + cases[1])
@@ -164,7 +164,7 @@ def _probabilities(s: Tensor, top: Tensor, where: Tensor, k: int, theta: float, 
 
 
 def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) -> Tensor:
-    # only of these: with the tilt for others, the ratio may be 0 / 0, whose gradient is NaN
+    # only for these classes: with the tilt for other classes, the ratio may be 0 / 0, whose gradient is NaN
     below, last = f.outside[..., members]
     return (group - f.a)[:, members] + theta * ((below / last).log() - f.t)
 
@@ -172,8 +172,9 @@ def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) ->
 def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
     """Return t [B, 1] of formula (5): min over m < k of log((sum of exp outside the m largest) / (k - m)).
 
-    It cancels from every result, so it needs no precision. It draws between k/2 and k classes on average: the
-    probability of exactly k, which all else is relative to, may be 2^-k. So larger k use ``tilt_to_mean``.
+    The tilt cancels from every result, so it need not be precise. With this tilt, the expected number of classes is
+    between k/2 and k. Results are relative to the probability of exactly k classes, which may be 2^-k. Hence larger k
+    use ``tilt_to_mean``.
 
     Args:
         x: the top group [B, T], largest first, relative to the k-th.
@@ -182,15 +183,15 @@ def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
     """
     if k > SMALL_K:
         return tilt_to_mean(x, mass, k)
-    R = x.clamp_max(60.0).exp().flip(1).cumsum(1).flip(1)[:, :k] + mass  # outside the m largest, m = 0..k-1
+    R = x.clamp_max(60.0).exp().flip(1).cumsum(1).flip(1)[:, :k] + mass  # sum outside the m largest, m = 0..k-1
     return (R / torch.arange(k, 0, -1, dtype=x.dtype, device=x.device)).amin(1, keepdim=True).log()
 
 
 def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
-    """Return t [B, 1] with which k - 1/2 classes are drawn on average, from x [B, n] relative to the k-th largest.
+    """Return the tilt t [B, 1] with an expected k - 1/2 classes, from x [B, n] relative to the k-th largest.
 
-    The most probable number is then k - 1 or k, and its probability at least 1 / (n + 1). k may be a tensor [B, 1]. A
-    class beyond x counts as its odds, ``mass`` being their sum.
+    The most probable number of classes is then k - 1 or k, with a probability of at least 1 / (n + 1). k may be a
+    tensor [B, 1]. ``mass`` is the sum of the odds of classes that are not in x.
     """
     size = torch.as_tensor(k, dtype=x.dtype, device=x.device)
     reach = (2.0 * size + x.shape[1] + mass).log() + math.log(2)  # t is between -reach and reach
@@ -205,8 +206,8 @@ def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
 def power_sums(w: Tensor, k: int) -> Tensor:
     """Return P_j = sum_i w_i^j, j = 1..k: [B, n] -> [B, k].
 
-    Powers that would be denormal numbers, which are slow, are dropped: the bound rises each time that the powers have
-    used up the range of the exponent. Dropped squares are at most 2^-50 (2^-120 in double precision) each.
+    Powers that would be denormal are dropped, because denormal numbers are slow. The bound on odds increases each time
+    the powers reach the end of the exponent range. Dropped squares are at most 2^-50 (2^-120 in double precision) each.
     """
     w = _blocks(w)  # [B, blocks, length]
     sums, power, base, reach = [w.sum(-1, keepdim=True)], w, w, 1.0
@@ -214,7 +215,7 @@ def power_sums(w: Tensor, k: int) -> Tensor:
     for j in range(2, k + 1):
         if j > reach:
             bound, reach = 2.0 ** (-bits / j), span * j / bits
-            base = F.threshold(w, bound, 0.0)  # several times as fast as torch.where
+            base = F.threshold(w, bound, 0.0)  # several times faster than torch.where
             power = base if j == 2 else power
         power = power * base
         sums.append(power.sum(-1, keepdim=True))
@@ -222,9 +223,9 @@ def power_sums(w: Tensor, k: int) -> Tensor:
 
 
 def _blocks(w: Tensor) -> Tensor:
-    """Return w [B, n] as [B, blocks, length], padded with zeros: two short sums round less than one long sum.
+    """Return w [B, n] as [B, blocks, length], padded with zeros, because two short sums round less than one long sum.
 
-    onnxruntime adds a row in order, so that 20,000 equal values lose a digit and a half.
+    onnxruntime adds a row in order, which costs 1.5 digits for 20,000 equal values.
     """
     n = w.shape[1]
     length = 1 << math.isqrt(n).bit_length()
@@ -235,7 +236,7 @@ def _blocks(w: Tensor) -> Tensor:
 def from_power_sums(P: Tensor) -> Tensor:
     """Return coefficients 0..k of prod_i (1 + w_i X) by Newton's identities: [B, k] -> [k + 1, B, 1].
 
-    For large k, whose coefficients would leave the range of the dtype, all are scaled by one factor.
+    For large k, all coefficients are scaled by one factor to avoid overflow.
     """
     k = P.shape[1]
     signed = P * torch.tensor([(-1.0) ** i for i in range(k)], dtype=P.dtype, device=P.device)
@@ -246,9 +247,9 @@ def from_power_sums(P: Tensor) -> Tensor:
 
 
 def product_tree(factors: Tensor, k: int) -> list[Tensor]:
-    """Return the levels of pairwise products of T factors [2, B, T], to degree k.
+    """Return the levels of a tree of products of T factors [2, B, T], up to degree k.
 
-    A level of nodes with m leaves is [min(m, k) + 1, B, ceil(T / m)]. Node i has the children i and i + half.
+    A level whose nodes have m leaves is [min(m, k) + 1, B, ceil(T / m)]. Node i has the children i and i + half.
     """
     levels = [factors]
     while levels[-1].shape[-1] > 1:
@@ -260,15 +261,16 @@ def product_tree(factors: Tensor, k: int) -> list[Tensor]:
 def leave_one_out(levels: list[Tensor], start: Tensor, k: int, count: int) -> Tensor:
     """Return the last ``count`` coefficients up to degree k without each factor: [count, B, T].
 
-    Outside a node is what is outside its parent, times its sibling. All terms are positive, so nothing cancels.
+    The product outside of a node is the product outside of its parent times its sibling. All terms are positive, so
+    there is no cancellation.
 
     Args:
-        levels: of ``product_tree``.
-        start: a polynomial that is a factor of every product [m, B, 1].
-        k: the highest degree.
-        count: number of coefficients per class; those of negative degrees are 0.
+        levels: result of ``product_tree``.
+        start: polynomial that is a factor of every product [m, B, 1].
+        k: highest degree.
+        count: number of coefficients per class. Coefficients of negative degree are 0.
     """
-    needed = [max(0, k + 1 - count)]  # the lowest degree needed of each level
+    needed = [max(0, k + 1 - count)]  # lowest degree that each level needs
     for level in levels[:-1]:
         needed.append(max(0, needed[-1] - len(level) + 1))
     outside, first = start, 0
@@ -282,7 +284,7 @@ def leave_one_out(levels: list[Tensor], start: Tensor, k: int, count: int) -> Te
 
 
 def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split the nodes of a level in two halves; an odd number of nodes is padded with the polynomial 1."""
+    """Split the nodes of a level into two halves. If their number is odd, pad with the polynomial 1."""
     if x.shape[-1] % 2:
         x = torch.cat((F.pad(x[:1], (0, 1), value=1.0), F.pad(x[1:], (0, 1))))
     half = x.shape[-1] // 2
@@ -290,10 +292,10 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def product(a: Tensor, b: Tensor, first: int, low: int, high: int) -> Tensor:
-    """Return coefficients low..high of (a_0 + a_1 X + ...)(b_0 X^first + b_1 X^(first + 1) + ...)."""
+    """Return coefficients low to high of (a_0 + a_1 X + ...)(b_0 X^first + b_1 X^(first + 1) + ...)."""
     if len(a) > len(b) and first == 0:
         a, b = b, a
-    if len(a) * (high - low + 1) > 4096:  # a sum of shifted products, which needs less memory
+    if len(a) * (high - low + 1) > 4096:  # as a sum of shifted products, which needs less memory
         b = F.pad(b, (0, 0, 0, 0, max(0, len(a) - 1 + first - low), max(0, high + 1 - first - len(b))))
         origin = max(0, len(a) - 1 + first - low) - first
         return sum(a[i] * b[origin + low - i : origin + high + 1 - i] for i in range(len(a)))  # pyright: ignore[reportReturnType]
@@ -326,19 +328,19 @@ class State(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Result of :func:`finish`: what the margins and gradients of classes need of all others."""
+    """Result of :func:`finish`: values that margins and gradients of any class need from all other classes."""
 
     a: Tensor  # [B, 1], the k-th largest score
     shift: Tensor  # [B, 1], double: the margin of a class outside the state is (s - a) + shift
-    scale: Tensor  # [B, 1], factor from exp((s - a) / theta) to the odds that c is tilted for
+    scale: Tensor  # [B, 1], factor from exp((s - a) / theta) to the tilted odds of c
     c: Tensor  # [k + 1, B, 1], with c_{k-1} = c_k = 1
     classes: Tensor  # [B, T], the top group
-    in_top: Tensor  # [B, T], gradient of that margin to the scores of the top group
+    in_top: Tensor  # [B, T], gradient of this margin with respect to the scores of the top group
 
 
 @torch.no_grad()
-def summarise(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
-    """Return the state of classes first_class, first_class + 1, ... from their scores [B, m]; -inf leaves one out."""
+def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
+    """Return the state of classes first_class, first_class + 1, ... from their scores [B, m]; -inf excludes a class."""
     top, classes = s.topk(min(2 * k + 1, s.shape[1]), dim=-1)
     e = ((s - _reference(top, k)) / theta).scatter(1, classes, -torch.inf).exp()
     return State(top, classes + first_class, power_sums(e, k))
@@ -348,7 +350,7 @@ def summarise(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
 def merge(states: Sequence[State], theta: float) -> State:
     """Return the state of the classes of all states, with power sums in double precision.
 
-    The same order of states gives the same bits.
+    The result is bitwise reproducible for the same order of states.
     """
     k = states[0].P.shape[1]
     top, order = torch.cat([state.top for state in states], 1).sort(dim=1, descending=True, stable=True)
@@ -362,13 +364,13 @@ def merge(states: Sequence[State], theta: float) -> State:
 
 
 def _reference(top: Tensor, k: int) -> Tensor:
-    """Return the k-th largest score [B, 1], or the lowest finite number where there are fewer."""
+    """Return the k-th largest score [B, 1], or the lowest finite number if there are fewer scores."""
     low = torch.finfo(top.dtype).min
     return top[:, k - 1 : k].clamp_min(low) if top.shape[1] >= k else top.new_full((len(top), 1), low)
 
 
 def _tilted(P: Tensor, shift: Tensor) -> Tensor:
-    """Return the power sums [B, k] of odds multiplied by exp(shift) [B, 1]; no odds stay none."""
+    """Return the power sums [B, k] of odds times exp(shift) [B, 1]. Power sums of 0 remain 0."""
     j = torch.arange(1, P.shape[1] + 1, dtype=P.dtype, device=P.device)
     return torch.where(P == 0, P, P * (shift * j).exp())
 
@@ -389,7 +391,7 @@ def finish(state: State, theta: float) -> Coefficients:
     rho = c[k - 1] / c[k]
     degree = torch.arange(k + 1, dtype=c.dtype, device=c.device)[:, None, None]
     balanced = c / c[k] * (rho.log() * (degree - k)).clamp_max(MAX_GAP).exp()
-    balanced = torch.where(balanced < 2.0**-70, 0.0, balanced)  # they would make denormal numbers, and do not matter
+    balanced = torch.where(balanced < 2.0**-70, 0.0, balanced)  # avoids denormal numbers, which do not affect results
     dtype = a.dtype
     return Coefficients(
         a, theta * (rho.log() - t), (rho * (-t).exp()).to(dtype), balanced.to(dtype), state.classes, in_top.to(dtype)
@@ -397,7 +399,7 @@ def finish(state: State, theta: float) -> Coefficients:
 
 
 def _scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int) -> Tensor:
-    """Write values [B, T] at their classes into a chunk [B, m]; classes of other chunks go into a spare column."""
+    """Write values [B, T] at their classes into a chunk [B, m]. Classes of other chunks go to an extra column."""
     m, local = out.shape[1], classes - first_class
     place = torch.where((local >= 0) & (local < m), local, m)
     return F.pad(out, (0, 1)).scatter(1, place, values)[:, :m]
@@ -405,12 +407,12 @@ def _scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int)
 
 @torch.no_grad()
 def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 0) -> Tensor:
-    """Return the gradient of the label's margin to the scores of a chunk [B, m], by formula (10).
+    """Return the gradient of the label's margin with respect to the scores of a chunk [B, m], by formula (10).
 
-    ``f`` is of all classes but the label. At the label itself the gradient is 1, which the caller writes.
+    ``f`` covers all classes but the label. At the label, the gradient is 1, which the caller writes.
     """
     k = len(f.c) - 1
-    v = ((s - f.a) / theta).clamp_max(0.0).exp() * f.scale  # of the top group whatever: it is overwritten
+    v = ((s - f.a) / theta).clamp_max(0.0).exp() * f.scale  # entries of the top group are overwritten later
     if k == 1:
         return _scatter_own(-v, f.classes, f.in_top, first_class)
     below, _ = divide_out(f.c[:k], v, k - 1)  # d_{k-2}
@@ -419,7 +421,7 @@ def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 
 
 @torch.no_grad()
 def chunk_margins(s: Tensor, f: Coefficients, theta: float) -> Tensor:
-    """Return the margins [B, m] of the classes of a chunk that are outside the top group, which ``f`` includes."""
+    """Return the margins [B, m] of the classes of a chunk. They are valid outside of the top group of ``f``."""
     v = ((s - f.a) / theta).clamp_max(0.0).exp() * f.scale
     below, last = divide_out(f.c, v, len(f.c) - 1)
     return (s - f.a) + f.shift.to(s) + theta * (below / last).log()
@@ -427,7 +429,7 @@ def chunk_margins(s: Tensor, f: Coefficients, theta: float) -> Tensor:
 
 @torch.no_grad()
 def top_margins(state: State, theta: float) -> Tensor:
-    """Return the margins [B, k] of the k largest classes in double precision, from a state made for k + 1."""
+    """Return the margins [B, k] of the k largest classes in double precision, from a state for k + 1."""
     k = state.P.shape[1] - 1
     gap = state.top.double() - state.top[:, k : k + 1].double()
     x = gap / theta

@@ -1,9 +1,9 @@
-"""A linear classifier and the k-subset operator in one: scores exist for one chunk of classes at a time.
+"""A linear classifier with the k-subset operator: scores exist for one chunk of classes at a time.
 
-The forward pass summarises the scores of each chunk in O(k) numbers per row (``graph.State``). The backward pass
-computes the scores of a chunk again, turns them into their gradient, and multiplies that into the gradients of
-features, weight and bias. Over the ranks of a process group, each rank does so for its own classes, and the ranks
-exchange the summaries (``ranks.py``).
+The forward pass summarizes the scores of each chunk in O(k) numbers per row (``graph.State``). The backward pass
+recomputes the scores of a chunk, converts them into their gradient, and multiplies this gradient into the gradients of
+features, weight and bias. With a process group, each rank does so for its own classes, and the ranks exchange the
+summaries (``ranks.py``).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,11 +17,11 @@ from torch.autograd.function import once_differentiable
 from topk_registry.ops.ksubset import graph, ranks
 from topk_registry.ops.ksubset.graph import State
 
-CPU_CHUNK = 1 << 20  # scores in a chunk: few enough to stay in the cache
-GPU_CHUNK = 1 << 26  # enough for a chunk's launches to take less time than its work
-MIN_CHUNK = 1024  # classes: smaller products of matrices are slow
-MAX_STATES = 32  # states that are kept before they are merged
-MAX_K = graph.WITH_TAIL  # up to this k the state of a row is small
+CPU_CHUNK = 1 << 20  # scores per chunk: a chunk fits in the cache
+GPU_CHUNK = 1 << 26  # large enough that kernel launches take less time than the work
+MIN_CHUNK = 1024  # classes: smaller matrix products are slow
+MAX_STATES = 32  # number of states that are collected before a merge
+MAX_K = graph.WITH_TAIL  # up to this k, the state of a row is small
 
 
 class TopClasses(NamedTuple):
@@ -29,32 +29,31 @@ class TopClasses(NamedTuple):
 
     indices: Tensor  # [B, k]
     logits: Tensor  # [B, k]
-    marginals: Tensor  # [B, k], probability of being in the top-k set
+    marginals: Tensor  # [B, k], probability that the class is in the top-k set
 
 
 class Problem(NamedTuple):
-    """What all passes over the classes of a layer share."""
+    """Parameters that all passes over the classes of a layer share."""
 
     k: int
     theta: float  # temperature of the scores
-    chunk: int  # number of classes in a chunk
-    dtype: torch.dtype  # of products of matrices
-    first: int = 0  # this rank's first class
-    group: Any = None  # process group whose ranks hold the classes; None: all are here
+    chunk: int  # number of classes per chunk
+    dtype: torch.dtype  # dtype of matrix products
+    first: int = 0  # first class of this rank
+    group: Any = None  # process group whose ranks share the classes; None: all classes are on this rank
 
     @property
     def wide(self) -> torch.dtype:
-        """The dtype of scores."""
         return torch.promote_types(self.dtype, torch.float32)
 
 
 def min_classes(k: int) -> int:
-    """Return the least number of classes for chunks: 2 k + 3 in the top group of k + 1, and one in the tail."""
+    """Return the minimum number of classes for chunks: 2 k + 3 in the top group for k + 1, and one in the tail."""
     return 2 * k + 4
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype that ``F.linear`` multiplies in; autocast does not change double precision."""
+    """Return the dtype in which ``F.linear`` multiplies. Autocast does not change double precision."""
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -62,7 +61,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def chunk_size(features: Tensor, chunk: int | None) -> int:
-    """Return the number of classes in a chunk: the given one, or one chosen for speed."""
+    """Return the number of classes per chunk: the given number, or a fast one."""
     if chunk is not None:
         return chunk
     scores = CPU_CHUNK if features.device.type == "cpu" else GPU_CHUNK
@@ -72,8 +71,8 @@ def chunk_size(features: Tensor, chunk: int | None) -> int:
 def linear_label_margins(x: Tensor, weight: Tensor, bias: Tensor | None, label: Tensor, p: Problem) -> Tensor:
     """Compute the margin theta l_y of each row's label: [B, d], [m, d], [m], [B] -> [B] in double precision.
 
-    Labels count the classes of all ranks. The result is the same on all ranks, and differentiable once; the gradient
-    to x is this rank's part of a sum over ranks.
+    Labels are class indices over all ranks. The result is the same on all ranks and differentiable once. The gradient
+    with respect to x is this rank's part of a sum over ranks.
     """
     margins = _LabelMargins.apply(x, weight, bias, label, p)
     assert isinstance(margins, Tensor)
@@ -87,11 +86,11 @@ def linear_expected_hinge(
     """Compute sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) of each row: [B] in double precision.
 
     Args:
-        x, weight, bias: features [B, d] and the layer [n, d], [n].
+        x, weight, bias: features [B, d], weight [n, d] and bias [n].
         mass: ``mass(s [B, m], first)`` returns the masses q of a chunk that begins with the class ``first``.
-        alpha: the required gap, [] or [n].
+        alpha: required margin, [] or [n].
         tau: smoothing temperature of the loss.
-        p: with the temperature k tau.
+        p: parameters, with the temperature k tau.
     """
     losses = _ExpectedHinge.apply(x, weight, bias, mass, alpha, tau, p)
     assert isinstance(losses, Tensor)
@@ -109,7 +108,7 @@ def linear_topk_classes(x: Tensor, weight: Tensor, bias: Tensor | None, p: Probl
 def chunks(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield the first class, the rows of the weight [m, d] and the scores [B, m] of each chunk of this rank's classes.
 
-    The first class counts the classes of all ranks.
+    The first class is an index over the classes of all ranks.
     """
     x = x.to(p.dtype)
     for start in range(0, len(weight), p.chunk):
@@ -120,7 +119,7 @@ def chunks(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> Iterat
 
 
 class _Merged:
-    """The state of chunks that come one after the other."""
+    """The merged state of consecutive chunks."""
 
     def __init__(self, theta: float) -> None:
         self.theta, self.states = theta, list[State]()
@@ -135,23 +134,23 @@ class _Merged:
 
 
 def _state(x: Tensor, weight: Tensor, bias: Tensor | None, k: int, p: Problem) -> State:
-    """Return the state of the classes of all ranks for a top group of k."""
+    """Return the state of the classes of all ranks, for a top group of k."""
     merged = _Merged(p.theta)
     with torch.autocast(x.device.type, enabled=False):
         for first, _, s in chunks(x, weight, bias, p):
-            merged.add(graph.summarise(s, k, p.theta, first))
+            merged.add(graph.summarize(s, k, p.theta, first))
     state, _ = ranks.exchange(merged.result(), None, k, x, p)
     return state
 
 
 def _locate(label: Tensor, first: int, m: int) -> tuple[Tensor, Tensor]:
-    """Return whether each label [B] is in a chunk of m classes, and its column there [B, 1]."""
+    """Return whether each label [B] is in a chunk of m classes, and its column in the chunk [B, 1]."""
     local = label - first
     return (local >= 0) & (local < m), local.clamp(0, m - 1)[:, None]
 
 
 def _write(out: Tensor, classes: Tensor, values: Tensor, first: int) -> Tensor:
-    """Return a chunk [B, m] with values [B, T] at their classes; classes of other chunks go into a spare column."""
+    """Return a chunk [B, m] with values [B, T] at their classes. Classes of other chunks go to an extra column."""
     m, local = out.shape[1], classes - first
     place = torch.where((local >= 0) & (local < m), local, m)
     return F.pad(out, (0, 1)).scatter(1, place, values)[:, :m]
@@ -167,7 +166,7 @@ class _LabelMargins(torch.autograd.Function):
                 own = s.gather(1, column)[:, 0]
                 score = torch.where(here, own, score)
                 s.scatter_(1, column, torch.where(here, -torch.inf, own)[:, None])
-                merged.add(graph.summarise(s, p.k, p.theta, first))
+                merged.add(graph.summarize(s, p.k, p.theta, first))
         state, score = ranks.exchange(merged.result(), score, p.k, x, p)
         f = graph.finish(state, p.theta)
         ctx.p = p
@@ -212,19 +211,19 @@ def _gradients(
 
 
 class _Group(NamedTuple):
-    """What the margins of all classes have in common, differentiable to the top group's scores and power sums."""
+    """Values that the margins of all classes share, differentiable in the scores and power sums of the top group."""
 
-    a: Tensor  # [B, 1], the (k + 1)-th largest score, which power sums are relative to
-    t: Tensor  # [B, 1], the tilt: a constant, as it cancels
-    margins: Tensor  # [B, T], of the top group
+    a: Tensor  # [B, 1], the (k + 1)-th largest score, reference of the power sums
+    t: Tensor  # [B, 1], the tilt: a constant, because it cancels
+    margins: Tensor  # [B, T], margins of the top group
     c: Tensor  # [k + 1, B, 1], coefficients of the product over all classes
 
 
 def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
     """Solve for the top group [B, T] and the power sums [B, k] of all other classes.
 
-    Leaving out one of the k largest classes moves the balance to the class after them: their margins are computed with
-    the tilt for k + 1.
+    Margins of the k largest classes are computed with the tilt for k + 1 classes, because without one of them, the (k +
+    1)-th class takes its place.
     """
     a = top[:, k : k + 1].detach()
     x, margins = (top - a) / theta, []
@@ -237,7 +236,7 @@ def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
         powers = torch.arange(1, k + 1, dtype=P.dtype, device=P.device)
         start = graph.from_power_sums(P * (-t * powers).exp())
         levels = graph.product_tree(torch.stack((q, w * q)), k)
-        # without the classes of the other tilt, where this may be 0 / 0
+        # without the classes of the other tilt, for which this may be 0 / 0
         below, last = graph.leave_one_out(levels, start, k, 2)[..., members]
         margins.append((top - a)[:, members] + theta * ((below / last).log() - t))
         c = graph.product(levels[-1], start, 0, 0, k)
@@ -245,7 +244,7 @@ def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
 
 
 class _ExpectedHinge(torch.autograd.Function):
-    """Three passes: the state; losses and the gradients to top group and coefficients; the gradients to scores."""
+    """Three passes: the state; losses and gradients of top group and coefficients; gradients of scores."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, mass, alpha, tau, p):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -297,7 +296,7 @@ class _ExpectedHinge(torch.autograd.Function):
 
 
 def _margins(s: Tensor, f: _Group, margins: Tensor, c: Tensor, classes: Tensor, first: int, p: Problem) -> Tensor:
-    """Return the margins [B, m] of a chunk: those of the top group as given, others by leaving out their factor."""
+    """Return the margins [B, m] of a chunk: given ones for the top group, and others without their factor."""
     s = _write(s, classes, torch.full_like(margins, -torch.inf), first)
     gap = s - f.a.to(s)
     below, last = graph.divide_out(c, (gap / p.theta - f.t.to(s)).exp(), p.k)

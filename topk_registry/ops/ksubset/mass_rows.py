@@ -14,23 +14,23 @@ from topk_registry.ops.ksubset import passes, polynomial
 from topk_registry.ops.ksubset.split import CERTAIN, INVALID, balance, power_sums, scratch_space, split, to_odds
 
 ZERO_32 = np.float32(0)
-FEW_CLASSES = 8  # classes with mass: up to this many are visited one by one
-LIMIT = 1 / 4  # of the tail's odds, whose cotangents pass through the polynomials
-NO_MASS = -3  # size of the top group of a row without mass
+FEW_CLASSES = 8  # up to this many classes with mass are computed one by one
+LIMIT = 1 / 4  # maximum odds in the tail, whose cotangents pass through the polynomials
+NO_MASS = -3  # code for a row without mass, in place of the size of the top group
 
-# space: of split; x: scores of each row, odds: of each row, direct: gradient of each row, mass: of each class of a row;
-# scratch: four blocks; c: coefficients, g_c: their cotangents; where, members: the top groups; powers: of a row;
-# slopes: of a row; alphas, gains: gaps alpha and exp(-alpha / tau) of each class, or CACHE_BLOCK equal ones
+# space: scratch of split; x, odds, direct: scores, odds and direct gradient of each row; mass: mass of each class of a
+# row; scratch: four blocks; c, g_c: coefficients and their cotangents; where, members: top groups; powers, slopes: of
+# one row; alphas, gains: alpha and exp(-alpha / tau) of each class, or CACHE_BLOCK equal numbers
 Memory = namedtuple("Memory", "space x odds direct mass scratch c g_c where members powers slopes alphas gains")
-# lanes from B on have the second tilt, which draws k + 1/2 classes, for the k largest classes.
-# size [2 B]; kth, a [B]: the scores that odds are relative to; u [2 B]; to_next [B]: odds from kth to a; most [B]: the
-# largest of the tail's tilted odds; P: power sums; p, q, before, after: of polynomial.top_group; T: the largest size
+# Lanes from B on have the second tilt, with an expected k + 1/2 classes, for the k largest classes. size [2 B]; kth, a
+# [B]: reference scores of odds; u [2 B]; to_next [B]: odds from kth to a; most [B]: largest tilted odds of the tail; P:
+# power sums; p, q, before, after: results of polynomial.top_group; T: largest size
 Tilts = namedtuple("Tilts", "size kth a u to_next most P p q before after T")
 
 
 @compiled
 def memory_for(width, n, k, alpha, tau):
-    """Return memory for up to ``width`` rows at a time, with the gaps and gains of the classes."""
+    """Return memory for up to ``width`` rows, with alphas and gains of the classes."""
     m, members = blocks.padded(n), min(5 * k + 5, blocks.padded(n))
     length = m if len(alpha) > 1 else blocks.CACHE_BLOCK
     alphas, gains = zeros(length, np.float32), zeros(length, np.float32)
@@ -54,11 +54,11 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
 
     Args:
         s: scores [B, n or more].
-        labels, shares: classes with a mass, and their masses [B, m].
+        labels, shares: labels and their masses [B, m].
         even: mass of every class [B], or [0].
         dense: mass of each class [B, n], or [0, n].
-        alpha: required gap of each class [n], or [1].
-        k, theta, tau: size of the set, temperature of the margins, and of the hinge.
+        alpha: required margin of each class [n], or [1].
+        k, theta, tau: size of the set, temperature of the margins, and temperature of the hinge.
         value, gradient: losses [B] and gradient [B, n], written.
         memory: of :func:`memory_for`.
     """
@@ -72,7 +72,7 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
         x, g = memory.x[r], memory.direct[r]
         if size[r] < 0:
             value[r] = 0.0 if size[r] == NO_MASS else np.nan
-            if size[r] == CERTAIN:  # a class is in the set, or it is not
+            if size[r] == CERTAIN:  # only one set is possible
                 count = _masses(r, labels, shares, even, dense, memory.mass[:n], few, few_mass)
                 value[r] = _loss_of_certain(x, count, memory.mass[:n], few, few_mass)
             continue
@@ -128,7 +128,7 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
 
 @compiled
 def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
-    """Split each row, and compute the polynomials at both tilts; the tail's odds are relative to the (k + 1)-th."""
+    """Split each row and compute the polynomials at both tilts. Odds of the tail are relative to score k + 1."""
     B = len(s)
     size, kth, a, most = empty(2 * B, np.int64), empty(B, np.float32), empty(B, np.float32), zeros(B)
     to_next, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
@@ -150,7 +150,7 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
         count = power_sums(memory.odds[r], most[r], memory.powers, memory.scratch)
         powers = max(powers, count)
         u[r] = u[B + r]
-        if size[r] > 0:  # else no class needs a second tilt
+        if size[r] > 0:  # if the top group is empty, one tilt is enough
             kth[r] = memory.space[0][k - 1]
             to_next[r] = math.exp((np.float64(a[r]) - np.float64(kth[r])) / theta)
             for j in range(size[r]):
@@ -168,7 +168,7 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
 
 @compiled
 def _leave_one_out(before, after):
-    """Return coefficients k - 1 and k of the product without each factor: [T, lanes] both."""
+    """Return coefficients k - 1 and k of the product without each factor, both [T, lanes]."""
     T, k, lanes = len(before) - 1, before.shape[1] - 1, before.shape[2]
     below, last = empty((T, lanes)), empty((T, lanes))
     for j in range(T):
@@ -179,7 +179,7 @@ def _leave_one_out(before, after):
 
 @compiled
 def _out_of_range(labels, n):
-    for label in labels:  # noqa: SIM110  # a generator would be one more function to compile
+    for label in labels:  # noqa: SIM110  # a generator would be another function to compile
         if not 0 <= label < n:
             return True
     return False
@@ -197,7 +197,7 @@ def _has_mass(r, shares, even, dense, few):
 
 @compiled
 def _masses(r, labels, shares, even, dense, mass, few, few_mass):
-    """Return how many classes have a mass, listed in ``few``; or -1, with the masses of all classes in ``mass``."""
+    """Return the number of classes with mass, with the classes in ``few``; or -1, with all masses in ``mass``."""
     m = labels.shape[1]
     if len(dense) > 0:
         count = places_unequal(dense[r], ZERO_32, few)
@@ -227,7 +227,7 @@ def _mass_among(i, few, few_mass):
 
 @compiled
 def _contains(classes, i):
-    for j in range(len(classes)):  # noqa: SIM110  # a generator would be one more function to compile
+    for j in range(len(classes)):  # noqa: SIM110  # a generator would be another function to compile
         if classes[j] == i:
             return True
     return False
@@ -235,7 +235,7 @@ def _contains(classes, i):
 
 @compiled
 def _loss_of_certain(x, count, mass, few, few_mass):
-    """Return the loss of a row with one possible set: inf if a class outside it has a mass."""
+    """Return the loss of a row with one possible set: inf if a class outside of the set has mass."""
     for f in range(count):
         if few_mass[f] != 0 and x[few[f]] == -np.inf:
             return np.inf
@@ -247,7 +247,7 @@ def _loss_of_certain(x, count, mass, few, few_mass):
 
 @compiled
 def _one_hinge(distance, alpha, mass, v, c, shift, theta, scale, tau, g_c):
-    """Return the hinge of one class of the tail, and its direct gradient times ``mass``; see passes.tail_hinges."""
+    """Return the hinge of one class of the tail and its direct gradient times ``mass``. See passes.tail_hinges."""
     k, d, e = len(c) - 1, 0.0, 0.0
     for j in range(k):
         e = d - v * e
@@ -265,7 +265,7 @@ def _one_hinge(distance, alpha, mass, v, c, shift, theta, scale, tau, g_c):
 
 @compiled
 def _product_cotangents(product, lane, rho, g_c, g_product):
-    """Turn cotangents of balanced coefficients into those of the product's own."""
+    """Convert cotangents of balanced coefficients into cotangents of the coefficients of the product."""
     scale, back = 1 / product[len(g_c) - 1, lane], 1 / rho
     for j in range(len(g_c) - 1, -1, -1):
         g_product[j, lane] = g_c[j] * scale
@@ -274,10 +274,10 @@ def _product_cotangents(product, lane, rho, g_c, g_product):
 
 @compiled
 def _top_cotangents(tilts, below, last, g_below, g_product):
-    """Pass the cotangents of the log-odds of the top group, and of the whole product, through the polynomials.
+    """Propagate cotangents of the top group's log-odds and of the whole product through the polynomials.
 
-    P becomes the cotangents of the power sums of the tail's odds, times their powers; g_below those of the top group's
-    scores.
+    P becomes the cotangents of the power sums of the tail's odds, times their powers. g_below becomes the cotangents of
+    the scores of the top group.
     """
     P, u, to_next, T = tilts.P, tilts.u, tilts.to_next, tilts.T
     k, lanes = P.shape
@@ -285,7 +285,7 @@ def _top_cotangents(tilts, below, last, g_below, g_product):
     g_x, g_last = zeros((T, lanes)), zeros((T, lanes))
     for j in range(T):
         for i in range(lanes):
-            if g_below[j, i] != 0:  # the other tilt may have made it 0 / 0
+            if g_below[j, i] != 0:  # with the other tilt, it may be 0 / 0
                 g_last[j, i] = -g_below[j, i] / last[j, i]
                 g_below[j, i] /= below[j, i]
     if T > 0:
@@ -298,19 +298,19 @@ def _top_cotangents(tilts, below, last, g_below, g_product):
         if tilts.size[r] < 0:
             continue
         first, second = to_next[r] * u[r], u[B + r]
-        for j in range(k):  # from cotangents of tilted power sums to those of the odds' powers
+        for j in range(k):  # from cotangents of tilted power sums to cotangents of powers of odds
             P[j, r] = (j + 1) * (P[j, r] * first + P[j, B + r] * second)
             first, second = first * to_next[r] * u[r], second * u[B + r]
 
 
 @compiled
 def _add_slopes(r, tilts, memory, g_top, out):
-    """Add to the direct gradient of a row what passes through the polynomials."""
+    """Add the gradient through the polynomials to the direct gradient of a row."""
     P, most, largest = tilts.P, tilts.most[r], 0.0
     count = passes.reach(most / (1 - most), len(P))
     for j in range(len(P)):
         largest = max(largest, abs(P[j, r]))
-    for j in range(len(memory.slopes)):  # smaller ones make no difference, but could be denormal
+    for j in range(len(memory.slopes)):  # smaller slopes do not change results but could be denormal
         memory.slopes[j] = P[j, r] if j < count and abs(P[j, r]) > 1e-20 * largest else 0.0
     passes.add_slopes(memory.odds[r], memory.slopes, count, out, memory.scratch)
     for j in range(tilts.size[r]):

@@ -1,7 +1,7 @@
 """Passes over the scores of one row, in single precision.
 
-Long passes work in blocks that stay in the first-level cache, and take several steps of a recurrence at a time: loads
-and stores are what costs time.
+Long passes work in blocks that fit in the first-level cache, and do several steps of a recurrence at once, because
+loads and stores take most of the time.
 """
 
 import math
@@ -12,10 +12,10 @@ from topk_registry.ops.cpu.blocks import CACHE_BLOCK, largest_size, total
 from topk_registry.ops.cpu.memory import zeros
 from topk_registry.ops.cpu.numbers import LOG2E, compiled, inlined, log32, power_of_2_32, summing
 
-FRONT = 4  # zeros in front of coefficients, see in_fours
-FLOOR = np.float32(-50.4)  # odds below 2^FLOOR are 0: products of them would be denormal numbers, which are slow
-# Parts of a block's scratch memory: v, d, e and x / d of :func:`tail_hinges`. They are parts of one array because the
-# compiler checks any two arrays that a loop reaches for overlap, and gives up beyond a number of pairs.
+FRONT = 4  # number of zeros before coefficients, see in_fours
+FLOOR = np.float32(-50.4)  # odds below 2^FLOOR are set to 0, because products would be denormal numbers, which are slow
+# Parts of a block's scratch memory: v, d, e and x / d of :func:`tail_hinges`. They are parts of one array, because the
+# compiler checks all pairs of arrays in a loop for overlap, and does not vectorize above a number of pairs.
 D, E, COST = CACHE_BLOCK, 2 * CACHE_BLOCK, 3 * CACHE_BLOCK
 
 
@@ -34,7 +34,7 @@ def _odds(row, a, inverse, w):
 
 @compiled
 def odds(row, a, theta, w):
-    """Write w = exp(min((row - a) / theta, 0)), 0 where too small to matter, and return the sum; NaN stays NaN."""
+    """Write w = exp(min((row - a) / theta, 0)), with tiny results set to 0, and return the sum. NaN stays NaN."""
     mass, inverse = 0.0, np.float32(LOG2E / theta)
     for start in range(0, len(row), CACHE_BLOCK):
         mass += np.float64(_odds(row[start : start + CACHE_BLOCK], a, inverse, w[start : start + CACHE_BLOCK]))
@@ -43,7 +43,7 @@ def odds(row, a, theta, w):
 
 @compiled
 def reach(v, k):
-    """Return the number of powers of odds up to v < 1 that matter: the rest of their series is below rounding."""
+    """Return how many powers of odds up to v < 1 are needed. Higher powers are below rounding."""
     if v >= 0.95:
         return k
     count, power, least = 1, v, 2.0**-34 / k
@@ -57,8 +57,8 @@ def reach(v, k):
 def power_sums(w, P, scratch):
     """Write P[j - 1] = sum_i w_i^j, j = 1..k, four powers at a time.
 
-    Odds whose last power would be denormal are left out of those four. Their squares, at most 2^-48 of the largest,
-    change no sum.
+    Odds whose last power would be denormal are skipped in these four. Their squares are at most 2^-48 of the largest
+    and do not change the sum.
     """
     k = len(P)
     P[:] = 0
@@ -118,7 +118,7 @@ def _four_powers(base, v, least):
 
 @compiled
 def coefficients(k):
-    """Return memory for c_0..c_k, with zeros in front for :func:`in_fours`."""
+    """Return memory for c_0..c_k, with leading zeros for :func:`in_fours`."""
     return zeros(FRONT + k + 1, np.float32)
 
 
@@ -126,7 +126,7 @@ def coefficients(k):
 def in_fours(c, stop, count):
     """Return the last ``count`` of c_0..c_{stop-1} for Horner's rule, rounded up to a multiple of four.
 
-    Further coefficients, and the zeros in front of c, change nothing.
+    The additional coefficients and leading zeros do not change the result.
     """
     return c[FRONT + stop - max(4, (count + 3) // 4 * 4) : FRONT + stop]
 
@@ -135,7 +135,7 @@ def in_fours(c, stop, count):
 def label_gradient(w, c, scale, slope, count, scratch):
     """Replace odds w by slope v (d_{k-2} (1 + v) - 1), v = scale w, d = c / (1 + v X), c_{k-1} = c_k = 1.
 
-    Only the last ``count`` of the other coefficients matter.
+    Only the last ``count`` of the other coefficients are used.
     """
     k, one = len(c) - FRONT - 1, np.float32(1)
     c = in_fours(c, k - 1, min(count, k - 1))
@@ -161,7 +161,7 @@ def label_gradient(w, c, scale, slope, count, scratch):
 
 @compiled
 def add_slopes(w, slopes, count, out, scratch):
-    """Add sum_j slopes[j - 1] w^j, j = 1..count, to out: the gradient by way of the power sums' cotangents."""
+    """Add sum_j slopes[j - 1] w^j, j = 1..count, to out: the gradient through the power sums."""
     for start in range(0, len(w), CACHE_BLOCK):
         v, result = w[start : start + CACHE_BLOCK], out[start : start + CACHE_BLOCK]
         if count <= 5:
@@ -172,7 +172,7 @@ def add_slopes(w, slopes, count, out, scratch):
         sums = scratch[: len(v)]
         for i in range(len(v)):
             sums[i] = 0
-        j = (count + 3) // 4 * 4 - 4  # slopes beyond the last are 0
+        j = (count + 3) // 4 * 4 - 4  # slopes after the last are 0
         while j >= 0:
             first, second, third, fourth = slopes[j], slopes[j + 1], slopes[j + 2], slopes[j + 3]
             for i in range(len(v)):
@@ -187,23 +187,23 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
     """Return the sum of the tail's hinges, weighted by ``mass``, and write their direct gradient.
 
     With d = c / (1 + v X), v = odds_scale w, e = d / (1 + v X), x = d_k + gain v d_{k-1}, gain = exp(-alpha / tau), and
-    r = 1 / (x d_{k-1}), one division and one logarithm make
+    r = 1 / (x d_{k-1}), one division and one logarithm give
 
         L = alpha + scale (a - s) + tau (log(x / d_{k-1}) - shift),   chain = -mass scale r,
         dL/ds = chain e_{k-1},   dL/dc_j = chain (-v)^(k-1-j),   dL/dc_k = -chain d_{k-1}.
 
     Args:
-        row: scores; padding is -inf and has no mass.
+        row: scores. Padding is -inf and has no mass.
         w: odds of the tail, 0 elsewhere.
-        mass: the mass of each class.
-        alpha, gain: one number per class, or CACHE_BLOCK equal ones.
+        mass: mass of each class.
+        alpha, gain: one number per class, or CACHE_BLOCK equal numbers.
         c: coefficients with c_{k-1} = c_k = 1.
-        a: the score that odds are relative to.
-        powers: how many coefficients before c_k matter.
+        a: reference score of the odds.
+        powers: number of coefficients before c_k that are used.
         odds_scale, shift: tilt of the odds and its logarithm.
         scale, tau: scale and temperature of the hinge.
-        g: the direct gradient, written.
-        dc: the cotangents of c, written.
+        g: output, the direct gradient.
+        dc: output, the cotangents of c.
         scratch: 4 CACHE_BLOCK numbers.
     """
     n, k, value = len(w), len(dc) - 1, 0.0
@@ -236,7 +236,7 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
 
 @compiled
 def _chains_of_five(w, c, odds_scale, mass, gain, scale, scratch, out):
-    """Do :func:`_horner_twice` and :func:`_chains` of five coefficients at once."""
+    """Compute :func:`_horner_twice` and :func:`_chains` for five coefficients at once."""
     first, second, third, fourth, fifth = c[0], c[1], c[2], c[3], c[4]
     one = np.float32(1)
     for i in range(len(w)):
@@ -283,12 +283,12 @@ def _chains(mass, gain, scale, scratch, out):
 
 @inlined
 def _distance(a, score):
-    return a - score  # exact, so not to be reordered with other sums
+    return a - score  # exact, so it must not be reordered with other sums
 
 
 @summing
 def _sum_of_hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
-    """Return the sums of mass L and of chain d."""
+    """Return the sums of mass times L and of chain times d."""
     zero = np.float32(0)
     value = of_last = zero
     for i in range(len(mass)):
@@ -302,7 +302,7 @@ def _sum_of_hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
 def _five_moments(e, v):
     """Return the sums of e, -v e, v^2 e, -v^3 e and v^4 e.
 
-    Odds below 2^-20 are left out of the last three: their powers change nothing, but could be denormal.
+    Odds below 2^-20 are skipped in the last three sums: their powers do not change the sums but could be denormal.
     """
     zero, least = np.float32(0), np.float32(2.0**-20)
     first = second = third = fourth = fifth = zero
@@ -320,7 +320,7 @@ def _five_moments(e, v):
 
 @compiled
 def _add_moments(e, v, count, dc):
-    """Add the sum of e (-v)^j to dc_{k-1-j}, j < count; e changes. Terms that would be denormal are zero."""
+    """Add the sum of e (-v)^j to dc_{k-1-j}, j < count. e is overwritten. Terms that would be denormal are 0."""
     k, least = len(dc) - 1, np.float32(1e-20) * largest_size(e)
     for j in range(0, count, 3):
         sums = _three_moments(e, v, least)
@@ -348,7 +348,7 @@ def _three_moments(e, v, least):
 
 @compiled
 def hinge(margin, alpha, scale, tau):
-    """Return tau softplus((alpha - scale margin) / tau) and its derivative to the margin."""
+    """Return tau softplus((alpha - scale margin) / tau) and its derivative with respect to the margin."""
     violation = alpha - scale * margin
     z = violation / tau
     if z < -700.0:

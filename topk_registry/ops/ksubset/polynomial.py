@@ -1,6 +1,6 @@
-"""Small polynomials of several rows at once, in double precision.
+"""Polynomials of several rows at once, in double precision.
 
-The last axis of every array, one lane per row, becomes vector instructions. The tilt t is used as u = exp(-t).
+The last axis of every array has one lane per row, for vector instructions. The tilt t is stored as u = exp(-t).
 """
 
 from topk_registry.ops.cpu.memory import empty, zeros
@@ -10,15 +10,15 @@ from topk_registry.ops.ksubset.passes import FRONT
 
 @compiled
 def top_group(members, size, u, P, powers, T):
-    """Multiply the tail's polynomial by the factors q + p X of each lane's top group.
+    """Multiply the polynomial of the tail by the factors q + p X of the top group, per lane.
 
     Args:
         members: odds of the top groups [lanes, .].
-        size: number of odds of each lane, at most T.
-        u: factor that tilts the odds of each lane.
-        P: power sums of the tails [k, lanes]; they become those of the tilted odds.
-        powers: the power sums from this one on are 0.
-        T: number of factors; lanes with fewer have factors of 1.
+        size: number of odds per lane, at most T.
+        u: factor of the tilt per lane.
+        P: power sums of the tails [k, lanes], overwritten with the power sums of the tilted odds.
+        powers: number of power sums that are not 0.
+        T: number of factors. Lanes with fewer factors have additional factors of 1.
 
     Returns:
         (p, q, before, after), see :func:`products`.
@@ -45,7 +45,7 @@ def top_group(members, size, u, P, powers, T):
 def tail_polynomial(P, powers, b):
     """Write b_0..b_k of prod (1 + w_i X) from power sums P[j - 1] = sum w_i^j, by Newton's identities.
 
-    They are scaled by exp(-P_1 / 2), halfway between the first and the largest coefficient.
+    They are scaled by exp(-P_1 / 2), between the first and the largest coefficient.
     """
     for i in range(b.shape[1]):
         b[0, i] = exp64(-0.5 * min(P[0, i], 1200.0))
@@ -60,7 +60,7 @@ def tail_polynomial(P, powers, b):
 
 @compiled
 def products(q, p, before, after):
-    """Write before[i]: before[0] times the first i factors; and after[i]: the product of all from the i-th on."""
+    """Write before[i], before[0] times the first i factors, and after[i], the product of all factors from i on."""
     T = len(p)
     after[T] = 0
     after[T, 0] = 1
@@ -81,7 +81,7 @@ def _times(c, q, p, out):
 
 @compiled
 def without(before, after, left_out, degree, e):
-    """Write the coefficient of this degree of the product of all factors but one."""
+    """Write the coefficient of this degree of the product without one factor."""
     e[:] = 0
     for j in range(degree + 1):
         for i in range(len(e)):
@@ -90,7 +90,7 @@ def without(before, after, left_out, degree, e):
 
 @compiled
 def label_gradient(p, before, after, g):
-    """Write g[i] = p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), e being the product without factor i."""
+    """Write g[i] = p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), where e is the product without factor i."""
     (T, width), k = p.shape, before.shape[1] - 1
     below, two_below = empty(width), empty(width)
     for j in range(T):
@@ -106,8 +106,8 @@ def label_gradient(p, before, after, g):
 def balanced(products, T, lane, out):
     """Return rho = c_{k-1} / c_k of one lane of products[T], and write its coefficients tilted by log rho and scaled.
 
-    The last two are then 1. Coefficients too small to matter become 0: they would send Horner's rule into denormal
-    numbers. ``out`` comes from :func:`passes.coefficients`.
+    The last two are then 1. Tiny coefficients become 0, because Horner's rule would produce denormal numbers. ``out``
+    is memory from :func:`passes.coefficients`.
     """
     k = products.shape[1] - 1
     rho = products[T, k - 1, lane] / products[T, k, lane]
@@ -121,17 +121,17 @@ def balanced(products, T, lane, out):
 
 @compiled
 def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
-    """Compute the reverse of :func:`products` and :func:`without`.
+    """Compute the backward pass of :func:`products` and :func:`without`.
 
     Args:
-        q, p, before, after: of ``products``.
+        q, p, before, after: factors and results of ``products``.
         g_below, g_last: cotangents of coefficients k - 1 and k of the product without each factor.
-        g_product: cotangents of the whole product; they become those of before[0].
-        g_x: cotangents of x, p = sigmoid(x), written.
+        g_product: cotangents of the whole product, overwritten with the cotangents of before[0].
+        g_x: output, cotangents of x, where p = sigmoid(x).
     """
     T, k, lanes = len(p), before.shape[1] - 1, p.shape[1]
     g_q, g_p = zeros((T, lanes)), zeros((T, lanes))
-    g_after, passed = zeros((k + 2, lanes)), zeros((k + 2, lanes))  # one more, always 0, spares a special case
+    g_after, passed = zeros((k + 2, lanes)), zeros((k + 2, lanes))  # an additional 0 avoids a special case
     _add_correlation(before[0], g_below[0], g_last[0], g_after)
     for j in range(1, T):
         _through_factor(after[j + 1], g_after, q[j], p[j], g_q[j], g_p[j], passed)
@@ -152,7 +152,7 @@ def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
 
 @compiled
 def _through_factor(c, g, q, p, g_q, g_p, passed):
-    """Compute the reverse of :func:`_times`: ``passed`` becomes the cotangents of c."""
+    """Compute the backward pass of :func:`_times`. ``passed`` becomes the cotangents of c."""
     for j in range(len(c)):
         for i in range(len(q)):
             g_q[i] += g[j, i] * c[j, i]
@@ -162,7 +162,7 @@ def _through_factor(c, g, q, p, g_q, g_p, passed):
 
 @compiled
 def _add_correlation(c, g_below, g_last, g):
-    """Compute the reverse of :func:`without` for one of the two products, the other one being c."""
+    """Compute the backward pass of :func:`without` for one of its two products; the other product is c."""
     k = len(c) - 1
     for j in range(k + 1):
         for i in range(len(g_last)):
@@ -174,9 +174,10 @@ def _add_correlation(c, g_below, g_last, g):
 
 @compiled
 def power_sum_cotangents(P, b, g):
-    """Compute the reverse of :func:`tail_polynomial`, b_0 being a constant: P becomes the cotangents of the power sums.
+    """Compute the backward pass of :func:`tail_polynomial` with constant b_0. P becomes the cotangents of the power
+    sums.
 
-    As b = exp(sum_i (-1)^(i-1) P_i X^i / i), db_j / dP_i = (-1)^(i-1) b_{j-i} / i.
+    From b = exp(sum_i (-1)^(i-1) P_i X^i / i) follows db_j / dP_i = (-1)^(i-1) b_{j-i} / i.
     """
     k, lanes = len(P), P.shape[1]
     for power in range(1, k + 1):

@@ -1,6 +1,6 @@
-"""Classes on the ranks of a process group: their layout, and the exchange of states.
+"""Classes on the ranks of a process group: assignment to ranks, and exchange of states.
 
-Each of R ranks holds ceil(n / R) of the n classes; the last ranks hold fewer, or none.
+Each of R ranks has ceil(n / R) of the n classes. The last ranks have fewer classes, or none.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def classes_per_rank(n: int, ranks: int) -> list[int]:
-    """Return how many of n classes each rank holds.
+    """Return the number of classes per rank.
 
     Example:
         >>> classes_per_rank(9, 4)
@@ -31,10 +31,10 @@ def classes_per_rank(n: int, ranks: int) -> list[int]:
 
 
 def first_class(sizes: Sequence[float], n: int | None, group: Any) -> tuple[int, int]:
-    """Return this rank's first class and the number of all classes, from the number of classes on each rank.
+    """Return the first class of this rank and the number of all classes, from the number of classes per rank.
 
     Raises:
-        ValueError: the ranks do not hold n classes as ``classes_per_rank`` says.
+        ValueError: the classes per rank differ from ``classes_per_rank``.
     """
     counts = [int(size) for size in sizes]
     n = sum(counts) if n is None else n
@@ -45,11 +45,11 @@ def first_class(sizes: Sequence[float], n: int | None, group: Any) -> tuple[int,
 
 
 def exchange(state: State | None, score: Tensor | None, k: int, x: Tensor, p: "Problem") -> tuple[State, Tensor]:
-    """Return the state of the classes of all ranks, and the largest of their scores [B]; all ranks get the same bits.
+    """Return the state of the classes of all ranks, and the largest score [B], bitwise equal on all ranks.
 
     Args:
-        state: of this rank's classes, for a top group of k; None if it holds none.
-        score: [B]; None stands for the largest score of the state.
+        state: state of this rank's classes for a top group of k, or None if this rank has no classes.
+        score: scores to compare [B]. None: the largest score of the state.
         x: features [B, d].
         p: the process group, and the dtype of scores.
     """
@@ -62,7 +62,7 @@ def exchange(state: State | None, score: Tensor | None, k: int, x: Tensor, p: "P
         return state, score
     missing = T - state.top.shape[1]
     top, classes = F.pad(state.top, (0, missing), value=-torch.inf), F.pad(state.classes, (0, missing), value=-1)
-    # one message: class numbers are exact in double precision
+    # one message: class indices are exact in double precision
     message = torch.cat([part.double() for part in (top, classes, state.P, score[:, None])], 1)
     states, scores = [], []
     for part in all_gather(message, p.group).unbind(0):

@@ -1,7 +1,7 @@
-"""Split a row into its top group and its tail, see README.md.
+"""Split a row into its top group and its tail. See README.md.
 
-The top group has the classes whose odds are above a limit, at the tilt with an expected number of k - 1/2 classes. In a
-flat row no softmax probability is above limit / k: the top group is empty, and the row is not searched.
+The top group consists of the classes whose odds exceed a limit, at the tilt with an expected number of k - 1/2 classes.
+If no softmax probability of a row exceeds limit / k, the row is flat: the top group is empty, and no search is needed.
 """
 
 import numpy as np
@@ -12,26 +12,26 @@ from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, exp64, summing
 from topk_registry.ops.ksubset import passes
 
-MAX_GAP = 600.0  # of (s - a) / theta: odds and sums of them stay finite, and larger gaps make no difference
-MANY, AT_ONCE = 8, 0.6  # found in the first round of a search: so many go on with a limit lower by this factor
-INVALID, CERTAIN = -1, -2  # sizes of the top group: NaN among the scores; too few finite scores for more than one set
+MAX_GAP = 600.0  # maximum of (s - a) / theta: odds and sums stay finite, and larger gaps do not change results
+MANY, AT_ONCE = 8, 0.6  # if the first round finds more than MANY classes, the limit is multiplied by AT_ONCE
+INVALID, CERTAIN = -1, -2  # codes in place of a size: a score is NaN; only one set is possible
 
 
 @compiled
 def split(row, k, depth, limit, theta, space, w, members, where):
-    """Split a row for sets of k classes with a tilt that draws depth - 1/2 classes, depth = k or k + 1.
+    """Split a row for sets of k classes at the tilt with an expected depth - 1/2 classes; depth is k or k + 1.
 
     Args:
-        row: scores, padded with -inf; -inf leaves a class out.
+        row: scores, padded with -inf, which excludes a class.
         k, depth, theta: as above.
-        limit: on the odds of the tail.
-        space: of :func:`scratch_space`.
-        w: odds of the tail and 0 elsewhere, relative to a; written.
-        members, where: odds, relative to a, and classes of the top group; the k largest come first; written.
+        limit: maximum odds in the tail.
+        space: memory from :func:`scratch_space`.
+        w: output, odds of the tail relative to a, and 0 elsewhere.
+        members, where: output, odds relative to a and classes of the top group, with the k largest first.
 
     Returns:
-        (size, a, u, most): the size of the top group, or INVALID or CERTAIN; the reference a of odds; the factor
-        u = exp(-t) that tilts them; and the largest of the tail's tilted odds.
+        (size, a, u, most): the size of the top group, or INVALID or CERTAIN; the reference score a of odds; the tilt u
+        = exp(-t); and the largest tilted odds in the tail.
     """
     top, places, scratch = space
     a = blocks.largest_of(row)
@@ -55,11 +55,11 @@ def split(row, k, depth, limit, theta, space, w, members, where):
     to_odds(members[:depth], a, theta)
     mass, size = blocks.total_of(w), depth
     u = balance(members[:size], mass, depth, 0.0)
-    while size <= len(members):  # classes that join the group make u grow, for the tail's odds counted for too much
+    while size <= len(members):  # u grows when classes join, because the tail overestimated their odds
         joined = places_above(w, w.dtype.type(limit / u), where[size:])
         if joined == 0:
             break
-        if size == depth and joined > MANY:  # u will grow much: more join at once, which spares a round
+        if size == depth and joined > MANY:  # u will grow by much, so more classes join at once, which saves a round
             joined = places_above(w, w.dtype.type(AT_ONCE * limit / u), where[size:])
         for j in range(size, size + joined):
             members[j] = row[where[j]]
@@ -70,7 +70,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
         u = balance(members[:size], mass, depth, u)
     if size == depth:
         for j in range(depth - 1, -1, -1):
-            if members[j] * u <= limit:  # needs no products either; one after the k largest goes before them
+            if members[j] * u <= limit:  # belongs to the tail as well, but a class after the k largest is moved first
                 size -= 1
                 w[where[j]] = members[j]
                 members[j], where[j] = members[size], where[size]
@@ -79,13 +79,13 @@ def split(row, k, depth, limit, theta, space, w, members, where):
 
 @compiled
 def scratch_space(n, depth):
-    """Return scratch memory of :func:`split`."""
+    """Return scratch memory for :func:`split`."""
     return empty(depth, np.float32), empty(depth, np.int64), select.scratch(n, depth, np.float32)
 
 
 @compiled
 def power_sums(w, most, P, scratch):
-    """Write the power sums of a tail and return how many matter; the others are 0.
+    """Write the power sums of a tail and return how many are needed. The others are 0.
 
     ``most`` is the largest of the tilted odds.
     """
@@ -98,7 +98,7 @@ def power_sums(w, most, P, scratch):
 
 @compiled
 def to_odds(scores, a, theta):
-    """Replace scores by their odds relative to a."""
+    """Replace scores by odds relative to a."""
     reference = np.float64(a)
     for j in range(len(scores)):
         scores[j] = exp64(min(max((scores[j] - reference) / theta, -MAX_GAP), MAX_GAP))
@@ -106,12 +106,12 @@ def to_odds(scores, a, theta):
 
 @compiled
 def balance(members, mass, k, u):
-    """Return u where sum_i E_i u / (1 + E_i u) + mass u = k - 1/2, about, for the odds E of a top group and the tail.
+    """Return u with sum_i E_i u / (1 + E_i u) + mass u = k - 1/2 approximately, for odds E of a top group.
 
-    The odds of the k-th largest class are 1. The search starts from a smaller u, or 0: Newton's method goes on from
-    below.
+    ``mass`` is the sum of the odds of the tail. The k-th largest class has odds of 1. ``u`` is a lower bound or 0,
+    because Newton's method converges from below.
     """
-    if u == 0:  # from k/2 to k classes are drawn where sum_i min(E_i u, 1) + mass u = k: a few steps from below
+    if u == 0:  # where sum_i min(E_i u, 1) + mass u = k, k/2 to k classes are drawn: a few Newton steps suffice
         least = 1.0
         for _ in range(len(members) + 1):
             certain, rest = _apart(members, least)
@@ -130,7 +130,7 @@ def balance(members, mass, k, u):
 
 @summing
 def _apart(members, least):
-    """Return how many odds are above ``least``, and the sum of the others."""
+    """Return the number of odds above ``least``, and the sum of the other odds."""
     certain = rest = 0.0
     for j in range(len(members)):
         certain += 1.0 if members[j] > least else 0.0
@@ -140,7 +140,7 @@ def _apart(members, least):
 
 @summing
 def _drawn(members, u):
-    """Return how many classes a top group draws on average, and the derivative to u."""
+    """Return the expected number of drawn classes of a top group, and its derivative with respect to u."""
     drawn = slope = 0.0
     for j in range(len(members)):
         q = 1 / (1 + members[j] * u)

@@ -1,1 +1,1 @@
-"""The user's own copy of timm's or torchvision's training script, run with a registered loss."""
+"""Run a user's copy of timm's or torchvision's training script with a registered loss."""

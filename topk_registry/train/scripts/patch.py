@@ -1,7 +1,7 @@
-"""Put a registered loss into another training script, and check that the script trains with it.
+"""Replace the loss of another training script, and check that the script trains with the registered loss.
 
-If a script constructs its loss in a place that the patch does not know, it silently trains with its own. Therefore the
-loss records every backward pass through it, and an optimizer step without one ends the run.
+If a script constructs its loss in a place that the patch does not know, it would silently train with its own loss.
+Therefore the registered loss records backward passes, and an optimizer step without a backward pass ends the run.
 """
 
 import inspect
@@ -28,7 +28,7 @@ MIXING = ("mixup", "cutmix", "cutmix_minmax", "mixup_alpha", "cutmix_alpha")
 
 
 class UnusedLossError(TrainError):
-    """The script trained with another loss than the registered one."""
+    """The script trained with a loss other than the registered one."""
 
 
 class WatchedLoss(nn.Module):
@@ -55,7 +55,7 @@ class Patch:
     Args:
         name: name of the loss.
         options: options of the loss.
-        class_weight: ``inv_freq``, ``effective_num``, a file, or numbers joined by commas; nothing for none.
+        class_weight: ``inv_freq``, ``effective_num``, a file, or numbers joined by commas; empty for no weights.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any], class_weight: str = "") -> None:
@@ -67,12 +67,12 @@ class Patch:
         self.loss: WatchedLoss | None = None
 
     def note_arguments(self, args: Any) -> None:
-        """Read the script's arguments, and record the loss in them: timm writes them to args.yaml and checkpoints."""
+        """Read the arguments of the script and add the loss, because timm writes them to args.yaml and checkpoints."""
         self.args, self.num_classes = args, getattr(args, "num_classes", None)
         args.loss_record = self.spec.record
 
     def criterion(self, model: nn.Module | None, device: torch.device | str | None) -> WatchedLoss:
-        """Return the loss on the device, to replace the script's own."""
+        """Return the loss on the device, as replacement for the loss of the script."""
         if self.loss is None:
             facts = self._facts(model)
             loss = build_loss(self.spec, facts)
@@ -102,7 +102,7 @@ class Patch:
     def _facts(self, model: nn.Module | None) -> Facts:
         args = self.args
         soft = any(getattr(args, name, None) for name in MIXING)
-        # timm's mixup smooths its targets itself; torchvision leaves that to its criterion
+        # timm's mixup already smooths its targets; torchvision leaves that to its criterion
         smoothing = getattr(args, "label_smoothing", 0.0) or (0.0 if soft else getattr(args, "smoothing", 0.0))
         inner = getattr(model, "module", model)  # DistributedDataParallel
         known = len(class_names_of(self.train_data) or ())
@@ -127,7 +127,7 @@ class Patch:
 
 
 def install(module: Any, patch: Patch) -> None:
-    """Patch a loaded script: its tasks if it has timm's, else its ``train_one_epoch``."""
+    """Patch a loaded script: the tasks of timm if it uses them, else its ``train_one_epoch``."""
     tasks = [name for name, value in vars(module).items() if _is_task(value)]
     for name in tasks:
         setattr(module, name, _patched_task(getattr(module, name), patch))

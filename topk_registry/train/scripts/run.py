@@ -1,4 +1,4 @@
-"""``timm run PATH ...``: an unmodified copy of timm's or torchvision's training script, with a loss by name."""
+"""``timm run PATH ...``: run an unmodified copy of timm's or torchvision's training script with a loss by name."""
 
 import argparse
 import importlib.util
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{PROGRAM}: {NO_SCRIPT}{found}; see {PROGRAM} --help", file=sys.stderr)
         return 2
     if ours.loss:
-        registry.get_loss_builder(ours.loss)  # an unknown name is an error before the script is loaded
+        registry.get_loss_builder(ours.loss)  # detects an unknown name before the script is loaded
     elif ours.loss_opt or ours.class_weight:
         print(f"{PROGRAM}: --loss-opt and --class-weight need --loss NAME", file=sys.stderr)
         return 2
@@ -70,7 +70,7 @@ def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
         if not ours.loss:
             _call(module, argv)
             return
-        # after the script, which may come with a timm of its own
+        # after the script, which may bring its own timm
         from topk_registry.train.scripts.patch import Patch, install
 
         patch = Patch(ours.loss, ours.loss_opt, ours.class_weight)
@@ -80,7 +80,7 @@ def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
 
 
 def _call(module: ModuleType, argv: Sequence[str], prepare: Callable[[Any], None] = lambda args: None) -> None:
-    """Call the script's ``main``, and show ``prepare`` the arguments that it parsed."""
+    """Call the script's ``main``, and pass the parsed arguments to ``prepare``."""
     if hasattr(module, "get_args_parser") and hasattr(module, "main"):  # torchvision's
         args = module.get_args_parser().parse_args(list(argv))
         prepare(args)
@@ -101,7 +101,7 @@ def _call(module: ModuleType, argv: Sequence[str], prepare: Callable[[Any], None
 
 @contextmanager
 def _loaded(path: str, argv: Sequence[str]) -> Iterator[ModuleType]:
-    """Load the script as a module, with the command line and import path that it would have as a program."""
+    """Load the script as a module, with the command line and import path of a program."""
     outer = sys.argv, list(sys.path)
     sys.argv = [path, *argv]
     sys.path.insert(0, str(Path(path).resolve().parent))
@@ -111,7 +111,7 @@ def _loaded(path: str, argv: Sequence[str]) -> Iterator[ModuleType]:
         if spec is None or spec.loader is None:
             raise TrainError(f"{path} is not a Python script")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # so that its classes can be pickled
+        sys.modules[name] = module  # its classes can be pickled
         spec.loader.exec_module(module)
         yield module
     finally:

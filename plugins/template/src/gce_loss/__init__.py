@@ -1,4 +1,4 @@
-"""Generalised cross-entropy: between cross-entropy, which trains fast, and the mean absolute error, which is robust."""
+"""Generalized cross-entropy: between cross-entropy, which trains fast, and the mean absolute error, which is robust."""
 
 from typing import Any
 
@@ -13,11 +13,11 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
 
         L(s, y) = (1 - p_y^q) / q,    p = softmax(s)
 
-    q -> 0 is cross-entropy, q = 1 is half the mean absolute error of the probabilities. The gradient of a sample is
-    weighted by p_y^q, so labels that the model finds improbable count less.
+    As q goes to 0, the loss becomes cross-entropy. At q = 1, it is half the mean absolute error of the probabilities.
+    The gradient of a sample is weighted by p_y^q, so unlikely labels get less weight.
 
     Args:
-        q: in (0, 1].
+        q: exponent in (0, 1].
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:

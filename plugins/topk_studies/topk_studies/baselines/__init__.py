@@ -1,4 +1,4 @@
-"""The algorithms of Berrada, Zisserman and Kumar (2018) as published: baselines for Tables 3 to 5 of the paper."""
+"""The published algorithms of Berrada, Zisserman and Kumar (2018): baselines for Tables 3 to 5 of the paper."""
 
 from topk_studies.baselines.algorithm2 import LogSigmas, default_order
 from topk_studies.baselines.divide_conquer import divide_and_conquer

@@ -1,13 +1,13 @@
-"""Algorithm 2: the backward pass written out, with an approximation where the exact recursion cancels.
+"""Algorithm 2: an explicit backward pass, with an approximation where the exact recursion cancels.
 
 Let delta_j = d sigma_j / d e_i = sigma_{j-1}(e without i). From sigma_j = sigma_j(e without i) + e_i delta_j,
 
     delta_j = sigma_{j-1} - e_i delta_{j-1}                                         (upwards, exact)
-    delta_j = sigma_j / e_i - sigma_{j+1} / e_i^2 + .. -+ sigma_{j+p-1} / e_i^p     (downwards, cut at order p)
+    delta_j = sigma_j / e_i - sigma_{j+1} / e_i^2 + .. -+ sigma_{j+p-1} / e_i^p     (downwards, truncated at order p)
 
-The first loses its digits when e_i outweighs the other classes, which is where the second converges. With r the
-weight of the others relative to e_i, the rounding of the first costs eps/r and the cut of the second r^p, so the two
-meet at r = eps^(1/(p+1)); that is where one takes over from the other here.
+The first recursion is imprecise if e_i outweighs the other classes, and in this case the second converges. Let r be the
+weight of the other classes relative to e_i. The error of the first is eps/r, and the error of the second is r^p. Both
+are equal at r = eps^(1/(p+1)), where the implementation switches between them.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def default_order(k: int) -> int:
 
 
 class LogSigmas(torch.autograd.Function):
-    """(log sigma_{k-1}, log sigma_k) of exp(x): Divide and Conquer forwards, Algorithm 2 backwards."""
+    """Compute (log sigma_{k-1}, log sigma_k) of exp(x): forward by Divide and Conquer, backward by Algorithm 2."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, k: int, p: int) -> tuple[Tensor, Tensor]:
@@ -47,7 +47,7 @@ class LogSigmas(torch.autograd.Function):
 
 
 def alternating_parts(x: Tensor, log_sigma: Tensor, k: int) -> list[tuple[Tensor, Tensor]]:
-    """(log P_j, log N_j) for j = k-1 and k, where delta_j = P_j - N_j are the recursion's terms of either sign."""
+    """Return (log P_j, log N_j), the sums of the positive and negative terms of delta_j = P_j - N_j, for j = k-1, k."""
     zero = torch.full_like(x, -torch.inf)
     parts = [(zero, zero), (log_sigma[0].expand_as(x), zero)]
     for j in range(2, k + 1):
@@ -57,9 +57,9 @@ def alternating_parts(x: Tensor, log_sigma: Tensor, k: int) -> list[tuple[Tensor
 
 
 def log_derivative(x: Tensor, log_sigma: Tensor, j: int, P: Tensor, N: Tensor, *, p: int) -> Tensor:
-    """d log sigma_j / d x_i = e_i delta_j / sigma_j [B, n]."""
+    """Return d log sigma_j / d x_i = e_i delta_j / sigma_j [B, n]."""
     exact = torch.exp(x + P - log_sigma[j]) * -torch.expm1(N - P)
     series = sum((-1) ** i * torch.exp(log_sigma[j + i] - log_sigma[j] - i * x) for i in range(p))
-    # P and N are logarithms of a size of about 10, so that their difference is good to 10 eps
+    # P and N are logarithms of magnitude 10, so the error of their difference is about 10 eps
     threshold = (10 * torch.finfo(x.dtype).eps) ** (1 / (p + 1))
     return torch.where(threshold < P - N, exact, series)

@@ -1,6 +1,6 @@
 """Divide and Conquer: sigma_j is the coefficient of X^j in prod_i (1 + e_i X), multiplied as a tree of depth log2 n.
 
-Every product is cut after degree k, which makes the whole O(kn); all products of a level run side by side.
+Every product is truncated after degree k, so the cost is O(kn). All products of a level are computed in parallel.
 """
 
 import torch
@@ -10,7 +10,7 @@ from topk_studies.baselines.semiring import LOG, Semiring
 
 
 def divide_and_conquer(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor:
-    """log sigma_0 .. log sigma_k of exp(x) [B, n], as [k+1, B]; differentiated by autograd."""
+    """Return log sigma_0 .. log sigma_k [k+1, B] of exp(x) for x [B, n]; autograd computes the gradient."""
     e = semiring.exp(x)
     factors = torch.stack([torch.full_like(e, semiring.one), e])  # [degree+1, B, factors]
     unpaired = []
@@ -25,7 +25,7 @@ def divide_and_conquer(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor
 
 
 def multiply(P: Tensor, Q: Tensor, k: int, semiring: Semiring) -> Tensor:
-    """Coefficients of P(X) Q(X) up to degree k, along the first axis."""
+    """Return the coefficients of P(X) Q(X) up to degree k, along the first axis."""
     degree_p, degree_q = len(P) - 1, len(Q) - 1
     reverse = Q.flip(0)
     coefficients = []

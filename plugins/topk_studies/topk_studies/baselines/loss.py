@@ -1,11 +1,10 @@
-"""The smooth top-k SVM loss as published, over any algorithm for log sigma_{k-1} and log sigma_k.
+"""The smooth top-k SVM loss as published, with any algorithm for log sigma_{k-1} and log sigma_k.
 
 With x = s/(k tau), and sigma_j over the classes other than the label y,
 
     L(s, y) = tau log(exp(alpha/tau) sigma_k + exp(x_y) sigma_{k-1}) - tau log(exp(x_y) sigma_{k-1})
 
-whose first sum runs over all k-subsets, those without the label raised by the margin, and whose second over those with
-the label.
+The first sum is over all k-subsets, with the margin for subsets without the label. The second is over subsets with it.
 """
 
 from collections.abc import Callable
@@ -37,7 +36,7 @@ ALGORITHMS: dict[str, LogSigmaPair] = {
 def smooth_topk_svm(
     s: Tensor, y: Tensor, *, k: int, tau: float, alpha: float = 1.0, algorithm: str = "algorithm 2"
 ) -> Tensor:
-    """Mean loss of scores s [B, n] at labels y [B].
+    """Return the mean loss of scores s [B, n] at labels y [B].
 
     Example:
         >>> smooth_topk_svm(torch.zeros(1, 3), torch.tensor([0]), k=1, tau=1.0, alpha=0.0)  # log 3

@@ -1,7 +1,7 @@
-"""Two ways to hold positive numbers: as they are, and as their logarithms.
+"""Two representations of positive numbers: the numbers and their logarithms.
 
-The elementary symmetric polynomials need sums and products only, so every algorithm here is written once and runs in
-either: in linear space, where sigma_k leaves the range of floats when k or the scores are large, and in log space.
+Elementary symmetric polynomials need only sums and products. So each algorithm is written once, and runs in linear
+space, where sigma_k overflows if k or the scores are large, or in log space.
 """
 
 from collections.abc import Callable

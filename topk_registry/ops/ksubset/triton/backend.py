@@ -1,8 +1,8 @@
 """Launch the kernels of the smooth top-k hinge on a GPU: labels in label.py, other masses in masses.py.
 
-Half-precision scores are read as they are, and computed with in single precision. A row's results depend on nothing but
-that row and where it lies: rows at odd addresses are added up in another order. Rows with a NaN or with a label that is
-no class come out as NaN. Nothing waits for the device.
+Half-precision scores are loaded unchanged and converted to single precision. The result of a row depends only on the
+row and its address, because the order of sums depends on the alignment. Rows with NaN or with a label out of range give
+NaN. No function synchronizes with the device.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ from topk_registry.ops.ksubset.triton.label import label_rows
 from topk_registry.ops.ksubset.triton.masses import mass_rows
 from topk_registry.ops.tensors import laid_out, launch
 
-MAX_K = 10  # coefficients and powers are unrolled: beyond it a kernel needs too many registers and compiles for minutes
-MAX_LABELS = 8  # per row, unrolled; more are a table
+MAX_K = 10  # coefficients and powers are unrolled; a larger k needs too many registers and minutes to compile
+MAX_LABELS = 8  # labels per row, unrolled; for more, a table is used
 
 
 def losses(
@@ -30,10 +30,10 @@ def losses(
 
     Args:
         logits: scores [B, n] in single or half precision, 2 k <= n, k up to 10.
-        masses: a record with ``labels``, ``shares``, ``even`` and ``dense``, see ``smooth_topk``.
+        masses: an object with ``labels``, ``shares``, ``even`` and ``dense``, see ``smooth_topk``.
         k: size of the set.
         tau: smoothing temperature.
-        alpha: required gap, [] on any device or [n].
+        alpha: required margin, [] on any device or [n].
         needs_grad: whether the gradient is returned. The gradient has the dtype of the logits. For float16 logits
             it is in single precision, because the factor of a mean may underflow before a loss scaler multiplies it.
     """
@@ -72,7 +72,7 @@ def losses(
 
 
 def _gap(alpha: Tensor, n: int, device: torch.device) -> tuple[Tensor | float, int]:
-    """Return the required gap as kernels take it, see ``gap_of``: a number of the CPU does not go through memory."""
+    """Return the required margin in the form of ``gap_of``. A number on the CPU is passed by value."""
     if alpha.ndim == 0 and alpha.is_cpu and device.type != "cpu":
         return float(alpha), 0
     if alpha.shape not in ((), (n,)):
@@ -82,7 +82,7 @@ def _gap(alpha: Tensor, n: int, device: torch.device) -> tuple[Tensor | float, i
 
 @lru_cache(maxsize=64)
 def _numbers(k: int, tau: float) -> Mapping[str, int | float]:
-    """Return the numbers and constants of a loss as kernels take them."""
+    """Return the numbers and constants of a loss as arguments of kernels."""
     theta, low = _two_singles(invertible(k * tau, torch.float32))
     tau = invertible(tau, torch.float32)
     inverse_tau, inverse_tau_low = _two_singles(1 / tau)
@@ -93,6 +93,6 @@ def _numbers(k: int, tau: float) -> Mapping[str, int | float]:
 
 
 def _two_singles(x: float) -> tuple[float, float]:
-    """Return a number as the sum of two in single precision."""
+    """Return a number as the sum of two numbers in single precision."""
     (high,) = unpack("f", pack("f", x))
     return high, x - high

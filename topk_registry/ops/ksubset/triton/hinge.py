@@ -1,5 +1,5 @@
 # type: ignore
-"""The smooth hinge of a margin, in double precision where the margin is."""
+"""The smooth hinge of a margin, in double precision."""
 
 import triton
 import triton.language as tl
@@ -10,14 +10,14 @@ def store_hinge(
     row, wanted, y, s_y, a, ratio, exp_minus_tilt, share, theta, theta_low, broken, value_ptr, alpha,
     tau, inverse_tau, inverse_tau_low, k: tl.constexpr, ALPHA: tl.constexpr,
 ):  # fmt: skip
-    """Store the hinges of the margins (s_y - a) + theta (log(c_{k-1} / c_k) - t) of the wanted rows, times shares.
+    """Store share times hinge of the margins (s_y - a) + theta (log(c_{k-1} / c_k) - t) for the rows in ``wanted``.
 
-    Returns the factor of the margin's gradient: the slope of the hinge times the share.
+    Returns the derivative with respect to the margin: the slope of the hinge times the share.
     """
     log = log64(ratio.to(tl.float64) * exp_minus_tilt.to(tl.float64))
     margin = (s_y.to(tl.float64) - a.to(tl.float64)) + (log * theta + log * theta_low)
     margin = tl.where(broken, float("nan"), margin)
-    known = wanted & (margin == margin)  # else the label may be no class
+    known = wanted & (margin == margin)  # else the label may be out of range
     value, slope = hinge(margin, gap_of(alpha, y, known, ALPHA), tau, inverse_tau, inverse_tau_low, k)
     tl.store(value_ptr + row, value * share, mask=wanted)
     return slope.to(tl.float32) * share
@@ -25,8 +25,10 @@ def store_hinge(
 
 @triton.jit
 def gap_of(alpha, y, known, ALPHA: tl.constexpr):
-    """Return the required margin of classes y. ALPHA says what ``alpha`` is: 0 a number, 1 a pointer to one number, 2 a
-    pointer to one number per class."""
+    """Return the required margin of classes y.
+
+    ALPHA is the kind of ``alpha``: 0 is a number, 1 a pointer to one number, 2 a pointer to one number per class.
+    """
     if ALPHA == 0:
         return tl.zeros((), tl.float32) + alpha
     elif ALPHA == 1:
@@ -37,22 +39,22 @@ def gap_of(alpha, y, known, ALPHA: tl.constexpr):
 
 @triton.jit
 def hinge(margin, alpha, tau, inverse_tau, inverse_tau_low, k: tl.constexpr):
-    """tau softplus((alpha - margin / k) / tau), and its slope."""
+    """Return tau softplus((alpha - margin / k) / tau), and its slope."""
     zero = tl.full((), 0.0, tl.float64)
     violation = alpha - tl.full((), 1.0 / k, tl.float64) * margin
     z = violation * (zero + inverse_tau + inverse_tau_low)
-    e = exp64(tl.minimum(tl.maximum(z, -120.0), 40.0))  # e^-120 is zero in single precision
-    log1p = tl.where(e < 1e-6, e * (1.0 - 0.5 * e), log64(1.0 + e))  # within 1e-10 both
+    e = exp64(tl.minimum(tl.maximum(z, -120.0), 40.0))  # e^-120 is 0 in single precision
+    log1p = tl.where(e < 1e-6, e * (1.0 - 0.5 * e), log64(1.0 + e))  # both have errors below 1e-10
     value = tl.where(z > 40.0, violation, tau * log1p)
     e, r = e.to(tl.float32), 1.0 / (1.0 + e.to(tl.float32))
-    chance = e * r
-    chance += r * (e - chance * (1.0 + e))  # takes back the rounding of the reciprocal and of the product
-    return tl.where(z == z, value, z), (-1.0 / k) * tl.where(z == z, chance, z)
+    probability = e * r
+    probability += r * (e - probability * (1.0 + e))  # corrects the rounding of the reciprocal and of the product
+    return tl.where(z == z, value, z), (-1.0 / k) * tl.where(z == z, probability, z)
 
 
 @triton.jit
 def exp64(x):
-    """e^x within 2e-8, from -120 to 40: 2^m e^f, where only what is left beside 1 is in single precision."""
+    """Return e^x with an error of 2e-8 for x from -120 to 40, as 2^m e^f with e^f - 1 in single precision."""
     m = tl.floor(x.to(tl.float32) * 1.4426950408889634 + 0.5)
     f = (x - m.to(tl.float64) * 0.6931471805599453).to(tl.float32)
     series = 0.5 + f * (1 / 6 + f * (1 / 24 + f * (1 / 120 + f * (1 / 720 + f * (1 / 5040)))))
@@ -63,9 +65,10 @@ def exp64(x):
 
 @triton.jit
 def log64(x):
-    """log x of a positive normal number, within 2e-8 of itself: log(m 2^e) by artanh's series in (m - 1) / (m + 1).
+    """Return log x of a positive normal number with a relative error of 2e-8: log(m 2^e) by a series of artanh.
 
-    The first term of the series has the digits of double precision, the others those of single.
+    The argument of the series is (m - 1) / (m + 1). The first term is in double precision, the others in single
+    precision.
     """
     bits = x.to(tl.int64, bitcast=True)
     e = (bits - 0x3FE6A09E667F3BCD) >> 52

@@ -1,9 +1,10 @@
 # type: ignore
 """The smooth top-k hinge of one label per row, and its gradient, in one Triton kernel.
 
-A flat row, with no softmax above 1 / (2 k), is all tail: no class is searched for. After a pass for the largest score
-its power sums and its gradient take one pass each. In any other row the top group is found one maximum at a time: first
-the k largest classes, then those with odds above 1/2 at a tilt that draws k - 1/2 classes.
+If no softmax probability of a row exceeds 1 / (2 k), the row is flat: all classes are in the tail, and no class is
+searched. After a pass for the largest score, power sums and gradient take one pass each. In any other row, the top
+group is found one maximum at a time: first the k largest classes, then all classes with odds above 1/2 at the tilt with
+an expected k - 1/2 classes.
 """
 
 import triton
@@ -12,7 +13,7 @@ import triton.language as tl
 from topk_registry.ops.gpu.arithmetic import LOG2E, exp2
 from topk_registry.ops.gpu.tiles import aligned, clear, held_and_largest, others, store
 from topk_registry.ops.ksubset.triton.hinge import store_hinge
-from topk_registry.ops.ksubset.triton.polynomial import chances, lane_of, tail_polynomial, times
+from topk_registry.ops.ksubset.triton.polynomial import lane_of, probabilities, tail_polynomial, times
 from topk_registry.ops.ksubset.triton.rows import (
     add,
     balanced,
@@ -32,17 +33,17 @@ def label_rows(
     ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr,
     N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write the hinge of each row times its share, and its gradient. A row without a share has zeros for both.
+    """Write the hinge of each row times its share, and its gradient. If the share is 0, both are 0.
 
     Args:
-        s_ptr: scores, B rows of n, each S numbers after the one before.
+        s_ptr: scores, B rows of n with stride S.
         label_ptr, share_ptr: [B].
-        alpha: required gap, see ``gap_of``.
-        value_ptr, gradient_ptr: output, [B] and as the scores.
-        depth: k, hidden from the compiler, which would unroll loops and run out of registers.
-        theta, theta_low, inverse: the temperature k tau as two numbers in single precision, and its reciprocal.
-        tau, inverse_tau, inverse_tau_low: the smoothing temperature, and its reciprocal as two numbers.
-        TP: lanes of a top group, a power of two. Other constants: see :mod:`topk_registry.ops.gpu.tiles`.
+        alpha: required margin, see ``gap_of``.
+        value_ptr, gradient_ptr: output, [B] and in the layout of the scores.
+        depth: k as a variable, because the compiler would unroll loops over a constant and run out of registers.
+        theta, theta_low, inverse: temperature k tau as a sum of two single-precision numbers, and its reciprocal.
+        tau, inverse_tau, inverse_tau_low: smoothing temperature, and its reciprocal as a sum of two numbers. TP: number
+            of lanes of a top group, a power of two. For other constants, see :mod:`topk_registry.ops.gpu.tiles`.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     there = row < B
@@ -86,7 +87,7 @@ def label_rows(
                 u = (others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - a[:, None]) * steep
                 value = gradient(exp2(u + tl.log2(tilt)), balanced_c, of_margin[:, None], k - 1)
                 store(gradient_ptr + start, value, flat, shift, tile, n, R, N, SHIFTED)
-        tl.debug_barrier()  # the label's entries have been written with odds of zero, by other threads
+        tl.debug_barrier()  # other threads have written these entries with odds of 0
         tl.store(gradient_ptr + row * S + y, of_margin, mask=flat)
 
     for r in range(R):
@@ -108,14 +109,13 @@ def search_row(
     ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
     N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Do a row that is not flat, or that has a NaN, too few scores, or a label that is no class.
+    """Compute a row that is not flat or is invalid: NaN, too few scores, or a label out of range.
 
-    The row is read again for each pass: keeping it would take the registers of other rows, and was not faster on an
-    H200.
+    The row is read again in each pass. Storing it would use the registers of other rows, and was not faster on an H200.
     """
     label, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     share = tl.load(share_ptr + here).to(tl.float32)
-    row = here + tl.arange(0, 1)  # beside it only numbers: vectors of lanes take their layout from what they meet
+    row = here + tl.arange(0, 1)  # other values are scalars, so that lanes get a free layout
     live = row >= 0
     y = label + tl.zeros((1,), tl.int32)
     start, shift = aligned(row, S, VECTOR)
@@ -132,11 +132,11 @@ def search_row(
     for j in tl.static_range(k + 1):
         e = e + (b[j] + tl.zeros((TP,), tl.float32),)
     for f in range(size):
-        q, p = chances(lane_of(x, lane, f), 1.0 / u)
+        q, p = probabilities(lane_of(x, lane, f), 1.0 / u)
         e = times(e, tl.where(lane == f, 1.0, q), tl.where(lane == f, 0.0, p), k)
     c = ()
     for j in tl.static_range(k + 1):
-        c = c + (lane_of(e[j], lane, TP - 1),)  # the last lane leaves out nothing
+        c = c + (lane_of(e[j], lane, TP - 1),)  # the last lane is the whole product
     ratio = c[k - 1] / c[k]
     of_margin = store_hinge(
         here, here >= 0, label, s_y, a, ratio, u, share, theta, theta_low, broken, value_ptr, alpha,
@@ -150,22 +150,22 @@ def search_row(
         odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
         value = gradient(odds * tilt, balanced_c, of_margin, k - 1)
         store(gradient_ptr + start, value, live, shift, tile, n, 1, N, SHIFTED)
-    _, p = chances(x, 1.0 / u)
+    _, p = probabilities(x, 1.0 / u)
     in_top = -e[k - 1] / c[k]
     if k > 1:
         in_top += e[k - 2] / c[k - 1]
-    tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
+    tl.debug_barrier()  # other threads have written these entries with odds of 0
     tl.store(gradient_ptr + here * S + where, of_margin * (p * in_top), mask=(lane < size) & (where < n))
     tl.store(gradient_ptr + here * S + label, of_margin, mask=label >= 0)
-    if broken & (a == float("-inf")):  # a set of k classes holds all with a finite score
-        settle_few(s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n, S, N)
+    if broken & (a == float("-inf")):  # the only set has all classes with a finite score
+        write_certain_row(s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n, S, N)
 
 
 @triton.jit
-def settle_few(
+def write_certain_row(
     s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n: tl.constexpr, S: tl.constexpr, N: tl.constexpr
 ):
-    """Write a gradient of zero, and a loss of zero, or inf if the label's score is -inf; not where a score is NaN."""
+    """Write gradient 0 and loss 0, or inf if the label's score is -inf. Rows with NaN are not changed."""
     _, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     stop = n + depth - depth
     bad = tl.zeros((N,), tl.int32)
@@ -183,7 +183,7 @@ def settle_few(
 
 @triton.jit
 def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexpr):
-    """The label, -1 if it is no class, and its score."""
+    """Return the label, or -1 if it is out of range, and its score."""
     y = tl.load(label_ptr + row, mask=live, other=-1)
     known = (y >= 0) & (y < n)
     s_y = tl.load(s_ptr + row * S + y, mask=known, other=float("nan")).to(tl.float32)
@@ -192,9 +192,9 @@ def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexp
 
 @triton.jit
 def gradient(v, c, of_margin, count: tl.constexpr):
-    """of_margin v (d_{k-2} (1 + v) - 1), where d_{k-2} - d_{k-1} = d_{k-2} (1 + v) - 1; v the balanced odds.
+    """Return of_margin v (d_{k-2} (1 + v) - 1) for balanced odds v, because d_{k-2} - d_{k-1} = d_{k-2} (1 + v) - 1.
 
-    c: ``count`` coefficients up to k-2.
+    c has ``count`` coefficients up to k-2.
     """
     out = -v * of_margin
     if count > 0:

@@ -1,19 +1,19 @@
 # type: ignore
-"""The smooth top-k hinges of the masses of each row, and their gradient, in one Triton kernel.
+"""The smooth top-k hinges for all masses of each row, and their gradient, in one Triton kernel.
 
-The rows are split as for one label (label.py), with no class left out: a flat row is all tail, and in any other row the
-top group is that of k + 1 classes. There the margins of the k largest classes are computed at a tilt that draws k + 1/2
-classes, and those of all others at one that draws k - 1/2: leaving out one of the k largest moves the balance to the
-class after them. The gradient is carried back through the polynomial c of all classes: with d = c / (1 + v X) and
-e = d / (1 + v X), class i of the tail puts its chain_i into
+The rows are split as in label.py, but with all classes: a flat row is all tail, and the top group of any other row is
+computed for k + 1 classes. Margins of the k largest classes are computed at a tilt with an expected k + 1/2 classes,
+because without one of them, the (k + 1)-th class takes its place. All other margins are computed at a tilt with an
+expected k - 1/2 classes. The backward pass goes through the polynomial c of all classes. With d = c / (1 + v X) and e =
+d / (1 + v X), class i of the tail adds its chain_i to
 
     W_0 = -sum_i chain_i d_{k-1},   W_r = sum_i chain_i (-v_i)^(r-1),
 
-and its gradient is chain (d_{k-1} - v e_{k-2}) + v h, h the last of coefficients 0..k-1 of c W / (1 + v X). So a row is
-read for its maximum, for power sums, for the hinges with W, and for the gradient.
+and its gradient is chain (d_{k-1} - v e_{k-2}) + v h, where h is the last of coefficients 0..k-1 of c W / (1 + v X).
+Hence a row is read four times: for its maximum, for power sums, for the hinges with W, and for the gradient.
 
-Masses lie in memory for all classes (M = 0), or for M labels beside a mass that all classes share (``EVEN``). Without
-that mass the hinges of the labels alone are computed.
+Masses are stored for all classes (M = 0), or for M labels, with an additional mass for every class if ``EVEN``. Without
+that additional mass, only the hinges of the labels are computed.
 """
 
 import triton
@@ -22,7 +22,7 @@ import triton.language as tl
 from topk_registry.ops.gpu.arithmetic import LN2, LOG2E, exp2, log2, reciprocal
 from topk_registry.ops.gpu.tiles import aligned, classes, clear, held_and_largest, others, store
 from topk_registry.ops.ksubset.triton.hinge import gap_of, hinge, log64
-from topk_registry.ops.ksubset.triton.polynomial import chances, lane_of, tail_polynomial, times
+from topk_registry.ops.ksubset.triton.polynomial import lane_of, probabilities, tail_polynomial, times
 from topk_registry.ops.ksubset.triton.rows import (
     add,
     balance,
@@ -45,20 +45,19 @@ def mass_rows(
     k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write the sum of a row's hinges times their masses, and its gradient. A row without mass has zeros for both.
+    """Write the sum of a row's hinges times masses, and its gradient. Without mass, both are 0.
 
     Args:
-        s_ptr: scores, B rows of n, each S numbers after the one before.
-        q_ptr: masses of all classes if M = 0, rows SQ numbers apart.
+        s_ptr: scores, B rows of n with stride S.
+        q_ptr: masses of all classes if M = 0, rows with stride SQ.
         label_ptr, share_ptr: [B, M] labels and their masses.
         even_ptr: [B] mass of every class, if ``EVEN``.
-        alpha: required gap, see ``gap_of``.
-        value_ptr, gradient_ptr: output, [B] and as the scores.
-        Numbers and other constants: as in ``label_rows``.
+        alpha: required margin, see ``gap_of``.
+        value_ptr, gradient_ptr: output, [B] and in the layout of the scores. Other arguments: as in ``label_rows``.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     there = row < B
-    y = tl.full((R,), -1, tl.int32)  # no class is left out
+    y = tl.full((R,), -1, tl.int32)  # no class is excluded
     start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
     masses_ptr = q_ptr + (start if SQ == S else row * SQ - shift)
@@ -144,7 +143,7 @@ def mass_rows(
                     out = chain * (d - v * e) + v * quotient(v, H, k)
                 store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
         if LABELS_ONLY:
-            tl.debug_barrier()  # the labels' entries have been written as all others, by other threads
+            tl.debug_barrier()  # other threads have written the entries of the labels
             for m in tl.static_range(M):
                 own = at_label(steps, labels, m, M) + odds[m] * quotient(odds[m], of_all, k)
                 tl.store(gradient_ptr + row * S + labels[m + 1], own, mask=flat)
@@ -158,7 +157,7 @@ def mass_rows(
                 M, EVEN, ALPHA, n, S, SQ, k, TP, N, TILES, HELD and R == 1, VECTOR, SHIFTED,
             )  # fmt: skip
     empty = there & (live == 0)
-    if M > 0:  # noqa: SIM102 (a constant, that of the next line is not)
+    if M > 0:  # noqa: SIM102 (M is a constant, the next condition is not)
         if tl.max(empty.to(tl.int32), 0) > 0:
             clear(value_ptr, gradient_ptr + start, row, shift, empty, n, R, N, TILES, SHIFTED)
 
@@ -171,12 +170,11 @@ def search_masses(
     k: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Do a row that the flat rows leave: not flat, with a NaN, too few scores, or a label that is no class.
+    """Compute a row that is not flat or is invalid: NaN, too few scores, or a label out of range.
 
-    There are two families: the k largest classes, and all others. Lanes i and TP + i leave out class i of the group:
-    lane i from the polynomial with the tilt of the others, lane TP + i from that of the k largest. The last lane of
-    each leaves out nothing.
-    ``depth`` is k, see ``top_group``.
+    Classes form two families: the k largest classes, and all others. Lanes i and TP + i exclude class i of the group.
+    Lane i uses the polynomial at the tilt of the second family, lane TP + i at the tilt of the first. The last lane of
+    each family is the whole product. ``depth`` is k, see ``label_rows``.
     """
     LABELS_ONLY: tl.constexpr = M > 0 and not EVEN
     row = here + tl.arange(0, 1)
@@ -210,20 +208,20 @@ def search_masses(
     b = tail_polynomial(P, k)
     b_after = tail_polynomial(P_after, k)
 
-    first = lane >= TP  # the family of the k largest
+    first = lane >= TP  # the family of the k largest classes
     own = in_group & (first == (member < depth))
     reference = tl.where(first, after, kth)
     tilt = tl.where(first, u_after, u_kth)
     e = per_lane(first, b_after, b, k + 1)
     for f in range(size):
-        q, p = chances((lane_of(top, lane, f) - reference) * inverse, 1.0 / tilt)
+        q, p = probabilities((lane_of(top, lane, f) - reference) * inverse, 1.0 / tilt)
         e = times(e, tl.where(member == f, 1.0, q), tl.where(member == f, 0.0, p), k)
     c = ()
     for j in tl.static_range(k + 1):
         c = c + (lane_of(e[j], lane, TP - 1),)
     ratio = c[k - 1] / c[k]
 
-    # the hinges of the top group, in double precision as those of labels
+    # hinges of the top group, in double precision as in label.py
     log = log64((e[k - 1] / e[k]).to(tl.float64) * tilt.to(tl.float64))
     margin = (top.to(tl.float64) - reference.to(tl.float64)) + (log * theta + log * theta_low)
     q = masses_at(q_ptr + here * SQ, labels, shares, where, own, M)
@@ -236,7 +234,7 @@ def search_masses(
     to_last = tl.where(own, -g / e[k], 0.0)
 
     of_row = balanced(c, 1.0 / ratio, 1.0, k)
-    to_first = gap * u_kth  # from odds relative to the class after the k-th
+    to_first = gap * u_kth  # converts odds relative to the class after the k-th
     log_tilt = tl.log2(u_kth * ratio)
     of_tail = ()
     if LABELS_ONLY:
@@ -276,7 +274,7 @@ def search_masses(
         F = F + (tl.where(first, 0.0, H[j]),)
     e = per_lane(first, b_after, b, k)
     for f in range(size):
-        q, p = chances((lane_of(top, lane, f) - reference) * inverse, 1.0 / tilt)
+        q, p = probabilities((lane_of(top, lane, f) - reference) * inverse, 1.0 / tilt)
         here_too = (first == (f < depth)) & (member != f)
         below = tl.where(here_too, tl.sum(tl.where(member == f, to_below, 0.0), 0), 0.0)
         last = tl.where(here_too, tl.sum(tl.where(member == f, to_last, 0.0), 0), 0.0)
@@ -290,7 +288,7 @@ def search_masses(
         H = H + (lane_of(F[j], lane, TP - 1),)
         H_after = H_after + (lane_of(F[j], lane, 2 * TP - 1),)
 
-    spoilt = tl.where(broken, float("nan"), 0.0)
+    nan_if_invalid = tl.where(broken, float("nan"), 0.0)
     for tile in range(tiles):
         if LABELS_ONLY:
             w = tail_odds(scores_ptr, live, y, shift, tile, after, v, i, inverse, n, N, SHIFTED)
@@ -305,32 +303,35 @@ def search_masses(
                 distance, balanced_w, mass, required, gain, of_row, tau, log_tilt, k
             )  # fmt: skip
             out = chain * (d - balanced_w * e_below) + of_both(w, to_first, u_after, H, H_after, k)
-        store(gradient_ptr + start, out + spoilt, live, shift, tile, n, 1, N, SHIFTED)
-    _, p = chances((top - reference) * inverse, 1.0 / tilt)
+        store(gradient_ptr + start, out + nan_if_invalid, live, shift, tile, n, 1, N, SHIFTED)
+    _, p = probabilities((top - reference) * inverse, 1.0 / tilt)
     entry = tl.where(in_group, p * F[k - 1] + g, 0.0)
     entry = tl.sum(tl.reshape(entry, (2, TP)), 0)
     where = tl.max(tl.reshape(where, (2, TP)), 0)
     lane = tl.arange(0, TP)
-    tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
-    tl.store(gradient_ptr + here * S + where, entry + spoilt, mask=(lane < size) & (where < n))
+    tl.debug_barrier()  # other threads have written these entries with odds of 0
+    tl.store(gradient_ptr + here * S + where, entry + nan_if_invalid, mask=(lane < size) & (where < n))
     if LABELS_ONLY:
         for m in tl.static_range(M):
             own = at_label(steps, labels, m, M) + of_both(odds[m], to_first, u_after, H, H_after, k)
-            tl.store(gradient_ptr + row * S + labels[m + 1], own + spoilt, mask=wanted[m])
+            tl.store(gradient_ptr + row * S + labels[m + 1], own + nan_if_invalid, mask=wanted[m])
     if broken & known:
-        settle_broken(
+        write_invalid_row(
             scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr + start, row, live, y, shift, after, tiles,
             M, n, N, TILES, SHIFTED,
         )  # fmt: skip
 
 
 @triton.jit
-def settle_broken(
+def write_invalid_row(
     scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr, row, live, y, shift, after, tiles,
     M: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write what a broken row has in place of NaN: zeros if it has no mass or, with at most k finite scores and no NaN,
-    a loss of zero for these and inf for all other classes."""
+    """Overwrite the NaN of an invalid row if its result is known.
+
+    If the row has no mass, the result is 0. If it has at most k finite scores and no NaN, their classes have loss 0,
+    and all other classes have loss inf.
+    """
     bad = tl.zeros((1, N), tl.int32)
     some = tl.zeros((1, N), tl.int32)
     missed = tl.zeros((1, N), tl.int32)
@@ -350,7 +351,7 @@ def settle_broken(
 
 @triton.jit
 def in_tail(s_ptr, labels, v, i, M: tl.constexpr, n: tl.constexpr):
-    """Mark the labels that are classes and come after score v at i."""
+    """Return which labels are in range and come after score v at i."""
     out = ()
     for m in tl.static_range(M):
         known = (labels[m + 1] >= 0) & (labels[m + 1] < n)
@@ -364,9 +365,9 @@ def few_hinges(
     s_ptr, alpha, labels, shares, wanted, kth, after, steep, log_scale, log_tilt,
     inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr, k: tl.constexpr,
 ):  # fmt: skip
-    """The hinges of the wanted labels alone: their costs, W_0..W_{k-1}, balanced odds, odds and own steps.
+    """Return costs, W_0..W_{k-1}, balanced odds, odds and direct gradients of the labels in ``wanted``.
 
-    kth and after: what distances and odds are relative to; log_scale: what balances the odds.
+    Distances are relative to ``kth`` and odds to ``after``. ``log_scale`` balances the odds.
     """
     costs = tl.zeros_like(shares[0])
     W = powers(costs, k)
@@ -394,7 +395,7 @@ def few_hinges(
 
 @triton.jit
 def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
-    """The sum of the own steps of the m-th label's class, which others may share."""
+    """Return the sum of the direct gradients of the m-th label's class, because labels may repeat a class."""
     out = tl.zeros_like(steps[m])
     for other in tl.static_range(M):
         out += tl.where(labels[other + 1] == labels[m + 1], steps[other], 0.0)
@@ -414,7 +415,7 @@ def gaps(
     alpha, inverse_tau, shift, tile,
     ALPHA: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """The required gaps of a tile's classes, or of all, and exp(-alpha / tau)."""
+    """Return the required margins of a tile's classes, or one for all, and exp(-alpha / tau)."""
     col, there = classes(shift, tile, n, N, SHIFTED)
     required = gap_of(alpha, col, there, ALPHA)
     return required, tl.exp(-required * inverse_tau)
@@ -426,7 +427,7 @@ def flat_hinges(
     inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr,
     n: tl.constexpr, k: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """The balanced odds of a tile of flat rows, whose scores are u above their tilts' references; and its hinges."""
+    """Return balanced odds and hinges of a tile of flat rows, from scores u relative to the reference score."""
     q = masses(q_ptr, labels, shares, live, shift, tile, M, n, R, N, SHIFTED)
     required, gain = gaps(alpha, inverse_tau, shift, tile, ALPHA, n, N, SHIFTED)
     v = exp2(u * steep + log_tilt)
@@ -452,10 +453,11 @@ def tail_tile(
 
 @triton.jit
 def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
-    """The hinge of each class times its mass q, its chain, d_{k-1} and e_{k-2}; the hinge is tau log(1 + exp(alpha /
-    tau) / odds), the odds v d_{k-1} / d_k.
+    """Return mass q times hinge of each class, its chain, d_{k-1} and e_{k-2}.
 
-    u: the score minus the tilt's reference; v: balanced odds; c: coefficients up to k-2, the next two are 1;
+    The hinge is tau log(1 + exp(alpha / tau) / odds), where the odds are v d_{k-1} / d_k.
+
+    u: score minus the reference of the tilt; v: balanced odds; c: coefficients up to k-2, where the next two are 1;
     gain: exp(-required / tau).
     """
     d = tl.zeros_like(v) + 1.0
@@ -475,7 +477,7 @@ def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
 
 @triton.jit
 def moments(cost, chain, d, v, count: tl.constexpr):
-    """The cost, and a class's terms of W_0..W_{count-1}."""
+    """Return the cost, and the terms of a class in W_0..W_{count-1}."""
     out = (cost, -chain * d)
     term = chain
     for _ in tl.static_range(1, count):
@@ -486,7 +488,6 @@ def moments(cost, chain, d, v, count: tl.constexpr):
 
 @triton.jit
 def product(a, b, k: tl.constexpr):
-    """Coefficients 0..k-1 of a b, numbers of rows."""
     out = ()
     for m in tl.static_range(k):
         total = a[m] * b[0]
@@ -498,7 +499,7 @@ def product(a, b, k: tl.constexpr):
 
 @triton.jit
 def quotient(v, H, count: tl.constexpr):
-    """The last coefficient of H / (1 + v X), from the last ``count`` of H."""
+    """Return the last coefficient of H / (1 + v X), from the last ``count`` coefficients of H."""
     h = tl.zeros_like(v) + H[0]
     for j in tl.static_range(1, count):
         h = H[j] - v * h
@@ -507,7 +508,7 @@ def quotient(v, H, count: tl.constexpr):
 
 @triton.jit
 def with_last(c, like, count: tl.constexpr):
-    """``count`` balanced coefficients up to k-2, and the next one, which is 1; ``like`` is a number of each row."""
+    """Return ``count`` balanced coefficients up to k-2 and the next one, which is 1, in the shape of ``like``."""
     out = ()
     for j in tl.static_range(count):
         out = out + (c[j],)
@@ -516,7 +517,7 @@ def with_last(c, like, count: tl.constexpr):
 
 @triton.jit
 def per_lane(chosen, one, other, count: tl.constexpr):
-    """Select vectors of lanes: ``one`` if chosen, else ``other``."""
+    """Return vectors of lanes: ``one`` where chosen, else ``other``."""
     out = ()
     for j in tl.static_range(count):
         out = out + (tl.where(chosen, one[j], other[j]),)
@@ -525,7 +526,7 @@ def per_lane(chosen, one, other, count: tl.constexpr):
 
 @triton.jit
 def with_cotangents(F, e, q, p, alpha, beta, degree: tl.constexpr):
-    """Coefficients 0..degree of (q + p X) F + (alpha X + beta) e."""
+    """Return coefficients 0..degree of (q + p X) F + (alpha X + beta) e."""
     out = (q * F[0] + beta * e[0],)
     for j in tl.static_range(1, degree + 1):
         out = out + (q * F[j] + p * F[j - 1] + (beta * e[j] + alpha * e[j - 1]),)
@@ -534,10 +535,13 @@ def with_cotangents(F, e, q, p, alpha, beta, degree: tl.constexpr):
 
 @triton.jit
 def few_labels(label_ptr, share_ptr, even_ptr, row, there, M: tl.constexpr, EVEN: tl.constexpr, n: tl.constexpr):
-    """Return ``known`` (all labels are classes), ``counted`` (the row has a mass), the labels after a leading -1, and
-    their masses, with that of every class last."""
+    """Return the labels of a row and their masses, with the mass of every class last.
+
+    The first two results are ``known``, whether all labels are in range, and ``counted``, whether the row has mass. The
+    labels follow after a leading -1.
+    """
     known = there
-    labels = (row.to(tl.int32) * 0 - 1,)  # no class
+    labels = (row.to(tl.int32) * 0 - 1,)  # -1: no class
     even = tl.zeros_like(labels[0].to(tl.float32))
     shares = ()
     if M == 0:
@@ -562,14 +566,14 @@ def masses(
     q_ptr, labels, shares, live, shift, tile,
     M: tl.constexpr, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """The masses of a tile's classes [R, N]; 0 for what is not in the row."""
+    """Return the masses of a tile's classes [R, N], 0 outside of the row."""
     col, there = classes(shift, tile, n, N, SHIFTED)
     inside = live[:, None] & there
     if M == 0:
         q = tl.load(q_ptr[:, None] + (tile * N + tl.arange(0, N)[None, :]), mask=inside, other=0.0).to(tl.float32)
     elif R > 1:
         q = masked_masses(col, inside, labels, shares, M)
-    else:  # most tiles are within the row and without a label: they need no comparisons
+    else:  # most tiles need no comparisons: they are inside of the row and contain no label
         first = tile * N - tl.sum(shift, 0)
         plain = (first >= 0) & (first + N <= n)
         for m in tl.static_range(M):
@@ -592,7 +596,7 @@ def masked_masses(col, inside, labels, shares, M: tl.constexpr):
 
 @triton.jit
 def masses_at(q_ptr, labels, shares, where, wanted, M: tl.constexpr):
-    """Return the masses of the classes ``where``; the program works on one row."""
+    """Return the masses of the classes ``where`` of the program's only row."""
     if M == 0:
         q = tl.load(q_ptr + where, mask=wanted, other=0.0).to(tl.float32)
     else:

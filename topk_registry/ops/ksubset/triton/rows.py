@@ -1,5 +1,5 @@
 # type: ignore
-"""Functions on rows of scores for the kernels that do all of a row's work: power sums, and the top group."""
+"""Functions of rows for the kernels: power sums, and the top group. README.md of ``ksubset`` defines the terms."""
 
 import triton
 import triton.language as tl
@@ -7,18 +7,18 @@ import triton.language as tl
 from topk_registry.ops.gpu.tiles import others
 from topk_registry.ops.ksubset.triton.polynomial import CAP, is_finite, lane_of, least_rest, tail_polynomial
 
-LIMIT = tl.constexpr(0.5)  # of the tail's odds
-BALANCING = tl.constexpr(4)  # steps of Newton's method for the tilt, which needs no precision
-REBALANCING = tl.constexpr(2)  # the same when a class has joined the group, from the tilt before
+LIMIT = tl.constexpr(0.5)  # maximum odds in the tail
+BALANCING = tl.constexpr(4)  # Newton steps for the tilt, which need not be precise
+REBALANCING = tl.constexpr(2)  # Newton steps after a class has joined the group, from the previous tilt
 
 
 @triton.jit
 def flat_rows(sums, usable, k: tl.constexpr):
-    """Find the flat ones of the usable rows, their tilt ``base``, and the coefficients 0..k of their polynomials.
+    """Return which of the usable rows are flat, their tilt ``base``, and coefficients 0..k of their polynomials.
 
-    sums: k powers of odds relative to the largest score, of tiles.
+    ``sums`` are sums of k powers of odds relative to the largest score, per position in a tile.
     """
-    mass = tl.sum(sums[0], 1)  # NaN where a score is, or where all are -inf
+    mass = tl.sum(sums[0], 1)  # NaN if a score is NaN or all are -inf
     flat = usable & (mass * LIMIT >= k)
     base = tl.where(flat, k / mass, 1.0)
     P = (mass * base,)
@@ -31,7 +31,6 @@ def flat_rows(sums, usable, k: tl.constexpr):
 
 @triton.jit
 def powers(w, k: tl.constexpr):
-    """w, w^2, ..., w^k."""
     out = (w,)
     for j in tl.static_range(2, k + 1):
         out = out + (out[j // 2 - 1] * out[j // 2 - 1] if j % 2 == 0 else out[j - 2] * w,)
@@ -48,7 +47,7 @@ def add(a, b, k: tl.constexpr):
 
 @triton.jit
 def balanced(c, back, of_margin, k: tl.constexpr):
-    """Coefficients up to k-2, times of_margin, of c tilted so that the next two are 1.
+    """Return of_margin times the coefficients up to k-2 of c, tilted such that the next two are 1.
 
     back = c_k / c_{k-1}
     """
@@ -62,7 +61,6 @@ def balanced(c, back, of_margin, k: tl.constexpr):
 
 @triton.jit
 def columns(numbers, count: tl.constexpr):
-    """Numbers of rows [R] as [R, 1]."""
     out = ()
     for j in tl.static_range(count):
         out = out + (numbers[j][:, None],)
@@ -71,7 +69,6 @@ def columns(numbers, count: tl.constexpr):
 
 @triton.jit
 def number(tile):
-    """Sum a tile of one row."""
     return tl.sum(tl.sum(tile, 1), 0)
 
 
@@ -81,14 +78,14 @@ def top_group(
     k: tl.constexpr, TP: tl.constexpr, LANES: tl.constexpr,
     n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Split a row: the k largest classes are found one maximum at a time, then those with odds above LIMIT.
+    """Split a row: find the k largest classes one maximum at a time, then all classes with odds above LIMIT.
 
-    ``held`` are the row's tiles where they are in registers.
+    ``held`` are the tiles of the row if they are in registers.
 
-    Returns the group's scores and classes as lanes, lane i and i + TP for the i-th largest, and its size; the reference
-    a of odds, and the factor u that tilts them; the score and class after which the tail begins; and whether the row is
-    broken: not ``known``, or it holds a NaN or too few scores. ``depth`` is k, which the compiler is not to know: it
-    would unroll loops and run out of registers.
+    Returns scores and classes of the group as lanes, where lanes i and i + TP have the i-th largest; the size of the
+    group; the reference a of odds; the tilt u; the score and class after which the tail begins; and whether the row is
+    invalid: not ``known``, with NaN, or with too few scores. ``depth`` is k as a variable, because the compiler would
+    unroll loops over a constant and run out of registers.
     """
     lane = tl.arange(0, LANES)
     member = lane % TP
@@ -118,16 +115,16 @@ def top_group(
     v, i = next_largest(held, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, HELD, SHIFTED)
     w = tl.exp((v - a) * inverse)
     while (broken == 0) & (w * u > LIMIT) & (size < TP - 1):
-        # a class that joins the group makes u grow, for the tail's odds counted for too much
+        # u grows when a class joins the group, because the tail overestimates its contribution
         top = tl.where(member == size, v, top)
         where = tl.where(member == size, i, where)
         size += 1
         mass = tl.maximum(mass - w, 0.0)
         E = tl.exp(tl.minimum(tl.where(first, (top - a) * inverse, float("-inf")), CAP))
-        u = nearer(u, E, mass, depth - k + REBALANCING, k)
+        u = newton(u, E, mass, depth - k + REBALANCING, k)
         v, i = next_largest(held, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, HELD, SHIFTED)
         w = tl.exp((v - a) * inverse)
-    # the last of the k largest may need no products either
+    # the last of the k largest classes may belong to the tail as well
     chosen = (lane < size) & (tl.exp(tl.minimum((top - a) * inverse, CAP)) * u > LIMIT)
     size = tl.sum(chosen.to(tl.int32), 0)
     v = tl.where(size > 0, lane_of(top, lane, size - 1), float("inf"))
@@ -140,7 +137,7 @@ def tail_powers(
     held, scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
     k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """P_1..P_k of the tail's odds times u, as numbers."""
+    """Return P_1..P_k of the tail's odds times u, as numbers."""
     sums = powers(tl.zeros((1, N), tl.float32), k)
     if HELD:
         for tile in tl.static_range(TILES):
@@ -160,7 +157,7 @@ def next_largest(
     held, s_ptr, live, y, shift, v, i,
     n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, tiles, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """The largest score after v at i, ties in the order of classes, and its class; -inf and n where there is none."""
+    """Return the largest score after v at i and its class, with ties in class order; -inf and n if there is none."""
     best = tl.full((1, N), float("-inf"), tl.float32)
     at = tl.full((1, N), n, tl.int32)
     if HELD:
@@ -175,7 +172,7 @@ def next_largest(
 
 @triton.jit
 def larger(s, shift, tile, v, i, best, at, N: tl.constexpr):
-    """The largest so far after v at i, and its class, with those of a tile."""
+    """Update the largest score after v at i, and its class, with the scores of a tile."""
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     better = ((s < v) | ((s == v) & (col > i))) & (s > best)
     return tl.where(better, s, best), tl.where(better, col, at)
@@ -183,8 +180,8 @@ def larger(s, shift, tile, v, i, best, at, N: tl.constexpr):
 
 @triton.jit
 def largest(x):
-    """The largest number of a tile of one row, none of which is NaN."""
-    # as integers in the same order, of which a warp finds the largest in one instruction
+    """Return the largest number of a tile of one row without NaN."""
+    # as integers in the same order: a warp finds the maximum of integers in one instruction
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     best = tl.max(tl.max(bits ^ ((bits >> 31) & 0x7FFFFFFF), 1), 0)
     return (best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
@@ -192,13 +189,13 @@ def largest(x):
 
 @triton.jit
 def tail_odds(s_ptr, live, y, shift, tile, a, v, i, inverse, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """exp((s - a) / theta) of the classes after score v at i, 0 for all others; NaN stays NaN."""
+    """Return exp((s - a) / theta) for classes after score v at i, and 0 for all others. NaN stays NaN."""
     return odds_after(others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED), shift, tile, a, v, i, inverse, N)
 
 
 @triton.jit
 def odds_after(s, shift, tile, a, v, i, inverse, N: tl.constexpr):
-    """:func:`tail_odds` of the scores of a tile."""
+    """Return :func:`tail_odds` for the scores of a tile."""
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     in_group = (s > v) | ((s == v) & (col <= i))
     return tl.where(in_group, 0.0, tl.exp((s - a) * inverse))
@@ -206,16 +203,18 @@ def odds_after(s, shift, tile, a, v, i, inverse, N: tl.constexpr):
 
 @triton.jit
 def balance(x, mass, lane, depth, k: tl.constexpr):
-    """The factor u of odds where k - 1/2 classes are drawn, about: from a top group as lanes and the tail's mass."""
+    """Return the tilt u with about k - 1/2 expected classes, from the top group and the mass of the tail."""
     E = tl.exp(tl.minimum(x, CAP))
-    # draws from k/2 to k classes: Newton's method goes on from there
-    return nearer(1.0 / least_rest(x, mass, lane, k), E, mass, depth - k + BALANCING, k)
+    # draws k/2 to k classes: start of Newton's method
+    return newton(1.0 / least_rest(x, mass, lane, k), E, mass, depth - k + BALANCING, k)
 
 
 @triton.jit
-def nearer(u, E, mass, steps, k: tl.constexpr):
-    """A factor u that draws fewer than k - 1/2 classes, some steps of Newton's method nearer: from below, as the number
-    of classes is concave in u."""
+def newton(u, E, mass, steps, k: tl.constexpr):
+    """Return u after Newton steps towards k - 1/2 expected classes.
+
+    u stays below the solution, because the number of classes is concave in u.
+    """
     for _ in range(steps):
         q = 1.0 / (1.0 + E * u)
         drawn = mass * u + tl.sum(E * u * q, 0)

@@ -1,0 +1,96 @@
+"""A study on the user's data: the losses to compare, and the images."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from topk_registry.data import open_dataset
+from topk_registry.data.folders import split_folder
+from topk_registry.data.open import CHANGES, FOLDERS
+from topk_registry.registry import get_loss_builder
+from topk_registry.registry.options import tuning_grid
+from topk_registry.train import TrainConfig
+from topk_registry.train.config import MULTILABEL, flag_of
+from topk_registry.train.model import resolve_learning_rate
+from topk_studies.studies import Contestant, Rates, Study
+
+QUESTION = "Which loss is best on this data?"
+TIMM_OPTIONS = {"class_map": "class_map", "dataset_download": "download", "input_key": "input_key"}
+TIMM_OPTIONS |= {"target_key": "target_key"}  # flags of `timm train`, and arguments of timm's create_dataset
+
+
+def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: TrainConfig) -> Study:
+    """Return the comparison of losses with a training configuration.
+
+    Args:
+        losses: losses as text. Options that are not in the text take the values of the loss's ``tuning_grid``.
+        trials: number of trials per loss.
+        rates: range of the learning rate. Default: 1/4 to 8 times the rate of the configuration.
+        config: configuration with the metric and the default rate.
+
+    Raises:
+        ValueError: a text has another form, or there are more alternatives than trials.
+        PluginError: a loss does not exist or cannot be imported.
+    """
+    contestants = []
+    for text in losses:
+        plain = Contestant(text)
+        fixed = {name for options in plain.options for name in options}
+        grid = {name: values for name, values in tuning_grid(get_loss_builder(plain.loss)).items() if name not in fixed}
+        contestants.append(Contestant(text, grid=grid))
+    rate = resolve_learning_rate(config, 1).lr or 0.0
+    low, high = rates or (rate / 4, rate * 8)
+    if not 0.0 < low < high:
+        raise ValueError(f"the range of learning rates must be above 0 and increase, got {low:g} to {high:g}")
+    metrics = tuple(dict.fromkeys((config.metric, "top1", "nll")))
+    study = Study(QUESTION, "", {"own data": {}}, tuple(contestants), config.metric, metrics, trials, (low, high))
+    for contestant in contestants:
+        contestant.trials(trials, study.rates)
+    return study
+
+
+def flags_of(config: TrainConfig, test_split: str) -> tuple[dict[str, Any], str]:
+    """Return the common flags of all runs, and a description of the images for selection and for results.
+
+    Args:
+        config: configuration from the user.
+        test_split: split for the results. If empty: ``test`` if the data has it, else half of the validation split.
+
+    Raises:
+        ValueError: the settings do not allow a comparison.
+    """
+    if config.task == MULTILABEL:
+        raise ValueError("a comparison takes one label per image, not --task multilabel")
+    usual = TrainConfig(dataset=config.dataset or "topk/folder").to_dict()
+    kept = {name: value for name, value in config.to_dict().items() if value != usual[name]}
+    read_by_timm = not (config.dataset in FOLDERS or config.dataset.startswith("topk/"))
+    if wrong := [name for name in TIMM_OPTIONS if name in kept and not read_by_timm]:
+        raise ValueError(f"a comparison takes {flag_of(wrong[0])} for timm's data sets only")
+    for name in ("train_split", "val_split", "lr", *TIMM_OPTIONS):
+        kept.pop(name, None)
+    test_split = test_split or ("test" if _has_test_split(config) else "")
+    if config.dataset.startswith("torch/") and test_split and not config.val_split.replace(".", "").isdigit():
+        raise ValueError("torchvision has one split for evaluation: use --val-split 0.1, or no --test-split")
+    changes = {name: value for name, value in config.dataset_opt.items() if name in CHANGES}
+    own = {name: value for name, value in config.dataset_opt.items() if name not in CHANGES}
+    options: dict[str, Any] = {"of": config.dataset, "train_split": config.train_split, "val_split": config.val_split}
+    options |= {"test_split": test_split, "options": own, **changes}
+    options["mode"] = config.input_img_mode or ("L" if config.in_chans == 1 else "RGB")
+    if read_by_timm:
+        options["timm_options"] = {theirs: getattr(config, ours) for ours, theirs in TIMM_OPTIONS.items()}
+    chosen = f"{config.val_split} of the training images" if config.val_split.startswith("0.") else config.val_split
+    note = f"trials are chosen on {chosen}, results are on {test_split}"
+    if not test_split:
+        note = f"no test split: trials are chosen on one half of each class of {chosen}, results are on the other half"
+    return {**kept, "dataset": "topk/parts", "dataset_opt": options}, note
+
+
+def _has_test_split(config: TrainConfig) -> bool:
+    if config.dataset in FOLDERS:
+        return split_folder(config.data_dir or "", "test") is not None
+    if not config.dataset.startswith("topk/"):
+        return False
+    try:
+        open_dataset(config.dataset, "test", config.data_dir, **config.dataset_opt)
+    except (ValueError, OSError, TypeError):
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Data sets of the studies, registered as ``topk/NAME``."""

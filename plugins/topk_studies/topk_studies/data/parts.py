@@ -1,0 +1,66 @@
+"""The three parts of a comparison: images for training, for selecting trials, and for results."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from topk_registry.data import Selection, hold_out, is_indexed, open_dataset
+from topk_registry.data.folders import split_folder
+from topk_registry.data.open import FOLDERS
+
+
+def parts(
+    split: str = "train",
+    root: str | Path | None = None,
+    *,
+    of: str = "",
+    train_split: str = "train",
+    val_split: str | float = "validation",
+    test_split: str = "",
+    mode: str = "RGB",
+    options: Mapping[str, Any] | None = None,
+    timm_options: Mapping[str, Any] | None = None,
+) -> Selection:
+    """Open a part of a data set.
+
+    Args:
+        split: ``"train"``, ``"validation"`` or ``"test"``.
+        root: data directory.
+        of: name of the data set, as in ``timm train --dataset``.
+        train_split: split for training.
+        val_split: split for validation, or the fraction of each training class that is held out for validation.
+        test_split: split for testing. Default: validation and test are halves of each class of ``val_split``.
+        mode: Pillow mode to which images from files are converted.
+        options: options of the data set.
+        timm_options: further arguments of ``timm.data.create_dataset``.
+
+    Raises:
+        ValueError, OSError, TypeError: the data cannot be opened.
+
+    Example:
+        >>> sizes = {"of": "topk/hierarchy", "options": {"size": 500}}
+        >>> [len(parts(split, **sizes)) for split in ("train", "validation", "test")]
+        [500, 250, 250]
+    """
+
+    def opened(name: str) -> Any:
+        if of in FOLDERS and Path(root or "").is_dir() and split_folder(root or "", name) is None and not fraction:
+            raise ValueError(f"{root} has no folder {name!r}")
+        more: dict[str, Any] = {} if of.startswith("topk/") and of not in FOLDERS else {"timm_options": timm_options}
+        dataset = open_dataset(of, name, root, training=False, mode=mode, **more, **(options or {}))
+        if not is_indexed(dataset):
+            raise ValueError(f"{of} is a stream, and a comparison needs random access")
+        return dataset
+
+    if split not in ("train", "validation", "test"):
+        raise ValueError(f"split must be one of train, validation, test, got {split!r}")
+    fraction = 0.0
+    with suppress(ValueError):
+        fraction = float(val_split)
+    if split == "test" and test_split:
+        return opened(test_split)
+    if split == "train":
+        return hold_out(opened(train_split), fraction)[0] if fraction else opened(train_split)
+    held = hold_out(opened(train_split), fraction)[1] if fraction else opened(str(val_split))
+    return held if test_split else hold_out(held, 0.5)[split == "validation"]
