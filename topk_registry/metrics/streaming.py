@@ -26,7 +26,8 @@ class StreamingMetric:
     def compute(self, *, sync: bool = True) -> dict[str, float]:
         """Return the results so far by name; NaN for a result without samples. Further updates are allowed.
 
-        In a distributed run, every rank must call this method, which adds sums over ranks, unless ``sync=False``.
+        In a distributed run, sums are added over ranks, so every rank must call this method. With ``sync=False``, the
+        results are those of this rank.
         """
         return self.ratios({name: value.cpu() for name, value in self.totals(sync=sync).items()})
 
