@@ -156,7 +156,7 @@ class LossSpec:
 
 
 def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
-    """Return the loss of a run. With class weights, ``ce`` is torch's cross-entropy, because timm's takes none."""
+    """Return the loss of a run. With class weights, ``ce`` is torch's cross-entropy, because timm's has no weights."""
     if facts.class_weight is not None and spec.name == "ce" and not facts.multilabel:
         return nn.CrossEntropyLoss(torch.tensor(facts.class_weight), label_smoothing=facts.smoothing)
     return spec.build(facts)
