@@ -17,18 +17,20 @@ import numpy as np
 
 from topk_export import graph
 from topk_export.errors import ExportError, ModelFileError
-from topk_export.nodes import LARGEST, SCORES, SET, add_sets, digest_of_table, score_model, stored_sets
+from topk_export.nodes import LARGEST, SCORES, SET, add_sets, digest_of_table, score_model
 from topk_export.runtime.metadata import LOGITS, SET_OUTPUTS, Metadata
-from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.predictor import Predictor, read_ahead
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import move_into_place
+from topk_export.verify import expected_sets
 from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, guarantee, threshold_table
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
-from topk_registry.data.agreement import agreement, listed
-from topk_registry.data.folders import class_map, read_folders, split_folder
+from topk_registry.data.agreement import agreement, pairs
+from topk_registry.data.folders import FolderError, class_map, read_folders, split_folder
 
+SPLIT = "calibration"
 BATCH = 4096  # rows of logits per run of the score nodes
 LISTS = {
     "marginal": "with a class list, the guarantee holds on average over all classes, not over the classes in the list",
@@ -117,7 +119,7 @@ class Calibration:
             )
         if self.confused:
             out.append(
-                f"note        images of these folders are mostly predicted as another class: {listed(self.confused)}"
+                f"note        images of these folders are mostly predicted as another class: {pairs(self.confused)}"
             )
         if high < 1 - facts["alpha"]:
             out.append("warning     the measured coverage is below the guarantee: are these the images of one source?")
@@ -127,26 +129,33 @@ class Calibration:
 
 
 def open_folder(
-    folder: str | Path, class_names: Sequence[str], *, split: str = "validation", ignore_unknown: bool = False
+    folder: str | Path, class_names: Sequence[str], *, split: str | None = None, ignore_unknown: bool = False
 ) -> tuple[Images, str]:
     """Return the images of ``FOLDER/CLASS/...`` with labels, and a description of the mapping to classes.
 
     Args:
         folder: folder with one subfolder per class, or with one subfolder per split that contains them.
         class_names: class names of the file.
-        split: use the subfolder of this split, or of a synonym such as ``val``, if it exists.
+        split: name of the subfolder of a split. Default: ``calibration``, or the folder itself if it has no splits.
         ignore_unknown: skip folders whose name is not a class.
 
     Raises:
-        FolderError: folders cannot be mapped to classes of the file.
+        FolderError: the split does not exist or must be named, or folders cannot be mapped to classes of the file.
     """
     name = Path(os.path.abspath(folder)).name  # without the parent folders, because the file may be shared
-    folder = split_folder(folder, split) or folder
+    other = split_folder(folder, "train") or split_folder(folder, "validation")
+    if chosen := split_folder(folder, split or SPLIT):
+        folder = chosen
+    elif split or (other and other.name not in class_names):
+        raise FolderError(
+            f"{folder} has no folder {split or SPLIT!r}: name the folder of images that were used neither for training "
+            "nor for the choice of the model (--split NAME)"
+        )
     found = read_folders(folder, SUFFIXES)
-    mapping = class_map(found.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
-    chosen = [(path, mapping.numbers[name]) for path, name in found.images if name in mapping.numbers]
-    labels = np.asarray([label for _, label in chosen], np.int64)
-    return Images(name, [path for path, _ in chosen], labels), "; ".join([f"{folder}: {mapping.summary}", *found.notes])
+    numbers, summary = class_map(found.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
+    known = [(path, numbers[name]) for path, name in found.images if name in numbers]
+    labels = np.asarray([label for _, label in known], np.int64)
+    return Images(name, [path for path, _ in known], labels), "; ".join([f"{folder}: {summary}", *found.notes])
 
 
 def calibrate_file(
@@ -216,7 +225,7 @@ def calibrate_file(
         "seed": seed,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
-    _write(built, metadata, facts, Path(model), output)
+    _write(built, sets, metadata, facts, Path(model), output)
     seen = np.bincount(labels[calibrate], minlength=n)
     return Calibration(sets, facts, counts, seen, names, earlier, agreed.confused)
 
@@ -241,9 +250,9 @@ def _run(
     count = len(labels)
     logits = np.empty((count, predictor.metadata.num_classes), np.float32)
     starts, parts = range(0, count, size), []
-    for start in progress(starts, len(starts)):
-        batch = predictor.preprocess([images[i] for i in range(start, min(start + size, count))])
-        outputs = predictor.run(batch)
+    batches = read_ahead(lambda i: predictor.input_of(images[i]), range(count), batch=size, workers=predictor.workers)
+    for start, batch in zip(progress(starts, len(starts)), batches, strict=True):
+        outputs = predictor.run(np.stack(batch))
         logits[start : start + len(batch)] = outputs[LOGITS]
         if SET in outputs:
             parts.append(SetCounts.of(outputs[SET], labels[start : start + len(batch)]))
@@ -286,7 +295,9 @@ def _facts(
     }
 
 
-def _write(built: Any, metadata: Metadata, facts: dict[str, Any], model: Path, output: Path) -> None:
+def _write(
+    built: Any, sets: PredictionSets, metadata: Metadata, facts: dict[str, Any], model: Path, output: Path
+) -> None:
     """Write the calibrated file, and check that reading it gives the same sets."""
     stamped = replace(metadata, sets=facts, outputs={**metadata.outputs, **SET_OUTPUTS})
     graph.set_metadata(built, {**{entry.key: entry.value for entry in built.metadata_props}, **stamped.to_props()})
@@ -298,7 +309,7 @@ def _write(built: Any, metadata: Metadata, facts: dict[str, Any], model: Path, o
         shape = (2, *written.input_shape)
         batch = np.random.default_rng(0).integers(0, 256, shape).astype(written.input_type)
         outputs = written.run(batch)
-        expected = stored_sets(graph.load(staged))(outputs[LOGITS])
-        if not np.array_equal(outputs[SET], expected):
+        expected, near = expected_sets(outputs[LOGITS], facts, sets.thresholds())
+        if ((outputs[SET] != expected) & ~near).any():
             raise ExportError("the sets of the calibrated file do not match its thresholds, so it was not written")
         move_into_place(staged, output)

@@ -138,13 +138,16 @@ def _create(name: str, num_classes: int | None, pretrained: bool, options: Mappi
 
     plain = name.removeprefix("torchvision:").removeprefix("timm:")
     classes = {} if num_classes is None else {"num_classes": num_classes}
-    if not name.startswith("torchvision:") and (timm.is_model(plain) or ":" in plain):
-        return timm.create_model(plain, pretrained=pretrained, **classes, **options)
-    if plain in torchvision.models.list_models(module=torchvision.models):
-        # without it, these two models warn about slow initialization
-        quiet = {"init_weights": False} if plain in ("googlenet", "inception_v3") and not pretrained else {}
-        weights = "DEFAULT" if pretrained else None
-        return torchvision.models.get_model(plain, weights=weights, **classes, **quiet, **options)
+    try:
+        if not name.startswith("torchvision:") and (timm.is_model(plain) or ":" in plain):
+            return timm.create_model(plain, pretrained=pretrained, **classes, **options)
+        if plain in torchvision.models.list_models(module=torchvision.models):
+            # without it, these two models warn about slow initialization
+            quiet = {"init_weights": False} if plain in ("googlenet", "inception_v3") and not pretrained else {}
+            weights = "DEFAULT" if pretrained else None
+            return torchvision.models.get_model(plain, weights=weights, **classes, **quiet, **options)
+    except Exception as error:  # errors of constructors and downloads have no common base class
+        raise ExportError(f"{name} cannot be built: {first_line(error)}") from error
     close = timm.list_models(f"*{plain}*")[:5] or timm.list_models(f"{plain[:4]}*")[:5]
     raise ExportError(
         f"{name!r} is neither a file or folder nor a model of timm or torchvision"
@@ -163,28 +166,20 @@ def built_for(model: nn.Module) -> tuple[int, int] | None:
     return int(height), int(width)
 
 
-def loss_settings(args: Mapping[str, Any], n: int) -> tuple[int | None, float | None]:
-    """Return k and the temperature of the marginals that the loss of a run trains; None for unknown values.
-
-    The temperature is ``marginal_temperature`` of the run, else ``temperature`` of the loss, else k tau.
-    """
+def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
+    """Build the loss of a run; None, with a warning, if the loss cannot be built here."""
     from topk_registry import accepted_context, create_loss, get_loss_builder
 
     name = args.get("loss")
     if not isinstance(name, str):
-        return None, args.get("marginal_temperature")
-    context = {"num_classes": n, "class_counts": [1] * n}  # k and the temperature do not depend on these
+        return None
+    context = {"num_classes": n, "class_counts": [1] * n}  # what is read of the loss depends on neither
     try:
         options = {**accepted_context(get_loss_builder(name), context), **(args.get("loss_opt") or {})}
-        loss = create_loss(name, **options)
-    except Exception as error:  # the plug-in may be missing or have other options
-        warnings.warn(f"k and the temperature of loss {name!r} are unknown: {error}", stacklevel=2)
-        return None, args.get("marginal_temperature")
-    k, tau = getattr(loss, "k", None), getattr(loss, "tau", None)
-    temperature = args.get("marginal_temperature") or getattr(loss, "temperature", None)
-    if temperature is None and k is not None and tau is not None:
-        temperature = k * tau
-    return k, temperature
+        return create_loss(name, **options)
+    except Exception as error:  # the plug-in may be missing here, or take other options
+        warnings.warn(f"loss {name!r} cannot be built: k, temperature and softmax are defaults: {error}", stacklevel=2)
+        return None
 
 
 def _load(path: Path) -> dict[str, Any]:

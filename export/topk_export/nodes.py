@@ -9,20 +9,17 @@ Calibration runs the same nodes (:func:`score_model`), so every threshold is a v
 
 import copy
 import hashlib
-import json
 from typing import Any
 
 import numpy as np
 
-from topk_export.errors import ModelFileError
 from topk_export.graph import optional_input, value_shape
-from topk_export.runtime.metadata import ALLOWED, ALPHA, LOGITS
+from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, THRESHOLDS
 from topk_registry.conformal import PredictionSets, Score
 from topk_registry.conformal.scores import MAX_RANK
 
 PREFIX = "sets/"
 SET, SIZE, SCORES = "set", "set_size", "set_scores"
-ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"  # constants: levels [G], thresholds [G, 1 or n]
 LARGEST = float(np.finfo(np.float32).max)  # instead of infinity, which some runtimes optimize away
 
 
@@ -122,34 +119,6 @@ def without_sets(model: Any) -> Any:
 def digest_of_table(sets: PredictionSets) -> str:
     """Return the SHA-256 of the thresholds as the graph stores them."""
     return hashlib.sha256(_stored(sets.table).tobytes()).hexdigest()
-
-
-def stored_sets(model: Any) -> PredictionSets:
-    """Return the prediction sets of a calibrated ModelProto from its metadata.
-
-    Raises:
-        ModelFileError: the file is not calibrated, or its thresholds differ from the calibration.
-    """
-    from onnx import numpy_helper
-
-    props = {entry.key: entry.value for entry in model.metadata_props}
-    facts = json.loads(props.get("sets", "null"))
-    constants = {tensor.name: tensor for tensor in model.graph.initializer}
-    if not facts or THRESHOLDS not in constants or ALPHA not in constants:
-        raise ModelFileError("the file is not calibrated: run `topk-registry calibrate`")
-    table = numpy_helper.to_array(constants[THRESHOLDS])
-    score = Score(facts["score"], **facts["options"])
-    limits = table.astype(np.float64)
-    limits[limits >= LARGEST] = np.inf
-    limits[limits <= -LARGEST] = -np.inf
-    sets = PredictionSets(score, tuple(facts["alphas"]), limits, facts["alpha"], facts["temperature"])
-    levels = numpy_helper.to_array(constants[ALPHAS])
-    same = hashlib.sha256(table.tobytes()).hexdigest() == facts["thresholds_sha256"]
-    if not same or not np.array_equal(levels, np.asarray(sets.levels, np.float32)):
-        raise ModelFileError("the thresholds of the file differ from its calibration: calibrate it again")
-    if numpy_helper.to_array(constants[ALPHA]).tolist() != [np.float32(facts["alpha"])]:
-        raise ModelFileError("the default alpha of the file differs from its calibration: calibrate it again")
-    return sets
 
 
 def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[str, str]:

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topk_export.checkpoint import SUFFIXES, build, built_for, loss_settings, read_checkpoint, rebuild
+from topk_export.checkpoint import SUFFIXES, build, built_for, loss_of, read_checkpoint, rebuild
 from topk_export.errors import ExportError
 from topk_export.runtime.metadata import CLASSIFICATION, MULTILABEL
 from topk_export.runtime.preprocess import COLORS, UNKNOWN, Preprocess
 from topk_registry.nn.classifier import num_classes_of
 
 CLASSES = "classes.txt"  # one name per line, next to the checkpoints of a run
-DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "resize_size")
+DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "resize_size", "exif")
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Source:
     weights: str = "model"
     sha256: str | None = None
     license: str | None = None
+    log_weights: Callable[[Tensor], Tensor] | None = None  # of the loss: their softmax are the probabilities
 
 
 def load_source(
@@ -63,8 +64,8 @@ def load_source(
         ema: use averaged weights if the checkpoint has them.
         head: name of the module whose output is the scores, if the model's output is something else.
         data_config: evaluation preprocessing with keys of timm (input_size, mean, std, interpolation, crop_pct,
-            crop_mode) and resize_size. Default: the preprocessing that training recorded, else that of the model. For a
-            module, input_size is required; mean and std are required to predict from images.
+            crop_mode), resize_size and exif. Default: the preprocessing that training recorded, else that of the model.
+            For a module, input_size is required; mean and std are required to predict from images.
 
     Raises:
         ExportError: the model cannot be found or built, or the size of its images is unknown.
@@ -79,7 +80,26 @@ def load_source(
         source = _from_name(str(what), num_classes, pretrained, random_weights, model_kwargs, data_config)
     if head is not None:
         source.model = ScoresOf(source.model, head)
+    if source.log_weights is not None:
+        source.model = LogWeights(source.model, source.log_weights)
     return source
+
+
+class LogWeights(nn.Module):
+    """A model trained with a loss that does not predict by softmax, with the scores whose softmax predicts the same.
+
+    Args:
+        model: the whole model.
+        log_weights: from the model's outputs to scores, elementwise.
+    """
+
+    def __init__(self, model: nn.Module, log_weights: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.log_weights = model, log_weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = self.model(x)
+        return self.log_weights(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
 
 
 class ScoresOf(nn.Module):
@@ -126,7 +146,7 @@ def _from_checkpoint(
     name = name or checkpoint.model_name
     if name is None:
         raise ExportError(f"{checkpoint.path} does not record its model: name it (model=, on the command line --model)")
-    size = _wanted_size({**args, **(data_config or {})})
+    size = _requested_size({**args, **(data_config or {})})
     built = rebuild(checkpoint, name, num_classes=num_classes, model_kwargs=model_kwargs, size=size)
     source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
     source.weights = "ema" if checkpoint.ema else "model"
@@ -137,8 +157,11 @@ def _from_checkpoint(
         source.class_names = (*names, *map(str, range(len(names), n)))
     source.task = args.get("task") or CLASSIFICATION
     source.loss = args.get("loss")
-    if source.task != MULTILABEL:
-        source.k, source.temperature = loss_settings(args, n)
+    loss = None if source.task == MULTILABEL else loss_of(args, n)
+    k = getattr(loss, "k", None)
+    source.k = int(k) if k is not None and k == int(k) else None  # some losses take fractions
+    source.temperature = args.get("marginal_temperature") or getattr(loss, "temperature", None)
+    source.log_weights = getattr(loss, "log_weights", None)
     return source
 
 
@@ -152,7 +175,7 @@ def _from_name(
 ) -> Source:
     if Path(name).suffix in SUFFIXES:
         raise ExportError(f"{name} does not exist")
-    size = _wanted_size(data_config or {})
+    size = _requested_size(data_config or {})
     built = build(name, size, num_classes=num_classes, pretrained=pretrained, options=model_kwargs)
     if not pretrained and not random_weights:
         raise ExportError(
@@ -165,7 +188,7 @@ def _from_name(
     return source
 
 
-def _wanted_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+def _requested_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return the requested height and width, from keys of timm or torchvision."""
     if size := config.get("input_size"):
         return int(size[-2]), int(size[-1])
@@ -196,7 +219,13 @@ def preprocess_of(
     if own is not None and not config.keys() & {"input_size", "img_size", "val_crop_size"}:
         config["input_size"] = (getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0], *own)
     if (getattr(model, "pretrained_cfg", None) or {}).get("mean"):
-        config = {"resize_size": config.get("resize_size"), **resolve_data_config(config, model=model)}
+        try:
+            config = {"resize_size": config.get("resize_size"), **resolve_data_config(config, model=model)}
+        except AssertionError as error:
+            raise ExportError(
+                "input_size must be (channels, height, width), with as many values of mean and std as channels; got "
+                + ", ".join(f"{key} {config.get(key)}" for key in ("input_size", "mean", "std"))
+            ) from error
     else:
         config = _with_changes(_torchvision_config(name), config)
     if not config["input_size"]:
@@ -224,6 +253,7 @@ def preprocess_of(
         crop_mode=config.get("crop_mode") or "center",
         resize_size=config.get("resize_size"),
         color=COLORS.get(channels, "") if mean else UNKNOWN,
+        exif=bool((override or {}).get("exif")),
     )
 
 
@@ -312,14 +342,16 @@ def read_class_names(path: str | Path) -> tuple[str, ...]:
     """Read class names from a text file with one name per line, or a JSON file with a list or an index-to-name map."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix != ".json":
             return tuple(line.strip() for line in text.splitlines() if line.strip())
         content = json.loads(text)
         if isinstance(content, Mapping):
-            return tuple(str(content[key]) for key in sorted(content, key=int))
+            content = [content[key] for key in sorted(content, key=int)]
     except (OSError, ValueError) as error:
         raise ExportError(f"class names cannot be read from {path}: {error}") from error
+    if not isinstance(content, list) or not all(isinstance(name, str | int) for name in content):
+        raise ExportError(f"class names cannot be read from {path}: expected a list of names, or a map to names")
     return tuple(map(str, content))
 
 

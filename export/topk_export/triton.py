@@ -23,11 +23,10 @@ TYPES = {
 }
 PER_CLASS = ("logits", "marginals", "probabilities", "set")  # outputs with one value per class
 CONFIG, LABELS = "config.pbtxt", "labels.txt"
+MAX_BATCH = 32  # rows per run; Triton's users edit config.pbtxt
 
 
-def write_repository(
-    model: str | Path, folder: str | Path, *, name: str | None = None, max_batch_size: int = 32
-) -> Path:
+def write_repository(model: str | Path, folder: str | Path) -> Path:
     """Write an exported model into a Triton model repository, and return the folder of the new version.
 
     Triton serves the newest version by default. Triton does not support optional inputs for batched models. Hence all
@@ -35,19 +34,15 @@ def write_repository(
 
     Args:
         model: an exported file.
-        folder: the repository, which is created if necessary.
-        name: name of the entry. Default: the file name.
-        max_batch_size: maximum number of rows per run.
+        folder: the repository, which is created if necessary. The entry has the name of the model's file.
 
     Raises:
         ExportError: the entry exists and has other inputs, outputs or class names.
     """
     model, folder = Path(model), Path(folder)
-    if max_batch_size < 1:
-        raise ValueError(f"max_batch_size must be at least 1, got {max_batch_size!r}")
     session = open_session(model, device="cpu")
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(model))
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", name or model.stem)
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "_", model.stem)
     entry = folder / name
     tensors = _tensors(session.get_inputs()), _tensors(session.get_outputs(), labels=True)
     labels = "\n".join(metadata.class_names) + "\n"
@@ -59,7 +54,7 @@ def write_repository(
         copy_model(model, version / "model.onnx")
         if not os.path.lexists(entry):
             (staged / LABELS).write_text(labels, encoding="utf-8")
-            (staged / CONFIG).write_text(_config(name, *tensors, max_batch_size), encoding="utf-8")
+            (staged / CONFIG).write_text(_config(name, *tensors), encoding="utf-8")
             os.rename(staged, entry)
             return entry / "1"
         _check_entry(entry, [*tensors[0], *tensors[1]], labels)
@@ -70,7 +65,7 @@ def write_repository(
 
 def _check_entry(entry: Path, tensors: list[str], labels: str) -> None:
     """Raise :class:`ExportError` if an existing entry has other classes, inputs or outputs."""
-    advice = "choose another name or folder"
+    advice = "choose another file name or folder"
     for file in (entry / CONFIG, entry / LABELS):
         if not file.is_file():
             raise ExportError(f"{entry} exists and has no {file.name}, so it was not written by this command: {advice}")
@@ -81,11 +76,11 @@ def _check_entry(entry: Path, tensors: list[str], labels: str) -> None:
         raise ExportError(f"{entry / LABELS} has other class names than the model: {advice}")
 
 
-def _config(name: str, inputs: list[str], outputs: list[str], max_batch_size: int) -> str:
+def _config(name: str, inputs: list[str], outputs: list[str]) -> str:
     lines = [
         f"name: {json.dumps(name)}",
         'backend: "onnxruntime"',
-        f"max_batch_size: {max_batch_size}",
+        f"max_batch_size: {MAX_BATCH}",
         "input [",
         ",\n".join(f"  {tensor}" for tensor in inputs),
         "]",

@@ -15,7 +15,7 @@ import numpy as np
 
 from topk_export import graph
 from topk_export.errors import ModelFileError
-from topk_export.runtime.metadata import ALLOWED, ALPHA, LOGITS, Metadata
+from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, THRESHOLDS, Metadata
 from topk_export.runtime.preprocess import UNKNOWN
 from topk_export.runtime.session import device_of, open_session, placement
 from topk_export.runtime.weights import check_digest
@@ -27,7 +27,6 @@ RTOL = 1e-5  # relative tolerance of marginals, probabilities and logits
 # odds below 2^-126 are denormal, which runtimes may flush to 0; a marginal is less than 1e3 times its odds
 SMALLEST = 1e-35
 SAFETY = 4.0  # factor on tolerances derived from rounding: four standard deviations
-ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"  # constants of calibrated graphs: [levels], [levels, 1 or n]
 CERTAIN = float(np.finfo(np.float32).max)  # threshold that every score meets
 
 

@@ -65,10 +65,12 @@ class NoisedTopK(TopKLoss):
         self.epsilon = number(epsilon, "epsilon", at_least=0)
         self.num_samples = integer(num_samples, "num_samples", at_least=1)
 
-    def fused(self, logits: Tensor, masses: Masses) -> Tensor:
+    def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
+        if masses.labels is None or masses.shares is None or masses.even is not None:
+            return None
         return perturbed_hinge(
-            logits, masses, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples, alpha=self.margin(logits),
-            scale=self.scale, sums=self.reduction != "none" and logits.shape[0] > 0,
+            logits, masses.labels, masses.shares, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples,
+            alpha=self.margin(logits), scale=self.scale, sums=self.reduction != "none" and logits.shape[0] > 0,
         )  # fmt: skip
 
     def per_class(self, logits: Tensor) -> Tensor:

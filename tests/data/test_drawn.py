@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from topk_registry.data.ambiguous import Ambiguous
 from topk_registry.data.hierarchy import Hierarchy
-from topk_registry.data.several import Several
+from topk_studies.data.ambiguous import Ambiguous
+from topk_studies.data.several import Several
 
 KINDS = (Ambiguous, Hierarchy, Several)
 COUNTS = {"size", "superclasses", "families", "fine", "side", "things", "scenes"}
@@ -37,7 +37,7 @@ def test_every_option_is_tried_here(kind):
 @pytest.mark.parametrize(("kind", "name"), COUNT_CASES)
 @pytest.mark.parametrize("wrong", [0, -1, 2.5, math.nan, "3"])
 def test_a_count_is_a_whole_number_from_one(kind, name, wrong):
-    with pytest.raises(ValueError, match=f"^{name} must be a whole number of at least 1, got {wrong!r}$"):
+    with pytest.raises(ValueError, match=f"^{name} must be an integer of at least 1, got {wrong!r}$"):
         kind(**{"size": 3, name: wrong})
 
 

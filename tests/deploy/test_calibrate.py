@@ -11,7 +11,7 @@ from tests.deploy.files import NAMES, as_image, class_folders, labeled_colors, w
 from topk_export import ModelFileError, Predictor
 from topk_export.calibrate import Images, calibrate_file, open_folder
 from topk_export.commands.calibrate import main
-from topk_export.nodes import ALPHAS, THRESHOLDS, add_sets, stored_sets, without_sets
+from topk_export.nodes import THRESHOLDS, add_sets, without_sets
 from topk_registry.conformal import (
     SCORES,
     PredictionSets,
@@ -21,6 +21,7 @@ from topk_registry.conformal import (
     coverage_law,
     probabilities,
 )
+from topk_registry.data.folders import FolderError
 
 PAIRS = [("lac", "marginal"), ("lac", "per-class"), ("aps", "per-class"), ("raps", "marginal")]
 LEVELS = (0.02, 0.05, 0.1, 0.2, 0.3)
@@ -40,10 +41,8 @@ def fresh():
 @pytest.mark.parametrize(("score", "rule"), PAIRS)
 def test_sets_of_the_file_equal_those_of_numpy(calibrated, fresh, score, rule):
     path, done = calibrated(score, rule)
-    predictor, x = Predictor(path, device="cpu", threads=1), fresh[0][:3000]
-    sets = stored_sets(onnx.load(path))
-    np.testing.assert_array_equal(sets.table, done.sets.table)
-    assert (sets.rule, sets.score, sets.levels) == (rule, done.sets.score, done.sets.levels)
+    predictor, x, sets = Predictor(path, device="cpu", threads=1), fresh[0][:3000], done.sets
+    assert (sets.rule, sets.score.name) == (rule, score)
     outputs = predictor.run(x)
     for alpha in (None, 0.005, 0.0737, 0.1, 0.5):
         out = predictor.run(x, alpha=alpha)
@@ -142,7 +141,7 @@ def test_calibrating_again_replaces_the_nodes(calibrated):
     bare = without_sets(model)
     assert {o.name for o in bare.graph.output} == {"logits", "marginals", "probabilities"}
     assert not [node for node in bare.graph.node if node.name.startswith("sets/")]
-    again = add_sets(model, PredictionSets(stored_sets(model).score, (0.1,), np.zeros((1, 1))))
+    again = add_sets(model, PredictionSets(Score("aps"), (0.1,), np.zeros((1, 1))))
     onnx.checker.check_model(again, full_check=True)
 
 
@@ -151,19 +150,13 @@ def changed(path, target, name, value):
     (tensor,) = (t for t in model.graph.initializer if t.name == name)
     tensor.CopyFrom(onnx.numpy_helper.from_array(np.asarray(value(onnx.numpy_helper.to_array(tensor))), name))
     onnx.save(model, str(target))
-    return onnx.load(str(target))
 
 
-@pytest.mark.parametrize("name", [THRESHOLDS, ALPHAS, "alpha"])
-def test_changed_thresholds_are_found(set_file, tmp_path, name):
-    model = changed(set_file, tmp_path / "changed.onnx", name, lambda old: old * np.float32(0.5))
-    with pytest.raises(ModelFileError, match="calibrate it again"):
-        stored_sets(model)
-
-
-def test_only_a_calibrated_file_has_sets(plain_file):
-    with pytest.raises(ModelFileError, match="not calibrated"):
-        stored_sets(onnx.load(plain_file))
+def test_changed_thresholds_are_found(set_file, tmp_path):
+    """As quantization changes them."""
+    changed(set_file, tmp_path / "changed.onnx", THRESHOLDS, lambda old: old * np.float32(0.5))
+    with pytest.raises(ModelFileError, match="then calibrate it"):
+        Predictor(tmp_path / "changed.onnx", device="cpu")
 
 
 def test_a_file_without_class_lists_can_be_calibrated(tmp_path):
@@ -194,7 +187,7 @@ def test_the_command_reports_coverage_with_its_interval(plain_file, folders, tmp
     assert facts["coverage"] == pytest.approx(covered / facts["report_samples"], abs=1e-6)
     assert facts["coverage_interval"] == pytest.approx(binomial_interval(covered, facts["report_samples"]), abs=1e-6)
     assert f"{facts['coverage']:.4f}" in out
-    assert ("every class on the list" in facts["guarantee_lists"]) == (rule == "per-class")
+    assert ("every class in the list" in facts["guarantee_lists"]) == (rule == "per-class")
     assert "0.85" in facts["guarantee"]
     assert str(folders.parent) not in output.read_bytes().decode("latin-1")
     assert facts["data"] == "photos"
@@ -211,10 +204,16 @@ def test_the_report_is_that_of_the_images(plain_file, folders, tmp_path):
 
 
 def test_splits_and_the_sets_that_the_input_had(set_file, folders, tmp_path, capsys):
-    """The folder of the split is read; calibrating again reports the coverage of the old sets on the new images."""
-    (tmp_path / "data").mkdir()
-    shutil.copytree(folders, tmp_path / "data" / "val")
+    """The folder of the split is read; calibrating again reports the coverage of the old sets on the new images.
+
+    Images of training, or of the choice of the model, are read only if they are named.
+    """
     class_folders(tmp_path / "data" / "train", 30, seed=9)
+    for split, word in ((None, "--split NAME"), ("nosuch", "'nosuch'")):
+        with pytest.raises(FolderError, match=word):
+            open_folder(tmp_path / "data", NAMES, split=split)
+    assert len(open_folder(tmp_path / "data", NAMES, split="training")[0].labels) == 30
+    shutil.copytree(folders, tmp_path / "data" / "calibration")
     output, report = tmp_path / "again.onnx", tmp_path / "report.json"
     flags = ["--data-dir", str(tmp_path / "data"), "-o", str(output), "--json", str(report), "--device", "cpu"]
     assert main([str(set_file), *flags]) == 0
@@ -225,6 +224,11 @@ def test_splits_and_the_sets_that_the_input_had(set_file, folders, tmp_path, cap
     counts = SetCounts.of(old.run(old.preprocess(data.images))["set"], data.labels)
     assert facts["earlier"] == counts.summary()
     assert f"{counts.summary()['coverage']:.4f}" in capsys.readouterr().out
+
+
+def test_a_class_may_have_the_name_of_a_split(tmp_path):
+    class_folders(tmp_path, 30, names=("train", *NAMES[1:]))
+    assert len(open_folder(tmp_path, ("train", *NAMES[1:]))[0].labels) == 30
 
 
 @pytest.fixture
@@ -286,32 +290,19 @@ def test_the_input_is_not_overwritten(plain_file, folders):
         calibrate_file(plain_file, plain_file, data, device="cpu")
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """A file of the exporter, and labeled images."""
+@pytest.mark.slow
+def test_verification_recomputes_the_sets_of_an_exported_file(tmp_path):
     import torch
 
-    from topk_export import export_onnx
+    from topk_export import export_onnx, verify_file
 
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 12))
     recipe = {"input_size": (3, 8, 8), "mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 1.0}
-    path = export_onnx(model, tmp_path_factory.mktemp("export") / "model.onnx", k=3, data_config=recipe, verify=False)
-    rng = np.random.default_rng(0)
-    images = [rng.integers(0, 256, (8, 8, 3), np.uint8) for _ in range(400)]
-    predictor = Predictor(path, device="cpu")
-    logits = predictor.run(predictor.preprocess(images))["logits"]
-    return path, Images("noise", images, (logits + rng.gumbel(size=logits.shape)).argmax(-1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("score", "rule"), [("lac", "per-class"), ("aps", "marginal"), ("raps", "marginal")])
-def test_verification_recomputes_the_sets_of_an_exported_file(exported, tmp_path, score, rule):
-    from topk_export import verify_file
-
-    source, data = exported
-    output = tmp_path / "sets.onnx"
-    calibrate_file(source, output, data, score=Score(score), rule=rule, force=True, device="cpu")
+    source = export_onnx(model, tmp_path / "model.onnx", k=3, data_config=recipe, verify=False)
+    images, output = list(np.random.default_rng(0).integers(0, 256, (400, 8, 8, 3), np.uint8)), tmp_path / "sets.onnx"
+    labels = np.random.default_rng(1).integers(12, size=400)
+    calibrate_file(source, output, Images("noise", images, labels), score=Score("aps"), force=True, device="cpu")
     assert verify_file(output)["passed"]
     changed(output, tmp_path / "changed.onnx", THRESHOLDS, lambda old: old * np.float32(0.9))
     assert not verify_file(tmp_path / "changed.onnx")["passed"]

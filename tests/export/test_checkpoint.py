@@ -19,7 +19,7 @@ from topk_export import ExportError, load_source
 from topk_export.checkpoint import build, built_for
 from topk_export.export import _prepare
 from topk_export.source import DATA_KEYS, _torchvision_name, read_class_names
-from topk_registry import normalize_classifier
+from topk_registry import create_loss, normalize_classifier
 
 RUN = {"model": "test_resnet", "num_classes": None, "loss": "smooth_topk_svm", "loss_opt": {"k": 3, "tau": 0.5}}
 
@@ -67,6 +67,8 @@ def test_a_run_records_its_model_loss_k_temperature_and_preprocessing(model, tmp
         ({"marginal_temperature": 2.0}, (3, 2.0)),
         ({"loss": "topk_nll", "loss_opt": {"k": 3}}, (3, 3.0)),
         ({"loss": "noised_topk_imbalanced", "loss_opt": {"k": 2}}, (2, None)),
+        ({"loss": "soft_topk", "loss_opt": {"k": 3}}, (3, None)),  # its k is a real number, its tau another temperature
+        ({"loss": "soft_topk", "loss_opt": {"k": 2.5}}, (None, None)),
     ],
     ids=str,
 )
@@ -74,6 +76,16 @@ def test_k_and_temperature_come_from_the_loss(model, tmp_path, args, expected):
     save(model, tmp_path, **args)
     source = load_source(tmp_path)
     assert (source.k, source.temperature) == expected
+
+
+@pytest.mark.parametrize("name", ["log_spherical_softmax", "log_taylor_softmax", "spherical_bound"])
+def test_a_loss_that_does_not_predict_by_softmax_gives_its_scores(model, tmp_path, name):
+    """The softmax of the exported scores are the probabilities with which training evaluates."""
+    save(model, tmp_path, loss=name, loss_opt={})
+    x, wanted = 3 * torch.randn(2, 3, 64, 64), create_loss(name)
+    logits, scores = model.eval()(x), load_source(tmp_path, head="fc").model.eval()(x)
+    torch.testing.assert_close(scores.softmax(-1), wanted.probabilities(logits))
+    assert (name == "spherical_bound") == torch.equal(scores, logits)
 
 
 def test_a_loss_that_is_not_installed_is_a_warning(model, tmp_path):
@@ -208,15 +220,16 @@ def test_places_without_a_checkpoint(tmp_path):
 
 def test_class_names_from_files(tmp_path):
     text, listed, mapped = tmp_path / "a.txt", tmp_path / "b.json", tmp_path / "c.json"
-    text.write_text("cat\n\ndög\n", encoding="utf-8")
+    text.write_text("\ufeffcat\n\ndög\n", encoding="utf-8")  # with a byte order mark, as of Windows
     listed.write_text('["cat", "dog"]')
     mapped.write_text('{"10": "dog", "9": "cat"}')
     assert read_class_names(text) == ("cat", "dög")
     assert read_class_names(listed) == read_class_names(mapped) == ("cat", "dog")
-    for path in (tmp_path / "none.txt", tmp_path / "bad.json"):
-        with pytest.raises(ExportError, match="class names cannot be read"):
-            read_class_names(path)
-        (tmp_path / "bad.json").write_text("{")
+    for content in ("{", "5", '"ab"', '{"cat": 0}', '{"0": ["n01", "cat"]}'):
+        listed.write_text(content)
+        for path in (tmp_path / "none.txt", listed):
+            with pytest.raises(ExportError, match="class names cannot be read"):
+                read_class_names(path)
 
 
 # --- models by name, and modules
@@ -292,6 +305,8 @@ def test_an_unknown_module_must_say_its_images():
     known = load_source(model, data_config={**size, "mean": (0.5,), "std": (0.2, 0.3, 0.4)}).preprocess
     assert (known.mean, known.std, known.color) == ((0.5, 0.5, 0.5), (0.2, 0.3, 0.4), "RGB")
     assert (known.scale_size, known.interpolation) == ((73, 73), "bilinear")
+    with pytest.raises(ExportError, match=r"as channels; got input_size \(1, 64, 64\)"):
+        load("test_resnet", data_config={"input_size": (1, 64, 64), "mean": (0.5, 0.5), "std": (0.2,)})
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "torchvision:squeezenet1_1"])
@@ -304,6 +319,7 @@ def test_every_key_of_data_config_is_read(name):
         "crop_pct": 0.5,
         "crop_mode": "squash",
         "resize_size": (70, 80),
+        "exif": True,
     }
     assert config.keys() == set(DATA_KEYS)
     made = load(name, num_classes=5, data_config=config).preprocess

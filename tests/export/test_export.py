@@ -172,6 +172,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         ({"k": 3, "dtype": "int8"}, "dtype"),
         ({"k": 3, "task": "regression"}, "task"),
         ({"k": 3, "class_names": ["a"]}, "12 class names"),
+        ({"k": 3, "class_names": ["a\nb", *"bcdefghijkl"]}, "one line of text"),
     ],
     ids=str,
 )
@@ -340,5 +341,5 @@ def test_a_file_of_unknown_normalization_takes_arrays_only(tmp_path, picture):
     with pytest.raises(ModelFileError, match="preprocessing of images is unknown"):
         predictor([picture("red")])
     assert verify_file(path)["passed"]
-    with pytest.raises(ModelFileError, match="does not say"), pytest.warns(UserWarning, match="arrays only"):
+    with pytest.raises(ModelFileError, match="images is unknown"), pytest.warns(UserWarning, match="arrays only"):
         export_onnx(tiny(2), tmp_path, in_graph=True, data_config=config)

@@ -213,6 +213,15 @@ def test_bad_options(predictor, options, word):
         predictor(IMAGES, **options)
 
 
+def test_the_file_says_whether_images_are_turned(predictor, edited):
+    image = Image.fromarray(noise(60, 90))
+    image.getexif()[0x0112] = 6  # the camera was turned by a quarter
+    turned = image.transpose(Image.Transpose.ROTATE_270)
+    follows = Predictor(edited(props={"exif": True}), device="cpu")
+    np.testing.assert_array_equal(follows.input_of(image), predictor.input_of(turned))
+    assert not np.array_equal(predictor.input_of(image), predictor.input_of(turned))
+
+
 def test_bad_arguments(predictor, model_file):
     with pytest.raises(TypeError, match="put it in a list"):
         predictor("image.jpg")

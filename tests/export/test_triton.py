@@ -1,6 +1,7 @@
 """A Triton repository: what its configuration says, and that nothing in it is ever overwritten."""
 
 import re
+import shutil
 
 import numpy as np
 import onnxruntime
@@ -16,12 +17,12 @@ def content_of(folder) -> dict[str, bytes]:
 
 
 def test_the_configuration_describes_the_model(model_file, tmp_path):
-    version = write_repository(model_file, tmp_path / "models", name="my colours", max_batch_size=16)
+    version = write_repository(shutil.copy(model_file, tmp_path / "my colours.onnx"), tmp_path / "models")
     assert version == tmp_path / "models" / "my_colours" / "1"
     config = (version.parent / "config.pbtxt").read_text()
     assert 'name: "my_colours"' in config
     assert 'backend: "onnxruntime"' in config
-    assert "max_batch_size: 16" in config
+    assert "max_batch_size: 32" in config
     session = onnxruntime.InferenceSession(str(version / "model.onnx"), providers=["CPUExecutionProvider"])
     declared = re.findall(r'name: "(\w+)" data_type: (\w+) dims: \[ ([\d, ]+) \]', config)
     n = len(COLOURS)
@@ -54,25 +55,17 @@ def test_an_entry_gets_new_versions_and_keeps_all_files(model_file, tmp_path):
 
 
 def test_entries_of_others_are_errors_and_untouched(model_file, export, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "model.py").write_text("pass")
-    write_repository(model_file, tmp_path, name="colours")
-    (tmp_path / "labelled").mkdir()
-    for name in ("config.pbtxt", "labels.txt"):
-        text = (tmp_path / "colours" / name).read_text()
-        (tmp_path / "labelled" / name).write_text(text.replace("red", "rot"))
+    folders = [tmp_path / name for name in ("mine", "others", "labelled")]
+    (folders[0] / "colours").mkdir(parents=True)
+    (folders[0] / "colours" / "model.py").write_text("pass")
+    for folder in folders[1:]:
+        write_repository(model_file, folder)
+    labels = folders[2] / "colours" / "labels.txt"
+    labels.write_text(labels.read_text().replace("red", "rot"))
+    other = shutil.copy(export(12, k=3, temperature=0.5, class_names=tuple("abcdefghijkl")), tmp_path / "colours.onnx")
     before = content_of(tmp_path)
-    other = export(12, k=3, temperature=0.5, class_names=tuple("abcdefghijkl"))
-    for model, name, word in (
-        (model_file, "mine", "no config.pbtxt"),
-        (other, "colours", "other inputs or outputs"),
-        (model_file, "labelled", "other class names"),
-    ):
+    words = ("no config.pbtxt", "other inputs or outputs", "other class names")
+    for model, folder, word in zip((model_file, other, model_file), folders, words, strict=True):
         with pytest.raises(ExportError, match=word):
-            write_repository(model, tmp_path, name=name)
+            write_repository(model, folder)
     assert content_of(tmp_path) == before
-
-
-def test_bad_options(model_file, tmp_path):
-    with pytest.raises(ValueError, match="max_batch_size"):
-        write_repository(model_file, tmp_path, max_batch_size=0)

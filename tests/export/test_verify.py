@@ -249,6 +249,7 @@ def test_the_export_command(tmp_path, capsys):
         (["test_resnet"], "--random-weights"),
         (["test_resnet", "--random-weights", "-k", "12", "--num-classes", "12"], "k must be an integer"),
         (["test_resnet", "--random-weights", "--class-names", "none.txt"], "class names cannot be read"),
+        (["test_resnet", "--random-weights", "--model-kwargs", "depth=3"], "test_resnet cannot be built: "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

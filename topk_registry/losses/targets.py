@@ -95,7 +95,7 @@ class Masses(NamedTuple):
             mass = mixture.shares.abs().sum(1) + (0 if mixture.uniform is None else mixture.uniform)
             divisor: Tensor | float = len(target.labels) if sample_weight is None else sample_weight.sum()
             labels, shares, even = mixture.labels, mixture.shares, mixture.uniform
-            if not _can_look(mass) or not bool(mass.all()):
+            if not _is_readable(mass) or not bool(mass.all()):
                 counts = mass != 0
         else:
             labels, counts = target.long(), None
@@ -164,7 +164,7 @@ def _equal(rows: int, mass: float) -> Tensor:
         return torch.full((rows,), mass, dtype=torch.float64)
 
 
-def _can_look(t: Tensor) -> bool:
+def _is_readable(t: Tensor) -> bool:
     """Return whether reading the tensor's values neither waits for a GPU nor breaks a compiled graph."""
     return t.device.type == "cpu" and route(t) is Route.KERNELS
 
@@ -228,7 +228,7 @@ def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -
     labels = parts[0]
     if labels.is_floating_point():
         return False
-    if not labels.numel() or not _can_look(labels):
+    if not labels.numel() or not _is_readable(labels):
         return not isinstance(target, LabelMixture)
     low, high = labels.aminmax()
     low, high = int(low), int(high)

@@ -167,8 +167,7 @@ def report() -> list[Record]:
 def _record(operator: str, device: torch.device) -> Record:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        usual = getattr(load(f"topk_registry.ops.{operator}.api"), "usual_backend", None)
-        backend = "torch" if usual is None else usual(device)
+        backend = load(f"topk_registry.ops.{operator}.api").usual_backend(device)
     fastest = "numba" if device.type == "cpu" else "triton"
     if preferred() not in ("auto", fastest):
         why = f"chosen by {VARIABLE if _wanted.get() is None else 'topk_registry.use_backend'}"

@@ -1,17 +1,16 @@
-"""Collectives with gradients, errors that every rank raises, and DTensors with sharded rows.
+"""Collectives with gradients, and errors that every rank raises.
 
 Every rank of a group must call the same functions in the same order. Some functions wait for numbers from other ranks,
 so ``outside_graphs`` ends a compiled graph before them.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Generator, Tensor
+from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 
@@ -100,66 +99,3 @@ def agreed(
         if name not in may_differ and len(set(values)) > 1:
             raise ValueError(f"ranks of the process group disagree on {name}: {values}")
     return of_ranks
-
-
-def is_distributed(t: Any) -> bool:
-    """Return whether t is a DTensor, without importing anything."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(t, module.DTensor)
-
-
-def whole(t: Any) -> Tensor:
-    """Gather a DTensor on every rank. Return any other tensor unchanged."""
-    return t.full_tensor() if is_distributed(t) else t
-
-
-def everywhere(t: Any, mesh: Any) -> Any:
-    """Return a tensor that is replicated on all ranks of a mesh as a DTensor. Return a DTensor unchanged."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    return t if isinstance(t, DTensor) else DTensor.from_local(t, mesh, [Replicate()] * mesh.ndim, run_check=False)
-
-
-def beside(t: Tensor, scores: Any) -> Any:
-    """Return a replicated tensor in a form that combines with ``scores``: a DTensor if ``scores`` is one."""
-    return everywhere(t, scores.device_mesh) if is_distributed(scores) else t
-
-
-def by_shards(function: Callable[..., Tensor], logits: Any, *rows: Tensor | None, axis: int = 0) -> Tensor:
-    """Call ``function(logits, *rows)`` on the local rows of a DTensor [..., n], and return a DTensor of the results.
-
-    Args:
-        function: maps scores [..., n] to a tensor [..., n] or [...], row by row.
-        logits: a DTensor.
-        rows: further arguments with one entry per row of the logits, from dimension ``axis`` on. A plain tensor must
-            have the rows of all ranks.
-    """
-    from torch.distributed.tensor import DTensor, Shard
-
-    mesh, placements = logits.device_mesh, _of_rows(logits)
-    moved = [Shard(p.dim + axis) if p.is_shard() else p for p in placements]
-    local = [None if t is None else everywhere(t, mesh).redistribute(mesh, moved).to_local() for t in rows]
-    part = function(logits.redistribute(mesh, placements).to_local(grad_placements=placements), *local)
-    size = torch.empty(logits.shape[: part.ndim], device="meta")
-    return DTensor.from_local(part, mesh, placements, run_check=False, shape=size.shape, stride=size.stride())
-
-
-def generator_of_shard(logits: Any, generator: Generator | None) -> Generator:
-    """Return a generator for the rows of this rank, with the same seed on ranks that have the same rows only."""
-    from torch.distributed.tensor import DTensor, Replicate
-
-    mesh = logits.device_mesh
-    drawn = torch.randint(2**62, (1,), generator=generator, device=logits.device)
-    # run_check: every rank uses the number of the first rank
-    seed = int(DTensor.from_local(drawn, mesh, [Replicate()] * mesh.ndim, run_check=True).to_local())
-    for size, place, placement in zip(mesh.shape, mesh.get_coordinate(), _of_rows(logits), strict=True):
-        seed = seed * size + (place if placement.is_shard() else 0)
-    return torch.Generator(logits.device).manual_seed(seed % 2**63)
-
-
-def _of_rows(logits: Any) -> list[Any]:
-    """Return the placements of the logits such that each row is on one rank."""
-    from torch.distributed.tensor import Replicate, Shard
-
-    given = logits.placements
-    return [p if type(p) is Shard and p.dim % logits.ndim != logits.ndim - 1 else Replicate() for p in given]

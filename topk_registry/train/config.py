@@ -16,7 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from topk_registry.cli.parser import ArgumentParser, ParseOptions, parse_pairs
+from topk_registry.cli import ArgumentParser, ParseOptions, parse_pairs
 from topk_registry.registry.ranges import Interval
 from topk_registry.train.errors import ConfigError
 
@@ -112,11 +112,11 @@ def flag(
     ``short`` is an additional name. ``within`` is the interval of accepted numbers, including numbers of a list.
     ``nargs`` is the length of a list. ``const`` is the value if the flag is used without a value.
     """
-    said = {"group": group, "help": help, "metavar": metavar, "short": short, "choices": choices, "within": within}
-    said |= {"nargs": nargs, "const": const}
+    info = {"group": group, "help": help, "metavar": metavar, "short": short, "choices": choices, "within": within}
+    info |= {"nargs": nargs, "const": const}
     if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: copy.copy(default), metadata=said)
-    return field(default=default, metadata=said)
+        return field(default_factory=lambda: copy.copy(default), metadata=info)
+    return field(default=default, metadata=info)
 
 
 _LOSS, _DATA, _MODEL, _DEVICE, _OPT, _SCHEDULE, _AUG, _RUN = (
@@ -130,7 +130,7 @@ class TrainConfig:
     """Settings of a training run, under the names of the flags of ``timm train``.
 
     Defaults are the defaults of timm, and with ``task="multilabel"`` of timm's multi-label task. If neither
-    ``data_dir`` nor ``dataset`` is set, the defaults define a small job on a built-in data set.
+    ``data_dir`` nor ``dataset`` is set, those of a classification define a small job on a built-in data set.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range, or settings exclude each other.
@@ -313,9 +313,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         given: frozenset[str] = self.__dict__["_given"]
-        defaults = dict(MULTILABEL_DEFAULTS) if self.task == MULTILABEL else {}
-        if not (self.data_dir or self.dataset):
-            defaults = {**BUILTIN_DEFAULTS, **({"dataset": "topk/several"} if defaults else {}), **defaults}
+        defaults = MULTILABEL_DEFAULTS if self.task == MULTILABEL else {}
+        if not (self.data_dir or self.dataset or defaults):
+            defaults = BUILTIN_DEFAULTS
         for name, value in defaults.items():
             if name not in given or name == "dataset":
                 object.__setattr__(self, name, value)
@@ -480,21 +480,21 @@ class _HelpAll(argparse.Action):
 
 
 def _add(group: Any, setting: "Field[Any]", hint: Any, *, shown: bool) -> None:
-    said, (kind, items) = setting.metadata, _value_type(hint)
+    info, (kind, items) = setting.metadata, _value_type(hint)
     default = None if setting.default is MISSING else setting.default
-    text = "" if default in (None, "", False) or "default" in said["help"] else f" (default: {default})"
-    options: dict[str, Any] = {"help": (said["help"] + text).replace("%", "%%") if shown else argparse.SUPPRESS}
+    text = "" if default in (None, "", False) or "default" in info["help"] else f" (default: {default})"
+    options: dict[str, Any] = {"help": (info["help"] + text).replace("%", "%%") if shown else argparse.SUPPRESS}
     if kind is bool:
         options["action"] = "store_true"
     elif kind is dict:
         options |= {"nargs": "*", "action": ParseOptions, "metavar": "K=V"}
     else:
-        options |= {"type": items or kind, "metavar": said["metavar"], "choices": said["choices"] or None}
+        options |= {"type": items or kind, "metavar": info["metavar"], "choices": info["choices"] or None}
         if items:
-            options["nargs"] = said["nargs"] or "+"
-        elif said["const"] is not None:
-            options |= {"nargs": "?", "const": said["const"]}
-    group.add_argument(*filter(None, [said["short"]]), flag_of(setting.name), dest=setting.name, **options)
+            options["nargs"] = info["nargs"] or "+"
+        elif info["const"] is not None:
+            options |= {"nargs": "?", "const": info["const"]}
+    group.add_argument(*filter(None, [info["short"]]), flag_of(setting.name), dest=setting.name, **options)
 
 
 def _refuse_timm_only(parser: ArgumentParser, argv: Sequence[str]) -> None:
@@ -536,15 +536,15 @@ def _hints() -> dict[str, Any]:
 
 
 def _check_range(setting: "Field[Any]", value: Any) -> None:
-    said, interval = setting.metadata, Interval.parse(setting.metadata["within"])
+    info, interval = setting.metadata, Interval.parse(setting.metadata["within"])
     for one in value if isinstance(value, list) else [value]:
-        if said["choices"] and one is not None and one not in said["choices"]:
-            known = ", ".join(str(choice) or "''" for choice in said["choices"])
+        if info["choices"] and one is not None and one not in info["choices"]:
+            known = ", ".join(str(choice) or "''" for choice in info["choices"])
             raise ConfigError(f"{flag_of(setting.name)} must be one of {known}, got {one!r}")
         if type(one) in (int, float) and one not in interval:
-            raise ConfigError(f"{flag_of(setting.name)} must be {interval.in_words()}, got {one!r}")
-    if said["nargs"] and value is not None and len(value) != said["nargs"]:
-        raise ConfigError(f"{flag_of(setting.name)} takes {said['nargs']} numbers, got {len(value)}")
+            raise ConfigError(f"{flag_of(setting.name)} must be in {interval}, got {one!r}")
+    if info["nargs"] and value is not None and len(value) != info["nargs"]:
+        raise ConfigError(f"{flag_of(setting.name)} takes {info['nargs']} numbers, got {len(value)}")
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:

@@ -178,7 +178,7 @@ def preprocessing_of(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
     return {name: list(v) if isinstance(v := resolved[name], tuple) else v for name in PREPROCESSING}
 
 
-def settle_rate(config: TrainConfig, world_size: int) -> TrainConfig:
+def resolve_learning_rate(config: TrainConfig, world_size: int) -> TrainConfig:
     """Return the configuration with its learning rate: the given one, or by timm's rule for the batch size."""
     if config.lr is not None:
         return config

@@ -166,9 +166,9 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
         report.say(note)
     utils.random_seed(config.seed, compute.rank)  # before the model is created, as in timm's script
     network = own_model if own_model is not None else model.build_model(config, _classes(config, opened))
-    n = _settled_classes(config, network, opened)
+    n = _resolve_classes(config, network, opened)
     preprocessing = model.preprocessing_of(config, network)
-    config = model.settle_rate(config.replace(num_classes=n, **preprocessing), compute.world_size)
+    config = model.resolve_learning_rate(config.replace(num_classes=n, **preprocessing), compute.world_size)
     _check_metric(config, opened)
     network = model.place_model(config, network, compute)
     weights = class_weights(config.class_weight, opened.counts, n) if config.class_weight else None
@@ -207,7 +207,7 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     run.scheduler, run.num_epochs = model.create_schedule(config, optimizer, run.updates_per_epoch, run.decreasing)
     report.metric, report.epochs = run.metric, run.num_epochs
     report.title = f"{config.loss} on {data.name_of(config)}, {config.model}"
-    _say_plan(run)
+    _print_plan(run)
     if note:
         report.say(note)
     _resume_and_wrap(run, resume)
@@ -429,7 +429,7 @@ def _classes(config: TrainConfig, opened: Data) -> int | None:
     return given or known
 
 
-def _settled_classes(config: TrainConfig, network: Any, opened: Data) -> int:
+def _resolve_classes(config: TrainConfig, network: Any, opened: Data) -> int:
     expected = _classes(config, opened)
     try:
         n = getattr(network, "num_classes", None) or num_classes_of(network)
@@ -461,7 +461,7 @@ def _check_same_classes(run: Run, path: Path) -> None:
         )
 
 
-def _say_plan(run: Run) -> None:
+def _print_plan(run: Run) -> None:
     """Print the plan: data, images, model and optimizer."""
     config, compute, opened = run.config, run.compute, run.data
     n, prepared = config.num_classes or 0, run.preprocessing

@@ -38,7 +38,6 @@ def main(argv: Sequence[str]) -> int:
         device=args.device,
         require_gpu=args.require_gpu,
         threads=args.threads,
-        exif=args.exif,
         workers=args.workers,
     )
     options: dict[str, Any] = {"batch_size": args.batch_size, "max_set": args.max_set}
@@ -93,11 +92,10 @@ def _parser() -> ArgumentParser:
     shape.add_argument("--csv", metavar="FILE", help="write one line per class (- for stdout)")
     shape.add_argument("--output", metavar="DIR", help="write Parquet in shards; a run that was killed continues")
     add("--shard-size", type=positive, default=1000, metavar="N", help="images per Parquet file (default: 1000)")
-    add("--allow", metavar="FILE|NAMES", help="class list: a file with one name per line, or names with commas between")
-    add("--alpha", type=within("(0, 1)"), help="miscoverage of the sets (default: that of the calibration)")
+    add("--allow", metavar="FILE|NAMES", help="class list: a file with one name per line, or names separated by commas")
+    add("--alpha", type=within("(0, 1)"), help="miscoverage of the sets (default: as in the calibration)")
     add("--max-set", type=positive, default=MAX_SET, metavar="N", help=f"classes of a set to list (default: {MAX_SET})")
     add("--batch-size", type=positive, default=32, metavar="N", help="images per run (default: 32)")
     add("--workers", type=positive, metavar="N", help="threads that read images (default: CPUs, at most 8)")
-    add("--exif", action="store_true", help="turn images as their EXIF orientation says")
     add_runtime_flags(parser)
     return parser

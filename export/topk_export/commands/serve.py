@@ -28,7 +28,6 @@ def main(argv: Sequence[str]) -> int:
         require_gpu=args.require_gpu,
         threads=args.threads,
         max_pixels=args.max_pixels,
-        exif=args.exif,
     )
     limits = Limits(
         body_bytes=args.max_body,
@@ -61,7 +60,7 @@ def _parser() -> ArgumentParser:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="names in the Host header of requests, besides those of loopback",
+        help="allowed names in the Host header, in addition to loopback names",
     )
     add("--max-body", type=positive, default=10_000_000, metavar="BYTES", help="length of a body (default: 10000000)")
     add("--max-images", type=positive, default=32, metavar="N", help="images per request (default: 32)")
@@ -75,7 +74,6 @@ def _parser() -> ArgumentParser:
     add("--max-batch", type=positive, default=16, metavar="N", help="images per run of the model (default: 16)")
     add("--queue", type=positive, default=128, metavar="N", help="images in progress; above it, 503 (default: 128)")
     add("--timeout", type=within("(0, inf)"), default=60.0, metavar="S", help="seconds for an answer (default: 60)")
-    add("--exif", action="store_true", help="turn images as their EXIF orientation says")
     add("--access-log", action="store_true", help="log each request on stderr")
     add_runtime_flags(parser)
     return parser

@@ -17,6 +17,7 @@ CLASSIFICATION, MULTILABEL = "classification", "multilabel"
 # optional inputs: an initializer has the default
 ALLOWED = "allowed"  # bool [1 or batch, n]; default: all true
 ALPHA = "alpha"  # float32 [1]; only in calibrated files; default: the alpha of the calibration
+ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"  # constants of calibrated files: levels [G], thresholds [G, 1 or n]
 
 LOGITS = "logits"
 OUTPUTS = {

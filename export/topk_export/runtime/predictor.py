@@ -22,7 +22,7 @@ from topk_export.runtime.metadata import ALLOWED, ALPHA, Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
 from topk_export.runtime.ranking import Prediction, check_outputs, rank_rows
 from topk_export.runtime.session import TYPES, device_of, open_session
-from topk_export.runtime.weights import check_digest
+from topk_export.runtime.weights import check_digest, check_thresholds
 
 ON_ERROR = ("raise", "skip", "yield")
 Source = TypeVar("Source")
@@ -39,15 +39,14 @@ class Predictor:
         threads: number of CPU threads per run.
         allowed: names of the allowed classes. Default: all classes. See :meth:`mask_of`.
         max_pixels: images with more pixels raise an error before they are decoded.
-        exif: apply the EXIF orientation of images. The default is off, as in the evaluation of timm.
         workers: number of threads that read images, one batch ahead of the model. 1: no reading ahead. Default: one per
             CPU, at most 8.
 
     A predictor can be pickled. The copy opens the file again.
 
     Raises:
-        ModelFileError: the file is not an exported model, or its external weights are missing or belong to another
-            model.
+        ModelFileError: the file is not an exported model, its external weights are missing or belong to another model,
+            or the thresholds of its prediction sets changed after the calibration.
     """
 
     def __init__(
@@ -59,7 +58,6 @@ class Predictor:
         threads: int | None = None,
         allowed: Sequence[str] | None = None,
         max_pixels: int = MAX_PIXELS,
-        exif: bool = False,
         workers: int | None = None,
     ) -> None:
         self.path: str = os.path.abspath(path)
@@ -69,7 +67,6 @@ class Predictor:
             "threads": threads,
             "allowed": None if allowed is None else tuple(allowed),
             "max_pixels": max_pixels,
-            "exif": exif,
             "workers": workers,
         }
         if workers is not None and workers < 1:
@@ -77,9 +74,9 @@ class Predictor:
         self.session: Any = open_session(self.path, device=device, require_gpu=require_gpu, threads=threads)
         self.metadata: Metadata = Metadata.from_props(self.session.get_modelmeta().custom_metadata_map, str(path))
         check_digest(self.path, self.metadata.weights_sha256)
+        check_thresholds(self.path, self.metadata.sets)
         self.device: str = device_of(self.session)
         self.max_pixels: int = max_pixels
-        self.exif: bool = exif
         self.workers: int = workers or min(8, os.cpu_count() or 1)
         self._input = self.session.get_inputs()[0]
         self._optional = {value.name for value in self.session.get_overridable_initializers()}
@@ -134,7 +131,7 @@ class Predictor:
     def input_of(self, image: Any) -> np.ndarray:
         """Return one image (path, bytes, uint8 array, Pillow image) as an input without the batch axis."""
         recipe = self.metadata.preprocess
-        pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=self.exif))
+        pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=recipe.exif))
         return pixels if self.metadata.in_graph else recipe.normalize(pixels[None])[0]
 
     def run(

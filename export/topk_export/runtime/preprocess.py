@@ -1,8 +1,7 @@
 """From an image to a model's input, equal to the evaluation transform of timm, with numpy and Pillow.
 
 Steps: decode, convert to RGB (or L), resize by one of three crop modes, crop, scale to [0, 1], normalize. As in timm,
-the EXIF orientation is ignored, and JPEGs are decoded in full resolution, because Pillow's ``draft`` would change the
-resized pixels.
+JPEGs are decoded in full resolution, because Pillow's ``draft`` would change the resized pixels.
 """
 
 import io
@@ -70,6 +69,7 @@ class Preprocess:
         resize_size: target height and width before the crop. None: the floor of ``input_size / crop_pct``.
         color: ``"RGB"``, ``"L"``, empty for other numbers of channels, or ``"unknown"`` if the normalization is
             unknown. In the last two cases, the model takes arrays only.
+        exif: apply the EXIF orientation of images, which timm ignores.
     """
 
     input_size: Sequence[int]
@@ -80,6 +80,7 @@ class Preprocess:
     crop_mode: str = "center"
     resize_size: Sequence[int] | None = None
     color: str = "RGB"
+    exif: bool = False
 
     def __post_init__(self) -> None:
         if len(self.input_size) != 3 or min(self.input_size) < 1:
@@ -206,7 +207,7 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
     Args:
         source: path, encoded bytes, uint8 [height, width(, 1 or 3)] array, or a Pillow image.
         max_pixels: images with more pixels raise :class:`ImageTooLargeError`.
-        exif: apply the EXIF orientation, which timm ignores.
+        exif: apply the EXIF orientation.
 
     Raises:
         ImageError: the image is missing, truncated, too large, or of unknown format.

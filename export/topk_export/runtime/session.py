@@ -50,7 +50,6 @@ def open_session(
     device: str = "auto",
     require_gpu: bool = False,
     threads: int | None = None,
-    weights: str | Path | None = None,
     tf32: bool = True,
 ) -> Any:
     """Open an ``onnxruntime.InferenceSession``.
@@ -60,7 +59,6 @@ def open_session(
         device: ``"auto"`` uses CUDA if there is a GPU, else the CPU. The other names select one device.
         require_gpu: raise :class:`DeviceError` if the session does not run on a GPU.
         threads: number of intra-op threads. None: the default of onnxruntime.
-        weights: folder of the external weights of a model in bytes.
         tf32: allow CUDA to round the inputs of convolutions and matrix products to TF32, the default of the provider.
     """
     if device not in DEVICES:
@@ -73,12 +71,12 @@ def open_session(
     cause, session = "", None
     if wants_gpu:
         try:
-            session = _open_on_gpu(ort, model, device, _session_options(ort, threads, weights), tf32)
+            session = _open_on_gpu(ort, model, device, _session_options(ort, threads), tf32)
         except Exception as error:  # errors of driver, GPU libraries and model have no common base class
             cause = str(error)
     if session is None:
         try:
-            session = _open(ort, model, _session_options(ort, threads, weights), [PROVIDERS["cpu"]])
+            session = _open(ort, model, _session_options(ort, threads), [PROVIDERS["cpu"]])
         except Exception as error:
             raise ModelFileError(f"{name} is not a model that onnxruntime can load: {cause or error}") from error
     _check_device(session, device, wants_gpu, require_gpu, cause)
@@ -168,14 +166,12 @@ def _open(ort: Any, model: Any, options: Any, providers: list[Any] | None) -> An
         return ort.InferenceSession(source, options, providers=providers)
 
 
-def _session_options(ort: Any, threads: int | None, weights: str | Path | None) -> Any:
+def _session_options(ort: Any, threads: int | None) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 3
     # denormal numbers are slow on CPUs and do not affect results
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    if weights is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights))
     if threads is not None:
         options.intra_op_num_threads = threads
     return options

@@ -8,15 +8,17 @@ import hashlib
 import mmap
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PureWindowsPath
+from typing import Any
 
 from topk_export.errors import ModelFileError
+from topk_export.runtime.metadata import THRESHOLDS
 
 SUFFIX = ".data"  # model.onnx.data has the weights of model.onnx
 
 # field numbers in onnx.proto
-_GRAPH, _INITIALIZER, _EXTERNAL_DATA, _KEY, _VALUE = 7, 5, 13, 1, 2
+_GRAPH, _INITIALIZER, _NAME, _RAW_DATA, _EXTERNAL_DATA, _KEY, _VALUE = 7, 5, 8, 9, 13, 1, 2
 _VARINT, _LENGTH = 0, 2
 _FIXED = {1: 8, 5: 4}  # size in bytes of fixed-size values
 
@@ -110,16 +112,41 @@ def check_digest(model: str | Path, sha256: str | None) -> None:
         raise ModelFileError(f"{weights[0]} does not belong to {model}: its SHA-256 differs, copy both files again")
 
 
+def check_thresholds(model: str | Path, sets: Mapping[str, Any] | None) -> None:
+    """Raise :class:`ModelFileError` if the thresholds of a calibrated model differ from its calibration.
+
+    Quantization changes them silently.
+
+    Args:
+        model: the file.
+        sets: the entry ``sets`` of its metadata.
+    """
+    if not sets:
+        return
+    with open(model, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        tables = [span for span in _initializers(data) if _texts(data, span, _NAME) == [THRESHOLDS]]
+        raw = [data[start:end] for table in tables for start, end in _messages(data, table, _RAW_DATA)]
+    if hashlib.sha256(b"".join(raw)).hexdigest() != sets.get("thresholds_sha256"):
+        raise ModelFileError(
+            f"the thresholds of {model} are not those of its calibration: quantize or convert a file first, then "
+            "calibrate it"
+        )
+
+
+def _initializers(data: mmap.mmap) -> Iterator[tuple[int, int]]:
+    for graph in _messages(data, (0, len(data)), _GRAPH):
+        yield from _messages(data, graph, _INITIALIZER)
+
+
 def _external_tensors(data: mmap.mmap) -> Iterator[dict[str, str]]:
     """Yield location, offset and length of each external tensor."""
-    for graph in _messages(data, (0, len(data)), _GRAPH):
-        for tensor in _messages(data, graph, _INITIALIZER):
-            entry = {}
-            for pair in _messages(data, tensor, _EXTERNAL_DATA):
-                (key,), (value,) = (_texts(data, pair, field) for field in (_KEY, _VALUE))
-                entry[key] = value
-            if entry:
-                yield entry
+    for tensor in _initializers(data):
+        entry = {}
+        for pair in _messages(data, tensor, _EXTERNAL_DATA):
+            (key,), (value,) = (_texts(data, pair, field) for field in (_KEY, _VALUE))
+            entry[key] = value
+        if entry:
+            yield entry
 
 
 def _texts(data: mmap.mmap, span: tuple[int, int], field: int) -> list[str]:

@@ -175,7 +175,7 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
     app.state.service = service
     app.add_middleware(Guard, service, frozenset(hosts))
     page = (files("topk_export.serve") / "page.html").read_text(encoding="utf-8")
-    facts = {"name": predictor.name, "device": predictor.device, "exif": predictor.exif}
+    facts = {"name": predictor.name, "device": predictor.device}
     facts |= {"limits": asdict(service.limits), "class_lists": service.class_lists, **asdict(predictor.metadata)}
     model = json.dumps(facts, ensure_ascii=False).encode()
 

@@ -10,7 +10,7 @@ from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import tuning_grid
 from topk_registry.train import TrainConfig
 from topk_registry.train.config import MULTILABEL, flag_of
-from topk_registry.train.model import settle_rate
+from topk_registry.train.model import resolve_learning_rate
 from topk_studies.studies import Contestant, Rates, Study
 
 QUESTION = "Which loss is best on this data?"
@@ -28,7 +28,7 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
         config: configuration with the metric and the default rate.
 
     Raises:
-        ValueError: a text has another form, or there are more alternatives than trials.
+        ValueError: a text is invalid, or there are more alternatives than trials.
         PluginError: a loss does not exist or cannot be imported.
     """
     contestants = []
@@ -37,7 +37,7 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
         fixed = {name for options in plain.options for name in options}
         grid = {name: values for name, values in tuning_grid(get_loss_builder(plain.loss)).items() if name not in fixed}
         contestants.append(Contestant(text, grid=grid))
-    rate = settle_rate(config, 1).lr or 0.0
+    rate = resolve_learning_rate(config, 1).lr or 0.0
     low, high = rates or (rate / 4, rate * 8)
     if not 0.0 < low < high:
         raise ValueError(f"the range of learning rates must be above 0 and increase, got {low:g} to {high:g}")

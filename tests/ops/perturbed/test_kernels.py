@@ -28,6 +28,7 @@ def seeded() -> Iterator[None]:
 
 ROWS = {
     "gaussian": randn(3, 300),
+    "many": randn(60, 120, seed=7),  # one draw in a hundred is repeated
     "short": randn(4, 9, seed=1),
     "tied": randn(3, 70, seed=2).round(),
     "one leader": torch.cat([randn(3, 99, seed=3), torch.full((3, 1), 50.0)], 1),
@@ -37,27 +38,18 @@ ROWS = {
 
 
 @pytest.mark.parametrize("kind", ROWS)
-@pytest.mark.parametrize(("k", "epsilon"), [(1, 1.0), (6, 1.0), (6, 0.01), (9, 30.0), (4, 1e-6)])
+@pytest.mark.parametrize(("k", "epsilon"), [(1, 1.0), (6, 1.0), (6, 0.01), (8, 1.0), (9, 30.0), (4, 1e-6)])
 def test_numba_against_the_definition_on_its_own_noise(kind, k, epsilon):
     s, seed = ROWS[kind], 2**40 + 12345
     draws = 5
     value, index = cpu.kth(s, torch.tensor(seed), k, epsilon, draws)
     z = noise(seed, draws, *s.shape)
-    if 2 * k > s.shape[1] + 1:
-        z = -z  # counted from the other end
     x = s.double() + epsilon * z
     expected = perturbed_topk_definition(s.double(), k, epsilon=epsilon, noise=z)
     torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6 * epsilon)
     kth = x.sort(-1, descending=True).values[..., k - 1]  # [draws, rows]
     found = x.gather(2, index.T[..., None])[..., 0]
     torch.testing.assert_close(found, kth, rtol=1e-7, atol=1e-7 * epsilon)
-
-
-def test_the_kth_from_the_other_end():
-    s = randn(4, 60)
-    value, _ = cpu.kth(s, torch.tensor(7), 55, 0.5, 3)
-    mirrored, _ = cpu.kth(-s, torch.tensor(7), 6, 0.5, 3)
-    assert torch.equal(value, -mirrored)
 
 
 def test_threads_and_other_rows_do_not_matter():
@@ -95,14 +87,11 @@ def targets() -> dict[str, Masses]:
     ignored = label.where(torch.arange(B) % 4 > 0, torch.tensor(-100))
     weight = randn(N, seed=8).exp()
     two = LabelMixture.mixed(label, label.flip(0), 0.7)
-    table = randn(B, N, seed=9).softmax(1)
     return {
         "labels": Masses.of(label, N),
         "ignored": Masses.of(ignored, N),
         "mixture": Masses.of(two, N),
-        "smoothed": Masses.of(ignored, N, label_smoothing=0.1),
-        "weighted": Masses.of(label, N, weight=weight, label_smoothing=0.1),
-        "dense": Masses.of(table, N),
+        "weighted": Masses.of(label, N, weight=weight),
     }
 
 
@@ -117,20 +106,19 @@ def plain_hinge(s: torch.Tensor, q: torch.Tensor, z: torch.Tensor, k: int, epsil
 @pytest.mark.parametrize("per_class", [False, True])
 @pytest.mark.parametrize("k", [3, 80])
 def test_hinge_over_masses(kind, per_class, k):
-    masses, alpha = targets()[kind], torch.linspace(0, 1, N) if per_class else torch.tensor(0.5)
+    masses, alpha = targets()[kind], torch.linspace(0, 1, N) if per_class else 0.5
     logits = randn(B, N).requires_grad_()
     torch.manual_seed(5)
-    seed = int(torch.randint(2**63 - 1, (1,)))
+    seed = int(torch.randint(2**63 - 1, ()))
     torch.manual_seed(5)
-    losses = perturbed_hinge(logits, masses, k=k, epsilon=0.7, num_samples=4, alpha=alpha, scale=3.0)
+    options = {"k": k, "epsilon": 0.7, "num_samples": 4, "alpha": alpha, "scale": 3.0}
+    losses = perturbed_hinge(logits, masses.labels, masses.shares, **options)
     cotangent = torch.linspace(0.5, 2, B)
     gradient, again = (torch.autograd.grad(losses, logits, cotangent, retain_graph=True)[0] for _ in range(2))
     (differentiable,) = torch.autograd.grad(losses, logits, cotangent, create_graph=True)
     z = noise(seed, 4, B, N)
-    if 2 * k > N + 1:
-        z = -z  # counted from the other end
     wide = logits.detach().double().requires_grad_()
-    expected = plain_hinge(wide, masses.table(N, torch.float64), z, k, 0.7, alpha.double(), 3.0)
+    expected = plain_hinge(wide, masses.table(N, torch.float64), z, k, 0.7, torch.as_tensor(alpha).double(), 3.0)
     (slope,) = torch.autograd.grad(expected, wide, cotangent.double())
     torch.testing.assert_close(losses.double(), expected, rtol=2e-6, atol=1e-6)
     for found in (gradient, again, differentiable):
@@ -143,7 +131,8 @@ def test_rows_without_mass_may_hold_anything(backend):
     logits[1], logits[3, 5] = NAN, NAN
     logits.requires_grad_()
     with use_backend(backend):
-        losses = perturbed_hinge(logits, Masses.of(label, 9, label_smoothing=0.1), k=3, alpha=10.0)
+        masses = Masses.of(label, 9)
+        losses = perturbed_hinge(logits, masses.labels, masses.shares, k=3, alpha=10.0)
     (gradient,) = torch.autograd.grad(losses.sum(), logits)
     assert losses.isnan().tolist() == [False, False, False, True]
     assert gradient.isnan().any(1).tolist() == [False, False, False, True]
@@ -154,11 +143,11 @@ def test_rows_without_mass_may_hold_anything(backend):
 @pytest.mark.usefixtures("seeded")
 def test_masses_with_a_gradient():
     logits, shares = randn(B, N), torch.rand(B, 1, dtype=torch.float64).requires_grad_()
-    masses = Masses.of(torch.arange(B), N)._replace(shares=shares)
+    labels = torch.arange(B)[:, None]
     torch.manual_seed(0)
-    (gradient,) = torch.autograd.grad(perturbed_hinge(logits, masses, k=3).sum(), shares)
+    (gradient,) = torch.autograd.grad(perturbed_hinge(logits, labels, shares, k=3).sum(), shares)
     torch.manual_seed(0)
-    one = perturbed_hinge(logits, masses._replace(shares=torch.ones(B, 1)), k=3)
+    one = perturbed_hinge(logits, labels, torch.ones(B, 1), k=3)
     torch.testing.assert_close(gradient[:, 0].float(), one, rtol=1e-3, atol=1e-4)
 
 
@@ -167,7 +156,7 @@ def test_transforms():
     logits, masses = randn(B, N), targets()["labels"]
 
     def loss(s):
-        return perturbed_hinge(s, masses, k=3, num_samples=40).sum()
+        return perturbed_hinge(s, masses.labels, masses.shares, k=3, num_samples=40).sum()
 
     torch.manual_seed(0)
     found = torch.func.grad(loss)(logits)
@@ -181,10 +170,10 @@ def test_transforms():
 @pytest.mark.slow
 @pytest.mark.usefixtures("seeded")
 def test_compiles_whole():
-    logits, masses = randn(B, N).requires_grad_(), targets()["smoothed"]
-    compiled = torch.compile(lambda s: perturbed_hinge(s, masses, k=3, epsilon=1e-6).sum(), fullgraph=True)
-    gradient, plain = (
-        torch.autograd.grad(f(logits), logits)[0]
-        for f in (compiled, lambda s: perturbed_hinge(s, masses, k=3, epsilon=1e-6).sum())
-    )
+    logits, masses = randn(B, N).requires_grad_(), targets()["ignored"]
+
+    def loss(s):
+        return perturbed_hinge(s, masses.labels, masses.shares, k=3, epsilon=1e-6).sum()
+
+    gradient, plain = (torch.autograd.grad(f(logits), logits)[0] for f in (torch.compile(loss, fullgraph=True), loss))
     torch.testing.assert_close(gradient, plain)

@@ -30,23 +30,22 @@ def repeated(builder, number, count):
     return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))
 
 
-def _compared(sign: str, count: int) -> Any:
-    """Return ``compared(numbers, start, bound)``: one bit for each of ``count`` numbers from ``start`` on."""
+def _compared(sign: str) -> Any:
+    """Return ``compared(numbers, start, bound)``: one bit for each of 64 numbers from ``start`` on."""
 
     @intrinsic
     def compared(typing_context, numbers, start, bound):
         def codegen(context, builder, signature, arguments):
-            left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], count)
+            left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 64)
             compare = builder.fcmp_unordered if sign == "!=" else builder.fcmp_ordered  # NaN is unequal to every number
-            bits = compare(sign, left, repeated(builder, arguments[2], count))
-            return builder.zext(builder.bitcast(bits, ir.IntType(count)), ir.IntType(64))
+            return builder.bitcast(compare(sign, left, repeated(builder, arguments[2], 64)), ir.IntType(64))
 
         return types.uint64(numbers, types.int64, numbers.dtype), codegen
 
     return compared
 
 
-above, unequal, reaching = _compared(">", 64), _compared("!=", 64), _compared(">=", 16)
+above, unequal = _compared(">"), _compared("!=")
 
 
 @intrinsic
@@ -67,14 +66,6 @@ def lowest_bit(typing_context, bits):
 
     def codegen(context, builder, signature, arguments):
         return builder.cttz(arguments[0], ir.IntType(1)(0))
-
-    return types.int64(types.uint64), codegen
-
-
-@intrinsic
-def number_of_bits(typing_context, bits):
-    def codegen(context, builder, signature, arguments):
-        return builder.ctpop(arguments[0])
 
     return types.int64(types.uint64), codegen
 

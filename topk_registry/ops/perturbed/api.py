@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -11,14 +10,14 @@ from torch import Generator, Tensor
 from topk_registry.ops.backend import choose, load
 from topk_registry.ops.fused import Fused
 from topk_registry.ops.perturbed import custom_op, definition
-from topk_registry.ops.perturbed.autograd import PerturbedKth
 from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import integer, number
 
 SEEDS = 2**63 - 1
 EPSILONS = 1e-30, 1e30  # range in which single precision can divide by epsilon
+KERNELS = {"cpu": "numba", "cuda": "triton"}
 GPU_MAX_N = 16384  # largest row that fits with its noise into the registers of one program
-GPU_MAX_RANK = 64  # rank from the nearer end, which is the number of maxima to take
+GPU_MAX_K = 64  # number of maxima to take
 
 
 def perturbed_topk(
@@ -72,7 +71,8 @@ def perturbed_topk(
 
 def perturbed_hinge(
     logits: Tensor,
-    masses: Any,
+    labels: Tensor,
+    shares: Tensor,
     *,
     k: int,
     epsilon: float = 1.0,
@@ -81,16 +81,16 @@ def perturbed_hinge(
     scale: float = 1.0,
     sums: bool = False,
 ) -> Tensor:
-    """Return sum_c q_c scale (alpha_c + f_eps(s) - s_c)_+ for each row, f_eps(s) as in :func:`perturbed_topk`.
+    """Return sum_j q_j scale (alpha_{y_j} + f_eps(s) - s_{y_j})_+ per row, f_eps(s) as in :func:`perturbed_topk`.
 
     The noise comes from the global generator of torch. A row without mass has loss 0 and gradient 0 for any logits.
     Second derivatives are 0. A gradient under ``create_graph=True`` uses the same draws.
 
     Args:
         logits: scores [B, n].
-        masses: an object with the masses q: ``labels [B, m]`` with ``shares [B, m]``, ``even [B]`` (mass of every
-            class) and ``dense [B, n]``. Absent parts are None.
-        k: rank of the score that classes are compared with, 1 <= k <= n.
+        labels: classes y [B, m], each in [0, n).
+        shares: masses q of the labels [B, m].
+        k: rank of the score that labels are compared with, 1 <= k <= n.
         epsilon: standard deviation of the noise, in units of the scores.
         num_samples: number of draws that estimate the expectation and its gradient.
         alpha: required margin: one number, or one per class [n]. It gets no gradient.
@@ -102,30 +102,37 @@ def perturbed_hinge(
     """
     k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
     _check_shapes(logits, k, num_samples, None)
-    parts = masses.labels, masses.shares, masses.even, masses.dense
-    alpha = alpha.detach() if isinstance(alpha, Tensor) else torch.tensor(float(alpha), dtype=torch.float64)
-    way = route(logits, *parts)
-    backend = _backend(logits, k, epsilon, None)
-    trained = [part for part in parts if part is not None and part.requires_grad]
-    if way is Route.KERNELS and backend == "numba" and not trained:
-        seed = torch.randint(SEEDS, (1,))
-        options = {"seed": seed, "k": k, "epsilon": epsilon, "num_samples": num_samples}
-        kernel = partial(_on_cpu, masses=masses, alpha=alpha, scale=scale, **options)
-        again = partial(_with_threshold, partial(_by_kernel, backend="numba", **options), parts, alpha, scale)
-        return Fused.apply(logits, kernel, again, sums)  # pyright: ignore[reportReturnType]
-    threshold = partial(_threshold, k=k, epsilon=epsilon, num_samples=num_samples, generator=None, noise=None)
-    return _with_threshold(threshold, parts, alpha, scale, logits)
+    if isinstance(alpha, Tensor):
+        if alpha.shape != logits.shape[1:]:
+            raise ValueError(f"alpha must be one number or one per class [{logits.shape[1]}], got {list(alpha.shape)}")
+        alpha = alpha.detach()
+    threshold = partial(_threshold, k=k, epsilon=epsilon, num_samples=num_samples)
+    kernels = route(logits, labels, shares) is Route.KERNELS and not shares.requires_grad
+    if not kernels or _backend(logits, k, epsilon, None) != "numba":
+        return _hinges(logits, threshold, labels, shares, alpha, scale)
+    seed = torch.randint(SEEDS, ())
+    options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "alpha": alpha, "scale": scale}
+    kernel = partial(load("topk_registry.ops.perturbed.cpu").hinge, labels=labels, shares=shares, seed=seed, **options)
+    again = partial(
+        _hinges, threshold=partial(threshold, seed=seed), labels=labels, shares=shares, alpha=alpha, scale=scale
+    )
+    return Fused.apply(logits, kernel, again, sums)  # pyright: ignore[reportReturnType]
 
 
-def _on_cpu(logits: Tensor, needs_grad: bool, **options: Any) -> tuple[Tensor, Tensor | None]:
-    return load("topk_registry.ops.perturbed.cpu").hinge(logits.float(), **options)
-
-
-def _with_threshold(
-    threshold: Callable[[Tensor], Tensor], parts: tuple[Tensor | None, ...], alpha: Tensor, scale: float, logits: Tensor
+def _hinges(
+    logits: Tensor,
+    threshold: Callable[[Tensor], Tensor],
+    labels: Tensor,
+    shares: Tensor,
+    alpha: float | Tensor,
+    scale: float,
 ) -> Tensor:
-    s = torch.where(definition.has_mass(parts), _wide(logits), 0.0)
-    return definition.hinges(s, threshold(s), parts, alpha, scale)
+    """Return the losses of :func:`perturbed_hinge` in PyTorch operations."""
+    s = torch.where((shares != 0).any(1, keepdim=True), _wide(logits), 0.0)
+    q, gap = shares.to(s.dtype), alpha.to(s)[labels] if isinstance(alpha, Tensor) else alpha
+    violation = (gap + threshold(s)[:, None] - s.gather(1, labels)).clamp(min=0)
+    # 0 * inf is NaN; finite losses stay in the product, because they are the gradient of the mass
+    return (q * scale * violation.masked_fill((q == 0) & ~violation.isfinite(), 0.0)).sum(1)
 
 
 def _threshold(
@@ -133,40 +140,37 @@ def _threshold(
     k: int,
     epsilon: float,
     num_samples: int,
-    generator: Generator | None,
-    noise: Tensor | None,
+    generator: Generator | None = None,
+    noise: Tensor | None = None,
+    seed: Tensor | None = None,
 ) -> Tensor:
-    backend, way = _backend(rows, k, epsilon, noise), route(rows, noise)
-    if backend == "torch" or way is Route.OPERATIONS:
-        options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "generator": generator, "noise": noise}
-        if way is not Route.KERNELS:
-            return definition.differentiable_kth(rows, **options)
-        return PerturbedKth.apply(rows, partial(definition.kth, **options))[0]
-    seed = torch.randint(SEEDS, (), generator=generator, device=rows.device)
-    if way is Route.GRAPH:
-        return custom_op.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
-    return _by_kernel(rows, seed, k, epsilon, num_samples, backend)
-
-
-def _by_kernel(rows: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str) -> Tensor:
-    options = {"seed": seed, "k": k, "epsilon": epsilon, "num_samples": num_samples}
-    return PerturbedKth.apply(rows, partial(custom_op.kernel(backend), **options))[0]
+    """Return the perturbed k-th largest score [B] of rows [B, n]."""
+    backend = _backend(rows, k, epsilon, noise)
+    if backend == "torch" or route(rows, noise) is Route.OPERATIONS:
+        return definition.kth(rows, k, epsilon, num_samples, generator, noise)
+    if seed is None:
+        seed = torch.randint(SEEDS, (), generator=generator, device=rows.device)
+    return custom_op.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
 
 
 def _backend(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> str:
-    """Return the backend for a call. Kernels generate the noise themselves, in single precision."""
+    """Return the backend for a call; kernels draw noise on their own, in single precision."""
     n, device = rows.shape[-1], rows.device
     fits = noise is None and EPSILONS[0] <= epsilon <= EPSILONS[1] and rows.dtype != torch.float64
-    if device.type == "cpu":
-        return choose(device, "numba" if fits else None, _works)
-    fits = fits and device.type == "cuda" and n <= GPU_MAX_N and min(k, n + 1 - k) <= GPU_MAX_RANK
-    return choose(device, "triton" if fits else None, _works)
+    if device.type == "cuda":
+        fits = fits and n <= GPU_MAX_N and k <= GPU_MAX_K
+    return choose(device, KERNELS.get(device.type) if fits else None, _works)
+
+
+def usual_backend(device: torch.device) -> str:
+    """Return the backend for a default call on a device."""
+    return _backend(torch.empty(1, 10, device=device), 5, 1.0, None)
 
 
 def _works(device: torch.device) -> bool:
     """Return whether the kernels of a device find the second largest score with negligible noise."""
     scores = torch.linspace(0, 30, 39).sin().view(3, 13).to(device)
-    kernel = custom_op.kernel("numba" if device.type == "cpu" else "triton")
+    kernel = custom_op.kernel(KERNELS[device.type])
     value, index = kernel(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
     expected, where = (x[:, 1] for x in scores.topk(2))
     return torch.allclose(value, expected) and bool((index == where[:, None]).all())

@@ -1,4 +1,4 @@
-"""The operator in compiled and exported graphs. The seed is the only source of randomness."""
+"""The operator as a node of graphs, with its gradient. The seed is the only source of randomness."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import load
-from topk_registry.ops.perturbed.autograd import keep, spread
 
 
 @torch.library.custom_op("topk_registry::perturbed_kth", mutates_args=())
@@ -28,11 +27,18 @@ def _(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, ba
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    keep(ctx, inputs[0], *output)
+    value, index = output
+    ctx.n = inputs[0].shape[1]
+    ctx.mark_non_differentiable(index)
+    ctx.save_for_backward(index, value.isnan())
 
 
 def _spread(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    return spread(ctx, grad), None, None, None, None, None
+    """Add grad / draws at the class of each draw."""
+    index, invalid = ctx.saved_tensors
+    share = (grad / index.shape[1]).masked_fill(invalid, torch.nan)
+    spread = grad.new_zeros(len(grad), ctx.n).scatter_add_(1, index, share[:, None].expand_as(index))
+    return spread, None, None, None, None, None
 
 
 perturbed_kth.register_autograd(_spread, setup_context=_keep)

@@ -1,4 +1,10 @@
-"""Noise as a function of indices: a counter-based generator, and the inverse of the normal distribution function."""
+"""Noise as a function of indices: a counter-based generator, and the inverse of the normal distribution function.
+
+Each draw gives each class of a row a 64-bit uniform number. The first byte bounds the normal number. One call of the
+generator gives the first bytes of sixteen classes, or the other 56 bits of one class.
+
+Reference: Salmon, Moraes, Dror, Shaw, *Parallel random numbers: as easy as 1, 2, 3*, SC 2011 (Philox4x32-7).
+"""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
@@ -6,109 +12,60 @@ from functools import lru_cache
 
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 from torch import Tensor
 
-from topk_registry.ops.cpu.masks import numbers_from, repeated
 from topk_registry.ops.cpu.numbers import bits_64, compiled, inlined, number_64
-from topk_registry.ops.cpu.philox import AT_ONCE, LOW, VECTOR, WIDE, WORD, every, words_of
 
-CALLS_AT_ONCE = 512  # generator calls per block, a multiple of AT_ONCE
-FIRST_BYTES, OTHER_BYTES = 0, 1  # purpose of a generator call
+FIRST_BYTES, OTHER_BYTES = np.uint64(0), np.uint64(1)  # purpose of a generator call
+LOW, HIGH = np.uint64((1 << 32) - 1), np.uint64(32)  # of a word of 64 bits: the mask of its lower half, the shift to it
+MULTIPLY_0, MULTIPLY_1, WEYL_0, WEYL_1 = map(np.uint64, (0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85))
+
+ROUNDS = 7  # the fewest that pass BigCrush, as its authors found
 
 STEPS, DEGREE = 8, 5  # pieces of Q^-1 per octave, and degree of their polynomials, for an error of 1e-9
 TABLE = 64 * STEPS + 1, DEGREE + 1  # shape of the table of Q^-1
 MANTISSA = np.int64((1 << 52) // STEPS - 1)
 
 
-def _philox(context, builder, signature, arguments):
-    """Return the two 64-bit words of AT_ONCE calls as vectors, for call indices, a row, a purpose and two keys."""
-    calls, start, row, use, key_0, key_1 = arguments[:6]
-
-    c0 = numbers_from(context, builder, signature.args[0], calls, start, AT_ONCE)
-    c1, c2 = builder.lshr(c0, every(32)), repeated(builder, row, AT_ONCE)
-    c3 = repeated(builder, builder.add(builder.shl(builder.lshr(row, WIDE(32)), WIDE(1)), use), AT_ONCE)
-    c0, c1, c2, c3 = words_of(builder, [c0, c1, c2, c3], [key_0, key_1])
-    halves = (c0, c1), (c2, c3)
-    return [builder.or_(builder.and_(low, every(LOW)), builder.shl(high, every(32))) for low, high in halves]
-
-
-@intrinsic
-def _words(typing_context, calls, start, row, use, key_0, key_1, words):
-    """Write two 64-bit words for each of AT_ONCE calls from ``start`` on, to ``words`` from 2 * start on."""
-
-    def codegen(context, builder, signature, arguments):
-        drawn = _philox(context, builder, signature, arguments)
-        order = [lane for i in range(AT_ONCE) for lane in (i, AT_ONCE + i)]
-        both = builder.shuffle_vector(*drawn, ir.Constant(ir.VectorType(WORD, 2 * AT_ONCE), order))
-        place = builder.add(arguments[1], arguments[1])
-        _store(context, builder, both, signature.args[6], arguments[6], place)
-        return context.get_dummy_value()
-
-    return types.void(calls, *_CALL, words), codegen
-
-
-@intrinsic
-def _uniforms(typing_context, calls, start, row, use, key_0, key_1, first, u):
-    """Write 2^64 U of AT_ONCE calls from ``start`` on, or 2^64 - 2^64 U if the first byte exceeds 127.
-
-    U consists of this first byte and two 32-bit words of the generator.
-    """
-
-    def codegen(context, builder, signature, arguments):
-        word, _ = _philox(context, builder, signature, arguments)
-        rest = builder.or_(builder.shl(builder.and_(word, every(LOW)), every(24)), builder.lshr(word, every(40)))
-        byte = numbers_from(context, builder, signature.args[6], arguments[6], arguments[1], AT_ONCE)
-        byte = builder.zext(byte, VECTOR)
-        m = builder.or_(builder.shl(builder.and_(byte, every(127)), every(56)), rest)
-        m = builder.select(builder.icmp_unsigned(">", byte, every(127)), builder.xor(m, every((1 << 63) - 1)), m)
-        real = ir.VectorType(ir.DoubleType(), AT_ONCE)
-        uniforms = builder.fadd(builder.sitofp(m, real), ir.Constant(real, [0.5] * AT_ONCE))
-        _store(context, builder, uniforms, signature.args[7], arguments[7], arguments[1])
-        return context.get_dummy_value()
-
-    return types.void(calls, *_CALL, first, u), codegen
-
-
-_CALL = types.int64, types.int64, types.int64, types.uint32, types.uint32
-
-
-def _store(context, builder, vector, array_type, array, start):
-    data = context.make_array(array_type)(context, builder, array).data
-    builder.store(vector, builder.bitcast(builder.gep(data, [start]), vector.type.as_pointer()), align=8)
+@inlined
+def philox(call, row, use, key_0, key_1):
+    """Return 128 random bits as two words. Bits above the 32 of a counter or key are ignored."""
+    c0, c1, c2, c3 = call, call >> HIGH, row, ((row >> HIGH) << np.uint64(1)) | use
+    for _ in range(ROUNDS):
+        p, q = MULTIPLY_0 * (c0 & LOW), MULTIPLY_1 * (c2 & LOW)
+        c0, c1, c2, c3 = (q >> HIGH) ^ c1 ^ key_0, q, (p >> HIGH) ^ c3 ^ key_1, p
+        key_0, key_1 = key_0 + WEYL_0, key_1 + WEYL_1
+    return (c0 & LOW) | (c1 << HIGH), (c2 & LOW) | (c3 << HIGH)
 
 
 @compiled
-def philox_of(calls, row, use, key, words):
-    """Write two 64-bit words per call, for a multiple of AT_ONCE calls."""
-    for start in range(0, len(calls), AT_ONCE):
-        _words(calls, start, row, use, key[0], key[1], words)
+def first_bytes(call, row, key, words):
+    """Write the first bytes of all classes of a draw, eight in each word, from this call of the generator on."""
+    half, key_0, key_1 = len(words) // 2, np.uint64(key[0]), np.uint64(key[1])
+    for i in range(half):
+        words[i], words[half + i] = philox(call + np.uint64(i), row, FIRST_BYTES, key_0, key_1)
 
 
 @compiled
-def normals_of(place, first, row, key, table, z):
-    """Compute normal numbers for these places, from first bytes and one generator call per place.
-
-    The arrays have AT_ONCE - 1 additional places, which are computed too.
-    """
-    for start in range(0, len(place), AT_ONCE):
-        _uniforms(place, start, row, OTHER_BYTES, key[0], key[1], first, z)
-        normal_of(first[start : start + AT_ONCE], table, z[start : start + AT_ONCE])
+def other_bytes(call, row, key, u):
+    """Add the other 56 bits to uniforms that have their first byte; ``call``: the number of each class and draw."""
+    key_0, key_1 = np.uint64(key[0]), np.uint64(key[1])
+    for j in range(len(u)):
+        word, _ = philox(call[j], row, OTHER_BYTES, key_0, key_1)
+        u[j] |= ((word & LOW) << np.uint64(24)) | (word >> np.uint64(40))
 
 
 @inlined
-def normal_of(first, table, z):
-    """Replace results of :func:`_uniforms` with Q^-1 of them, in place."""
-    for i in range(AT_ONCE):
-        bits = bits_64(z[i])
-        c = table[np.uint64((bits >> 49) - (1022 << 3))]
-        t = number_64(((bits & MANTISSA) << 3) | (1023 << 52)) - 1
-        v = c[0]
-        for j in range(1, DEGREE + 1):
-            v = v * t + c[j]
-        z[i] = -v if first[i] > 127 else v
+def normal(u, table):
+    """Return Q^-1(2^-64 (u + 1/2))."""
+    negative = u >> np.uint64(63)
+    bits = bits_64(np.float64(np.int64(u ^ (np.uint64(0) - negative))) + 0.5)
+    c = table[np.uint64((bits >> 49) - (1022 << 3))]
+    t = number_64(((bits & MANTISSA) << 3) | (1023 << 52)) - 1
+    z = c[0]
+    for j in range(1, DEGREE + 1):
+        z = z * t + c[j]
+    return -z if negative else z
 
 
 @lru_cache(maxsize=1)

@@ -1,8 +1,8 @@
 """The perturbed k-th largest score on a GPU. Philox generates the noise in registers, so noise is never stored.
 
 There is one program per row and draw. Its noise is a function of the seed, the row index, the draw and the class. Each
-counter 0, 1, 2, ... of the generator gives four normal numbers. The k-th largest is found one maximum at a time,
-counted from the nearer end. No function synchronizes with the device.
+counter 0, 1, 2, ... of the generator gives four normal numbers. The k-th largest is found one maximum at a time.
+No function synchronizes with the device.
 """
 # Triton kernels are not typed Python
 # pyright: reportCallIssue=false, reportOperatorIssue=false
@@ -26,17 +26,14 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
     index = torch.empty_like(value, dtype=torch.int64)
     if B:
         N = 4 * triton.next_power_of_2(-(-n // 4))
-        rank = min(k, n + 1 - k)
-        launch(
-            kth_of_draw, (B, num_samples), s, seed, value, index, n, rank, 1.0 if rank == k else -1.0, epsilon,
-            N=N, **compiled_for(N // 1024),
-        )  # fmt: skip
+        options = {"N": N, **compiled_for(N // 1024)}
+        launch(kth_of_draw, (B, num_samples), s, seed, value, index, n, k, epsilon, **options)
     return value.mean(1), index
 
 
 @triton.jit
-def kth_of_draw(scores_ptr, seed_ptr, value_ptr, index_ptr, n, rank, sign, epsilon, N: tl.constexpr):
-    """Store the score of this rank in sign * (scores + epsilon * noise) and its class. If a score is NaN, store NaN."""
+def kth_of_draw(scores_ptr, seed_ptr, value_ptr, index_ptr, n, k, epsilon, N: tl.constexpr):
+    """Store the k-th largest of scores + epsilon * noise and its class. If a score is NaN, store NaN."""
     row = tl.program_id(0).to(tl.int64)
     draw = tl.program_id(1)
     out = row * tl.num_programs(1) + draw
@@ -47,12 +44,12 @@ def kth_of_draw(scores_ptr, seed_ptr, value_ptr, index_ptr, n, rank, sign, epsil
     s = tl.load(scores_ptr + row * n + col, mask=col < n, other=0.0)
     broken = tl.max((s != s).to(tl.int32), 0) > 0
     # -inf marks taken classes, so scores of -inf are raised slightly
-    x = tl.maximum(tl.where(s == s, sign * (s + epsilon * z), LOWEST), LOWEST)
+    x = tl.maximum(tl.where(s == s, s + epsilon * z, LOWEST), LOWEST)
     x = tl.where(col < n, x, float("-inf"))
     v, i = tl.max(x, 0, return_indices=True)
-    for _ in range(1, rank):
+    for _ in range(1, k):
         x = tl.where(col == i, float("-inf"), x)
         v, i = tl.max(x, 0, return_indices=True)
-    v = sign * tl.where(v > LOWEST, v, float("-inf"))
+    v = tl.where(v > LOWEST, v, float("-inf"))
     tl.store(value_ptr + out, tl.where(broken, float("nan"), v))
     tl.store(index_ptr + out, i.to(tl.int64))

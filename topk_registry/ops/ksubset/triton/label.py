@@ -158,11 +158,11 @@ def search_row(
     tl.store(gradient_ptr + here * S + where, of_margin * (p * in_top), mask=(lane < size) & (where < n))
     tl.store(gradient_ptr + here * S + label, of_margin, mask=label >= 0)
     if broken & (a == float("-inf")):  # the only set has all classes with a finite score
-        settle_few(s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n, S, N)
+        write_certain_row(s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n, S, N)
 
 
 @triton.jit
-def settle_few(
+def write_certain_row(
     s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n: tl.constexpr, S: tl.constexpr, N: tl.constexpr
 ):
     """Write gradient 0 and loss 0, or inf if the label's score is -inf. Rows with NaN are not changed."""

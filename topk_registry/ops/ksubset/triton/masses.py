@@ -288,7 +288,7 @@ def search_masses(
         H = H + (lane_of(F[j], lane, TP - 1),)
         H_after = H_after + (lane_of(F[j], lane, 2 * TP - 1),)
 
-    spoilt = tl.where(broken, float("nan"), 0.0)
+    nan_if_invalid = tl.where(broken, float("nan"), 0.0)
     for tile in range(tiles):
         if LABELS_ONLY:
             w = tail_odds(scores_ptr, live, y, shift, tile, after, v, i, inverse, n, N, SHIFTED)
@@ -303,31 +303,31 @@ def search_masses(
                 distance, balanced_w, mass, required, gain, of_row, tau, log_tilt, k
             )  # fmt: skip
             out = chain * (d - balanced_w * e_below) + of_both(w, to_first, u_after, H, H_after, k)
-        store(gradient_ptr + start, out + spoilt, live, shift, tile, n, 1, N, SHIFTED)
+        store(gradient_ptr + start, out + nan_if_invalid, live, shift, tile, n, 1, N, SHIFTED)
     _, p = probabilities((top - reference) * inverse, 1.0 / tilt)
     entry = tl.where(in_group, p * F[k - 1] + g, 0.0)
     entry = tl.sum(tl.reshape(entry, (2, TP)), 0)
     where = tl.max(tl.reshape(where, (2, TP)), 0)
     lane = tl.arange(0, TP)
-    tl.debug_barrier()  # these entries have been written with odds of zero, by other threads
-    tl.store(gradient_ptr + here * S + where, entry + spoilt, mask=(lane < size) & (where < n))
+    tl.debug_barrier()  # other threads have written these entries with odds of 0
+    tl.store(gradient_ptr + here * S + where, entry + nan_if_invalid, mask=(lane < size) & (where < n))
     if LABELS_ONLY:
         for m in tl.static_range(M):
             own = at_label(steps, labels, m, M) + of_both(odds[m], to_first, u_after, H, H_after, k)
-            tl.store(gradient_ptr + row * S + labels[m + 1], own + spoilt, mask=wanted[m])
+            tl.store(gradient_ptr + row * S + labels[m + 1], own + nan_if_invalid, mask=wanted[m])
     if broken & known:
-        settle_broken(
+        write_invalid_row(
             scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr + start, row, live, y, shift, after, tiles,
             M, n, N, TILES, SHIFTED,
         )  # fmt: skip
 
 
 @triton.jit
-def settle_broken(
+def write_invalid_row(
     scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr, row, live, y, shift, after, tiles,
     M: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Overwrite the NaN of an invalid row if its result is known.
+    """Replace the NaN results of an invalid row, if the correct results are known.
 
     If the row has no mass, the result is 0. If it has at most k finite scores and no NaN, their classes have loss 0,
     and all other classes have loss inf.
@@ -395,7 +395,7 @@ def few_hinges(
 
 @triton.jit
 def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
-    """Return the sum of the direct gradients of the m-th label's class, because labels may repeat a class."""
+    """Return the sum of the direct gradients of all labels with the same class as the m-th label."""
     out = tl.zeros_like(steps[m])
     for other in tl.static_range(M):
         out += tl.where(labels[other + 1] == labels[m + 1], steps[other], 0.0)

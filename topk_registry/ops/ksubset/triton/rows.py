@@ -121,7 +121,7 @@ def top_group(
         size += 1
         mass = tl.maximum(mass - w, 0.0)
         E = tl.exp(tl.minimum(tl.where(first, (top - a) * inverse, float("-inf")), CAP))
-        u = nearer(u, E, mass, depth - k + REBALANCING, k)
+        u = newton(u, E, mass, depth - k + REBALANCING, k)
         v, i = next_largest(held, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, HELD, SHIFTED)
         w = tl.exp((v - a) * inverse)
     # the last of the k largest classes may belong to the tail as well
@@ -206,11 +206,11 @@ def balance(x, mass, lane, depth, k: tl.constexpr):
     """Return the tilt u with about k - 1/2 expected classes, from the top group and the mass of the tail."""
     E = tl.exp(tl.minimum(x, CAP))
     # draws k/2 to k classes: start of Newton's method
-    return nearer(1.0 / least_rest(x, mass, lane, k), E, mass, depth - k + BALANCING, k)
+    return newton(1.0 / least_rest(x, mass, lane, k), E, mass, depth - k + BALANCING, k)
 
 
 @triton.jit
-def nearer(u, E, mass, steps, k: tl.constexpr):
+def newton(u, E, mass, steps, k: tl.constexpr):
     """Return u after Newton steps towards k - 1/2 expected classes.
 
     u stays below the solution, because the number of classes is concave in u.
