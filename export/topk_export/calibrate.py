@@ -27,7 +27,7 @@ from topk_export.verify import expected_sets
 from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, guarantee, threshold_table
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
-from topk_registry.data.agreement import agreement, listed
+from topk_registry.data.agreement import agreement, pairs
 from topk_registry.data.folders import FolderError, class_map, read_folders, split_folder
 
 SPLIT = "calibration"
@@ -119,7 +119,7 @@ class Calibration:
             )
         if self.confused:
             out.append(
-                f"note        images of these folders are mostly predicted as another class: {listed(self.confused)}"
+                f"note        images of these folders are mostly predicted as another class: {pairs(self.confused)}"
             )
         if high < 1 - facts["alpha"]:
             out.append("warning     the measured coverage is below the guarantee: are these the images of one source?")
@@ -152,10 +152,10 @@ def open_folder(
             "nor for the choice of the model (--split NAME)"
         )
     found = read_folders(folder, SUFFIXES)
-    mapping = class_map(found.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
-    known = [(path, mapping.numbers[name]) for path, name in found.images if name in mapping.numbers]
+    numbers, summary = class_map(found.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
+    known = [(path, numbers[name]) for path, name in found.images if name in numbers]
     labels = np.asarray([label for _, label in known], np.int64)
-    return Images(name, [path for path, _ in known], labels), "; ".join([f"{folder}: {mapping.summary}", *found.notes])
+    return Images(name, [path for path, _ in known], labels), "; ".join([f"{folder}: {summary}", *found.notes])
 
 
 def calibrate_file(

@@ -267,7 +267,7 @@ def _aligned(dataset: Any, model: Any, name: str) -> Any:
     found = class_names_of(dataset)
     if found is None or model.class_names is None or found == list(model.class_names):
         return dataset
-    numbers = class_map(found, list(model.class_names), of=name).numbers
+    numbers, _ = class_map(found, list(model.class_names), of=name)
     return renumber(dataset, {i: numbers[each] for i, each in enumerate(found)}, list(model.class_names))
 
 
@@ -279,7 +279,7 @@ def _columns(first: Sequence[str], other: Sequence[str], first_name: str, name: 
         raise ValueError(
             f"{first_name} has {len(first)} classes and {name} has {len(other)}: expected the same classes"
         )
-    numbers = class_map(first, other, where=first_name, of=name).numbers
+    numbers, _ = class_map(first, other, where=first_name, of=name)
     return np.asarray([numbers[each] for each in first])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from topk_registry.cli.parser import ArgumentParser, ParseOptions, positive, within
+from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
 from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, TrainConfig, clean_settings
 from topk_registry.train.errors import TrainError
 
