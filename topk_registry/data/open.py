@@ -95,7 +95,7 @@ def open_dataset(
 
 
 def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a registered data set, and the options that are not its own."""
+    """Return a registered data set, and the options that it does not take."""
     factory = registry.datasets.builder(short := name.removeprefix(PREFIX))
     named = parameters(factory)[0]
     own = {option: value for option, value in options.items() if option in named or option not in CHANGES}
@@ -105,7 +105,7 @@ def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) 
         changes.setdefault("change_seed", own["seed"])
     if root is not None and accepts(factory, "root"):
         own.setdefault("root", root)
-    return registry.datasets.build(short, factory, {"split": split, **own}), changes
+    return registry.datasets.create(short, factory, split=split, **own), changes
 
 
 def _open_folder(split: str, root: Path, mode: str, suffixes: tuple[str, ...]) -> "ReaderImages":

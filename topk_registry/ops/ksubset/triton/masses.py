@@ -395,7 +395,7 @@ def few_hinges(
 
 @triton.jit
 def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
-    """Return the sum of the direct gradients of the m-th label's class, because labels may repeat a class."""
+    """Return the sum of the direct gradients of all labels with the same class as the m-th label."""
     out = tl.zeros_like(steps[m])
     for other in tl.static_range(M):
         out += tl.where(labels[other + 1] == labels[m + 1], steps[other], 0.0)
