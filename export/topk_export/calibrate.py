@@ -19,7 +19,7 @@ from topk_export import graph
 from topk_export.errors import ExportError, ModelFileError
 from topk_export.nodes import LARGEST, SCORES, SET, add_sets, digest_of_table, score_model
 from topk_export.runtime.metadata import LOGITS, SET_OUTPUTS, Metadata
-from topk_export.runtime.predictor import Predictor
+from topk_export.runtime.predictor import Predictor, read_ahead
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import move_into_place
@@ -27,7 +27,7 @@ from topk_export.verify import expected_sets
 from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, guarantee, threshold_table
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
-from topk_registry.data.agreement import agreement, listed
+from topk_registry.data.agreement import agreement, pairs
 from topk_registry.data.folders import FolderError, class_map, read_folders, split_folder
 
 SPLIT = "calibration"
@@ -119,7 +119,7 @@ class Calibration:
             )
         if self.confused:
             out.append(
-                f"note        images of these folders are mostly predicted as another class: {listed(self.confused)}"
+                f"note        images of these folders are mostly predicted as another class: {pairs(self.confused)}"
             )
         if high < 1 - facts["alpha"]:
             out.append("warning     the measured coverage is below the guarantee: are these the images of one source?")
@@ -152,10 +152,10 @@ def open_folder(
             "nor for the choice of the model (--split NAME)"
         )
     found = read_folders(folder, SUFFIXES)
-    mapping = class_map(found.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
-    known = [(path, mapping.numbers[name]) for path, name in found.images if name in mapping.numbers]
+    numbers, summary = class_map(found.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
+    known = [(path, numbers[name]) for path, name in found.images if name in numbers]
     labels = np.asarray([label for _, label in known], np.int64)
-    return Images(name, [path for path, _ in known], labels), "; ".join([f"{folder}: {mapping.summary}", *found.notes])
+    return Images(name, [path for path, _ in known], labels), "; ".join([f"{folder}: {summary}", *found.notes])
 
 
 def calibrate_file(
@@ -250,9 +250,9 @@ def _run(
     count = len(labels)
     logits = np.empty((count, predictor.metadata.num_classes), np.float32)
     starts, parts = range(0, count, size), []
-    for start in progress(starts, len(starts)):
-        batch = predictor.preprocess([images[i] for i in range(start, min(start + size, count))])
-        outputs = predictor.run(batch)
+    batches = read_ahead(lambda i: predictor.input_of(images[i]), range(count), batch=size, workers=predictor.workers)
+    for start, batch in zip(progress(starts, len(starts)), batches, strict=True):
+        outputs = predictor.run(np.stack(batch))
         logits[start : start + len(batch)] = outputs[LOGITS]
         if SET in outputs:
             parts.append(SetCounts.of(outputs[SET], labels[start : start + len(batch)]))

@@ -138,13 +138,16 @@ def _create(name: str, num_classes: int | None, pretrained: bool, options: Mappi
 
     plain = name.removeprefix("torchvision:").removeprefix("timm:")
     classes = {} if num_classes is None else {"num_classes": num_classes}
-    if not name.startswith("torchvision:") and (timm.is_model(plain) or ":" in plain):
-        return timm.create_model(plain, pretrained=pretrained, **classes, **options)
-    if plain in torchvision.models.list_models(module=torchvision.models):
-        # without it, these two models warn about slow initialization
-        quiet = {"init_weights": False} if plain in ("googlenet", "inception_v3") and not pretrained else {}
-        weights = "DEFAULT" if pretrained else None
-        return torchvision.models.get_model(plain, weights=weights, **classes, **quiet, **options)
+    try:
+        if not name.startswith("torchvision:") and (timm.is_model(plain) or ":" in plain):
+            return timm.create_model(plain, pretrained=pretrained, **classes, **options)
+        if plain in torchvision.models.list_models(module=torchvision.models):
+            # without it, these two models warn about slow initialization
+            quiet = {"init_weights": False} if plain in ("googlenet", "inception_v3") and not pretrained else {}
+            weights = "DEFAULT" if pretrained else None
+            return torchvision.models.get_model(plain, weights=weights, **classes, **quiet, **options)
+    except Exception as error:  # errors of constructors and downloads have no common base class
+        raise ExportError(f"{name} cannot be built: {first_line(error)}") from error
     close = timm.list_models(f"*{plain}*")[:5] or timm.list_models(f"{plain[:4]}*")[:5]
     raise ExportError(
         f"{name!r} is neither a file or folder nor a model of timm or torchvision"

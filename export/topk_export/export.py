@@ -205,6 +205,8 @@ def _metadata_of(
     names = tuple(map(str, range(n))) if names is None else tuple(names)
     if len(names) != n:
         raise ExportError(f"expected {n} class names, one per class of the model, got {len(names)}")
+    if broken := [name for name in names if len(name.splitlines()) != 1]:
+        raise ExportError(f"a class name must be one line of text, got {broken[0]!r}")
     return Metadata(
         k=int(k),
         temperature=float(temperature),

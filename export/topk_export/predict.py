@@ -65,14 +65,20 @@ def _listed(source: str, stdin: TextIO) -> list[str]:
         text = stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8", errors="surrogateescape")
     except FileNotFoundError as error:
         raise SourceError(f"{printable(source)} does not exist") from error
-    return [line for line in (raw.strip() for raw in text.splitlines()) if line and not line.startswith("#")]
+    return _lines(text)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
 
 
 def class_list(text: str) -> list[str]:
     """Return the names of a class list: the lines of a file, or names separated by commas."""
     if os.path.isfile(text):
-        lines = Path(text).read_text(encoding="utf-8").splitlines()
-        return [line.strip() for line in lines if line.strip()]
+        try:
+            return _lines(Path(text).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{text} is not a list of class names: it is not UTF-8 text") from error
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
@@ -233,11 +239,11 @@ def _check_run(output: Path, run: dict[str, Any]) -> None:
     if not path.exists():
         if any(output.glob("part-*.parquet")):
             raise OutputError(f"{output} has Parquet files and no {RUN}: choose another folder")
-        _write_whole(path, lambda file: Path(file).write_text(json.dumps(run, indent=1, ensure_ascii=False)))
+        _write_whole(path, lambda file: Path(file).write_text(json.dumps(run, indent=1)))
         return
     try:
-        before = json.loads(path.read_text())
-    except ValueError as error:
+        before = dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
         raise OutputError(f"{path} cannot be read: {error}") from error
     if differing := sorted(key for key in {*run, *before} if run.get(key) != before.get(key)):
         raise OutputError(

@@ -219,7 +219,13 @@ def preprocess_of(
     if own is not None and not config.keys() & {"input_size", "img_size", "val_crop_size"}:
         config["input_size"] = (getattr(model, "pretrained_cfg", {}).get("input_size", (3,))[0], *own)
     if (getattr(model, "pretrained_cfg", None) or {}).get("mean"):
-        config = {"resize_size": config.get("resize_size"), **resolve_data_config(config, model=model)}
+        try:
+            config = {"resize_size": config.get("resize_size"), **resolve_data_config(config, model=model)}
+        except AssertionError as error:
+            raise ExportError(
+                "input_size must be (channels, height, width), with as many values of mean and std as channels; got "
+                + ", ".join(f"{key} {config.get(key)}" for key in ("input_size", "mean", "std"))
+            ) from error
     else:
         config = _with_changes(_torchvision_config(name), config)
     if not config["input_size"]:
@@ -336,14 +342,16 @@ def read_class_names(path: str | Path) -> tuple[str, ...]:
     """Read class names from a text file with one name per line, or a JSON file with a list or an index-to-name map."""
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix != ".json":
             return tuple(line.strip() for line in text.splitlines() if line.strip())
         content = json.loads(text)
         if isinstance(content, Mapping):
-            return tuple(str(content[key]) for key in sorted(content, key=int))
+            content = [content[key] for key in sorted(content, key=int)]
     except (OSError, ValueError) as error:
         raise ExportError(f"class names cannot be read from {path}: {error}") from error
+    if not isinstance(content, list) or not all(isinstance(name, str | int) for name in content):
+        raise ExportError(f"class names cannot be read from {path}: expected a list of names, or a map to names")
     return tuple(map(str, content))
 
 

@@ -41,7 +41,7 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
     Use when:
         Labels are wrong anywhere, and top-1 accuracy matters. ``q`` interpolates between cross-entropy (0) and the
         absolute error (1), which is robust to wrong labels. In the study here over four kinds of noise, q = 0.3 gained
-        2.0 points.
+        2.0 points of top-1.
 
     Avoid when:
         Labels are clean, or there are many classes: near q = 1, training starts slowly. The default is the paper's q =

@@ -159,7 +159,7 @@ class TopKHingeConvex(TopKLoss):
         return nan_if_invalid(losses, logits)
 
     def _hinge(self, better: Tensor, last: Tensor, score: Tensor) -> Tensor:
-        """Return the loss from the sum of the k - 1 best other scores, the next best of them and the label score."""
+        """Return the loss from the sum of the k - 1 best other scores, the k-th best of them and the label score."""
         return ((better + self.k - 1 + torch.maximum(last + 1, score)) / self.k - score).clamp(min=0)
 
 

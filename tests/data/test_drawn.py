@@ -5,9 +5,9 @@ import math
 
 import pytest
 
-from topk_registry.data.ambiguous import Ambiguous
 from topk_registry.data.hierarchy import Hierarchy
-from topk_registry.data.several import Several
+from topk_studies.data.ambiguous import Ambiguous
+from topk_studies.data.several import Several
 
 KINDS = (Ambiguous, Hierarchy, Several)
 COUNTS = {"size", "superclasses", "families", "fine", "side", "things", "scenes"}

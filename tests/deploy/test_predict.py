@@ -93,7 +93,7 @@ def test_json_csv_and_parquet_agree(capsys, set_file, pictures, tmp_path):
 
 def test_lists_and_stdin(capsys, set_file, pictures, tmp_path, monkeypatch):
     listing = tmp_path / "images.txt"
-    listing.write_text(f"# a comment\n{pictures}/3.png\n\n{pictures}/missing.png\n")
+    listing.write_text(f"\ufeff{pictures}/3.png\n\n{pictures}/#missing.png\n", encoding="utf-8")
     status, out, _ = run(capsys, set_file, listing, "--json", "-")
     assert status == 1
     assert [("error" in row, row["file"][-5:]) for row in lines_of(out)] == [(False, "3.png"), (True, "g.png")]
@@ -104,7 +104,7 @@ def test_lists_and_stdin(capsys, set_file, pictures, tmp_path, monkeypatch):
 
 def test_class_lists(capsys, set_file, pictures, tmp_path):
     names = tmp_path / "names.csv"
-    names.write_text("red\n\npink\n", encoding="utf-8")
+    names.write_text("\ufeffred\n\npink\n", encoding="utf-8")
     for given in (names, "red, pink"):
         _, out, _ = run(capsys, set_file, pictures, "--json", "-", "--allow", given)
         for row in lines_of(out):
@@ -117,6 +117,8 @@ def test_class_lists(capsys, set_file, pictures, tmp_path):
     assert status == 2
     assert "empty" in err
     assert class_list(" a , b ") == ["a", "b"]
+    with pytest.raises(ValueError, match="not UTF-8 text"):
+        class_list(str(set_file))
 
 
 def test_alpha(capsys, set_file, plain_file, pictures):
@@ -183,8 +185,10 @@ def test_another_run_does_not_mix_with_the_first(capsys, set_file, pictures, tmp
         status, _, err = run(capsys, *argv, "--output", out)
         assert status == 2
         assert word in err
-    (out / "_run.json").unlink()
-    assert run(capsys, set_file, pictures, "--output", out)[0] == 2
+    for content in ("{", "[1]", None):
+        (out / "_run.json").write_text(content) if content else (out / "_run.json").unlink()
+        status, _, err = run(capsys, set_file, pictures, "--output", out)
+        assert (status, "_run.json" in err) == (2, True)
 
 
 @pytest.mark.slow

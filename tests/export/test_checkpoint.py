@@ -13,9 +13,10 @@ import torchvision
 import yaml
 from safetensors.torch import save_file
 from timm.utils import CheckpointSaver
+from torch import nn
 
 from topk_export import ExportError, load_source
-from topk_export.checkpoint import built_for
+from topk_export.checkpoint import build, built_for
 from topk_export.export import _prepare
 from topk_export.source import DATA_KEYS, _torchvision_name, read_class_names
 from topk_registry import create_loss, normalize_classifier
@@ -219,15 +220,16 @@ def test_places_without_a_checkpoint(tmp_path):
 
 def test_class_names_from_files(tmp_path):
     text, listed, mapped = tmp_path / "a.txt", tmp_path / "b.json", tmp_path / "c.json"
-    text.write_text("cat\n\ndög\n", encoding="utf-8")
+    text.write_text("\ufeffcat\n\ndög\n", encoding="utf-8")  # with a byte order mark, as of Windows
     listed.write_text('["cat", "dog"]')
     mapped.write_text('{"10": "dog", "9": "cat"}')
     assert read_class_names(text) == ("cat", "dög")
     assert read_class_names(listed) == read_class_names(mapped) == ("cat", "dog")
-    for path in (tmp_path / "none.txt", tmp_path / "bad.json"):
-        with pytest.raises(ExportError, match="class names cannot be read"):
-            read_class_names(path)
-        (tmp_path / "bad.json").write_text("{")
+    for content in ("{", "5", '"ab"', '{"cat": 0}', '{"0": ["n01", "cat"]}'):
+        listed.write_text(content)
+        for path in (tmp_path / "none.txt", listed):
+            with pytest.raises(ExportError, match="class names cannot be read"):
+                read_class_names(path)
 
 
 # --- models by name, and modules
@@ -247,6 +249,14 @@ def test_names_of_timm_of_torchvision_and_of_the_trainer():
         load("test_resnet_")
     with pytest.raises(ExportError, match="--random-weights"):
         load_source("resnet18")
+
+
+def test_torchvision_is_asked_for_published_weights(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torchvision.models, "get_model", lambda name, **options: asked.append(options) or nn.Identity())
+    for pretrained in (True, False):
+        build("torchvision:resnet18", pretrained=pretrained)
+    assert [options["weights"] for options in asked] == ["DEFAULT", None]
 
 
 @pytest.mark.parametrize(
@@ -295,6 +305,8 @@ def test_an_unknown_module_must_say_its_images():
     known = load_source(model, data_config={**size, "mean": (0.5,), "std": (0.2, 0.3, 0.4)}).preprocess
     assert (known.mean, known.std, known.color) == ((0.5, 0.5, 0.5), (0.2, 0.3, 0.4), "RGB")
     assert (known.scale_size, known.interpolation) == ((73, 73), "bilinear")
+    with pytest.raises(ExportError, match=r"as channels; got input_size \(1, 64, 64\)"):
+        load("test_resnet", data_config={"input_size": (1, 64, 64), "mean": (0.5, 0.5), "std": (0.2,)})
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "torchvision:squeezenet1_1"])

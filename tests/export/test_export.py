@@ -172,6 +172,7 @@ def test_a_full_disk_leaves_nothing(tmp_path, monkeypatch):
         ({"k": 3, "dtype": "int8"}, "dtype"),
         ({"k": 3, "task": "regression"}, "task"),
         ({"k": 3, "class_names": ["a"]}, "12 class names"),
+        ({"k": 3, "class_names": ["a\nb", *"bcdefghijkl"]}, "one line of text"),
     ],
     ids=str,
 )

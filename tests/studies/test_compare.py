@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from topk_registry.data import open_dataset
-from topk_registry.data.cifar100 import CLASSES
 from topk_registry.train import TrainConfig
 from topk_studies import runner
 from topk_studies.command import main
 from topk_studies.compare import flags_of, study_of
+from topk_studies.data.cifar100 import CLASSES, FAMILIES, SUPERCLASSES
 from topk_studies.studies import STUDIES, Contestant, spread
 
 SMALL = ["--dataset", "topk/hierarchy", "--dataset-opt", "size=120", "superclasses=4", "fine=2", "eval_size=80"]
@@ -209,6 +209,17 @@ def cifar(tmp_path, monkeypatch):
     (place / "meta").write_bytes(pickle.dumps({"fine_label_names": CLASSES}))
     monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda path, md5=None: True)
     return tmp_path
+
+
+def test_cifar_100_is_as_published():
+    """Against the coarse label of each fine label as the data set's own files have it."""
+    coarse = [4, 1, 14, 8, 0, 6, 7, 7, 18, 3, 3, 14, 9, 18, 7, 11, 3, 9, 7, 11, 6, 11, 5, 10, 7]
+    coarse += [6, 13, 15, 3, 15, 0, 11, 1, 10, 12, 14, 16, 9, 11, 5, 5, 19, 8, 8, 15, 13, 14, 17, 18, 10]
+    coarse += [16, 4, 17, 4, 2, 0, 17, 4, 18, 17, 10, 3, 2, 12, 12, 16, 12, 1, 9, 19, 2, 10, 0, 1, 16]
+    coarse += [12, 9, 13, 15, 13, 16, 19, 2, 4, 6, 19, 5, 5, 8, 19, 18, 1, 2, 15, 6, 0, 17, 8, 14, 13]
+    assert coarse == SUPERCLASSES
+    assert list(FAMILIES) == sorted(FAMILIES)
+    assert (CLASSES[0], CLASSES[-1]) == ("apple", "worm")
 
 
 def test_cifar100_with_noise_within_superclasses(cifar, monkeypatch, capsys):

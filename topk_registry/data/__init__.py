@@ -5,7 +5,7 @@
 
 Open
     open_dataset(name, split, root, **options)   open a data set by a name of ``timm train --dataset``
-    Ambiguous, Hierarchy, Several                built-in data sets
+    Hierarchy                                    the built-in data set
     Selection                                    samples of a data set with new labels
 Change any data set
     with_label_noise, long_tail, subset, hold_out, renumber, class_balanced_epoch
@@ -20,20 +20,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topk_registry.data.ambiguous import Ambiguous
     from topk_registry.data.hierarchy import Hierarchy
     from topk_registry.data.labels import class_counts, class_names_of, is_indexed, labels_of, superclasses_of
     from topk_registry.data.open import open_dataset
     from topk_registry.data.selection import Selection, class_balanced_epoch, hold_out, long_tail, renumber, subset
     from topk_registry.data.selection import with_label_noise as with_label_noise
-    from topk_registry.data.several import Several
 
 __all__ = [
-    "Ambiguous", "Hierarchy", "Selection", "Several", "class_balanced_epoch", "class_counts", "class_names_of",
+    "Hierarchy", "Selection", "class_balanced_epoch", "class_counts", "class_names_of",
     "hold_out", "is_indexed", "labels_of", "long_tail", "open_dataset", "renumber", "subset", "superclasses_of",
     "with_label_noise",
 ]  # fmt: skip
-_HOMES = {"Ambiguous": "ambiguous", "Hierarchy": "hierarchy", "Several": "several", "open_dataset": "open"}
+_HOMES = {"Hierarchy": "hierarchy", "open_dataset": "open"}
 _HOMES |= dict.fromkeys(("class_counts", "class_names_of", "is_indexed", "labels_of", "superclasses_of"), "labels")
 
 

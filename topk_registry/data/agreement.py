@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from topk_registry.data.folders import listed
+
 MIN_IMAGES = 3  # minimum number of images per folder for a conclusion
 CHANCE_ODDS = 1.5  # accuracy is at chance level if its odds are below 1.5 times the odds of random guesses
 
@@ -25,14 +27,12 @@ class Agreement:
 
     Args:
         accuracy: top-1 accuracy, from 0 to 1.
-        images: number of images.
         confused: pairs (label, predicted class) of folders with more than half of the images predicted as one other
             class.
         problem: why the labels look wrong; empty if they do not.
     """
 
     accuracy: float
-    images: int
     confused: list[tuple[str, str]]
     problem: str
 
@@ -63,11 +63,10 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
     confused = [(classes[label], classes[other]) for label, other in usual.items()]
     if len(swapped) >= 2:
         problem += f"{'; ' * bool(problem)}images of these folders are mostly predicted as another class: "
-        problem += listed(confused)
-    return Agreement(accuracy, len(labels), confused, problem)
+        problem += pairs(confused)
+    return Agreement(accuracy, confused, problem)
 
 
-def listed(confused: Sequence[tuple[str, str]]) -> str:
+def pairs(confused: Sequence[tuple[str, str]]) -> str:
     """Return the first five pairs (label, predicted class) as text."""
-    more = f" and {len(confused) - 5} more" if len(confused) > 5 else ""
-    return ", ".join(f"{label!r} as {other!r}" for label, other in confused[:5]) + more
+    return listed([f"{label!r} as {other!r}" for label, other in confused], 5)

@@ -114,34 +114,14 @@ def _suffix(name: str) -> str:
     return os.path.splitext(name)[1].lower()
 
 
-@dataclass(frozen=True)
-class ClassMap:
-    """Class number of each folder.
-
-    Args:
-        numbers: class number by folder name, without skipped folders.
-        by_name: True if folders have the names of classes, False if folders were mapped in natural order.
-        skipped: names of folders without a class.
-        missing: names of classes without a folder.
-        summary: description of the mapping.
-    """
-
-    numbers: dict[str, int]
-    by_name: bool
-    skipped: list[str]
-    missing: list[str]
-    summary: str
-
-
 def class_map(
     folders: Sequence[str],
     classes: Sequence[str],
     *,
     where: object = "the data",
     of: str = "the model",
-    by_order: bool = True,
     ignore_unknown: bool = False,
-) -> ClassMap:
+) -> tuple[dict[str, int], str]:
     """Map folders to classes by name. If no name matches and there are as many folders as classes, map by natural
     order.
 
@@ -150,29 +130,31 @@ def class_map(
         classes: class names in order. For a model without class names, the numbers from 0 as text.
         where: location of the folders, for messages.
         of: owner of the classes, for messages.
-        by_order: allow a mapping by order.
         ignore_unknown: if some folders have names of classes, skip the others.
+
+    Returns:
+        the class number by folder name, without skipped folders, and a description of the mapping.
 
     Raises:
         FolderError: a folder has no class, or two classes have the same name.
 
     Example:
-        >>> class_map(["dog", "cat"], ["cat", "dog", "owl"]).numbers
+        >>> class_map(["dog", "cat"], ["cat", "dog", "owl"])[0]
         {'dog': 1, 'cat': 0}
     """
     numbers = {name: i for i, name in enumerate(classes)}
     unknown = [name for name in folders if name not in numbers]
     nameless = list(classes) == [str(i) for i in range(len(classes))]
     some_known = len(unknown) < len(folders)
-    if by_order and len(folders) == len(classes) and (nameless or not some_known):
+    if len(folders) == len(classes) and (nameless or not some_known):
         ordered = sorted(folders, key=natural_key)
         pairs = [f"{folder} = {name}" for folder, name in zip(ordered, classes, strict=True)]
         why = "the model has no class names" if nameless else "no name matches"
         summary = f"{count_of(folders, 'class')} by order, because {why}: {listed(pairs, MAX_LISTED)}"
-        return ClassMap({name: i for i, name in enumerate(ordered)}, False, [], [], summary)
+        return {name: i for i, name in enumerate(ordered)}, summary
     if unknown and not (ignore_unknown and some_known):
-        hint = "--ignore-unknown-classes skips them" if some_known else "expected these names"
-        hint += ", or as many classes in the same order" * (by_order and not some_known)
+        otherwise = "expected these names, or as many classes in the same order"
+        hint = "--ignore-unknown-classes skips them" if some_known else otherwise
         raise FolderError(
             f"{where} has the classes {listed([repr(name) for name in unknown])}, and {of} has "
             f"{count_of(classes, 'class')}: {listed(classes)}; {hint}"
@@ -184,7 +166,7 @@ def class_map(
     summary = f"{count_of(list(found), 'class')} by name"
     for names, text in ((unknown, f"skipped, because {of} has no such class"), (missing, "without images")):
         summary += f"; {text}: {listed(names)}" if names else ""
-    return ClassMap(found, True, unknown, missing, summary)
+    return found, summary
 
 
 def count_of(things: Sequence[object], name: str) -> str:

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from topk_registry.data.cifar100 import CLASSES, SUPERCLASSES
-
 Labels = NDArray[np.int64]
 MULTILABEL = "each image has several labels: use --task multilabel"
 
@@ -80,6 +78,6 @@ def class_counts(labels: Labels, num_classes: int) -> list[int]:
 
 
 def superclasses_of(dataset: Any) -> list[int] | None:
-    """Return the superclass of every class [n] if the data set has superclasses or is CIFAR-100, else None."""
+    """Return the superclass of every class [n], or None if the data set has no superclasses."""
     known = getattr(dataset, "superclasses", None)
-    return list(known) if known is not None else SUPERCLASSES if class_names_of(dataset) == CLASSES else None
+    return None if known is None else list(known)

@@ -21,14 +21,8 @@ FOLDERS = ("", "folder", "topk/folder")
 # exceptions of Pillow for broken files
 DECODE_ERRORS = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, Image.DecompressionBombError)
 
-# options of every data set, which apply to the training part only
-CHANGES = {
-    "noise": "share of wrong labels, in [0, 1]",
-    "noise_kind": "family (within superclasses) or uniform",
-    "long_tail": "ratio of the frequencies of the first and the last class",
-    "subset": "fraction of each class",
-    "change_seed": "seed of noise, long tail and subset",
-}
+# options of every data set, with their defaults
+CHANGES = {"noise": 0.0, "noise_kind": "", "long_tail": 1.0, "subset": 1.0, "change_seed": 0}
 
 
 def open_dataset(
@@ -51,16 +45,17 @@ def open_dataset(
             subfolder per class; or a name of timm such as ``torch/cifar100`` or ``hfds/USER/NAME``.
         split: name of the split. If ``root`` has no subfolder of this name, ``root`` itself is the split.
         root: data directory.
-        training: whether to open the training part. Default: True if the split is named ``train``. The options
-            ``noise``, ``long_tail`` and ``subset`` change the training part only.
+        training: whether to open the training part. Default: True if the split is named ``train``.
         held_out: fraction of each class of the split that is held out. The training part excludes this fraction. The
             evaluation part consists of it, with true labels.
         multilabel: whether images have several labels.
         mode: Pillow mode to which images from files are converted.
         suffixes: suffixes of image files in folders.
         timm_options: further arguments of ``timm.data.create_dataset``.
-        options: options of :data:`CHANGES` and of the data set itself. For a registered data set, ``seed`` is also the
-            default of ``change_seed``.
+        options: options of a registered data set, and those of every data set, which change the training part only:
+            ``noise``, share of wrong labels; ``noise_kind``, ``family`` (within superclasses) or ``uniform``;
+            ``long_tail``, ratio of the frequencies of the first and the last class; ``subset``, fraction of each
+            class; ``change_seed``, seed of these changes (default: ``seed`` of a registered data set, else 0).
 
     Raises:
         ValueError, OSError, TypeError: the data cannot be opened, or an option is invalid.
@@ -70,25 +65,20 @@ def open_dataset(
         >>> train[0][1], train.notes
         (0, ['label noise 0.4 (family): 51 of 200 training labels differ'])
     """
-    if name in FOLDERS or not name.startswith(PREFIX):
+    if name.startswith(PREFIX) and name not in FOLDERS:
+        dataset, changes = _open_registered(name, split, root, options)
+        if problem := first_problem(dataset, multilabel=multilabel):
+            raise ValueError(f"{name}: {problem}")
+    else:
         changes = options
         if wrong := [option for option in options if option not in CHANGES]:
             raise TypeError(f"data set {name or 'folder'!r} has no option {wrong[0]!r}: it has {', '.join(CHANGES)}")
-        dataset = _open_files(name, split, root, mode, suffixes, dict(timm_options or {}), multilabel=multilabel)
-    else:
-        short = name.removeprefix(PREFIX)
-        factory = registry.datasets.builder(short)
-        named = parameters(factory)[0]
-        own = {option: value for option, value in options.items() if option in named or option not in CHANGES}
-        changes = {option: value for option, value in options.items() if option not in own}
-        check_options(f"dataset {name!r}", factory, ["split", *own], also=CHANGES)
-        if isinstance(own.get("seed"), int):
-            changes.setdefault("change_seed", own["seed"])
-        if root is not None and accepts(factory, "root"):
-            own.setdefault("root", root)
-        dataset = registry.datasets.build(short, factory, {"split": split, **own})
-        if problem := first_problem(dataset, multilabel=multilabel):
-            raise ValueError(f"{name}: {problem}")
+        if name not in FOLDERS:
+            dataset = _open_timm(name, split, root, mode, dict(timm_options or {}))
+        elif multilabel:
+            raise ValueError("a folder has one label per image: use a data set with several for --task multilabel")
+        else:
+            dataset = _open_folder(split, Path(root or ""), mode, suffixes)
     if not is_indexed(dataset):
         if changes or held_out:
             used = ", ".join([*changes, *["held_out"] * bool(held_out)])
@@ -101,17 +91,44 @@ def open_dataset(
     if held_out:
         rest, held = selection.hold_out(part, held_out, seed=changes.get("change_seed", 0))
         part = rest if training else held
-    return _changed(part, **changes) if training else part
+    return _changed(part, **{**CHANGES, **changes}) if training else part
+
+
+def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a registered data set, and the options that it does not take."""
+    factory = registry.datasets.builder(short := name.removeprefix(PREFIX))
+    named = parameters(factory)[0]
+    own = {option: value for option, value in options.items() if option in named or option not in CHANGES}
+    changes = {option: value for option, value in options.items() if option not in own}
+    check_options(f"dataset {name!r}", factory, ["split", *own], also=CHANGES)
+    if isinstance(own.get("seed"), int):
+        changes.setdefault("change_seed", own["seed"])
+    if root is not None and accepts(factory, "root"):
+        own.setdefault("root", root)
+    return registry.datasets.create(short, factory, split=split, **own), changes
+
+
+def _open_folder(split: str, root: Path, mode: str, suffixes: tuple[str, ...]) -> "ReaderImages":
+    if not root.is_dir():
+        raise FileNotFoundError(f"the data directory {root} does not exist")
+    return ReaderImages(FolderReader(split_folder(root, split) or root, suffixes), mode)
+
+
+def _open_timm(name: str, split: str, root: Any, mode: str, options: dict[str, Any]) -> Any:
+    from timm.data import ImageDataset, create_dataset
+
+    encode = options.pop("target_transform", None)
+    place = None if root is None else str(root)
+    dataset: Any = create_dataset(name, root=place, split=split, input_img_mode=mode, **options)
+    if isinstance(dataset, ImageDataset):  # ReaderImages names unreadable images and stores labels
+        return ReaderImages(dataset.reader, mode, encode)
+    if encode is not None:
+        dataset.target_transform = encode
+    return dataset
 
 
 def _changed(
-    data: Selection,
-    *,
-    noise: float = 0.0,
-    noise_kind: str = "",
-    long_tail: float = 1.0,
-    subset: float = 1.0,
-    change_seed: int = 0,
+    data: Selection, noise: float, noise_kind: str, long_tail: float, subset: float, change_seed: int
 ) -> Selection:
     if subset != 1.0:
         data = selection.subset(data, subset, seed=change_seed)
@@ -206,25 +223,3 @@ def check_depth(image: Image.Image) -> None:
         low, high = extrema
         if low < 0 or high > 255 or (image.mode == "F" and high <= 1 and low != high):
             raise ValueError(f"values from {low:g} to {high:g} (mode {image.mode}) need a conversion to 8 bits")
-
-
-def _open_files(
-    name: str, split: str, root: Any, mode: str, suffixes: tuple[str, ...], options: dict[str, Any], *, multilabel: bool
-) -> Any:
-    """Open a folder of images or a data set of timm."""
-    if name in FOLDERS:
-        if multilabel:
-            raise ValueError("a folder has one label per image: use a data set with several for --task multilabel")
-        if not Path(root or "").is_dir():
-            raise FileNotFoundError(f"the data directory {root!s} does not exist")
-        return ReaderImages(FolderReader(split_folder(root or "", split) or Path(root or ""), suffixes), mode)
-    from timm.data import ImageDataset, create_dataset
-
-    encode = options.pop("target_transform", None)
-    place = None if root is None else str(root)
-    dataset: Any = create_dataset(name, root=place, split=split, input_img_mode=mode, **options)
-    if isinstance(dataset, ImageDataset):  # ReaderImages names unreadable images and stores labels
-        return ReaderImages(dataset.reader, mode, encode)
-    if encode is not None:
-        dataset.target_transform = encode
-    return dataset

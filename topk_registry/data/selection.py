@@ -169,20 +169,19 @@ def long_tail_counts(counts: Sequence[int], factor: float) -> list[int]:
     return np.minimum(np.maximum(1, np.rint(max(counts) * share).astype(int)), counts).tolist()
 
 
-def hold_out(dataset: Any, fraction: float, *, fold: int = 0, seed: int = 0) -> tuple[Selection, Selection]:
+def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection, Selection]:
     """Split a data set into (rest, held-out part). The held-out part has the labels without label noise.
 
     Args:
         dataset: data set to split. The rest keeps at least one sample per class.
         fraction: fraction of each class that is held out. For k-hot targets, the fraction is of all samples.
-        fold: index of the part that is held out. Different folds hold out different parts.
         seed: random seed.
     """
     if not 0.0 < fraction < 1.0:
         raise ValueError(f"the held-out fraction must be in (0, 1), got {fraction!r}")
     labels, counts = _labels_and_counts(dataset, k_hot=True)
     sizes = [max(0, min(max(1, round(fraction * count)), count - 1)) for count in counts]
-    held = _pick(labels, sizes, seed=seed, part=fold)
+    held = _pick(labels, sizes, seed=seed)
     rest = np.setdiff1d(np.arange(len(labels)), held)
     true = getattr(dataset, "true_targets", None)
     return Selection(dataset, rest), Selection(dataset, held, targets=None if true is None else true[held])
@@ -231,16 +230,9 @@ def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, li
     return labels, class_counts(labels, len(names) if names else int(labels.max()) + 1)
 
 
-def _pick(labels: Labels, counts: Sequence[int], *, seed: int, part: int = 0) -> Indices:
-    """Draw ``counts[c]`` samples of each class as sorted indices; larger counts extend smaller ones.
-
-    For one seed, parts 0, 1, ... are disjoint until the samples of a class are used up, and then reuse samples.
-    """
+def _pick(labels: Labels, counts: Sequence[int], *, seed: int) -> Indices:
+    """Draw ``counts[c]`` samples of each class as sorted indices; larger counts extend smaller ones."""
     order = np.random.default_rng([seed, 13]).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
-    ends = np.searchsorted(labels[order], np.arange(len(counts) + 1))
-    places = [
-        first + np.arange(part * count, (part + 1) * count) % max(1, last - first)
-        for first, last, count in zip(ends, ends[1:], counts, strict=False)
-    ]
-    return np.sort(order[np.concatenate(places)])
+    starts = np.searchsorted(labels[order], np.arange(len(counts)))
+    return np.sort(np.concatenate([order[start : start + count] for start, count in zip(starts, counts, strict=True)]))

@@ -17,7 +17,7 @@ MAX_SUBSETS = 1_000_000  # limit of enumerate_support
 
 
 class _KHot(constraints.Constraint):
-    """Vectors of n zeros and ones with k ones, where k is one number, or one number per row."""
+    """Constraint for vectors of n zeros and ones with k ones; k is one number, or one per row."""
 
     is_discrete = True
     event_dim = 1

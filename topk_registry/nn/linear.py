@@ -64,7 +64,7 @@ def linear_smooth_topk(
         class_weight: one non-negative factor per class [n], including classes of other ranks.
         reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. With ``process_group``, ``"mean"`` and
             ``"sum"`` are over the rows of all ranks, and ``"none"`` returns the losses of this rank's rows.
-        chunk: number of classes per chunk. None: a number that is fast.
+        chunk: number of classes per chunk. None: chosen for speed.
         process_group: the ranks that share the classes, such as ``mesh.get_group("classes")``.
         num_classes: expected n. None: the sum over ranks.
 

@@ -16,7 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from topk_registry.cli.parser import ArgumentParser, ParseOptions, parse_pairs
+from topk_registry.cli import ArgumentParser, ParseOptions, parse_pairs
 from topk_registry.registry.ranges import Interval
 from topk_registry.train.errors import ConfigError
 
@@ -130,7 +130,7 @@ class TrainConfig:
     """Settings of a training run, under the names of the flags of ``timm train``.
 
     Defaults are the defaults of timm, and with ``task="multilabel"`` of timm's multi-label task. If neither
-    ``data_dir`` nor ``dataset`` is set, the defaults define a small job on a built-in data set.
+    ``data_dir`` nor ``dataset`` is set, those of a classification define a small job on a built-in data set.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range, or settings exclude each other.
@@ -313,9 +313,9 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         given: frozenset[str] = self.__dict__["_given"]
-        defaults = dict(MULTILABEL_DEFAULTS) if self.task == MULTILABEL else {}
-        if not (self.data_dir or self.dataset):
-            defaults = {**BUILTIN_DEFAULTS, **({"dataset": "topk/several"} if defaults else {}), **defaults}
+        defaults = MULTILABEL_DEFAULTS if self.task == MULTILABEL else {}
+        if not (self.data_dir or self.dataset or defaults):
+            defaults = BUILTIN_DEFAULTS
         for name, value in defaults.items():
             if name not in given or name == "dataset":
                 object.__setattr__(self, name, value)
@@ -542,7 +542,7 @@ def _check_range(setting: "Field[Any]", value: Any) -> None:
             known = ", ".join(str(choice) or "''" for choice in info["choices"])
             raise ConfigError(f"{flag_of(setting.name)} must be one of {known}, got {one!r}")
         if type(one) in (int, float) and one not in interval:
-            raise ConfigError(f"{flag_of(setting.name)} must be {interval.in_words()}, got {one!r}")
+            raise ConfigError(f"{flag_of(setting.name)} must be in {interval}, got {one!r}")
     if info["nargs"] and value is not None and len(value) != info["nargs"]:
         raise ConfigError(f"{flag_of(setting.name)} takes {info['nargs']} numbers, got {len(value)}")
 

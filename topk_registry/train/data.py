@@ -185,7 +185,7 @@ def held_out_fraction(config: TrainConfig) -> float:
 def check_splits(config: TrainConfig, fraction: float) -> None:
     """Raise a DataError if a folder lacks the split, because evaluation would use the training images."""
     root = Path(config.data_dir or "")
-    if config.dataset not in FOLDERS or not root.is_dir() or fraction:
+    if config.dataset not in FOLDERS or config.task == MULTILABEL or not root.is_dir() or fraction:
         return
     train, evaluation = (split_folder(root, split) for split in (config.train_split, config.val_split))
     if config.val_split and (train is None or evaluation is None):

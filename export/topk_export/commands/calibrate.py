@@ -54,16 +54,16 @@ def _parser() -> ArgumentParser:
         "--data-dir",
         required=True,
         metavar="DIR",
-        help="folder with one folder per class, of images used neither in training nor in the choice of the model",
+        help="folder with one folder per class, of images used neither for training nor for model selection",
     )
     add("--split", metavar="NAME", help="folder in DIR (default: calibration, or DIR itself if it has no splits)")
     add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
     add("--alpha", type=within("(0, 1)"), default=0.1, help="probability that a set misses the class (default: 0.1)")
     add("--score", choices=SCORES, default="lac", help="nonconformity score (default: lac)")
     add("--rule", choices=RULES, default="marginal", help="one threshold, or one per class (default: marginal)")
-    add("--penalty", type=within("[0, inf)"), default=0.01, metavar="L", help="raps: cost per rank (default: 0.01)")
-    add("--k-reg", type=within("[0, inf)", int), default=5, metavar="K", help="raps: ranks without cost (default: 5)")
-    add("--temperature", type=within("(0, inf)"), default=1.0, metavar="T", help="divides the logits (default: 1)")
+    add("--penalty", type=within("[0, inf)"), default=0.01, metavar="L", help="raps: penalty per rank (default: 0.01)")
+    add("--k-reg", type=within("[0, inf)", int), default=5, metavar="K", help="raps: penalty-free ranks (default: 5)")
+    add("--temperature", type=within("(0, inf)"), default=1.0, metavar="T", help="divisor of the logits (default: 1)")
     add(
         "--report-share",
         type=within("(0, 1)"),
@@ -76,5 +76,5 @@ def _parser() -> ArgumentParser:
     add("--ignore-unknown-classes", action="store_true", help="skip folders that are not a class of the file")
     add("--force", action="store_true", help="calibrate although labels look wrong; the file then has no guarantee")
     add("--json", metavar="FILE", help="write the report as JSON, with coverage per class")
-    add("--device", choices=DEVICES, default="auto", help="where to run (default: a GPU if there is one)")
+    add("--device", choices=DEVICES, default="auto", help="device to run on (default: a GPU if there is one)")
     return parser

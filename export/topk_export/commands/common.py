@@ -61,6 +61,6 @@ def printable(text: str) -> str:
 def add_runtime_flags(parser: argparse.ArgumentParser) -> None:
     """Add ``--device``, ``--require-gpu`` and ``--threads``."""
     add = parser.add_argument
-    add("--device", choices=DEVICES, default="auto", help="where to run (default: a GPU if there is one)")
+    add("--device", choices=DEVICES, default="auto", help="device to run on (default: a GPU if there is one)")
     add("--require-gpu", action="store_true", help="exit with an error if the model does not run on a GPU")
     add("--threads", type=positive, metavar="N", help="CPU threads of a run")

@@ -64,7 +64,7 @@ def _parser() -> ArgumentParser:
     add("output", nargs="?", default="model.onnx", metavar="FILE.onnx", help="file to write (default: model.onnx)")
     add("--task", choices=("classification", "multilabel"), help="default: the run's, else classification")
     add("-k", "--k", type=positive, help="size of the top-k set (default: the run's, else 5)")
-    add("--temperature", type=within("(0, inf)"), help="divides the logits (default: that of the run's loss, else 1)")
+    add("--temperature", type=within("(0, inf)"), help="divisor of the logits (default: of the run's loss, else 1)")
     add("--dtype", choices=("fp32", "fp16"), default="fp32", help="precision of the backbone (default: fp32)")
     add("--opset", type=within("[18, 21]", int), default=18, help="ONNX operator set, 18 to 21 (default: 18)")
     add("--in-graph", action="store_true", help="the graph normalizes uint8 images (default: it takes normalized ones)")
@@ -77,14 +77,14 @@ def _parser() -> ArgumentParser:
     add("--num-classes", type=positive, metavar="N", help="number of classes (default: the checkpoint's)")
     add("--pretrained", action="store_true", help="load the published weights of a model name")
     add("--random-weights", action="store_true", help="export a model name without trained weights, for tests")
-    add("--no-ema", action="store_true", help="take the model's own weights (default: the average, if there is one)")
-    add("--head", metavar="MODULE", help="module whose output are the scores, if the model's output is something else")
-    add = parser.add_argument_group("evaluation preprocessing (default: what training recorded)").add_argument
+    add("--no-ema", action="store_true", help="use the model's weights (default: the EMA, if there is one)")
+    add("--head", metavar="MODULE", help="module whose output is the scores, if the model's output is something else")
+    add = parser.add_argument_group("evaluation preprocessing (default: as recorded by training)").add_argument
     add("--input-size", type=positive, nargs=3, metavar=("C", "H", "W"), help="channels, height and width")
     add("--mean", type=within("(-inf, inf)"), nargs="+", help="channel means")
     add("--std", type=within("(0, inf)"), nargs="+", help="channel standard deviations")
     add("--interpolation", metavar="NAME", help="interpolation of resizing, such as bicubic")
     add("--crop-pct", type=within("(0, inf)"), metavar="PCT", help="fraction of the image that the crop keeps")
     add("--crop-mode", choices=("center", "border", "squash"), help="how timm crops")
-    add("--exif", action="store_true", default=None, help="turn images as their EXIF orientation says (timm does not)")
+    add("--exif", action="store_true", default=None, help="apply the EXIF orientation of images (timm does not)")
     return parser

@@ -60,7 +60,7 @@ def _parser() -> ArgumentParser:
         nargs="+",
         default=[],
         metavar="NAME",
-        help="names in the Host header of requests, besides those of loopback",
+        help="allowed names in the Host header, in addition to loopback names",
     )
     add("--max-body", type=positive, default=10_000_000, metavar="BYTES", help="length of a body (default: 10000000)")
     add("--max-images", type=positive, default=32, metavar="N", help="images per request (default: 32)")

@@ -14,9 +14,9 @@ def main(argv: Sequence[str]) -> int:
     """Check an exported file against torch's logits and against float64 definitions."""
     parser = ArgumentParser(prog="topk-registry verify", description=main.__doc__)
     parser.add_argument("model", metavar="FILE.onnx", help="a file of topk-registry export")
-    parser.add_argument("--sample", metavar="FILE", help="NAME.sample.npz of the export (default: beside NAME.onnx)")
+    parser.add_argument("--sample", metavar="FILE", help="NAME.sample.npz of the export (default: next to NAME.onnx)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help="where to run the model (default: cpu)")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="device to run the model on (default: cpu)")
     parser.add_argument("--require-gpu", action="store_true", help="fail if the model does not run on a GPU")
     args = parser.parse_args(argv)
     report = verify_file(args.model, device=args.device, require_gpu=args.require_gpu, sample=args.sample)

@@ -113,7 +113,7 @@ def check_digest(model: str | Path, sha256: str | None) -> None:
 
 
 def check_thresholds(model: str | Path, sets: Mapping[str, Any] | None) -> None:
-    """Raise :class:`ModelFileError` if the thresholds of a calibrated model are not those of its calibration.
+    """Raise :class:`ModelFileError` if the thresholds of a calibrated model differ from its calibration.
 
     Quantization changes them silently.
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from topk_registry.cli.parser import INTERRUPTED, ArgumentParser, positive, within
+from topk_registry.cli import INTERRUPTED, ArgumentParser, positive, within
 from topk_registry.registry.discovery import installed_version
 from topk_registry.train import TrainConfig, TrainError
 from topk_registry.train.config import create_parser, flag_of, read_config
@@ -18,7 +18,7 @@ from topk_studies.studies import DATA, STUDIES, Flags, Study
 
 # flags of `timm train` that a study sets for each run
 SET = ("loss", "loss_opt", "seed", "output", "experiment", "overwrite", "resume", "dry_run")
-ALSO = "All flags of `timm train` but those of the loss, seed and output are accepted, and apply to every run."
+ALSO = "All flags of `timm train`, except flags of the loss, seed and output, are accepted and apply to every run."
 
 
 def create_study_parser() -> ArgumentParser:
@@ -26,7 +26,7 @@ def create_study_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry study", description=__doc__)
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     texts = {name: (study.question, f"{study.question} {study.reference}.") for name, study in STUDIES.items()}
-    texts["compare"] = ("compare losses on your own data", "Tune losses alike on your own data, and compare them.")
+    texts["compare"] = ("compare losses on your own data", "Tune losses equally on your own data, and compare them.")
     for name, (summary, description) in texts.items():
         one = names.add_parser(name, help=summary, description=f"{description} {ALSO}")
         one.add_argument("--seeds", type=positive, default=5, metavar="N", help="seeds of the results (default: 5)")
@@ -124,7 +124,7 @@ def _set_up(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Study, Fla
     study = STUDIES[args.name]
     data = study.data or args.data
     if data == "images" and args.name == "long-tail":
-        raise ValueError("the long tail is drawn by the data vectors only")
+        raise ValueError("a long tail is supported for --data vectors only")
     if data == "images" and args.name == "spherical":
         renamed = {name: {"superclasses" if key == "families" else key: value for key, value in options.items()}
                    for name, options in study.conditions.items()}  # fmt: skip
@@ -149,7 +149,7 @@ def check(study: Study, runs: Sequence[Flags]) -> None:
 
     if runs:  # the trainer opens the other two splits
         open_split(TrainConfig(**runs[0]), "test")
-    different = {json.dumps([flags[name] for name in ("loss", "loss_opt", "dataset_opt")]): flags for flags in runs}
+    different = {json.dumps([flags[name] for name in ("loss", "loss_opt")]): flags for flags in runs}
     for flags in different.values():
         trainer = Trainer(TrainConfig(**flags), quiet=True)
         n = trainer.run.config.num_classes or 0

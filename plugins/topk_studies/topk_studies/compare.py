@@ -28,7 +28,7 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
         config: configuration with the metric and the default rate.
 
     Raises:
-        ValueError: a text has another form, or there are more alternatives than trials.
+        ValueError: a text is invalid, or there are more alternatives than trials.
         PluginError: a loss does not exist or cannot be imported.
     """
     contestants = []

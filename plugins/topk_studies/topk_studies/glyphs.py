@@ -38,7 +38,7 @@ import torch
 from torch import Tensor, nn
 
 import topk_registry as tr
-from topk_registry.data.glyphs import CHARACTERS, Glyphs
+from topk_studies.data.glyphs import CHARACTERS, Glyphs
 from topk_studies.runner import Runs, paired
 
 FAMILIES, MORE_FAMILIES = 60, (20, 150)

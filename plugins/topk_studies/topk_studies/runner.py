@@ -130,7 +130,7 @@ class Cell(NamedTuple):
         return [{**self.shared, **trial, "seed": TUNING_SEED, "val_split": "validation"} for trial in self.trials]
 
     def results(self, chosen: int | None, seeds: Sequence[int]) -> list[Flags]:
-        """Return the runs of the results, or an empty list if no trial is selected."""
+        """Return the runs whose metrics are reported, or an empty list if no trial is selected."""
         trial = {} if chosen is None else self.trials[chosen]
         return [{**self.shared, **trial, "seed": seed, "val_split": "test"} for seed in seeds if trial]
 

@@ -44,7 +44,7 @@ class Contestant:
         grid: alternative values of options that are not in the text.
 
     Raises:
-        ValueError: the text has another form.
+        ValueError: the text is invalid.
 
     Example:
         >>> Contestant("focal(gamma=1.0|2.0)").options

@@ -90,7 +90,7 @@ place_of, number_at = _reorder(True), _reorder(False)
 
 @inlined
 def _parts_32(u) -> Any:
-    """Return 2^m, f and e with exp(u) = 2^m (1 + e f), where seven terms of the series for e have an error of 6e-9."""
+    """Return 2^m, f and e with exp(u) = 2^m (1 + e f). e is a series of seven terms, with an error of 6e-9."""
     shifted = u * LOG2E_32 + ROUND_32
     m = shifted - ROUND_32
     f = (u - m * LN2_HIGH_32) - m * LN2_LOW_32

@@ -36,7 +36,6 @@ def smooth_topk(
         k: size of the set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive; lower values approach a hard hinge.
         alpha: required margin: one number, or one per class [n]. It gets no gradient.
-
         sums: allow kernels to return the sum of the losses [] with one graph node.
 
     Returns:

@@ -140,7 +140,7 @@ def _apart(members, least):
 
 @summing
 def _drawn(members, u):
-    """Return the expected number of drawn classes of a top group, and its derivative with respect to u."""
+    """Return the expected number of classes in the set from a top group at tilt u, and its derivative in u."""
     drawn = slope = 0.0
     for j in range(len(members)):
         q = 1 / (1 + members[j] * u)

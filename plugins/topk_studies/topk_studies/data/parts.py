@@ -8,6 +8,7 @@ from typing import Any
 from topk_registry.data import Selection, hold_out, is_indexed, open_dataset
 from topk_registry.data.folders import split_folder
 from topk_registry.data.open import FOLDERS
+from topk_studies.data.cifar100 import CLASSES, SUPERCLASSES
 
 
 def parts(
@@ -22,7 +23,7 @@ def parts(
     options: Mapping[str, Any] | None = None,
     timm_options: Mapping[str, Any] | None = None,
 ) -> Selection:
-    """Open a part of a data set.
+    """Open a part of a data set; CIFAR-100 comes with its published superclasses.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
@@ -51,6 +52,8 @@ def parts(
         dataset = open_dataset(of, name, root, training=False, mode=mode, **more, **(options or {}))
         if not is_indexed(dataset):
             raise ValueError(f"{of} is a stream, and a comparison needs random access")
+        if dataset.classes == CLASSES:
+            dataset.superclasses = SUPERCLASSES
         return dataset
 
     if split not in ("train", "validation", "test"):

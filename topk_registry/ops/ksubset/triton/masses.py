@@ -327,7 +327,7 @@ def write_invalid_row(
     scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr, row, live, y, shift, after, tiles,
     M: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Overwrite the NaN of an invalid row if its result is known.
+    """Replace the NaN results of an invalid row, if the correct results are known.
 
     If the row has no mass, the result is 0. If it has at most k finite scores and no NaN, their classes have loss 0,
     and all other classes have loss inf.
@@ -395,7 +395,7 @@ def few_hinges(
 
 @triton.jit
 def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
-    """Return the sum of the direct gradients of the m-th label's class, because labels may repeat a class."""
+    """Return the sum of the direct gradients of all labels with the same class as the m-th label."""
     out = tl.zeros_like(steps[m])
     for other in tl.static_range(M):
         out += tl.where(labels[other + 1] == labels[m + 1], steps[other], 0.0)

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from topk_registry.data.ambiguous import Ambiguous, _log_levels
+from topk_studies.data.ambiguous import Ambiguous, _log_levels
 
 SMALL = {
     "families": 3,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import ImageFont
 
-from topk_registry.data.glyphs import CHARACTERS, Glyphs, faces_by_family
+from topk_studies.data.glyphs import CHARACTERS, Glyphs, faces_by_family
 
 FAMILIES = 20
 
@@ -35,8 +35,8 @@ def test_splits_share_no_family_and_hold_all(fonts):
 
 def test_families_of_one_design_stay_in_one_split(monkeypatch):
     faces = {f"{design} {style}": ("", 0) for design in ("Abcd", "Efgh", "Ijkl", "Mnop", "Qrst") for style in "12"}
-    monkeypatch.setattr("topk_registry.data.glyphs.faces_by_family", lambda root: faces)
-    monkeypatch.setattr("topk_registry.data.glyphs.render", lambda path, index: np.zeros((62, 28, 28), np.uint8))
+    monkeypatch.setattr("topk_studies.data.glyphs.faces_by_family", lambda root: faces)
+    monkeypatch.setattr("topk_studies.data.glyphs.render", lambda path, index: np.zeros((62, 28, 28), np.uint8))
     parts = [set(Glyphs(split).families) for split in ("train", "validation", "test")]
     assert sum(map(len, parts)) == len(faces)
     assert all(name[:-1] + other in part for part in parts for name in part for other in "12")
@@ -65,7 +65,7 @@ def test_characters_stand_on_one_baseline(fonts):
 
 
 def test_a_font_without_a_character_is_left_out(fonts, monkeypatch):
-    monkeypatch.setattr("topk_registry.data.glyphs.CHARACTERS", "ABC\U00012345")
+    monkeypatch.setattr("topk_studies.data.glyphs.CHARACTERS", "ABC\U00012345")
     with pytest.raises(ValueError, match="train"):
         Glyphs("train", root=fonts)
 
