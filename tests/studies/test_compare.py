@@ -161,7 +161,7 @@ def test_a_dry_run_lists_the_trials_and_trains_nothing(tmp_path, capsys):
         (["--losses", "smooth_topk_svm", "--trials", "2"], "3 alternatives"),
         (["--losses", "ce", "--rates", "1", "0.1"], "must be above 0 and increase"),
         (["--losses", "ce", "--loss", "ce"], "pass --losses"),
-        (["--losses", "ce", "--epoch", "3"], "did you mean --epochs"),
+        (["--losses", "ce", "--epoch", "3"], "did you mean '--epochs'"),
         (["--losses", "ce", "--eval-metric", "top8"], "top8 of 8 classes"),
         (["--losses", "ce", "--eval-metric", "best"], "--eval-metric must be"),
         (["--losses", "ce", "--data-dir", "/no/such/place", "--dataset", "topk/folder"], "does not exist"),
@@ -180,6 +180,13 @@ def test_what_cannot_be_compared_is_a_line_before_anything_is_trained(tmp_path, 
     assert status == 2
     assert words in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_study_of_a_paper_sets_the_learning_rate(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["noise", "--lr", "0.1"])
+    assert "sets --lr" in capsys.readouterr().err
 
 
 def test_an_interrupted_comparison_says_how_to_continue(tmp_path, capsys, monkeypatch):
