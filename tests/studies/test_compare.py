@@ -182,13 +182,6 @@ def test_what_cannot_be_compared_is_a_line_before_anything_is_trained(tmp_path, 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_study_of_a_paper_sets_the_learning_rate(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["noise", "--lr", "0.1"])
-    assert "sets --lr" in capsys.readouterr().err
-
-
 def test_an_interrupted_comparison_says_how_to_continue(tmp_path, capsys, monkeypatch):
     def interrupted(flags):
         if flags["lr"] > 0.01:
@@ -260,11 +253,12 @@ def test_cifar100_with_noise_within_superclasses(cifar, monkeypatch, capsys):
     assert "label noise 0.4" in capsys.readouterr().out
 
 
-def test_cifar100_needs_its_folder(tmp_path, monkeypatch, capsys):
+def test_cifar100_needs_its_folder_and_sets_the_rates(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["cifar100"])
-    assert "--data-dir DIR" in capsys.readouterr().err
+    for flags, words in (([], "--data-dir DIR"), (["--lr", "0.1"], "sets --lr")):
+        with pytest.raises(SystemExit):
+            main(["cifar100", *flags])
+        assert words in capsys.readouterr().err
     assert main(["cifar100", "--data-dir", "."]) == 2
     assert "Dataset not found" in capsys.readouterr().err
 
