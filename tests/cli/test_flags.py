@@ -3,10 +3,10 @@
 import pytest
 
 from topk_registry.cli import ArgumentParser
-from topk_registry.cli.commands import GROUPS, commands
+from topk_registry.cli.commands import commands
 from topk_registry.train import config
 
-COMMANDS = [name for names in GROUPS.values() for name in names if name in commands and name != "run"]
+COMMANDS = [name for name in commands.names("topk-registry:*") if name != "run"]
 NUMBERS = ("int", "float", "integer", "number")
 MAY_BE_NEGATIVE = {"--mean"}
 

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests import oracles
 from topk_plugins._sizes import mixture_nll
 from topk_registry import create_loss
-from topk_registry.cli.parser import ParseOptions
+from topk_registry.cli import ParseOptions
 
 
 def logits_and_labels(rows=4, n=20, dtype=torch.float32, seed=0):

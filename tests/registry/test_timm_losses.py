@@ -20,7 +20,7 @@ def test_they_are_built_by_timm():
     assert type(loss) is timm.loss.LabelSmoothingCrossEntropy
     torch.testing.assert_close(loss(logits, target), timm.loss.LabelSmoothingCrossEntropy(0.1)(logits, target))
     assert type(tr.create_loss("timm:bce")) is timm.loss.BinaryCrossEntropy
-    assert tr.loss_info("ce").status == "timm"
+    assert tr.loss_info("ce").distribution == "timm"
     assert tr.loss_info("ce").version == timm.__version__
 
 

@@ -20,7 +20,7 @@ def register():
 
     yield add
     for name in names:
-        registry.losses.unregister(name)
+        registry.losses._registered.pop(name)
 
 
 def test_a_learned_parameter_of_the_loss_is_trained_and_saved(train, register):

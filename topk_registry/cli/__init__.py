@@ -1,14 +1,88 @@
-"""The command line: ``topk-registry COMMAND ...``."""
+"""The command line, ``topk-registry COMMAND ...``: shared argument parser, types of flags, and messages of errors."""
 
-from topk_registry.cli.parser import (
-    INTERRUPTED,
-    ArgumentParser,
-    ParseOptions,
-    missed,
-    parse_pairs,
-    positive,
-    within,
-    words_of,
-)
+import argparse
+import ast
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
-__all__ = ["INTERRUPTED", "ArgumentParser", "ParseOptions", "missed", "parse_pairs", "positive", "within", "words_of"]
+from topk_registry.registry.ranges import Interval
+from topk_registry.registry.source import closest
+
+INTERRUPTED = 130  # exit status of a shell for a command that Ctrl-C ended
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Argument parser with one-line usage errors that suggest the closest flag for an unknown flag.
+
+    Abbreviated flags are errors: ``--margin 3`` does not mean ``--marginal-temperature 3``.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(self._unrecognized(unknown))
+        return parsed
+
+    def _unrecognized(self, unknown: list[str]) -> str:
+        flag, message = unknown[0].partition("=")[0], f"unrecognized arguments: {' '.join(unknown)}"
+        flags = [name for action in self._actions for name in action.option_strings]
+        if flag.startswith("--"):
+            message += closest(flag, flags)
+            if "--loss-opt" in flags:
+                message += f"; an option of the loss is given as --loss-opt {flag[2:].replace('-', '_')}=VALUE"
+        return message
+
+
+class ParseOptions(argparse.Action):
+    """Parse ``key=value`` pairs with values as Python literals. Repeated flags add pairs."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        try:
+            options = {**(getattr(namespace, self.dest, None) or {}), **parse_pairs(values)}
+            setattr(namespace, self.dest, options)
+        except ValueError as error:
+            parser.error(f"{option_string} {error}")
+
+
+def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
+    """Parse ``key=value`` pairs with values as Python literals. Raise ValueError for a word that is not a pair."""
+    options = {}
+    for pair in words:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(f"takes key=value, got {pair!r}")
+        try:
+            options[key] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[key] = value
+    return options
+
+
+def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") -> Callable[[str], Any]:
+    """Return the ``type`` of a flag for numbers in an interval such as ``"(0, 1]"``; ``hint`` ends its errors."""
+    numbers = Interval.parse(interval)
+
+    def number(text: str) -> Any:
+        value = kind(text)
+        if value not in numbers:
+            raise argparse.ArgumentTypeError(f"must be in {numbers}, got {text}{hint}")
+        return value
+
+    number.__name__ = "integer" if kind is int else "number"  # argparse writes "invalid number value"
+    return number
+
+
+positive = within("[1, inf)", int)
+
+
+def words_of(error: BaseException) -> str:
+    """Return the message of an error. For an error of the system, it is ``file: reason`` without the error number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)

@@ -1,13 +1,10 @@
 """``topk-registry check NAME``: run the conformance kit on a registered loss."""
 
-import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 
-from topk_registry.cli.parser import ArgumentParser, ParseOptions, positive
+from topk_registry.cli import ArgumentParser, ParseOptions, positive
 from topk_registry.registry import get_loss_builder
 from topk_registry.registry.options import CONTEXT, accepted_context, check_options
 from topk_registry.testing import iter_checks, run_checks
@@ -25,26 +22,22 @@ def main(argv: Sequence[str]) -> int:
     add("--loss-opt", nargs="+", default={}, action=ParseOptions, metavar="K=V", help="options of the loss")
     add("--num-classes", type=positive, default=16, metavar="N", help="classes in the data (default: 16)")
     add("--expect", nargs="+", action="extend", default=[], metavar="CHECK", help="checks that are expected to fail")
-    add("--json", metavar="FILE", help="also write the results to a JSON file")
     args = parser.parse_args(argv)
-    about = {"options": args.loss_opt, "num_classes": args.num_classes}
     try:
         factory = get_loss_builder(args.name)
         context = accepted_context(factory, dict.fromkeys(CONTEXT))
         check_options(f"loss {args.name!r}", factory, [*context, *args.loss_opt])
         expected = dict.fromkeys(args.expect, "expected on the command line")
-        checks = iter_checks(args.name, **about, expected_failed_checks=expected)
+        checks = iter_checks(
+            args.name, options=args.loss_opt, num_classes=args.num_classes, expected_failed_checks=expected
+        )
     except (TypeError, ValueError) as error:
         print(f"topk-registry check: {error}", file=sys.stderr)
         return 2
-    results = []
+    counts: Counter[str] = Counter()
     for result in run_checks(checks):
         place = f"\n{'':<36}  {'':<8}  at {result.place}" if result.place else ""
         print(f"{result.name:<36}  {result.status:<8}  {result.message}".rstrip() + place, flush=True)
-        results.append(result)
-    counts = Counter(result.status for result in results)
+        counts[result.status] += 1
     print(", ".join(f"{count} {status}" for status, count in counts.items()))
-    if args.json:
-        report = {"loss": args.name, **about, "results": [asdict(result) for result in results]}
-        Path(args.json).write_text(json.dumps(report, indent=2, default=str) + "\n", encoding="utf-8")
     return int(counts["failed"] > 0)

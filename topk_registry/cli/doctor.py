@@ -1,20 +1,19 @@
 """``topk-registry doctor``: versions, devices, backends, commands and plug-ins, with notes and problems."""
 
-import json
 import platform
 import re
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 
 from topk_registry import registry
+from topk_registry.cli import ArgumentParser
 from topk_registry.cli.commands import commands
-from topk_registry.cli.parser import ArgumentParser
 from topk_registry.registry.discovery import installed_version, misspelt_groups
-from topk_registry.registry.errors import DisabledPluginError, MissingPackageError, PluginError
+from topk_registry.registry.errors import DisabledPluginError, PluginError
 
 REQUIRED = ("torch", "timm")
 OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime")
@@ -34,19 +33,15 @@ def main(argv: Sequence[str]) -> int:
     parser = ArgumentParser(
         prog="topk-registry doctor",
         description="Show versions, GPUs, the backend of each operator, the timm command on PATH, and broken plug-ins. "
-        "This imports all plug-ins that are not disabled, which runs their code. The exit status is 1 if there is a "
-        "problem.",
+        "This imports all enabled plug-ins, which runs their code. The exit status is 1 if there is a problem.",
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the report to a JSON file")
-    args = parser.parse_args(argv)
+    parser.parse_args(argv)
     report = examine()
     width = max(map(len, report.facts))
     lines = [f"{name:<{width}}  {value}" for name, value in report.facts.items()]
     for kind, messages in (("note", report.notes), ("problem", report.problems)):
         lines += ["", *(f"{kind}: {message}" for message in messages)] if messages else []
     print("\n".join(lines if report.problems else [*lines, "", "no problems found"]))
-    if args.json:
-        Path(args.json).write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
     return 1 if report.problems else 0
 
 
@@ -87,27 +82,28 @@ def _devices(report: Report) -> None:
 def _timm_command(report: Report) -> None:
     """Report whether the command ``timm`` on PATH belongs to another distribution, which pip does not detect."""
     path = shutil.which("timm")
-    text = Path(path).read_text(errors="ignore") if path else ""
-    wrapped = re.search(r"^from ([\w.]+) import \w+", text, re.MULTILINE)
-    report.facts["timm command"] = f"{path} ({wrapped[1] if wrapped else 'unknown'})" if path else "not on PATH"
-    if path and (wrapped is None or wrapped[1] != "topk_registry.cli.main"):
+    if path is None:
+        report.facts["timm command"] = "not on PATH"
+        return
+    imported = re.search(r"^from ([\w.]+) import \w+", Path(path).read_text(errors="ignore"), re.MULTILINE)
+    module = imported[1] if imported else "unknown"
+    report.facts["timm command"] = f"{path} ({module})"
+    if module != "topk_registry.cli.main":
         report.problems.append(f"the timm command on PATH is not this one: {path}; use topk-train instead")
 
 
 def _plugins(report: Report) -> None:
     for names in (registry.losses, registry.datasets, registry.model_files, commands):
         report.problems += names.problems()
-        for plugin in names.shadowed():
-            owner = names.info(plugin.name).distribution
-            report.notes.append(f"{names.kind} {plugin.name!r} is {owner}'s; {plugin.owner} has {plugin.qualified!r}")
         infos = names.infos()
+        report.facts[names.group.partition(".")[2]] = f"{len(infos)}"
+        report.notes += [f"{i.name} shares its name with another {names.kind}" for i in infos if ":" in i.name]
         for info in infos:
             try:
                 names.builder(info.name)
             except PluginError as error:
-                missing = isinstance(error.__cause__, (MissingPackageError, ModuleNotFoundError))
-                of_an_extra = missing and "is not installed" not in info.error  # of the plug-in itself
+                missing = isinstance(error.__cause__, ModuleNotFoundError) and str(error.__cause__.name)
+                of_an_extra = missing and missing.split(".")[0] != re.split("[.:]", info.value)[0]
                 noted = of_an_extra or isinstance(error, DisabledPluginError)
                 (report.notes if noted else report.problems).append(str(error))
-        report.facts[names.group.partition(".")[2]] = f"{len(infos)}"
-    report.problems += dict.fromkeys(message for message, _ in misspelt_groups())
+    report.problems += [message for message, _ in misspelt_groups()]

@@ -8,8 +8,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from topk_registry.cli import INTERRUPTED
 from topk_registry.cli.commands import commands, summaries
-from topk_registry.cli.parser import INTERRUPTED
 from topk_registry.registry.discovery import OURS, installed_version
 from topk_registry.registry.errors import BrokenPluginError, PluginError
 
@@ -18,10 +18,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status: 1 for a failure, 2 for wrong usage, 130 for Ctrl-C."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     program = Path(sys.argv[0]).stem.replace("__main__", "python -m topk_registry")
-    if name == "help" and rest:
-        name, rest = rest[0], ["--help"]
     try:
-        if name in ("-h", "--help", "help"):
+        if name in ("-h", "--help"):
             usage = f"usage: {program} COMMAND ...\n\nTop-k losses by name for timm and torchvision."
             more = f"{program} COMMAND --help explains one; --version prints the versions"
             print(f"{usage}\n\n{summaries()}\n\n{more}", flush=True)

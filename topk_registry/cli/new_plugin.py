@@ -8,11 +8,10 @@ import shutil
 from collections.abc import Sequence
 from datetime import date
 from importlib.util import find_spec
-from keyword import iskeyword
 from pathlib import Path
 
 from topk_registry import registry
-from topk_registry.cli.parser import ArgumentParser
+from topk_registry.cli import ArgumentParser
 
 HERE = Path(__file__).resolve().parents[1]
 PLACES = (HERE / "_template", HERE.parent / "plugins/template")  # in a wheel, in a checkout
@@ -49,8 +48,8 @@ def _problem(folder: Path, name: str, loss: str) -> str:
         return f"expected a distribution name of lower-case words with hyphens, such as brier-loss, got {name!r}"
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", loss):
         return f"argument --loss: expected lower-case words with underscores, got {loss!r}"
-    if iskeyword(name) or find_spec(name.replace("-", "_")) is not None:
-        return f"there is already a package or keyword {name.replace('-', '_')!r}: choose another name"
+    if find_spec(name.replace("-", "_")) is not None:
+        return f"there is already a package {name.replace('-', '_')!r}: choose another name"
     if registry.is_loss(loss):
         owner = registry.loss_info(loss).distribution
         return f"there is already a loss {loss!r} of {owner}, which has priority: choose another name with --loss"

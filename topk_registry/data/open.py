@@ -105,7 +105,7 @@ def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) 
         changes.setdefault("change_seed", own["seed"])
     if root is not None and accepts(factory, "root"):
         own.setdefault("root", root)
-    return registry.datasets.build(short, factory, {"split": split, **own}), changes
+    return registry.datasets.create(short, factory, split=split, **own), changes
 
 
 def _open_folder(split: str, root: Path, mode: str, suffixes: tuple[str, ...]) -> "ReaderImages":

@@ -1,7 +1,6 @@
 """Options of a loss as attributes that are stored in double precision and checked at every assignment."""
 
 import functools
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, get_args
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry.ops.values import integer, number, numbers
+from topk_registry.registry.options import parameters
 from topk_registry.registry.ranges import Interval, Range, option_ranges
 
 
@@ -135,14 +135,4 @@ def index(ignore_index: Any) -> int:
 def options_of(cls: type) -> Mapping[str, Option]:
     """Return the options of a class: its constructor parameters and, through ``**common``, those of its bases."""
     ranges = option_ranges(cls)
-    found: dict[str, Option] = {}
-    for kind in cls.__mro__:
-        if "__init__" not in vars(kind) or kind is nn.Module:
-            continue
-        parameters = list(inspect.signature(kind.__init__).parameters.values())[1:]
-        for p in parameters:
-            if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL):
-                found.setdefault(p.name, Option(p.annotation, ranges.get(p.name)))
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return found
+    return {name: Option(p.annotation, ranges.get(name)) for name, p in parameters(cls)[0].items()}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from topk_registry.metrics.streaming import Device, StreamingMetric, check_labels, ratio, set_sizes
+from topk_registry.metrics.streaming import Device, StreamingMetric, checked_labels, ratio, set_sizes
 
 MANY, FEW = 100, 20  # training samples per class: the limits of ImageNet-LT (Liu et al. 2019)
 
@@ -60,14 +60,13 @@ class TopKAccuracy(StreamingMetric):
 
     def update(self, logits: Tensor, target: Tensor) -> None:
         """Add a batch of scores [B, n] with labels [B]."""
-        check_labels(logits, target, self.ignore_index)
+        labels = checked_labels(logits, target, self.ignore_index)
         if logits.shape[1] != (n := self.sums["seen"].numel()):
             raise ValueError(f"the metric has {n} classes, logits have {logits.shape[1]}")
         self.follow(logits)
         hits, seen = self.sums["hits"], self.sums["seen"]
-        target = target.long()  # in uint8, an ignore_index of -100 would become 156
-        valid = target != self.ignore_index
-        label = torch.where(valid, target, 0)
+        valid = labels != self.ignore_index
+        label = torch.where(valid, labels, 0)
         own = logits.detach().gather(1, label[:, None])
         above = (~(logits <= own)).sum(1).to(hits.dtype)  # NaN counts as above
         tied = (logits == own).sum(1).to(hits.dtype).clamp(min=1)

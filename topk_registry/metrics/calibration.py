@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from topk_registry.metrics.streaming import Device, StreamingMetric, check_labels, ratio, set_sizes
+from topk_registry.metrics.streaming import Device, StreamingMetric, checked_labels, ratio, set_sizes
 
 
 class MarginalCalibration(StreamingMetric):
@@ -47,28 +47,23 @@ class MarginalCalibration(StreamingMetric):
         if target.shape == marginals.shape:
             members = target.float()
         else:
-            check_labels(marginals, target, self.ignore_index)
-            target = target.long()  # an ignore_index of -100 would be compared with bytes as 156
-            ignored = (target == self.ignore_index)[:, None]
+            labels = checked_labels(marginals, target, self.ignore_index)[:, None]
+            ignored = labels == self.ignore_index
             members = torch.zeros_like(marginals, dtype=torch.float32)
-            members.scatter_(1, target[:, None].masked_fill(ignored, 0), self.k).masked_fill_(ignored, torch.nan)
+            members.scatter_(1, labels.masked_fill(ignored, 0), self.k).masked_fill_(ignored, torch.nan)
         self.follow(marginals)
-        sums = self.sums
         counted = members.isfinite().flatten()
-        p = marginals.detach().flatten().to(sums["predicted"].dtype)
+        p = marginals.detach().flatten().to(self.sums["predicted"].dtype)
         b = torch.bucketize(p, self.edges.to(p))
         for name, values in (("predicted", p), ("observed", members.flatten()), ("entries", torch.ones_like(p))):
-            sums[name].index_add_(0, b, torch.where(counted, values, 0).to(p.dtype))
+            self.sums[name].index_add_(0, b, torch.where(counted, values, 0).to(p.dtype))
 
     def reliability(self, *, sync: bool = True) -> dict[str, list[float]]:
         """Return a reliability diagram per bin: mean ``predicted`` marginal, ``observed`` rate, and ``entries``."""
-        totals = {name: value.cpu() for name, value in self.totals(sync=sync).items()}
+        totals = self.totals(sync=sync)
         entries = totals["entries"]
-        return {
-            "predicted": (totals["predicted"] / entries).tolist(),
-            "observed": (totals["observed"] / entries).tolist(),
-            "entries": entries.tolist(),
-        }
+        means = {name: (totals[name] / entries).tolist() for name in ("predicted", "observed")}
+        return {**means, "entries": entries.tolist()}
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
         predicted, observed = totals["predicted"], totals["observed"]

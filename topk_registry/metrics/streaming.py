@@ -51,19 +51,20 @@ class StreamingMetric:
                 self.sums[name] = value.to(batch.device, dtype)
 
 
-def check_labels(logits: Tensor, target: Tensor, ignore_index: int) -> None:
-    """Raise an error unless scores are floating point [B, n] and labels integers [B] below n."""
+def checked_labels(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
+    """Return the labels as int64; raise unless scores are floating point [B, n] and labels integers [B] below n."""
     if not (isinstance(logits, Tensor) and isinstance(target, Tensor)):  # lists, for example
         raise TypeError(f"expected tensors, got {type(logits).__name__} and {type(target).__name__}")
     if not logits.is_floating_point() or logits.ndim != 2:
         raise ValueError(f"expected floating-point scores [batch, classes], got {logits.dtype} {list(logits.shape)}")
     if target.is_floating_point() or target.dtype == torch.bool or target.shape != logits.shape[:1]:
         raise ValueError(f"expected integer labels [{len(logits)}], got {target.dtype} {list(target.shape)}")
-    if target.device.type == "cpu":  # on a GPU, reading values would synchronize
-        target = target.long()
-        wrong = target[(target != ignore_index) & ((target < 0) | (target >= logits.shape[1]))]
+    labels = target.long()  # in uint8, an ignore_index of -100 would become 156
+    if labels.device.type == "cpu":  # on a GPU, reading values would synchronize
+        wrong = labels[(labels != ignore_index) & ((labels < 0) | (labels >= logits.shape[1]))]
         if len(wrong):
             raise ValueError(f"expected labels in [0, {logits.shape[1] - 1}], got {wrong[0].item()}")
+    return labels
 
 
 def ratio(part: Tensor, whole: Tensor) -> float:

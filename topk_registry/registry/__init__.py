@@ -7,7 +7,6 @@ A plug-in is an entry point that an installed distribution declares in its ``pyp
 
 The factory is a class or a function that takes keyword options and returns a callable ``(logits, target) -> Tensor``.
 Listing reads metadata and source files and imports nothing. Creating a loss imports its module, which runs its code.
-
 If several owners declare a name, a loss that this process registered with ``register_loss`` has priority, then the
 losses of this project. If two other distributions declare the same name, asking for it is an error, and
 ``distribution:name`` selects one. The names of timm losses are reserved.
@@ -22,17 +21,7 @@ from topk_registry.registry.options import unbound
 from topk_registry.registry.registry import B, Builder, LossInfo, Registry
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from topk_registry.losses.targets import LabelMixture
-
-    class Loss(nn.Module):
-        """Type of a created loss, for editors. If the factory returned a plain function, only ``__call__`` exists."""
-
-        def __call__(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
-
-        def __getattr__(self, name: str) -> Any: ...  # options and methods of the loss
-
+    from torch import nn
 
 __all__ = ["LossInfo", "Registry"]
 
@@ -73,7 +62,7 @@ def takes_k_hot(name: str) -> bool:
         >>> takes_k_hot("ksubset_nll"), takes_k_hot("focal")
         (True, False)
     """
-    if losses.info(name).status == "timm":
+    if losses.info(name).distribution == "timm":
         return name.rpartition(":")[2] in timm_losses.TAKE_K_HOT
     return getattr(unbound(losses.builder(name)), "takes_k_hot", False) is True
 
@@ -83,7 +72,7 @@ def get_loss_builder(name: str) -> Builder:
     return losses.builder(name)
 
 
-def create_loss(name: str, **options: Any) -> "Loss":
+def create_loss(name: str, **options: Any) -> "nn.Module":
     """Create a loss, a callable ``(logits, target) -> Tensor``, by ``name`` or ``distribution:name``.
 
     Raises:
@@ -92,18 +81,10 @@ def create_loss(name: str, **options: Any) -> "Loss":
     Example:
         >>> loss = create_loss("topk_hinge", k=3)
     """
-    return build_loss(name, get_loss_builder(name), **options)
-
-
-def build_loss(name: str, factory: Builder, /, **options: Any) -> "Loss":
-    """Create a loss from a factory that :func:`get_loss_builder` returned for this name."""
-    loss = losses.build(name, factory, options)
+    loss = losses.create(name, **options)
     if not callable(loss) or isinstance(loss, type):
-        raise BrokenPluginError(f"{losses.describe(name)} returned {loss!r}, expected a callable (logits, target)")
-    is_module = any(base.__module__ == "torch.nn.modules.module" for base in getattr(type(loss), "__mro__", ()))
-    if is_module and "_parameters" not in vars(loss):
-        raise BrokenPluginError(f"{losses.describe(name)} does not call super().__init__() in its __init__")
-    return loss  # pyright: ignore[reportReturnType]  # a plain function
+        raise BrokenPluginError(f"loss {name!r} returned {loss!r}, expected a callable (logits, target)")
+    return loss  # pyright: ignore[reportReturnType]  # it may be a plain function
 
 
 def register_loss(name: str, override: bool = False) -> Callable[[B], B]:

@@ -21,9 +21,5 @@ class NameTakenError(PluginError, ValueError):
     """A registration in this process would hide an existing plug-in."""
 
 
-class MissingPackageError(ImportError):
-    """The module of a plug-in needs a package that is not installed. The message names the package."""
-
-
 class BrokenPluginError(PluginError, RuntimeError):
     """The plug-in cannot be imported, is not a factory, or raised an error while it built the object."""

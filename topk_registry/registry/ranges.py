@@ -8,13 +8,12 @@ from typing import Any
 
 from topk_registry.registry.options import accepts, unbound
 
-CLASSES = "n"  # upper end that stands for the number of classes
 _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of numbers. ``closed`` tells for each end whether it belongs to the interval.
+    """An interval of numbers. ``closed`` tells for each end whether it belongs to it; ``n`` is the number of classes.
 
     Example:
         >>> tau = Interval.parse("(0, inf)")
@@ -22,8 +21,9 @@ class Interval:
         (True, False, '(0, inf)')
     """
 
+    text: str
     low: float
-    high: float | str
+    high: float
     closed: tuple[bool, bool]
 
     @classmethod
@@ -32,46 +32,38 @@ class Interval:
         match = _INTERVAL.fullmatch(text.strip())
         try:
             opening, low, high, closing = match.groups() if match else ("", "", "", "")
-            interval = cls(float(low), high if high == CLASSES else float(high), (opening == "[", closing == "]"))
+            ends = float(low), math.inf if high == "n" else float(high)
         except ValueError:
             raise ValueError(f"expected an interval such as '(0, 1]', '[0, inf)' or '[1, n)', got {text!r}") from None
-        if not interval.low < interval.end(math.inf):
+        if not ends[0] < ends[1]:
             raise ValueError(f"the lower end of an interval must be below the upper end, got {text!r}")
-        return interval
-
-    def end(self, num_classes: float) -> float:
-        """Return the upper end as a number, for this number of classes."""
-        return num_classes if isinstance(self.high, str) else self.high
+        return cls(text, *ends, (opening == "[", closing == "]"))
 
     def bounds(self) -> dict[str, float]:
         """Return the finite ends as keyword arguments of :func:`topk_registry.options.number`."""
         low, high = ("at_least" if self.closed[0] else "above"), ("at_most" if self.closed[1] else "below")
-        return {name: end for name, end in ((low, self.low), (high, self.end(math.inf))) if math.isfinite(end)}
-
-    def in_words(self) -> str:
-        """Describe the interval in words: "from 0 to 1", "above 0", "finite"."""
-        ends = self.bounds()
-        if {*ends} == {"at_least", "at_most"}:
-            return f"from {ends['at_least']:g} to {ends['at_most']:g}"
-        return " and ".join(f"{word.replace('_', ' ')} {end:g}" for word, end in ends.items()) or "finite"
+        return {name: end for name, end in ((low, self.low), (high, self.high)) if math.isfinite(end)}
 
     def __contains__(self, value: Any) -> bool:
-        high = self.end(math.inf)
-        return (self.low < value < high) or (value == self.low and self.closed[0]) or (value == high and self.closed[1])
+        inside = self.low < value < self.high
+        return inside or (value == self.low and self.closed[0]) or (value == self.high and self.closed[1])
 
     def inside(self, num_classes: int) -> list[float]:
         """Return the ends that belong to the interval."""
-        ends = zip((self.low, self.end(num_classes)), self.closed, strict=True)
-        return [_whole(end) for end, closed in ends if closed]
+        return [end for end, closed, _ in self._ends(num_classes) if closed]
 
     def outside(self, num_classes: int) -> list[float]:
         """Return a value beyond each finite end. If an end does not belong to the interval, it is that end."""
-        ends = ((self.low, self.closed[0], -1.0), (self.end(num_classes), self.closed[1], 1.0))
-        return [_whole(end + step if closed else end) for end, closed, step in ends if math.isfinite(end)]
+        return [end + step if closed else end for end, closed, step in self._ends(num_classes)]
+
+    def _ends(self, num_classes: int) -> list[tuple[float, bool, int]]:
+        """Return the finite ends, whole ones as integers, with the step out of the interval."""
+        high = num_classes if self.text.rstrip("]) ").endswith("n") else self.high
+        ends = ((self.low, self.closed[0], -1), (high, self.closed[1], 1))
+        return [(int(e) if e == int(e) else e, closed, step) for e, closed, step in ends if math.isfinite(e)]
 
     def __str__(self) -> str:
-        high = self.high if isinstance(self.high, str) else f"{self.high:g}"
-        return f"{'[' if self.closed[0] else '('}{self.low:g}, {high}{']' if self.closed[1] else ')'}"
+        return self.text
 
 
 Range = Interval | tuple[Any, ...]
@@ -89,8 +81,3 @@ def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
             if owner is factory or accepts(builder, option):
                 ranges[option] = Interval.parse(values) if isinstance(values, str) else tuple(values)
     return ranges
-
-
-def _whole(value: float) -> float:
-    """Return an integral value as int, which options such as k require."""
-    return int(value) if value == int(value) else value

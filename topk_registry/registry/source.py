@@ -1,39 +1,24 @@
-"""Read the source of a plug-in without running it."""
+"""Read the source of a plug-in without running it, and find the closest name."""
 
 import ast
 from collections.abc import Iterable
 from difflib import get_close_matches
-from importlib.machinery import all_suffixes
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.Module)
 
 
-def file_of(module: str) -> Path | None:
-    """Return the file of a dotted module, or None, without importing its parents, unlike ``find_spec``."""
+def summary(module: str, name: str) -> str:
+    """Return the first line of the docstring of ``module:name``, else an empty string."""
     top, *rest = module.split(".")
-    spec = find_spec(top)
-    if spec is None or not rest:
-        return Path(spec.origin) if spec and spec.origin else None
-    places = [Path(folder, *rest) for folder in spec.submodule_search_locations or ()]
-    stems = [stem for place in places for stem in (place, place / "__init__")]
-    files = [stem.with_name(stem.name + suffix) for stem in stems for suffix in all_suffixes()]
-    return next((file for file in files if file.is_file()), None)
-
-
-def summary(module: str, attr: str) -> str:
-    """Return the first line of the docstring of ``module:attr``, else of its module, else an empty string."""
     try:
-        file = file_of(module)
-        node: Any = ast.parse(file.read_bytes() if file else b"")
-        nodes = [node]
-        for part in attr.split("."):
-            node = next((each for each in getattr(node, "body", ()) if getattr(each, "name", "") == part), ast.Pass())
-            nodes.insert(0, node)
-        texts = [ast.get_docstring(each) for each in (nodes[0], nodes[-1]) if isinstance(each, DEFINITIONS)]
-        return first_line(next(filter(None, texts), ""))
+        spec = find_spec(top)  # of the whole name, this would import the packages above it
+        folders = (spec and spec.submodule_search_locations) or ()
+        stems = [Path(folder, *rest) for folder in folders]
+        files = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py") if file.is_file()]
+        source = files[0] if files else Path(spec.origin if spec and spec.origin and not rest else "")
+        nodes = ast.parse(source.read_bytes()).body
+        named = [n for n in nodes if isinstance(n, (ast.ClassDef, ast.FunctionDef)) and n.name == name]
+        return first_line(ast.get_docstring(named[-1]))
     except Exception:
         return ""
 

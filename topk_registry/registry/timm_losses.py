@@ -20,27 +20,16 @@ SUMMARIES = {
 TAKE_K_HOT = ("bce", "asl", "poly", "twoway", "zlpr", "db")  # timm.loss.MULTI_LABEL_LOSS_TYPES
 
 
-class TimmLoss(Plugin):
-    """A loss of the installed timm."""
-
-    @property
-    def status(self) -> str:
-        return "timm"
-
-    def load(self) -> Any:
-        return builder(self.name)
-
-    def problem(self) -> str:
-        return "" if self.version else "timm is not installed"
-
-    def summary(self) -> str:
-        return SUMMARIES[self.name]
-
-
 def reserved() -> dict[str, Plugin]:
     """Return the losses of the installed timm by name."""
     version = installed_version("timm") or ""
-    return {name: TimmLoss(name, "timm.loss:create_classification_loss", "timm", version) for name in SUMMARIES}
+    return {name: Plugin(name, f"{__name__}:{name}", "timm", version, about=SUMMARIES[name]) for name in SUMMARIES}
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name in SUMMARIES:
+        return builder(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def builder(name: str, *, several: bool = False) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from topk_registry.cli.parser import ArgumentParser, ParseOptions, parse_pairs
+from topk_registry.cli import ArgumentParser, ParseOptions, parse_pairs
 from topk_registry.registry.ranges import Interval
 from topk_registry.train.errors import ConfigError
 
@@ -542,7 +542,7 @@ def _check_range(setting: "Field[Any]", value: Any) -> None:
             known = ", ".join(str(choice) or "''" for choice in info["choices"])
             raise ConfigError(f"{flag_of(setting.name)} must be one of {known}, got {one!r}")
         if type(one) in (int, float) and one not in interval:
-            raise ConfigError(f"{flag_of(setting.name)} must be {interval.in_words()}, got {one!r}")
+            raise ConfigError(f"{flag_of(setting.name)} must be in {interval}, got {one!r}")
     if info["nargs"] and value is not None and len(value) != info["nargs"]:
         raise ConfigError(f"{flag_of(setting.name)} takes {info['nargs']} numbers, got {len(value)}")
 

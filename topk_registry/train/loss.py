@@ -31,7 +31,7 @@ class Facts:
 
     Args:
         num_classes: number of classes n.
-        smoothing: label smoothing. 0 with mixup, whose targets are already smoothed.
+        smoothing: label smoothing. 0 with timm's mixup, whose targets are already smoothed.
         soft_targets: whether mixup or CutMix is used.
         total_epochs: number of epochs.
         class_counts: number of training images per class [n].
@@ -84,7 +84,7 @@ class LossSpec:
             needed = "does not declare takes_k_hot = True, which --task multilabel needs"
             raise TrainError(f"loss {name!r} {needed}; there are {', '.join(known)}")
         factory = registry.get_loss_builder(name)
-        if multilabel and info.status == "timm":
+        if multilabel and info.distribution == "timm":
             factory = timm_losses.builder(name.rpartition(":")[2], several=True)
         return cls(name, dict(options), info.distribution, info.version, factory)
 
@@ -132,7 +132,7 @@ class LossSpec:
         if facts.class_weight is not None and own:
             raise TrainError(f"--class-weight and --loss-opt {own} both weigh classes: leave one out")
         try:
-            loss = registry.build_loss(self.name, self.factory, **{**self._arguments(facts), **self.options})
+            loss = registry.losses.create(self.name, self.factory, **{**self._arguments(facts), **self.options})
         except (TypeError, ValueError) as error:
             raise TrainError(f"loss {self.name!r} with {self.options or 'its default options'}: {error}") from error
         return loss if isinstance(loss, nn.Module) else FunctionLoss(loss)

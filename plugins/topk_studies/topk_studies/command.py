@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from topk_registry.cli.parser import INTERRUPTED, ArgumentParser, positive, within
+from topk_registry.cli import INTERRUPTED, ArgumentParser, positive, within
 from topk_registry.registry.discovery import installed_version
 from topk_registry.train import TrainConfig, TrainError
 from topk_registry.train.config import create_parser, flag_of, read_config
@@ -149,7 +149,7 @@ def check(study: Study, runs: Sequence[Flags]) -> None:
 
     if runs:  # the trainer opens the other two splits
         open_split(TrainConfig(**runs[0]), "test")
-    different = {json.dumps([flags[name] for name in ("loss", "loss_opt", "dataset_opt")]): flags for flags in runs}
+    different = {json.dumps([flags[name] for name in ("loss", "loss_opt")]): flags for flags in runs}
     for flags in different.values():
         trainer = Trainer(TrainConfig(**flags), quiet=True)
         n = trainer.run.config.num_classes or 0

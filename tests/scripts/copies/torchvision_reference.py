@@ -8,6 +8,8 @@ import torchvision
 def train_one_epoch(model, criterion, optimizer, data_loader, device, epoch, args):
     model.train()
     for image, target in data_loader:
+        if args.mixup_alpha:
+            target = torch.nn.functional.one_hot(target, len(data_loader.dataset.classes)).float()
         loss = criterion(model(image.to(device)), target.to(device))
         optimizer.zero_grad()
         loss.backward()
@@ -46,6 +48,7 @@ def get_args_parser():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--label-smoothing", type=float, default=0.0)
+    parser.add_argument("--mixup-alpha", type=float, default=0.0)
     parser.add_argument("--test-only", action="store_true")
     return parser
 

@@ -102,7 +102,8 @@ class Patch:
     def _facts(self, model: nn.Module | None) -> Facts:
         args = self.args
         soft = any(getattr(args, name, None) for name in MIXING)
-        smoothing = getattr(args, "smoothing", None) or getattr(args, "label_smoothing", None) or 0.0
+        # timm's mixup already smooths its targets; torchvision leaves that to its criterion
+        smoothing = getattr(args, "label_smoothing", 0.0) or (0.0 if soft else getattr(args, "smoothing", 0.0))
         inner = getattr(model, "module", model)  # DistributedDataParallel
         known = len(class_names_of(self.train_data) or ())
         n = int(self.num_classes or getattr(inner, "num_classes", None) or known)
@@ -117,7 +118,7 @@ class Patch:
             counts = class_counts(labels_of(self.train_data), n)
         return Facts(
             num_classes=n,
-            smoothing=0.0 if soft else smoothing,  # mixup already smooths its targets
+            smoothing=smoothing,
             soft_targets=soft,
             total_epochs=getattr(args, "epochs", 1),
             class_counts=counts,

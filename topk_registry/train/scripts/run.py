@@ -67,9 +67,8 @@ def _parser() -> ArgumentParser:
 
 def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
     with _loaded(ours.script, argv) as module:
-        prepare: Callable[[Any], None] = lambda args: None  # noqa: E731
         if not ours.loss:
-            _call(module, argv, prepare)
+            _call(module, argv)
             return
         # after the script, which may bring its own timm
         from topk_registry.train.scripts.patch import Patch, install
@@ -80,7 +79,7 @@ def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
             _call(module, argv, patch.note_arguments)
 
 
-def _call(module: ModuleType, argv: Sequence[str], prepare: Callable[[Any], None]) -> None:
+def _call(module: ModuleType, argv: Sequence[str], prepare: Callable[[Any], None] = lambda args: None) -> None:
     """Call the script's ``main``, and pass the parsed arguments to ``prepare``."""
     if hasattr(module, "get_args_parser") and hasattr(module, "main"):  # torchvision's
         args = module.get_args_parser().parse_args(list(argv))
