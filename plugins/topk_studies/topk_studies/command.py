@@ -1,4 +1,4 @@
-"""tune losses alike, and compare them over seeds: on your data, or in an experiment of a paper"""
+"""tune losses with equal effort, and compare them over seeds: on your data, or in an experiment of a paper"""
 
 import argparse
 import json
