@@ -1,4 +1,4 @@
-"""tune losses alike, and compare them over seeds: on your data, or in an experiment of a paper"""
+"""tune losses with equal effort, and compare them over seeds: on your data, or in an experiment of a paper"""
 
 import argparse
 import json
@@ -123,6 +123,8 @@ def _set_up(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Study, Fla
         return (study_of(args.losses, args.trials, args.rates, config), *flags_of(config, args.test_split))
     study = STUDIES[args.name]
     data = study.data or args.data
+    if "lr" in given:
+        raise ValueError("this study sets --lr for each run")
     if data == "images" and args.name == "long-tail":
         raise ValueError("a long tail is supported for --data vectors only")
     if data == "images" and args.name == "spherical":
