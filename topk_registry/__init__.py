@@ -15,7 +15,7 @@ Base classes for new losses
     ClassificationLoss, SoftmaxLoss, TopKLoss, BatchLoss; CommonOptions: type of the options of every loss
     accepted_context: values of a trainer that a loss takes; mean_over_ranks: mean over the rows of all ranks
 Models
-    TopKHead, TopKClassifier, TopKOutput, fit_temperature: top-k marginals of a model
+    TopKHead, TopKOutput: top-k marginals of a model
     topk_marginals, topk_log_odds: marginals as functions of logits
     LinearSmoothTopK, PerturbedTopK, SphericalLinear: layers for many classes; SphericalSGD: optimizer
     CosineClassifier, normalize_classifier: classifiers over unit-norm features

@@ -19,10 +19,8 @@ from .losses.ranks import mean_over_ranks as mean_over_ranks
 from .losses.targets import LabelMixture as LabelMixture
 from .nn.classifier import CosineClassifier as CosineClassifier
 from .nn.classifier import normalize_classifier as normalize_classifier
-from .nn.head import TopKClassifier as TopKClassifier
 from .nn.head import TopKHead as TopKHead
 from .nn.head import TopKOutput as TopKOutput
-from .nn.head import fit_temperature as fit_temperature
 from .nn.linear import LinearSmoothTopK as LinearSmoothTopK
 from .nn.perturbed import PerturbedTopK as PerturbedTopK
 from .nn.spherical import SphericalLinear as SphericalLinear

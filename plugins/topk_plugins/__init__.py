@@ -5,7 +5,6 @@
 Each class is imported on first use.
 """
 
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -24,38 +23,22 @@ if TYPE_CHECKING:
     from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound
     from topk_plugins.topk_hinge import TopKHinge, TopKHingeCalibrated, TopKHingeConvex, TopKSVM
 
-_HOMES = {
-    "ALDRKL": "noise_robust",
-    "BalancedSoftmax": "imbalance",
-    "ConformalTraining": "conformal",
-    "DifferentiableTopK": "differentiable_topk",
-    "Encouraging": "encouraging",
-    "EpsilonSoftmax": "noise_robust",
-    "Focal": "imbalance",
-    "GeneralisedCrossEntropy": "noise_robust",
-    "KSubsetNLL": "ksubset",
-    "LDAM": "imbalance",
-    "LDRKL": "noise_robust",
-    "LapSum": "soft_topk",
-    "LogSphericalSoftmax": "spherical",
-    "LogTaylorSoftmax": "spherical",
-    "LogitAdjustment": "imbalance",
-    "LowVarianceConformalTraining": "conformal",
-    "Mirror": "encouraging",
-    "NoisedTopK": "noised_topk",
-    "NoisedTopKImbalanced": "noised_topk",
-    "SigmoidMAE": "sigmoid",
-    "SigmoidMSE": "sigmoid",
-    "SmoothTopKSVM": "smooth_topk",
-    "SoftTopK": "soft_topk",
-    "SparseTopK": "sparse_topk",
-    "SphericalBound": "spherical",
-    "TopKHinge": "topk_hinge",
-    "TopKHingeCalibrated": "topk_hinge",
-    "TopKHingeConvex": "topk_hinge",
-    "TopKNLL": "smooth_topk",
-    "TopKSVM": "topk_hinge",
+_FILES = {
+    "conformal": ("ConformalTraining", "LowVarianceConformalTraining"),
+    "differentiable_topk": ("DifferentiableTopK",),
+    "encouraging": ("Encouraging", "Mirror"),
+    "imbalance": ("BalancedSoftmax", "Focal", "LDAM", "LogitAdjustment"),
+    "ksubset": ("KSubsetNLL",),
+    "noise_robust": ("ALDRKL", "EpsilonSoftmax", "GeneralisedCrossEntropy", "LDRKL"),
+    "noised_topk": ("NoisedTopK", "NoisedTopKImbalanced"),
+    "sigmoid": ("SigmoidMAE", "SigmoidMSE"),
+    "smooth_topk": ("SmoothTopKSVM", "TopKNLL"),
+    "soft_topk": ("LapSum", "SoftTopK"),
+    "sparse_topk": ("SparseTopK",),
+    "spherical": ("LogSphericalSoftmax", "LogTaylorSoftmax", "SphericalBound"),
+    "topk_hinge": ("TopKHinge", "TopKHingeCalibrated", "TopKHingeConvex", "TopKSVM"),
 }
+_HOMES = {name: file for file, names in _FILES.items() for name in names}
 
 __all__ = [
     "ALDRKL",
@@ -96,9 +79,7 @@ if not TYPE_CHECKING:  # type checkers would accept any name
     def __getattr__(name: str) -> object:
         if name in _HOMES:
             return getattr(import_module(f"topk_plugins.{_HOMES[name]}"), name)
-        close = get_close_matches(name, __all__, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise AttributeError(f"module 'topk_plugins' has no attribute {name!r}; {hint}it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'topk_plugins' has no attribute {name!r}; it has {', '.join(__all__)}")
 
     def __dir__() -> list[str]:
         return __all__

@@ -46,13 +46,10 @@ def set_sizes(
         >>> set_sizes([1, 5], [1, 3])
         ((1, 5), (0.25, 0.75), '[1, 5]')
     """
-    sizes = _integers(k) if isinstance(k, Sequence) and not isinstance(k, str) else [integer(k, "k", at_least=1)]
-    if len(set(sizes)) < len(sizes):
+    sizes = [integer(one, "k", at_least=1) for one in (k if isinstance(k, Sequence) else [k])]
+    if len(set(sizes)) < max(1, len(sizes)):
         raise ValueError(f"k must name each set size once, got {k!r}")
-    try:
-        weights = [1.0] * len(sizes) if k_weights is None else numbers(k_weights, "k_weights", at_least=0).tolist()
-    except ValueError:
-        weights = []
+    weights = [1.0] * len(sizes) if k_weights is None else numbers(k_weights, "k_weights", at_least=0).tolist()
     total = sum(weights)
     if len(weights) != len(sizes) or not 0 < total < float("inf"):
         raise ValueError(
@@ -62,16 +59,6 @@ def set_sizes(
     kept = [(size, weight / total) for size, weight in zip(sizes, weights, strict=True) if weight]
     shown = str(kept[0][0]) if len(kept) == 1 else str([size for size, _ in kept])
     return tuple(size for size, _ in kept), tuple(share for _, share in kept), shown
-
-
-def _integers(k: Sequence[int]) -> list[int]:
-    try:
-        sizes = [integer(one, "k", at_least=1) for one in k]
-    except ValueError:
-        sizes = []
-    if not sizes:
-        raise ValueError(f"k must be integers of at least 1, got {k!r}")
-    return sizes
 
 
 def mixture_nll(losses: Tensor, shares: Sequence[float]) -> Tensor:

@@ -16,16 +16,14 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 from typing_extensions import Unpack
 
-from topk_plugins._relaxations import NETWORKS, RELAXATIONS, log_probabilities, network, rank_logits
 from topk_plugins._rows import nan_if_invalid
-from topk_plugins._sizes import SeveralSizes, set_sizes
+from topk_plugins._sizes import SeveralSizes
 from topk_registry import CommonOptions
 from topk_registry.options import choice, integer, number
 
-ROWS = 1 << 14  # number of rows per block if a network runs once per class
+RELAXATIONS, TOP1 = ("neuralsort", "softsort"), ("softmax", "sort")
 FEWEST = 16  # minimum number of candidates, as in the paper
 LEAST = -1e30  # replaces -inf, because inf - inf is NaN
 
@@ -37,12 +35,15 @@ class Ranking(NamedTuple):
     k: int  # at least k + 1 scores must be above -inf
     relaxation: str
     tau: float
-    swap: str
     candidates: int | None
 
     @property
     def ranks(self) -> int:
         return len(self.weights) - 1
+
+    @property
+    def is_cross_entropy(self) -> bool:
+        return self.ranks == 0 and self.candidates is None
 
 
 class DifferentiableTopK(SeveralSizes):
@@ -55,45 +56,38 @@ class DifferentiableTopK(SeveralSizes):
         here.
 
     Avoid when:
-        ``candidates`` is None with many classes, or a sorting network gets soft targets (mixup, CutMix, label
-        smoothing). Both are many times slower. ``topk_nll`` also takes several k and is an exact likelihood.
+        You need no relaxed ranking: ``topk_nll`` also takes several k and is an exact likelihood.
 
     Args:
         k: size of the set that should contain the label, 1 <= k <= n - 1, or several sizes.
         k_weights: weight of each k; they are divided by their sum. None: equal weights.
-        relaxation: ``"neuralsort"``, ``"softsort"``, ``"odd_even"`` or ``"bitonic"``. The last two are sorting networks
-            with soft swaps.
+        relaxation: ``"neuralsort"`` or ``"softsort"``. The sorting networks of the paper are not implemented.
         tau: temperature of the relaxation, positive. As tau goes to 0, the ranking becomes hard.
-        swap: distribution function that maps the difference of two scores to the probability of a swap in a sorting
-            network: ``"cauchy"`` or ``"logistic"``.
         candidates: number of classes that are ranked: the label and the highest other scores. All other classes are
-            excluded, from the softmax too. The number must exceed every k. None ranks all classes, which costs O(n^3)
-            with a sorting network. ``"auto"`` is the larger of 16 and 2 k + 2 for the largest k; if the only k is 1 and
-            ``top1`` is ``"softmax"``, ``"auto"`` is None and the loss is cross-entropy.
+            excluded, from the softmax too. The number must exceed every k. None ranks all classes. ``"auto"`` is the
+            larger of 16 and 2 k + 2 for the largest k; if the only k is 1 and ``top1`` is ``"softmax"``, ``"auto"`` is
+            None and the loss is cross-entropy.
         top1: source of the probabilities for k = 1: ``"softmax"``, or ``"sort"`` for the first row of the ranking.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
-    For soft targets, the loss is computed for each class as the label. NeuralSort and SoftSort rank once for all
-    classes. A sorting network runs once per class.
+    For soft targets, the loss is computed for each class as the label, from one ranking.
 
     Example:
         >>> DifferentiableTopK(k=[1, 3])(torch.zeros(1, 4), torch.tensor([0]))
         tensor(0.6931)
 
     Reference: Petersen, Kuehne, Borgelt, Deussen. Differentiable Top-k Classification Learning. ICML 2022. Relaxations:
-    Grover, Wang, Zweig, Ermon 2019 (NeuralSort); Prillo, Eisenschlos 2020 (SoftSort); Petersen, Borgelt, Kuehne,
-    Deussen 2022, Monotonic Differentiable Sorting Networks.
+    Grover, Wang, Zweig, Ermon 2019 (NeuralSort); Prillo, Eisenschlos 2020 (SoftSort).
     """
 
     option_ranges: ClassVar = {
         "relaxation": RELAXATIONS,
         "tau": "(0, inf)",
-        "swap": ("cauchy", "logistic"),
-        "top1": ("softmax", "sort"),
+        "top1": TOP1,
     }
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
 
-    candidates: int | None
+    candidates: int | str | None
 
     def __init__(
         self,
@@ -102,29 +96,18 @@ class DifferentiableTopK(SeveralSizes):
         k_weights: Sequence[float] | None = None,
         relaxation: str = "neuralsort",
         tau: float = 1.0,
-        swap: str = "cauchy",
         candidates: int | str | None = "auto",
         top1: str = "softmax",
         **common: Unpack[CommonOptions],
     ) -> None:
-        self._candidates, self.top1 = candidates, choice(top1, "top1", ("softmax", "sort"))
         super().__init__(k, k_weights, **common)
-        self.relaxation = choice(relaxation, "relaxation", RELAXATIONS)
-        self.tau, self.swap = number(tau, "tau", above=0), choice(swap, "swap", ("cauchy", "logistic"))
+        self.relaxation, self.top1 = choice(relaxation, "relaxation", RELAXATIONS), choice(top1, "top1", TOP1)
+        self.tau, self.candidates = number(tau, "tau", above=0), candidates
 
-    def take_sizes(self, k: int | Sequence[int], k_weights: Sequence[float] | None) -> None:
-        """Check and store set sizes and their weights; update ``candidates``, which may depend on the largest size."""
-        candidates = _number_of(self._candidates, max(set_sizes(k, k_weights)[0]), self.top1)
-        super().take_sizes(k, k_weights)
-        vars(self)["candidates"] = candidates
-
-    def set_option(self, name: str, value: Any) -> None:
-        if name == "candidates" and "_given" in vars(self):
-            vars(self).update(candidates=_number_of(value, self.k, self.top1), _candidates=value)
-            return
-        super().set_option(name, value)
-        if name == "top1" and "_given" in vars(self):
-            vars(self)["candidates"] = _number_of(self._candidates, self.k, self.top1)
+    def checked_option(self, name: str, value: Any) -> Any:
+        if name == "candidates":
+            _number_of(value, self.k, self.top1)
+        return super().checked_option(name, value)
 
     def ranking(self) -> Ranking:
         """Return the ranking with the weight of each rank r: the sum of the weights of all k_j >= r."""
@@ -133,35 +116,21 @@ class DifferentiableTopK(SeveralSizes):
         first = sum(share for k, share in zip(self.sizes, self.shares, strict=True) if k == 1 and softmax)
         most = max((k for k, _ in ranked), default=0)
         ranks = (float(sum(share for k, share in ranked if k >= r)) for r in range(1, most + 1))
-        return Ranking((float(first), *ranks), self.k, self.relaxation, self.tau, self.swap, self.candidates)
-
-    @property
-    def _is_cross_entropy(self) -> bool:
-        return self.k == 1 and self.top1 == "softmax" and self.candidates is None
+        candidates = _number_of(self.candidates, self.k, self.top1)
+        return Ranking((float(first), *ranks), self.k, self.relaxation, self.tau, candidates)
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        if self._is_cross_entropy:
-            return F.cross_entropy(logits, labels, reduction="none")
         ranking = self.ranking()
-        # if a network ranks all classes, scores keep the order of the classes, because the result depends on the order
-        of_label = _of_network if self._ranks_all(logits) and self.relaxation in NETWORKS else _of_label
-        return nan_if_invalid(of_label(ranking, logits, labels), logits)
+        if ranking.is_cross_entropy:
+            return F.cross_entropy(logits, labels, reduction="none")
+        return nan_if_invalid(_of_label(ranking, logits, labels), logits)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        if self._is_cross_entropy:
-            return -logits.log_softmax(1)
         ranking = self.ranking()
-        if self.relaxation in NETWORKS:
-            table = _network_of_all(ranking, logits) if self._ranks_all(logits) else _networks(ranking, logits)
-        else:
-            table = _table(ranking, logits)
-        return nan_if_invalid(table, logits)
-
-    def _ranks_all(self, logits: Tensor) -> bool:
-        return self.candidates is None or self.candidates >= logits.shape[1]
+        return -logits.log_softmax(1) if ranking.is_cross_entropy else nan_if_invalid(_table(ranking, logits), logits)
 
     def extra_repr(self) -> str:
-        own = f"relaxation={self.relaxation!r}, tau={self.tau:g}, candidates={self.candidates}"
+        own = f"relaxation={self.relaxation!r}, tau={self.tau:g}, candidates={self.candidates!r}"
         return f"{own}, {super().extra_repr().replace(f'k={self.k}', f'k={self._shown}', 1)}"
 
 
@@ -192,8 +161,6 @@ def _of_label(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
     m = min(ranking.candidates or s.shape[1], s.shape[1])
     rivals = s.scatter(1, label[:, None], -torch.inf).topk(m - 1, dim=1).values
     candidates = torch.cat((own, rivals), 1)
-    if ranking.relaxation in NETWORKS:
-        return _of_network(ranking, candidates, torch.zeros_like(label))
     loss = _of_candidates(ranking, candidates)[:, 0]
     return torch.where(own[:, 0] == -torch.inf, torch.inf, loss)
 
@@ -255,34 +222,40 @@ def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tenso
     return torch.cat((softmax, offsets), 1).T, x.new_tensor([ranking.tau, *slopes])
 
 
-def _of_network(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
-    """Return the losses [B] of labels among the candidates [B, m], which the network gets in the given order."""
-    kept = s > -torch.inf
-    own = label[:, None]
-    column = torch.zeros_like(s).scatter(1, own, 1.0)[:, :, None]  # one_hot does not support vmap
-    ranks = network(s / ranking.tau, column, ranking.relaxation, ranking.swap)[:, : ranking.ranks, 0]
-    softmax = torch.where(kept, s, LEAST).log_softmax(-1).gather(1, own)[:, 0]
-    loss = _mixture(ranking, softmax, log_probabilities(ranks).T)
-    return torch.where(s.gather(1, own)[:, 0] == -torch.inf, torch.inf, loss)
+def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
+    """Return logits [B, k, n] of a relaxed sort of x [B, n]; softmax over classes gives probabilities of ranks.
+
+    Scores of -inf are ignored.
+    """
+    kept = x > -torch.inf
+    low = torch.where(kept, x, torch.inf).amin(-1, keepdim=True)
+    finite = torch.where(kept, x, torch.where(low < torch.inf, low, 0.0))
+    logits = _neuralsort(finite, kept, k) if relaxation == "neuralsort" else _softsort(finite, k)
+    return torch.where(kept[:, None], logits, LEAST)
 
 
-def _network_of_all(ranking: Ranking, s: Tensor) -> Tensor:
-    """Return the losses [B, n] of every class from one network that ranks all classes in class order."""
-    every = torch.eye(s.shape[1]).to(s).expand(len(s), -1, -1)
-    ranks = network(s / ranking.tau, every, ranking.relaxation, ranking.swap)[:, : ranking.ranks]
-    return _mixture(ranking, s.log_softmax(-1), log_probabilities(ranks).movedim(1, 0))
+def _neuralsort(x: Tensor, kept: Tensor, k: int) -> Tensor:
+    """Return the logits of NeuralSort [B, k, n]: (n + 1 - 2r) x_i - sum_j |x_i - x_j| for rank r and class i."""
+    n = kept.sum(-1, keepdim=True)
+    spread = _absolute_differences(x) - (x.shape[1] - n) * (x - x.amin(-1, keepdim=True))  # excluded: lowest
+    factors = n + 1 - 2 * torch.arange(1, k + 1, dtype=x.dtype, device=x.device)
+    return factors[:, :, None] * x[:, None] - spread[:, None]
 
 
-def _networks(ranking: Ranking, s: Tensor) -> Tensor:
-    """Return the losses [B, n] of every class from one network per class, which gets this class as its first input."""
-    blocks = s.split(max(1, ROWS // s.shape[1]))
-    if len(blocks) == 1:
-        return _networks_of(ranking, s)
-    # recomputed in the backward pass, because the networks of all classes would not fit into memory
-    return torch.cat([checkpoint(_networks_of, ranking, rows, use_reentrant=False) for rows in blocks])
+def _absolute_differences(x: Tensor) -> Tensor:
+    """Return sum_j |x_i - x_j| [B, n] in O(n log n), from sorted scores."""
+    n = x.shape[1]
+    ordered, where = x.sort(-1, descending=True)
+    steps = ordered[:, :-1] - ordered[:, 1:]
+    rank = torch.arange(1, n, dtype=x.dtype, device=x.device)
+    zero = torch.zeros_like(x[:, :1])
+    # sums of distances to higher and to lower scores, from gaps of neighbors, so that nothing large cancels
+    to_above = torch.cat((zero, (rank * steps).cumsum(-1)), 1)
+    to_below = torch.cat((((n - rank) * steps).flip(-1).cumsum(-1).flip(-1), zero), 1)
+    return torch.zeros_like(x).scatter(1, where, to_above + to_below)
 
 
-def _networks_of(ranking: Ranking, s: Tensor) -> Tensor:
-    B, n = s.shape
-    label = torch.arange(n, device=s.device).repeat(B)
-    return _of_label(ranking, s.repeat_interleave(n, 0), label).view(B, n)
+def _softsort(x: Tensor, k: int) -> Tensor:
+    """Return the logits of SoftSort [B, k, n]: -|x_i - x_[r]| for rank r and class i."""
+    highest = x.topk(k, dim=1).values
+    return -(highest[:, :, None] - x[:, None]).abs()

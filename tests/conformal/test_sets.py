@@ -144,9 +144,13 @@ def coverages(name, rule, alpha, count, splits):
     return np.sort(found)
 
 
-@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.2, 0.3, 0.4])
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("name", SCORES)
+PAIRS = [(name, rule) for name in SCORES for rule in RULES]
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "alpha"),
+    [(*pair, alpha) for pair, alpha in zip(PAIRS, (0.1, 0.05, 0.2, 0.4, 0.05, 0.3), strict=True)],
+)
 def test_coverage_follows_its_law_on_both_sides(name, rule, alpha):
     count, splits = 104, 300
     found = coverages(name, rule, alpha, count, splits)

@@ -13,9 +13,10 @@ import torchvision
 import yaml
 from safetensors.torch import save_file
 from timm.utils import CheckpointSaver
+from torch import nn
 
 from topk_export import ExportError, load_source
-from topk_export.checkpoint import built_for
+from topk_export.checkpoint import build, built_for
 from topk_export.export import _prepare
 from topk_export.source import DATA_KEYS, _torchvision_name, read_class_names
 from topk_registry import create_loss, normalize_classifier
@@ -248,6 +249,14 @@ def test_names_of_timm_of_torchvision_and_of_the_trainer():
         load("test_resnet_")
     with pytest.raises(ExportError, match="--random-weights"):
         load_source("resnet18")
+
+
+def test_torchvision_is_asked_for_published_weights(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torchvision.models, "get_model", lambda name, **options: asked.append(options) or nn.Identity())
+    for pretrained in (True, False):
+        build("torchvision:resnet18", pretrained=pretrained)
+    assert [options["weights"] for options in asked] == ["DEFAULT", None]
 
 
 @pytest.mark.parametrize(

@@ -223,8 +223,12 @@ def test_the_file_says_whether_images_are_turned(predictor, edited):
 
 
 def test_bad_arguments(predictor, model_file):
-    with pytest.raises(TypeError, match="put it in a list"):
-        predictor("image.jpg")
+    for image in ("image.jpg", b"", IMAGES[0], IMAGES[0][..., 0], Image.fromarray(IMAGES[0])):
+        with pytest.raises(TypeError, match="put it in a list"):
+            predictor(image)
+    for empty in (np.zeros((0, 4, 3), np.uint8), Image.new("RGB", (4, 0))):
+        with pytest.raises(ImageError, match=r"\[0, 4, 3\]|no pixels"):
+            predictor([empty])
     with pytest.raises(ValueError, match="device must be one of"):
         Predictor(model_file, device="gpu")
     with pytest.raises(ValueError, match="workers"):

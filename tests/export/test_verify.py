@@ -185,12 +185,16 @@ def test_a_head_that_breaks_the_rules(copied):
 def test_the_tolerance_of_logits_follows_torchs_own_error(predictor):
     logits = np.random.default_rng(0).standard_normal((5, 12))
 
-    def check(off: float, error: float) -> Check:
-        return _check_logits(logits * (1 + off), logits, error, predictor.metadata, layers=1, batch=5)
+    def check(off: float, error: float, dtype: str = "fp32") -> Check:
+        metadata = dataclasses.replace(predictor.metadata, dtype=dtype)
+        return _check_logits(logits * (1 + off), logits, error, metadata, layers=1, batch=5)
 
     assert check(0, 0).passed
     assert not check(1e-3, 0).passed
     assert check(1e-3, 1e-3).passed
+    limit = 4 * 2.0**-11 * 2**0.5
+    assert check(0.8 * limit, 0, "fp16").passed
+    assert not check(1.2 * limit, 0, "fp16").passed  # errors are measured over the spread of the logits
 
 
 def test_files_that_are_not_models(tmp_path, capsys):

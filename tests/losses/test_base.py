@@ -385,6 +385,7 @@ def test_a_class_that_only_names_a_tensor_changes_nothing(name, kind):
     assert torch.equal(leaf.grad.as_subclass(Tensor), gradient)
 
 
+@pytest.mark.slow
 def test_a_first_call_does_not_import_the_compiler():
     """It takes two seconds."""
     program = (

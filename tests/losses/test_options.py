@@ -65,11 +65,8 @@ def test_gaps_and_priors_are_those_of_double_precision():
 @pytest.mark.parametrize("name", ["smooth_topk_svm", "topk_svm"])
 def test_checkpoints_in_single_precision_load(name):
     loss, other = (create_loss(name, k=2, alpha=alpha, weight=DECIMALS) for alpha in (DECIMALS, DECIMALS[::-1]))
-    written = {key: value.float() for key, value in loss.state_dict().items()}
-    loss.load_state_dict(written)
-    assert loss.alpha.tolist() == DECIMALS  # the same numbers, rounded
-    other.load_state_dict(written)
-    assert torch.equal(other.alpha, torch.tensor(DECIMALS).double())
+    other.load_state_dict({key: value.float() for key, value in loss.state_dict().items()})
+    assert torch.equal(other.alpha, torch.tensor(DECIMALS).double())  # rounded
     assert other.alpha.dtype == torch.float64
 
 
@@ -126,23 +123,3 @@ def test_a_plug_ins_options_are_held_to_their_ranges():
     with pytest.raises(ValueError, match="gamma must be a finite number above 0"):
         loss.gamma = 0.0
     loss.other = 3  # no option
-
-
-@pytest.mark.parametrize("name", PRECISE)
-def test_losses_made_or_moved_in_inference_mode_train(name):
-    logits, label = batch()
-    with torch.inference_mode():
-        made = create_loss(name.split()[0], **PRECISE[name], weight=DECIMALS)
-        moved = create_loss(name.split()[0], **PRECISE[name], weight=DECIMALS).double().cpu()
-        made.weight = torch.tensor(DECIMALS)
-        for loss in (made, moved):
-            if hasattr(loss, "set_epoch"):
-                loss.set_epoch(1)
-    for loss in (made, moved):
-        assert not any(buffer.is_inference() for buffer in loss.buffers())
-        for implementation in ("auto", "torch"):
-            leaf = logits.clone().requires_grad_()
-            with tr.use_backend(implementation):
-                loss(leaf, label).backward()
-            assert leaf.grad is not None
-            assert leaf.grad.isfinite().all()

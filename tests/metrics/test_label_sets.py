@@ -140,6 +140,7 @@ def test_a_threshold_and_targets_of_any_type():
     [
         (lambda: LabelSetMetrics(3, threshold=1.0), "threshold must be in"),
         (lambda: LabelSetMetrics(3).update(torch.zeros(2, 3), torch.zeros(2)), r"targets \[batch, 3\]"),
+        (lambda: LabelSetMetrics(3).update(torch.zeros(2, 4), torch.zeros(2, 4)), r"targets \[batch, 3\]"),
         (lambda: average_precision(torch.zeros(2, 3), torch.zeros(2, 3)), "boolean labels"),
     ],
 )

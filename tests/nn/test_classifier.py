@@ -54,6 +54,9 @@ TORCHVISION = {
 }
 
 
+QUICK = ("efficientnet_b0", "googlenet", "resnet18", "squeezenet1_1", "vit_b_32")  # one per place of the classifier
+
+
 def torchvision_model(name: str, **options: object) -> nn.Module:
     if name in ("googlenet", "inception_v3"):
         options["init_weights"] = False  # their own initialisation takes seconds, and warns
@@ -81,7 +84,7 @@ def test_timm_classifiers_are_found(name):
     assert num_classes_of(model) == 7
 
 
-@pytest.mark.parametrize("name", TORCHVISION)
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in TORCHVISION])
 def test_torchvision_classifiers_are_found(name):
     model = torchvision_model(name, num_classes=7)
     assert [found for found, _ in find_classifier(model)] == TORCHVISION[name]
@@ -93,11 +96,11 @@ def test_torchvision_classifiers_are_found(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet18", "deit_tiny_distilled_patch16_224", "dla34", "resnetv2_50", "convnext_atto"]
+    ("name", "size"), [("resnet18", 64), ("deit_tiny_distilled_patch16_224", 224), ("dla34", 64), ("convnext_atto", 64)]
 )
-def test_a_normalised_timm_model_gives_scaled_cosines(name):
+def test_a_normalised_timm_model_gives_scaled_cosines(name, size):
     model = normalize_classifier(timm.create_model(name, pretrained=False, num_classes=7).eval(), scale=3.0)
-    logits = model(torch.randn(2, 3, 224, 224))
+    logits = model(torch.randn(2, 3, size, size))
     assert logits.shape == (2, 7)
     assert logits.abs().max() <= 3.0 * (1 + 1e-6)
     assert logits.std() > 0

@@ -4,14 +4,10 @@ import itertools
 import math
 
 import pytest
-import timm
 import torch
-import torchvision
-from torch import nn
 
 from tests.nn.reference import log_odds_by_recursion
-from topk_registry import TopKClassifier, TopKHead, create_loss, fit_temperature
-from topk_registry.functional import topk_marginals
+from topk_registry import TopKHead, create_loss
 
 
 def test_head_gives_scores_probabilities_and_classes():
@@ -117,74 +113,6 @@ def test_half_precision_logits_get_single_precision_marginals(dtype):
 
 
 @pytest.mark.parametrize(
-    "model",
-    [
-        lambda: timm.create_model("test_resnet", num_classes=20),
-        lambda: timm.create_model("test_vit", num_classes=20, img_size=32),
-        lambda: torchvision.models.resnet18(num_classes=20),
-        lambda: torchvision.models.mobilenet_v3_small(num_classes=20),
-    ],
-)
-def test_around_a_classifier(model):
-    torch.manual_seed(0)
-    model = model().eval()
-    images = torch.randn(2, 3, 32, 32)
-    with torch.inference_mode():
-        out = TopKClassifier(model, 5, temperature=2.0)(images)
-        logits = model(images)
-    torch.testing.assert_close(out.logits, logits)
-    torch.testing.assert_close(out.marginals, topk_marginals(logits, 5, temperature=2.0))
-    assert out.indices.shape == (2, 5)
-
-
-def test_models_with_several_heads_predict_with_the_main_one():
-    torch.manual_seed(0)
-    model = torchvision.models.googlenet(num_classes=9, aux_logits=True, init_weights=False).train()
-    wrapped = TopKClassifier(model, 3)
-    out = wrapped(torch.randn(2, 3, 96, 96))
-    assert out.logits.shape == (2, 9)
-    assert out.marginals.requires_grad
-
-
-def test_crops_average_their_marginals():
-    torch.manual_seed(0)
-    model = TopKClassifier(timm.create_model("test_resnet", num_classes=20).eval(), 5, temperature=5.0).eval()
-    # of so different contrast that the mean of marginals is far from the marginals of mean scores
-    crops = torch.randn(2, 3, 3, 32, 32) * torch.tensor([1.0, 30.0, 1000.0])[:, None, None, None]
-    with torch.inference_mode():
-        out = model(crops)
-        logits, each, _ = (torch.stack(parts, 1) for parts in zip(*(model(crops[:, i]) for i in range(3)), strict=True))
-    torch.testing.assert_close(out.logits, logits.mean(1), rtol=1e-4, atol=1e-4)
-    of_mean_scores = topk_marginals(out.logits, 5, temperature=5.0)
-    assert (each.mean(1) - of_mean_scores).abs().max() > 0.01
-    torch.testing.assert_close(out.marginals, each.mean(1), rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(out.marginals.sum(-1), torch.full((2,), 5.0), rtol=1e-5, atol=0)
-    assert torch.equal(out.indices, out.marginals.topk(5).indices)
-    allowed = torch.arange(20) % 7 == 0
-    with torch.inference_mode():
-        restricted = model(crops, allowed)
-        each = torch.stack([model(crops[:, i], allowed).marginals for i in range(3)], 1)
-    torch.testing.assert_close(restricted.marginals, each.mean(1))
-    assert sorted(restricted.indices[0].tolist()) == [-1, -1, 0, 7, 14]
-
-
-def test_marginals_train_the_model():
-    torch.manual_seed(0)
-    model = TopKClassifier(timm.create_model("test_resnet", num_classes=20), 5)
-    model(torch.randn(2, 3, 32, 32)).marginals[:, 3].log().mean().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-@pytest.mark.parametrize(("scale", "ratio"), [(1e-4, 0.7), (1.0, 0.7), (300.0, 0.7), (1.0, 0.05)])
-def test_temperature_is_found_where_labels_follow_the_model(scale, ratio):
-    """Labels drawn in proportion to the marginals of logits / T: T is the best temperature, whatever its size."""
-    g = torch.Generator().manual_seed(0)
-    s, k, T = scale * torch.randn(2_000, 12, generator=g), 3, ratio * scale
-    label = torch.multinomial(topk_marginals(s, k, temperature=T), 1, generator=g)[:, 0]
-    assert fit_temperature(s, label, k) == pytest.approx(T, rel=0.2)
-
-
-@pytest.mark.parametrize(
     ("make", "word"),
     [
         (lambda: TopKHead(0), "k must be"),
@@ -192,12 +120,6 @@ def test_temperature_is_found_where_labels_follow_the_model(scale, ratio):
         (lambda: TopKHead(5)(torch.zeros(2, 5)), "k"),
         (lambda: TopKHead(2)(torch.zeros(2, 5), allowed=torch.ones(2, 4).bool()), "allowed"),
         (lambda: TopKHead(2)(torch.zeros(2, 5), allowed=torch.ones(5)), "allowed"),
-        (lambda: TopKClassifier(nn.Identity(), 2), "no classifier"),
-        (lambda: TopKClassifier(torchvision.models.resnet18(num_classes=4), 4), "k = 4"),
-        (lambda: TopKClassifier(torchvision.models.resnet18(num_classes=4), 2)(torch.zeros(3, 32, 32)), "images"),
-        (lambda: fit_temperature(torch.zeros(0, 5), torch.zeros(0).long(), 2), "held-out"),
-        (lambda: fit_temperature(torch.zeros(4, 5), torch.zeros(4).long(), 2), "differ"),
-        (lambda: fit_temperature(torch.randn(4, 5), torch.full((4,), 5), 2), "5"),
     ],
 )
 def test_bad_input(make, word):

@@ -249,20 +249,6 @@ def test_the_module_is_a_linear_layer_and_its_loss():
     assert LinearSmoothTopK(D, N, bias=False).bias is None
 
 
-def test_a_model_trains_with_it():
-    torch.manual_seed(0)
-    centres = torch.randn(50, 16)
-    target = torch.randint(50, (256,))
-    images = centres[target] + 0.1 * torch.randn(256, 16)
-    head = LinearSmoothTopK(16, 50, k=3, tau=0.1, chunk=20)
-    optimizer = torch.optim.SGD(head.parameters(), lr=3.0)
-    for _ in range(60):
-        optimizer.zero_grad()
-        head(images, target).backward()
-        optimizer.step()
-    assert (head.topk(images).indices[:, 0] == target).float().mean() > 0.95
-
-
 @pytest.mark.parametrize(
     ("options", "word"),
     [
@@ -302,9 +288,8 @@ def peak_bytes(step):
     return max(itertools.accumulate((nbytes for _, _, nbytes in changes), initial=0))
 
 
-@pytest.mark.parametrize("n", [20_000, 40_000])
-def test_a_step_takes_the_gradients_and_a_few_chunks(n):
-    *tensors, target = layer(n, rows=256, dtype=torch.float32)
+def test_a_step_takes_the_gradients_and_a_few_chunks():
+    *tensors, target = layer(20_000, rows=256, dtype=torch.float32)
 
     def step():
         linear_smooth_topk(*tensors, target, chunk=1000).backward()

@@ -35,7 +35,7 @@ def own(t, sizes):
     return t.split(sizes)[dist.get_rank()].contiguous()
 
 
-def compare(n, k, *, averaged=True, **options):
+def compare(n, k, **options):
     sizes = ROWS[dist.get_world_size()]
     *tensors, target = whole(n, sum(sizes))
     split = (sizes, *2 * [classes_per_rank(n, len(sizes))])
@@ -45,11 +45,11 @@ def compare(n, k, *, averaged=True, **options):
         expected = linear_smooth_topk(*leaves, target, **everything)
         wanted = torch.autograd.grad(expected.square().sum(), leaves)
         mine = [own(t, part).requires_grad_() for t, part in zip(tensors, split, strict=True)]
-        group = {"process_group": dist.group.WORLD, "num_classes": n, "averaged": averaged}
+        group = {"process_group": dist.group.WORLD, "num_classes": n}
         found = linear_smooth_topk(*mine, own(target, sizes), **group, **everything)
         torch.testing.assert_close(found, own(expected, sizes) if reduction == "none" else expected)
         gradients = torch.autograd.grad(found.square().sum(), mine)
-        factors = (len(sizes) if averaged else 1, 1, 1)
+        factors = (len(sizes), 1, 1)
         for g, right, part, factor in zip(gradients, wanted, split, factors, strict=True):
             torch.testing.assert_close(g, factor * own(right, part), rtol=1e-10, atol=1e-11)
 
@@ -62,7 +62,7 @@ def losses_and_gradients():
 @check
 def options_of_classes():
     alpha, weight = torch.linspace(0, 2, 23, dtype=DOUBLE), torch.linspace(0.5, 2, 23, dtype=DOUBLE)
-    compare(23, 3, averaged=False, alpha=alpha, class_weight=weight)
+    compare(23, 3, alpha=alpha, class_weight=weight)
 
 
 @check

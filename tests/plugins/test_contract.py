@@ -29,10 +29,6 @@ BESIDE = [
     ("smooth_topk_svm", {"k": [1, 3], "combine": "likelihood"}),
     ("sparse_topk", {"k": 1}),
 ]
-NETWORKS = [
-    ("differentiable_topk", {"relaxation": "odd_even"}),
-    ("differentiable_topk", {"relaxation": "bitonic", "candidates": None}),
-]
 
 
 def run(name: str, options: dict, checks: Container[str]) -> None:
@@ -57,13 +53,6 @@ def test_the_losses_are_there():
 def test_conformance(name, options):
     with tr.use_backend("torch"):
         run(name, options, NUMBERS if options else QUICK)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
-@pytest.mark.parametrize(("name", "options"), NETWORKS, ids=str)
-def test_conformance_of_sorting_networks(name, options):
-    run(name, options, NUMBERS)
 
 
 @pytest.mark.slow

@@ -8,15 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from topk_plugins._relaxations import (
-    NETWORKS,
-    RELAXATIONS,
-    _bitonic,
-    _odd_even,
-    log_probabilities,
-    network,
-    rank_logits,
-)
+from topk_plugins.differentiable_topk import RELAXATIONS, rank_logits
 from topk_registry import create_loss
 
 N = 8
@@ -29,31 +21,20 @@ def scores(rows: int = 5, n: int = N, dtype: torch.dtype = torch.float64) -> tor
 LABELS = torch.tensor([0, 3, 7, 2, 5])
 
 
-def log_ranks(x: torch.Tensor, k: int, relaxation: str, swap: str = "cauchy") -> torch.Tensor:
-    if relaxation in NETWORKS:
-        identity = torch.eye(x.shape[1]).to(x).expand(len(x), -1, -1)
-        return log_probabilities(network(x, identity, relaxation, swap)[:, :k])
-    return rank_logits(x, k, relaxation).log_softmax(-1)
-
-
 def peer(method: str, p_k: list[float], tau: float, **options) -> torch.nn.Module:
     with contextlib.redirect_stdout(io.StringIO()):  # it prints what it could not import
         losses = pytest.importorskip("difftopk.losses")
     return losses.TopKCrossEntropyLoss(method, 1 / tau, p_k, **options)
 
 
-METHODS = {"neuralsort": "neuralsort", "softsort": "softsort", "odd_even": "odd_even", "bitonic": "bitonic__non_sparse"}
-
-
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("relaxation", METHODS)
+@pytest.mark.parametrize("relaxation", RELAXATIONS)
 @pytest.mark.parametrize(("top1", "mode"), [("softmax", "sm"), ("sort", "sort")])
 @pytest.mark.parametrize("m", [None, 4])
 def test_agrees_with_difftopk(relaxation, top1, mode, m):
     """Its smoothing by 1e-7 and single precision are what the two differ by."""
     s, tau = scores(dtype=torch.float32), 4.0
-    swap = {"distribution": "cauchy"} if "sort" not in relaxation else {}
-    theirs = peer(METHODS[relaxation], [0.2, 0.0, 0.8], tau, n=N, m=m, top1_mode=mode, **swap)
+    theirs = peer(relaxation, [0.2, 0.0, 0.8], tau, n=N, m=m, top1_mode=mode)
     ours = create_loss(
         "differentiable_topk", k=[1, 3], k_weights=[0.2, 0.8], relaxation=relaxation, tau=tau, top1=top1, candidates=m
     )
@@ -70,29 +51,8 @@ def test_agrees_with_difftopk(relaxation, top1, mode, m):
 def test_a_cold_ranking_is_the_ranking(relaxation, n):
     x = scores(n=n)
     wanted = F.one_hot(x.argsort(-1, descending=True), n).double()
-    tau = 1e-7 if relaxation in METHODS and "sort" not in relaxation else 1e-3
-    found = log_ranks(x / tau, n, relaxation, "cauchy").exp()
+    found = rank_logits(x / 1e-3, n, relaxation).softmax(-1)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("network", [_odd_even, _bitonic])
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 8, 11])
-def test_networks_sort(network, n):
-    """Every sequence of zeros and ones, which is enough (Knuth's 0-1 principle)."""
-    for bits in range(1 << n):
-        x = [bits >> i & 1 for i in range(n)]
-        for high, low in network(n):
-            for i, j in zip(high, low, strict=True):
-                x[i], x[j] = max(x[i], x[j]), min(x[i], x[j])
-        assert x == sorted(x, reverse=True)
-
-
-@pytest.mark.parametrize("swap", ["cauchy", "logistic"])
-@pytest.mark.parametrize("relaxation", ["odd_even", "bitonic"])
-def test_chances_of_a_network_are_doubly_stochastic(relaxation, swap):
-    P = log_ranks(scores(), N, relaxation, swap).exp()
-    for dim in (1, 2):
-        torch.testing.assert_close(P.sum(dim), torch.ones(5, N).double(), rtol=0, atol=1e-6)
 
 
 def test_one_k_by_softmax_is_cross_entropy():
@@ -117,14 +77,6 @@ def test_soft_targets_are_expectations(relaxation, candidates):
     torch.testing.assert_close(loss(s, q), (q * table).sum(-1))
 
 
-def test_soft_targets_of_many_rows_are_computed_in_blocks(monkeypatch):
-    s, q = scores().requires_grad_(), torch.softmax(scores().flip(0), -1)
-    loss = create_loss("differentiable_topk", k=2, candidates=4, relaxation="bitonic")
-    whole = torch.autograd.grad(loss(s, q), s)[0]
-    monkeypatch.setattr("topk_plugins.differentiable_topk.ROWS", 2 * N)
-    torch.testing.assert_close(torch.autograd.grad(loss(s, q), s)[0], whole)
-
-
 @pytest.mark.parametrize("relaxation", RELAXATIONS)
 @pytest.mark.parametrize("candidates", [None, 5])
 def test_gradients(relaxation, candidates):
@@ -134,8 +86,13 @@ def test_gradients(relaxation, candidates):
 
 
 def test_candidates_grow_with_k():
-    assert [create_loss("differentiable_topk", k=k).candidates for k in (1, 7, 20, [1, 50])] == [None, 16, 42, 102]
-    assert create_loss("differentiable_topk", k=1, top1="sort").candidates == 16
+    assert [create_loss("differentiable_topk", k=k).ranking().candidates for k in (1, 7, 20, [1, 50])] == [
+        None,
+        16,
+        42,
+        102,
+    ]
+    assert create_loss("differentiable_topk", k=1, top1="sort").ranking().candidates == 16
     s = scores(n=120).requires_grad_()
     for relaxation in RELAXATIONS:
         create_loss("differentiable_topk", k=20, relaxation=relaxation)(s, LABELS).backward()

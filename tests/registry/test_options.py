@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+import torch
 
 from topk_registry import accepted_context
 from topk_registry.registry.options import CONTEXT, check_options, parameters, tuning_grid
@@ -48,6 +49,13 @@ def test_context_goes_where_it_is_named(builder, names):
 def test_a_factory_that_takes_anything_is_not_second_guessed():
     check_options("it", anything, {"whatever": 1})
     check_options("it", dict, {"whatever": 1})
+
+
+def test_options_that_pass_on_to_torchs_own_class_are_not_second_guessed():
+    class Passing(torch.nn.CrossEntropyLoss):
+        def __init__(self, *, gamma=1.0, **options): ...
+
+    assert (list(parameters(Passing)[0]), parameters(Passing)[1]) == (["gamma"], True)
 
 
 def test_what_a_partial_binds_is_no_longer_needed():

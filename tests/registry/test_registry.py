@@ -242,6 +242,8 @@ def test_the_public_functions_are_these(acme):
     assert not tr.is_loss("acme_2")
     assert tr.loss_info("acme").distribution == "acme-losses"
     assert tr.get_loss_builder("acme").__module__ == "acme_losses"
+    with pytest.raises(NameTakenError, match="acme"):
+        tr.register_loss("acme")(lambda: max)
     tr.register_loss("acme", override=True)(lambda: max)
     assert tr.create_loss("acme") is max
     for returned, text in ((3.0, "3.0"), (torch.nn.MSELoss, "<class .*MSELoss'>")):  # the class in place of a loss

@@ -161,7 +161,7 @@ def test_a_dry_run_lists_the_trials_and_trains_nothing(tmp_path, capsys):
         (["--losses", "smooth_topk_svm", "--trials", "2"], "3 alternatives"),
         (["--losses", "ce", "--rates", "1", "0.1"], "must be above 0 and increase"),
         (["--losses", "ce", "--loss", "ce"], "pass --losses"),
-        (["--losses", "ce", "--epoch", "3"], "did you mean --epochs"),
+        (["--losses", "ce", "--epoch", "3"], "did you mean '--epochs'"),
         (["--losses", "ce", "--eval-metric", "top8"], "top8 of 8 classes"),
         (["--losses", "ce", "--eval-metric", "best"], "--eval-metric must be"),
         (["--losses", "ce", "--data-dir", "/no/such/place", "--dataset", "topk/folder"], "does not exist"),
@@ -253,11 +253,12 @@ def test_cifar100_with_noise_within_superclasses(cifar, monkeypatch, capsys):
     assert "label noise 0.4" in capsys.readouterr().out
 
 
-def test_cifar100_needs_its_folder(tmp_path, monkeypatch, capsys):
+def test_cifar100_needs_its_folder_and_sets_the_rates(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit):
-        main(["cifar100"])
-    assert "--data-dir DIR" in capsys.readouterr().err
+    for flags, words in (([], "--data-dir DIR"), (["--lr", "0.1"], "sets --lr")):
+        with pytest.raises(SystemExit):
+            main(["cifar100", *flags])
+        assert words in capsys.readouterr().err
     assert main(["cifar100", "--data-dir", "."]) == 2
     assert "Dataset not found" in capsys.readouterr().err
 

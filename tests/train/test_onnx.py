@@ -11,10 +11,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # of the 
 DATA = ("--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=4", "fine=3")
 
 
-@pytest.fixture
-def files(train, tmp_path):
+@pytest.fixture(params=["smooth_topk_svm", "log_taylor_softmax"])  # the second does not predict by softmax
+def files(train, tmp_path, request):
     """A checkpoint with EMA weights, and its export."""
-    run = train("--model-ema", "--model-ema-decay", "0.9", "--loss", "smooth_topk_svm", "--epochs", "4")
+    run = train("--model-ema", "--model-ema-decay", "0.9", "--loss", request.param, "--epochs", "4")
     checkpoint, file = str(run.folder / LAST), str(tmp_path / "model.onnx")
     assert main(["export", checkpoint, file]) == 0
     return checkpoint, file

@@ -81,6 +81,6 @@ def test_a_run_on_batches_of_a_program_names_no_data(tmp_path, capsys):
     config = TrainConfig(**settings, warmup_epochs=0, device="cpu", output=str(tmp_path), experiment="run")
     path = Trainer(config, train_loader=batches, quiet=True).fit().folder / LAST
     assert validate(tmp_path, path)[0] == 2
-    assert "name the data" in capsys.readouterr().err
+    assert "specify the data" in capsys.readouterr().err
     data = ("--dataset", "topk/hierarchy", "--dataset-opt", "size=24", "superclasses=4", "fine=3")
     assert validate(tmp_path, path, *data)[1]["images"] == 24

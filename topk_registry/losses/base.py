@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import Unpack
 
 from topk_registry.losses.options import Adjustable, index
 from topk_registry.losses.targets import (
@@ -245,16 +246,8 @@ class TopKLoss(ClassificationLoss):
 
     k: int
 
-    def __init__(
-        self,
-        k: int = 5,
-        *,
-        weight: Tensor | Sequence[float] | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        ignore_index: int = -100,
-    ) -> None:
-        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
+    def __init__(self, k: int = 5, **common: Unpack[CommonOptions]) -> None:
+        super().__init__(**common)
         self.k = integer(k, "k", at_least=1)
 
     def check_classes(self, n: int) -> None:

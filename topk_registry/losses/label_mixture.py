@@ -13,9 +13,6 @@ class LabelMixture(NamedTuple):
     weight of the row, so they need not add up to one.
 
     Example:
-        >>> LabelMixture.smoothed(torch.tensor([0, 2]), 0.3).dense(3)
-        tensor([[0.8000, 0.1000, 0.1000],
-                [0.1000, 0.1000, 0.8000]])
         >>> LabelMixture.mixed(torch.tensor([0, 2]), torch.tensor([2, 2]), 0.75).dense(3)
         tensor([[0.7500, 0.0000, 0.2500],
                 [0.0000, 0.0000, 1.0000]])
@@ -26,24 +23,12 @@ class LabelMixture(NamedTuple):
     uniform: Tensor | None = None  # [B], total mass of the uniform part; None: no uniform part
 
     @classmethod
-    def smoothed(cls, label: Tensor, smoothing: float) -> "LabelMixture":
-        """Return the target of labels [B] under ``label_smoothing`` as in ``torch.nn.CrossEntropyLoss``."""
-        shares = torch.full((len(label), 1), 1.0 - smoothing, dtype=widest(label), device=label.device)
-        return cls(label[:, None], shares, shares.new_full((len(label),), smoothing) if smoothing else None)
-
-    @classmethod
     def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor, smoothing: float = 0.0) -> "LabelMixture":
         """Return lam * ``label`` [B] + (1 - lam) * ``other`` [B], as in mixup and CutMix; lam is a number or [B]."""
         lam = torch.as_tensor(lam, dtype=widest(label), device=label.device).expand(len(label))
         shares = torch.stack((lam, 1.0 - lam), 1) * (1.0 - smoothing)
         uniform = shares.new_full((len(label),), smoothing) if smoothing else None
         return cls(torch.stack((label, other), 1), shares, uniform)
-
-    def scaled(self, factor: float | Tensor) -> "LabelMixture":
-        """Multiply the mass of each row by a factor: one number, or one number per row [B]."""
-        rows = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
-        uniform = None if self.uniform is None else self.uniform * factor
-        return LabelMixture(self.labels, self.shares * rows, uniform)
 
     def smooth(self, share: float) -> "LabelMixture":
         """Spread a share of each row's mass evenly over all classes: further ``label_smoothing``.

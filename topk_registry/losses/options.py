@@ -16,14 +16,8 @@ from topk_registry.registry.ranges import Interval, Range, option_ranges
 class KeepsNumbers(nn.Module):
     """A module whose double-precision buffers, which hold options that the user set, keep their dtype.
 
-    ``.half()``, ``.float()`` and ``.to(dtype)`` convert all other buffers and the parameters. A checkpoint may store
-    options in any precision.
+    ``.half()``, ``.float()`` and ``.to(dtype)`` convert all other buffers and the parameters.
     """
-
-    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        with torch.inference_mode(False):  # inference tensors cannot be used for training
-            kept = tensor.clone() if tensor is not None and tensor.is_inference() else tensor
-            super().register_buffer(name, kept, persistent)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "KeepsNumbers":
         kept = {id(b) for b in self._buffers.values() if b is not None and b.dtype == torch.float64}
@@ -37,19 +31,7 @@ class KeepsNumbers(nn.Module):
                 return fn(t.float())
             return converted if converted.dtype == t.dtype else t.to(converted.device)
 
-        with torch.inference_mode(False):  # inference tensors cannot be used for training
-            return super()._apply(moved, recurse)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name, buffer in self._buffers.items():
-            saved = state_dict.get(prefix + name)
-            # a checkpoint in single precision stores rounded options
-            if buffer is None or buffer.dtype != torch.float64 or not isinstance(saved, Tensor):
-                continue
-            known = not (buffer.is_meta or saved.is_meta) and saved.dtype != buffer.dtype
-            if known and torch.equal(saved, buffer.to(saved)):
-                state_dict[prefix + name] = buffer
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        return super()._apply(moved, recurse)
 
 
 class Adjustable(KeepsNumbers):
@@ -74,8 +56,7 @@ class Adjustable(KeepsNumbers):
                 f"{name} of {type(self).__name__} cannot be changed after construction. Build a new one with "
                 f"{name}={value!r}"
             )
-        with torch.inference_mode(False):
-            super().__setattr__(name, self.checked_option(name, value))
+        super().__setattr__(name, self.checked_option(name, value))
 
     def checked_option(self, name: str, value: Any) -> Any:
         """Return the value of an option as the module stores it; raise if it is outside of ``option_ranges``."""

@@ -35,7 +35,6 @@ class TopKConvNet(nn.Module):
         num_classes: number of scores. If 0, the model returns features.
         in_chans: number of channels of the images.
         width: channels of the first convolution. The second and third have 2 and 4 times as many.
-        depth: convolutions per resolution. The first has stride 2, the others have stride 1.
         norm: add batch normalization after each convolution.
         drop_rate: dropout before the classifier.
     """
@@ -46,27 +45,21 @@ class TopKConvNet(nn.Module):
         in_chans: int = 3,
         *,
         width: int = 32,
-        depth: int = 1,
         norm: bool = False,
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
         channels = [in_chans, width, 2 * width, 4 * width]
         self.features = nn.Sequential()
-        for i, (a, b) in enumerate(pairwise(channels)):
-            self._add(f"{i}", nn.Conv2d(a, b, 3, 2, 1, bias=not norm), norm)
-            for j in range(1, depth):
-                self._add(f"{i}_{j}", nn.Conv2d(b, b, 3, 1, 1, bias=not norm), norm)
+        for a, b in pairwise(channels):
+            self.features.append(nn.Conv2d(a, b, 3, 2, 1, bias=not norm))
+            if norm:
+                self.features.append(nn.BatchNorm2d(b))
+            self.features.append(nn.ReLU())
         self.pool = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Dropout(drop_rate))
         self.num_features = self.head_hidden_size = 16 * channels[-1]
         self.pretrained_cfg = self.default_cfg = {**_preprocessing(in_chans, 32), "num_classes": num_classes}
         self.reset_classifier(num_classes)
-
-    def _add(self, name: str, convolution: nn.Conv2d, norm: bool) -> None:
-        self.features.add_module(f"conv{name}", convolution)
-        if norm:
-            self.features.add_module(f"norm{name}", nn.BatchNorm2d(convolution.out_channels))
-        self.features.add_module(f"act{name}", nn.ReLU())
 
     def get_classifier(self) -> nn.Module:
         return self.fc

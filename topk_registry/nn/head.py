@@ -1,15 +1,12 @@
-"""The prediction head: top-k marginals as a module, alone or after any classifier."""
+"""The prediction head: top-k marginals as a module."""
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from topk_registry.nn.classifier import num_classes_of
 from topk_registry.ops.ksubset import graph
-from topk_registry.ops.ksubset.api import topk_label_margins, topk_marginals
+from topk_registry.ops.ksubset.api import topk_marginals
 from topk_registry.ops.values import integer, number
 
 
@@ -34,8 +31,7 @@ class TopKHead(nn.Module):
     Args:
         k: size of the set, 1 <= k <= n - 1.
         temperature: positive number by which logits are divided. For a model trained with ``topk_nll`` or
-            ``smooth_topk_svm``, use k * tau, see :meth:`of_loss`. To fit the temperature to held-out data, use
-            :func:`fit_temperature`.
+            ``smooth_topk_svm``, use k * tau, see :meth:`of_loss`.
 
     Shape: logits [..., n], allowed bool [n] or [..., n] -> :class:`TopKOutput`.
 
@@ -94,54 +90,6 @@ class TopKHead(nn.Module):
         return f"k={self.k}, temperature={self.temperature:g}"
 
 
-class TopKClassifier(nn.Module):
-    """A timm or torchvision classifier followed by a :class:`TopKHead`, with averaging over crops.
-
-    For several crops per image, the marginals are averaged over crops, as in the paper of :class:`TopKHead`. The
-    average still sums to k.
-
-    Args:
-        model: any classifier that maps [B, C, H, W] to logits [B, n].
-        k, temperature: as in :class:`TopKHead`.
-
-    Shape: images [B, C, H, W], or crops [B, crops, C, H, W]; allowed bool [n] or [B, n] -> :class:`TopKOutput`. With
-        crops, ``logits`` is the mean over crops, and ``indices`` are the k largest averaged marginals.
-
-    Example:
-        >>> model = TopKClassifier(timm.create_model("resnet18", num_classes=100), k=5)
-        >>> model(torch.randn(2, 10, 3, 64, 64)).marginals.detach().sum(-1)
-        tensor([5.0000, 5.0000])
-    """
-
-    model: nn.Module
-    head: TopKHead
-
-    def __init__(self, model: nn.Module, k: int, *, temperature: float = 1.0) -> None:
-        super().__init__()
-        n = num_classes_of(model)
-        if k >= n:
-            raise ValueError(f"k must be below the number of classes: k = {k}, the model predicts {n}")
-        self.model = model
-        self.head = TopKHead(k, temperature=temperature)
-
-    def forward(self, images: Tensor, allowed: Tensor | None = None) -> TopKOutput:
-        if images.ndim not in (4, 5):
-            raise ValueError(f"expected images [B, C, H, W] or crops [B, crops, C, H, W], got {list(images.shape)}")
-        if images.ndim == 4:
-            return self.head(_main_output(self.model(images)), allowed)
-        logits = _main_output(self.model(images.flatten(0, 1))).unflatten(0, images.shape[:2])  # [B, crops, n]
-        per_crop = self.head(logits, allowed[:, None] if allowed is not None and allowed.ndim == 2 else allowed)
-        marginals = per_crop.marginals.mean(1)
-        indices = marginals.topk(self.head.k).indices
-        if allowed is not None:
-            indices = torch.where(allowed.expand_as(marginals).gather(1, indices), indices, -1)
-        return TopKOutput(per_crop.logits.mean(1), marginals, indices)
-
-    if TYPE_CHECKING:  # torch annotates the return type as Any
-
-        def __call__(self, images: Tensor, allowed: Tensor | None = None) -> TopKOutput: ...
-
-
 def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
     """Compute marginals. During an export, use a form with fixed shapes and standard operators."""
     if not torch.compiler.is_exporting():
@@ -156,42 +104,3 @@ def _check_allowed(allowed: Tensor, logits: Tensor) -> None:
             f"allowed must be bool [n] or of the shape of the logits {list(logits.shape)}, got {allowed.dtype} "
             f"{list(allowed.shape)}"
         )
-
-
-def _main_output(output: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """Return the logits of the main head; in training, Inception networks and distilled transformers return several."""
-    return output if isinstance(output, Tensor) else output[0]
-
-
-def fit_temperature(logits: Tensor, target: Tensor, k: int, *, tolerance: float = 1e-3) -> float:
-    """Return the temperature that maximizes the likelihood of held-out labels to be in the top-k set.
-
-    It minimizes mean_i -log pi_{y_i}(logits_i / T) over T, on successively finer grids of log T.
-
-    Args:
-        logits: held-out scores [N, n], from data that the model was not trained on.
-        target: labels [N], int64.
-        k: size of the set.
-        tolerance: relative error of the temperature.
-
-    Example:
-        >>> T = fit_temperature(val_logits, val_labels, k=5)
-        >>> head = TopKHead(5, temperature=T)
-    """
-    logits = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
-    if logits.ndim != 2 or not len(logits):
-        raise ValueError(f"expected held-out logits [N, n] with N >= 1, got {list(logits.shape)}")
-    spread = float(logits.std(-1).mean())
-    if not 0.0 < spread < math.inf:
-        raise ValueError(f"expected finite logits that differ within a row, got a mean standard deviation of {spread}")
-
-    def nll(log_t: float) -> float:
-        t = math.exp(log_t)
-        return float(F.softplus(-topk_label_margins(logits, target, k, temperature=t) / t).mean())
-
-    best, step = math.log(spread), math.log(1000.0) / 6  # from 1/1000 to 1000 times the spread
-    best = min((best + step * i for i in range(-6, 7)), key=nll)
-    while step > tolerance:
-        step /= 3
-        best = min((best + step * i for i in range(-2, 3)), key=nll)
-    return math.exp(best)

@@ -38,7 +38,6 @@ def linear_smooth_topk(
     chunk: int | None = None,
     process_group: Any = None,
     num_classes: int | None = None,
-    averaged: bool = True,
 ) -> Tensor:
     """Compute the smooth top-k SVM of ``F.linear(features, weight, bias)``, one chunk of classes at a time.
 
@@ -49,7 +48,8 @@ def linear_smooth_topk(
 
     With ``process_group``, the classes are divided among its ranks. Each rank passes its own rows of the batch and the
     weight of its own classes: ceil(n / ranks) classes, fewer on the last ranks. Targets must then be class indices.
-    Every rank returns the loss of all rows and must call ``backward``.
+    Every rank returns the loss of all rows and must call ``backward``. The gradient of the features is multiplied by
+    the number of ranks, because ``DistributedDataParallel`` averages the gradients of the backbone over ranks.
 
     Args:
         features: [B, d].
@@ -67,8 +67,6 @@ def linear_smooth_topk(
         chunk: number of classes per chunk. None: chosen for speed.
         process_group: the ranks that share the classes, such as ``mesh.get_group("classes")``.
         num_classes: expected n. None: the sum over ranks.
-        averaged: set True if the backbone's gradients are averaged over ranks, as ``DistributedDataParallel`` does. The
-            gradient of features is then multiplied by the number of ranks, so that the average is correct.
 
     Returns:
         The loss, [] or [B], in float32 or float64. If it was computed in chunks, it is differentiable once.
@@ -103,7 +101,7 @@ def linear_smooth_topk(
             raise ValueError("with a process_group, targets must be class indices, without label smoothing")
         return _over_ranks(
             features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, process_group,
-            num_classes, averaged,
+            num_classes,
         )  # fmt: skip
     check()
     n = len(weight)
@@ -112,8 +110,9 @@ def linear_smooth_topk(
     masses = masses_of(target, n, features)
     x, size = masses.usable(features), chunked.chunk_size(features, chunk)
     if n > size and n >= chunked.min_classes(k):
-        return _in_chunks(x, weight, bias, masses, alpha, tau, reduction, _problem(x, k, k * tau, size))
-    losses = smooth_topk(F.linear(x, weight, bias), masses, k=k, tau=tau, alpha=alpha)
+        losses = _losses(x, weight, bias, masses, alpha, tau, _problem(x, k, k * tau, size))
+    else:
+        losses = smooth_topk(F.linear(x, weight, bias), masses, k=k, tau=tau, alpha=alpha)
     return _reduced(losses, reduction)
 
 
@@ -162,19 +161,6 @@ def linear_topk(
 
 
 @outside_graphs
-def _in_chunks(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    masses: Masses,
-    alpha: Tensor,
-    tau: float,
-    reduction: str,
-    p: Problem,
-) -> Tensor:
-    return _reduced(_losses(x, weight, bias, masses, alpha, tau, p), reduction)
-
-
 def _losses(
     x: Tensor, weight: Tensor, bias: Tensor | None, masses: Masses, alpha: Tensor, tau: float, p: Problem
 ) -> Tensor:
@@ -204,11 +190,11 @@ def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
 
 @outside_graphs
 def _over_ranks(
-    features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, group, num_classes, averaged
+    features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, group, num_classes
 ) -> Tensor:
     sizes, first, n = _agree(check, k, group, num_classes, features.device)
     x = gather_rows(features, sizes, group)
-    if averaged and x.requires_grad:
+    if x.requires_grad:
         x.register_hook(lambda g: g * len(sizes))
     masses = masses_of(gather_rows(target.long(), sizes, group), n, x)
     p = _problem(x, k, k * tau, chunked.chunk_size(x, chunk), first, group)
@@ -268,7 +254,7 @@ class LinearSmoothTopK(nn.Module):
         in_features: length d of a feature vector.
         num_classes: n.
         bias: learn a bias.
-        k, tau, alpha, class_weight, reduction, label_smoothing, ignore_index, chunk, averaged: as in
+        k, tau, alpha, class_weight, reduction, label_smoothing, ignore_index, chunk: as in
             :func:`linear_smooth_topk`.
         process_group: ranks that share the classes. Each rank stores the rows of weight and bias for its own classes.
 
@@ -306,7 +292,6 @@ class LinearSmoothTopK(nn.Module):
         ignore_index: int = -100,
         chunk: int | None = None,
         process_group: Any = None,
-        averaged: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -317,7 +302,7 @@ class LinearSmoothTopK(nn.Module):
         self.tau = number(tau, "tau", above=0)
         self.reduction = choice(reduction, "reduction", REDUCTIONS)
         self.label_smoothing = number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
-        self.ignore_index, self.chunk, self.process_group, self.averaged = ignore_index, chunk, process_group, averaged
+        self.ignore_index, self.chunk, self.process_group = ignore_index, chunk, process_group
         own = num_classes
         if process_group is not None:
             own = classes_per_rank(num_classes, dist.get_world_size(process_group))[dist.get_rank(process_group)]
@@ -354,7 +339,6 @@ class LinearSmoothTopK(nn.Module):
             chunk=self.chunk,
             process_group=self.process_group,
             num_classes=self.num_classes,
-            averaged=self.averaged,
         )
 
     if TYPE_CHECKING:  # torch declares that a call returns anything

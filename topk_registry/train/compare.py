@@ -216,7 +216,6 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         batches: list[tuple[Floats, Integers]] = []
         model.run(dataset, lambda x, y, batches=batches: batches.append((_array(x), _array(y))))
         logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
-        logits = _log_probabilities(model, logits)
         if bad := int((~np.isfinite(logits).all(1)).sum()):
             raise ValueError(f"{name} has scores that are not finite for {bad} of {len(labels)} images")
         about.append(_describe(name, model))
@@ -236,16 +235,6 @@ def _array(values: Any) -> NDArray[Any]:
 
 def _names(model: Any, logits: NDArray[Any]) -> list[str]:
     return list(model.class_names or map(str, range(logits.shape[1])))
-
-
-def _log_probabilities(model: Any, logits: NDArray[Any]) -> NDArray[Any]:
-    """Return scores whose softmax gives the model's probabilities, which a loss may define differently."""
-    if model.probabilities is None:
-        return logits
-    import torch
-
-    with torch.inference_mode():
-        return model.probabilities(torch.from_numpy(logits)).clamp(min=1e-30).log().numpy()
 
 
 def _data_settings(args: Any, model: Any) -> dict[str, Any]:

@@ -29,8 +29,8 @@ class Evaluated:
         weights: ``"EMA"``, ``"model"`` or ``"ONNX"``.
         preprocessing: size, crop, means, standard deviations and interpolation; empty for an ONNX file.
         config: configuration of the run that wrote a checkpoint, or None.
-        probabilities: function from logits to the probabilities of the loss, or None for softmax.
         run: function of a data set and of a function ``keep(scores [B, n], labels [B])``, which is called per batch.
+            Softmax of the scores gives the probabilities of the model, which a loss may define in another way.
         loader: function from a data set to its batches; checkpoints only.
         model: the network; checkpoints only.
     """
@@ -41,7 +41,6 @@ class Evaluated:
     weights: str
     preprocessing: dict[str, Any]
     config: TrainConfig | None
-    probabilities: Callable[..., Any] | None
     run: Callable[[Any, Callable[..., object]], object]
     options: dict[str, Any]
     loader: Callable[[Any], Any] | None = None
@@ -120,7 +119,7 @@ def open_model(
         saved_ema = "state_dict_ema" in load_checkpoint_metadata(str(path))
     used = "EMA" if weights == "ema" and saved_ema else "model"
     names = saved.get("class_names")
-    return Evaluated(path, names, n, used, preprocessing, config, probabilities, run, options, loader, network)
+    return Evaluated(path, names, n, used, preprocessing, config, run, options, loader, network)
 
 
 def _open_onnx(path: Path, device: str, batch_size: int, workers: int) -> Evaluated:
@@ -137,7 +136,7 @@ def _open_onnx(path: Path, device: str, batch_size: int, workers: int) -> Evalua
         images = SimpleNamespace(dataset=dataset, indexed=is_indexed(dataset))
         return opened.run(images, lambda scores, labels: keep(torch.from_numpy(scores), torch.from_numpy(labels)))
 
-    return Evaluated(path, names, len(names or ()), "ONNX", {}, None, None, run, {})
+    return Evaluated(path, names, len(names or ()), "ONNX", {}, None, run, {})
 
 
 def measure(opened: Evaluated, dataset: Any, k: Sequence[int], progress: Callable[[int], bool]) -> dict[str, float]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from PIL import Image
 
 from topk_export.errors import ImageError, ModelFileError
 from topk_export.runtime.metadata import ALLOWED, ALPHA, Metadata
@@ -196,7 +197,10 @@ class Predictor:
                 after the predictions of all earlier images, ``"skip"`` skips the image, and ``"yield"`` yields the
                 error.
         """
-        if isinstance(images, str | Path | bytes):
+        one_array = isinstance(images, np.ndarray) and (
+            images.ndim < 3 or (images.ndim == 3 and images.shape[2] in (1, 3))
+        )
+        if one_array or isinstance(images, str | Path | bytes | Image.Image):
             raise TypeError(f"images must be a sequence of images, got one {type(images).__name__}: put it in a list")
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")

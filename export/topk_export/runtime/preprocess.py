@@ -253,11 +253,16 @@ def _opened(source: Any, max_pixels: int) -> Iterator[tuple[Image.Image, str]]:
 def _within(image: Image.Image, name: str, max_pixels: int) -> Image.Image:
     if image.width * image.height > max_pixels:
         raise ImageTooLargeError(f"{name} has {image.width} x {image.height} pixels, the limit is {max_pixels}")
+    if not image.width * image.height:
+        raise ImageError(f"{name} has no pixels")
     return image
 
 
 def _from_array(array: np.ndarray) -> Image.Image:
-    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
+    known = (
+        array.dtype == np.uint8 and array.size and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3)))
+    )
+    if not known:
         raise ImageError(
             f"an image array must be uint8 [height, width] or [height, width, 3], got {array.dtype} {list(array.shape)}"
         )

@@ -1,4 +1,4 @@
-"""tune losses alike, and compare them over seeds: on your data, or in an experiment of a paper"""
+"""tune losses with equal effort, and compare them over seeds: on your data, or in an experiment of a paper"""
 
 import argparse
 import json
@@ -123,6 +123,8 @@ def _set_up(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Study, Fla
         return (study_of(args.losses, args.trials, args.rates, config), *flags_of(config, args.test_split))
     study = STUDIES[args.name]
     data = study.data or args.data
+    if "lr" in given:
+        raise ValueError("this study sets --lr for each run")
     if data == "images" and args.name == "long-tail":
         raise ValueError("a long tail is supported for --data vectors only")
     if data == "images" and args.name == "spherical":
@@ -149,7 +151,7 @@ def check(study: Study, runs: Sequence[Flags]) -> None:
 
     if runs:  # the trainer opens the other two splits
         open_split(TrainConfig(**runs[0]), "test")
-    different = {json.dumps([flags[name] for name in ("loss", "loss_opt", "dataset_opt")]): flags for flags in runs}
+    different = {json.dumps([flags[name] for name in ("loss", "loss_opt")]): flags for flags in runs}
     for flags in different.values():
         trainer = Trainer(TrainConfig(**flags), quiet=True)
         n = trainer.run.config.num_classes or 0

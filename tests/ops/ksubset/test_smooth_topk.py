@@ -48,7 +48,7 @@ def assert_exact(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], 
 
 
 @pytest.mark.parametrize("masses", MASSES)
-@pytest.mark.parametrize(("n", "k"), [(2, 1), (23, 5), pytest.param(40, 12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("n", "k"), [(2, 1), (13, 5), pytest.param(40, 12, marks=pytest.mark.slow)])
 def test_losses_and_gradients_have_all_digits(backend, masses, n, k):
     given = masses_of(masses, len(KINDS), n)
     s = torch.cat([scores(kind, n, rows=1) for kind in KINDS])

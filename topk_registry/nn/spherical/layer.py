@@ -16,6 +16,7 @@ from topk_registry.ops.ksubset.linear import TopClasses
 from topk_registry.ops.values import choice, integer, number
 
 CHUNK = 1 << 20  # number of scores per chunk
+FOLD_EVERY = 10_000  # number of steps after which the small state is recomputed from the weight
 MAX_PENDING = 1000  # number of backward passes without a step that triggers a warning
 Target = Tensor | tuple[Tensor, Tensor]
 
@@ -41,7 +42,6 @@ class SphericalLinear(nn.Module):
         loss_options: options of the loss by name, such as ``{"epsilon": 0.1}``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: rows with this label have loss and gradient 0 and do not enter the mean.
-        fold_every: number of steps after which the small state is recomputed from the weight.
         dtype: dtype of the large factor V. The small state is in double precision.
 
     Shape: features [B, d]; target class indices [B], or (indices [B, K], weights [B, K]).
@@ -63,7 +63,6 @@ class SphericalLinear(nn.Module):
     bias: bool
     reduction: str
     ignore_index: int
-    fold_every: int
     factors: FactoredWeight
     loss: SumsLoss | None
 
@@ -77,20 +76,18 @@ class SphericalLinear(nn.Module):
         loss_options: Mapping[str, Any] | None = None,
         reduction: str = "mean",
         ignore_index: int = -100,
-        fold_every: int = 10_000,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         integer(in_features, "in_features", at_least=1)
         integer(num_classes, "num_classes", at_least=2)
-        integer(fold_every, "fold_every", at_least=1)
         choice(reduction, "reduction", ("none", "mean", "sum"))
         weight = torch.empty(num_classes, in_features + bias, device=device, dtype=dtype)
         if weight.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype must be float32 or float64, got {weight.dtype}: steps are lost in half precision")
         self.in_features, self.num_classes, self.bias = in_features, num_classes, bool(bias)
-        self.reduction, self.ignore_index, self.fold_every = reduction, int(ignore_index), fold_every
+        self.reduction, self.ignore_index = reduction, int(ignore_index)
         self.loss = resolve(loss, dict(loss_options or {}))
         bound = 1 / math.sqrt(in_features)
         self.factors = FactoredWeight(nn.init.uniform_(weight, -bound, bound))
@@ -159,7 +156,7 @@ class SphericalLinear(nn.Module):
             batch = batch.scaled((max_norm / (self.factors.gradient_norm(batch) + 1e-6)).clamp(max=1.0).item())
         self.factors.update(batch, lr, weight_decay)
         self._pending, self._version = [], self._version + 1
-        if self.factors.condition() > MAX_CONDITION or int(self.factors.steps) % self.fold_every == 0:
+        if self.factors.condition() > MAX_CONDITION or int(self.factors.steps) % FOLD_EVERY == 0:
             self.factors.fold()
 
     @torch.no_grad()
