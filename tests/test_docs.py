@@ -53,13 +53,9 @@ def test_links_lead_to_files_and_headings(page):
 
 
 RUN = [(name, code) for name, mark, code in blocks("python") if mark == "run" or name == "README.md"]
-RUN = [
-    pytest.param(name, code, marks=[pytest.mark.slow] * ("onnx" in code), id=f"{i}-{name}")  # an export takes seconds
-    for i, (name, code) in enumerate(RUN)
-]
 
 
-@pytest.mark.parametrize(("name", "code"), RUN)
+@pytest.mark.parametrize(("name", "code"), RUN, ids=[f"{i}-{name}" for i, (name, _) in enumerate(RUN)])
 def test_python_blocks_run(name, code, monkeypatch):
     module = types.ModuleType("block")  # importable, so that classes of the block can be pickled
     monkeypatch.setitem(sys.modules, "block", module)
