@@ -59,7 +59,7 @@ class ClassificationLoss(Adjustable):
         weight: one non-negative factor per class [n].
         reduction: ``"mean"`` (weighted as in cross-entropy), ``"sum"`` or ``"none"``.
         label_smoothing: share of the target distribution that is spread evenly over all classes.
-        ignore_index: rows with this index target have loss 0.
+        ignore_index: rows with this class index have loss 0.
 
     Example:
         >>> class ZeroOne(ClassificationLoss):
@@ -164,7 +164,7 @@ class ClassificationLoss(Adjustable):
             dtype=logits.dtype,
         )
         kind = logits.device.type
-        if has_autocast(kind) and torch.is_autocast_enabled(kind):
+        if (kind == "cpu" or has_autocast(kind)) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
                 losses = self._row_losses(logits, masses)
         else:

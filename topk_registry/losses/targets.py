@@ -24,7 +24,8 @@ __all__ = ["LabelMixture", "Masses", "Target"]
 
 Target = Tensor | LabelMixture
 REDUCTIONS = ("none", "mean", "sum")
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
+FEW_LABELS = 128  # up to this many are compared in Python: two operations on tensors would take longer
 
 
 class Masses(NamedTuple):
@@ -87,9 +88,9 @@ class Masses(NamedTuple):
         if not ignores and weight is None and sample_weight is None and isinstance(target, Tensor):
             rows = target.shape[0]
             share = 1.0 / rows if reduction == "mean" and rows else 1.0
-            even = _equal(rows, label_smoothing * share / n) if label_smoothing else None
-            shares = _equal(rows, (1.0 - label_smoothing) * share)[:, None]
-            return cls(target.long()[:, None], shares, even, None, None, *facts)
+            even = _equal(rows, label_smoothing * share / n)[:, 0] if label_smoothing else None
+            shares = _equal(rows, (1.0 - label_smoothing) * share)
+            return cls(target.long().unsqueeze(1), shares, even, None, None, *facts)
         if isinstance(target, LabelMixture):
             mixture, counts = target.smooth(label_smoothing), None
             mass = mixture.shares.abs().sum(1) + (0 if mixture.uniform is None else mixture.uniform)
@@ -159,9 +160,9 @@ def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, s
 
 @lru_cache(maxsize=16)
 def _equal(rows: int, mass: float) -> Tensor:
-    """Return the same mass for each row [B]. Cached, because creating it costs as much as the loss of a small batch."""
+    """Return the same mass for each row [B, 1]. Cached, as creating it costs as much as a small batch."""
     with torch.inference_mode(False):
-        return torch.full((rows,), mass, dtype=torch.float64)
+        return torch.full((rows, 1), mass, dtype=torch.float64)
 
 
 def _is_readable(t: Tensor) -> bool:
@@ -207,17 +208,17 @@ def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -
     """Raise unless a target matches logits [B, n]; return whether a row may have the ignored index.
 
     Label values are checked on a CPU only, because a check on a GPU would synchronize. On a GPU, a label out of range
-    fails
-    in the gather kernel, as in cross-entropy.
+    fails in the gather kernel, as in cross-entropy.
     """
     B, n = logits.shape
-    if isinstance(target, LabelMixture):
+    mixture = isinstance(target, LabelMixture)
+    if mixture:
         target.check(B)
-        parts = [part for part in target if part is not None]
+        dense, parts = False, [part for part in target if part is not None]
     else:
         check_tensor(target, "target")
-        dense, parts = target.is_floating_point(), [target]
-        if target.shape != (logits.shape if dense else (B,)) or not (dense or target.dtype in INTEGERS):
+        dense, parts = target.dtype not in INTEGERS, (target,)
+        if target.shape != (logits.shape if dense else (B,)) or (dense and not target.is_floating_point()):
             raise ValueError(
                 f"target must be class indices (integer, [{B}]) or a distribution (floating point, {[B, n]}), "
                 f"got {target.dtype} {list(target.shape)}"
@@ -226,18 +227,21 @@ def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -
         if part.device != logits.device:
             raise ValueError(f"target must be on the device of the logits, {logits.device}, got {part.device}")
     labels = parts[0]
-    if labels.is_floating_point():
+    if dense:
         return False
     if not labels.numel() or not _is_readable(labels):
-        return not isinstance(target, LabelMixture)
-    low, high = labels.aminmax()
-    low, high = int(low), int(high)
+        return not mixture
+    if labels.ndim == 1 and B <= FEW_LABELS:
+        values = labels.tolist()
+        low, high = min(values), max(values)
+    else:
+        low, high = map(int, labels.aminmax())
     if low >= 0 and high < n:
         return ignore_index is not None and low <= ignore_index <= high
     labels = labels.long()  # in uint8, an ignore_index of -100 would become 156
     wrong = (labels < 0) | (labels >= n)
     allowed = ""
-    if not isinstance(target, LabelMixture) and ignore_index is not None:
+    if not mixture and ignore_index is not None:
         wrong &= labels != ignore_index
         allowed = f" (or ignore_index = {ignore_index})"
     if wrong.any():

@@ -3,21 +3,20 @@
 import numpy as np
 
 from topk_registry.ops.cpu.memory import empty
-from topk_registry.ops.cpu.numbers import compiled, number_at, place_of, summing
+from topk_registry.ops.cpu.numbers import borrowing, compiled, number_at, place_of, summing
 
 BLOCK = 512  # block size of sums in the precision of the numbers; block sums are added in double precision
 CACHE_BLOCK = 1024  # number of scores per pass
 PAD = 64  # rows are padded to a multiple of this, so that vector loops have no remainder
-FRONT = 4  # number of zeros before coefficients, see in_fours
 
 
-@compiled
+@borrowing
 def padded(n):
     """Return the smallest multiple of PAD that is at least n."""
     return (n + PAD - 1) // PAD * PAD
 
 
-@compiled
+@borrowing
 def pad(row, x):
     """Copy a row to padded memory and fill the padding with -inf."""
     for i in range(len(row)):
@@ -26,7 +25,7 @@ def pad(row, x):
         x[i] = -np.inf
 
 
-@compiled
+@borrowing
 def fill(row, number):
     for i in range(len(row)):
         row[i] = number
@@ -39,7 +38,7 @@ def ones(count, kind):
     return made
 
 
-@compiled
+@borrowing
 def largest_of(x):
     """Return the largest number, or -inf for an empty array. A NaN with a positive sign gives NaN."""
     best = place_of(x.dtype.type(-np.inf))
@@ -48,7 +47,7 @@ def largest_of(x):
     return number_at(best)
 
 
-@compiled
+@borrowing
 def largest_size(x):
     """Return the largest absolute value, or NaN if there is a NaN."""
     best = place_of(x.dtype.type(0))
@@ -66,7 +65,7 @@ def total(w):
     return sum
 
 
-@compiled
+@borrowing
 def total_of(x):
     """Sum many numbers in double precision."""
     sum_of_blocks = 0.0

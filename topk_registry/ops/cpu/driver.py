@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numba import njit, types
+from numba import types
 from numba.core.caching import FunctionCache, NullCache
 from numba.core.ccallback import CFunc
 from numba.core.codegen import JITCodeLibrary
@@ -34,6 +34,8 @@ from numba.core.registry import cpu_target
 from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 from torch import Tensor
+
+from topk_registry.ops.cpu.numbers import Compiler, compiled
 
 NUMBERS = frozenset((int, float))
 C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -92,7 +94,7 @@ def _take(typing_context, job, count):
 take: Any = _take  # take(job, count): take the next ``count`` rows of a job and return the first
 
 
-@njit
+@compiled
 def spans(job, block, count):
     """Yield (start, stop) of the rows for this thread, ``block`` rows at a time, until all ``count`` rows are taken."""
     start = take(job, block)
@@ -121,13 +123,13 @@ def _pool(process: int) -> ThreadPoolExecutor:
 def _compiled(function: Callable) -> CFunc:
     arguments, result = normalize_signature(types.void(types.voidptr))
     options = {"error_model": "numpy", "fastmath": {"contract"}}
-    compiled = _CFunc(function, (arguments, result), locals={}, options=options)
+    body = _CFunc(function, (arguments, result), locals={}, options=options, pipeline_class=Compiler)
     try:
-        compiled._cache = _Cache(function)
+        body._cache = _Cache(function)
     except RuntimeError:  # no writable folder
-        compiled._cache = NullCache()
-    compiled.compile()
-    return compiled
+        body._cache = NullCache()
+    body.compile()
+    return body
 
 
 class _CFunc(CFunc):
@@ -135,10 +137,10 @@ class _CFunc(CFunc):
 
     def _compile_uncached(self) -> Any:
         _log_compiling(self._cache.cache_path)
-        with _optimizing_once():
-            compiled = super()._compile_uncached()
-            compiled.library.make_machine_code()
-        return compiled
+        with _lean():
+            body = super()._compile_uncached()
+            body.library.make_machine_code()
+        return body
 
 
 class _Linked(JITCodeLibrary):
@@ -150,6 +152,13 @@ class _Linked(JITCodeLibrary):
     """
 
     is_machine_code = False
+
+    def _optimize_functions(self, module: Any) -> None:
+        module.data_layout = self._codegen._data_layout
+        passes, builder = self._codegen._function_pass_manager()  # numba makes one per function, also of those declared
+        for function in module.functions:
+            if not function.is_declaration:
+                passes.run(function, builder)
 
     def _optimize_final_module(self) -> None:
         pass
@@ -173,16 +182,30 @@ _BAD_ARGUMENT: Any = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_vo
 
 
 @contextmanager
-def _optimizing_once() -> Iterator[None]:
-    """Compile functions to :class:`_Linked` code in a ``with`` block."""
-    codegen, collects = cpu_target.target_context.codegen(), gc.isenabled()
+def _lean() -> Iterator[None]:
+    """Compile functions to :class:`_Linked` code in a ``with`` block, and infer the type of each operation once."""
+    codegen, typing, collects = cpu_target.target_context.codegen(), cpu_target.typing_context, gc.isenabled()
+    resolve, known = typing.resolve_function_type, {}
+
+    def resolve_once(function: Any, arguments: tuple, keywords: dict) -> Any:
+        if keywords or isinstance(function, (types.Dispatcher, types.BoundFunction)):
+            return resolve(function, arguments, keywords)
+        try:
+            found = known.get((function, arguments))
+        except TypeError:  # a literal slice has no hash
+            return resolve(function, arguments, keywords)
+        if found is None:
+            found = known[function, arguments] = resolve(function, arguments, keywords)
+        return found
+
     with global_compiler_lock:
         codegen._library_class, codegen.set_env = _Linked, lambda name, environment: None
+        typing.resolve_function_type = resolve_once
         gc.disable()  # garbage collection would repeatedly scan all objects of torch
         try:
             yield
         finally:
-            del codegen._library_class, codegen.set_env
+            del codegen._library_class, codegen.set_env, typing.resolve_function_type
             if collects:
                 gc.enable()
 

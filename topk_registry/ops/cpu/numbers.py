@@ -7,26 +7,49 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
+from numba.core import typed_passes, untyped_passes
+from numba.core.compiler import CompilerBase
+from numba.core.compiler_machinery import PassManager
 from numba.extending import intrinsic
 from numba.np.numpy_support import as_dtype
 from numpy.polynomial import Chebyshev, Polynomial
 
+
+class Compiler(CompilerBase):
+    """The passes of numba's pipeline that kernels need.
+
+    The others handle closures, literals, array expressions, branches on constants and annotated sources.
+    """
+
+    def define_pipelines(self) -> list[PassManager]:
+        passes = PassManager("kernels")
+        for one in (
+            untyped_passes.TranslateByteCode, untyped_passes.FixupArgs, untyped_passes.IRProcessing,
+            untyped_passes.GenericRewrites, untyped_passes.ReconstructSSA, typed_passes.NopythonTypeInference,
+            typed_passes.PreLowerStripPhis, typed_passes.IRLegalization, typed_passes.NativeLowering,
+            typed_passes.NoPythonBackend,
+        ):  # fmt: skip
+            passes.add_pass(one, one.__name__)
+        passes.finalize()
+        return [passes]
+
+
 # products may be fused with sums, and long sums may be reordered; differences of scores may not, because they are exact
-_NO_WRAPPERS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-compiled = njit(error_model="numpy", fastmath={"contract"}, **_NO_WRAPPERS)
-merged = njit(error_model="numpy", fastmath={"contract"}, inline="always")  # inlined into the caller
-summing = njit(error_model="numpy", fastmath={"contract", "reassoc"}, **_NO_WRAPPERS)
-inlined = njit(error_model="numpy", fastmath={"contract"}, forceinline=True, **_NO_WRAPPERS)
+_COMMON = {"error_model": "numpy", "pipeline_class": Compiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+compiled = njit(fastmath={"contract"}, _nrt=True, **_COMMON)
+# for functions that allocate no memory and return no array: without reference counts
+borrowing = njit(fastmath={"contract"}, _nrt=False, **_COMMON)
+summing = njit(fastmath={"contract", "reassoc"}, _nrt=False, **_COMMON)
+inlined = njit(fastmath={"contract"}, forceinline=True, _nrt=False, **_COMMON)
 
 # numba compiles a function for each literal argument, so variables are initialized with this value
 ZERO, NO_CLASS = np.int64(0), np.int64(-1)
 LOG2E = 1 / math.log(2)
 LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2; LN2_HIGH has nine bits, so its multiples are exact
 INVERSE_FACTORIALS = tuple(1 / math.factorial(j) for j in range(14))
-LOG2E_32, LN2_HIGH_32, LN2_LOW_32 = np.float32(LOG2E), np.float32(LN2_HIGH), np.float32(LN2_LOW)
-OF_POWER = tuple(math.log(2) ** j / math.factorial(j) for j in range(14))  # 2^f = sum_j OF_POWER[j] f^j
-OF_POWER_32 = tuple(map(np.float32, OF_POWER[:8]))
-INVERSE_FACTORIALS_32 = tuple(map(np.float32, INVERSE_FACTORIALS[:8]))
+LN2_HIGH_32, LN2_LOW_32 = np.float32(LN2_HIGH), np.float32(LN2_LOW)
+# 2^f = sum_j OF_POWER_32[j] f^j
+OF_POWER_32 = tuple(np.float32(math.log(2) ** j / math.factorial(j)) for j in range(8))
 # log(1 + f) = f - f^2 / 2 + f^3 (sum_j LOG_SERIES_32[j] f^j), relative error 2e-8; one division fewer than with artanh
 LOG_SERIES_32 = tuple(
     Chebyshev.interpolate(
@@ -51,17 +74,13 @@ def cast(source: types.Type, target: types.Type):
     return _cast
 
 
-def _limit(name: str) -> Any:
-    @intrinsic
-    def limit(typing_context, kind):
-        value = getattr(np.finfo(as_dtype(kind.dtype)), name)
-        return kind.dtype(kind), lambda context, builder, *_: context.get_constant(kind.dtype, value)
-
-    return limit
+@intrinsic
+def tiny(typing_context, kind):
+    """``np.finfo(kind).tiny`` of a kind such as np.float32 or x.dtype, without a function of numba's to compile."""
+    value = np.finfo(as_dtype(kind.dtype)).tiny
+    return kind.dtype(kind), lambda context, builder, *_: context.get_constant(kind.dtype, value)
 
 
-# of a kind such as np.float32 or x.dtype, as those of np.finfo, without a function of numba's to compile
-eps, tiny, lowest = _limit("eps"), _limit("tiny"), _limit("min")
 bits_32, number_32 = cast(types.float32, types.int32), cast(types.int32, types.float32)
 bits_64, number_64 = cast(types.float64, types.int64), cast(types.int64, types.float64)
 
@@ -88,61 +107,21 @@ def _reorder(integer: bool) -> Any:
 place_of, number_at = _reorder(True), _reorder(False)
 
 
-@inlined
-def _parts_32(u) -> Any:
-    """Return 2^m, f and e with exp(u) = 2^m (1 + e f). e is a series of seven terms, with an error of 6e-9."""
-    shifted = u * LOG2E_32 + ROUND_32
-    m = shifted - ROUND_32
-    f = (u - m * LN2_HIGH_32) - m * LN2_LOW_32
-    e = INVERSE_FACTORIALS_32[7]
-    for j in range(6):
-        e = e * f + INVERSE_FACTORIALS_32[6 - j]
-    return number_32((bits_32(shifted) + np.int32(127)) << np.int32(23)), f, e
-
-
-@inlined
-def _parts_64(u) -> Any:
-    """Return the numbers of :func:`_parts_32` with an error of about 2e-16."""
+@borrowing
+def exp64(u):
+    """Return exp(u) = 2^m (1 + e f) for u from -708 to 709, with an error of about 2e-16."""
     shifted = u * LOG2E + ROUND
     m = shifted - ROUND
     f = (u - m * LN2_HIGH) - m * LN2_LOW
     e = INVERSE_FACTORIALS[13]
     for j in range(12):
         e = e * f + INVERSE_FACTORIALS[12 - j]
-    return number_64((bits_64(shifted) + np.int64(1023)) << np.int64(52)), f, e
+    return (e * f + 1.0) * number_64((bits_64(shifted) + np.int64(1023)) << np.int64(52))
 
 
-@compiled
-def exp32(u):
-    """Return exp(u) for u from -87 to 88."""
-    power, f, e = _parts_32(u)
-    return (e * f + np.float32(1)) * power
-
-
-@compiled
-def exp64(u):
-    """Return exp(u) for u from -708 to 709."""
-    power, f, e = _parts_64(u)
-    return (e * f + 1.0) * power
-
-
-@compiled
-def expm1_32(u):
-    """Return exp(u) - 1 for u from -87 to 88, with full relative precision."""
-    power, f, e = _parts_32(u)
-    return power * (e * f) + (power - np.float32(1))
-
-
-@compiled
-def expm1_64(u):
-    """Return exp(u) - 1 for u from -708 to 709, with full relative precision."""
-    power, f, e = _parts_64(u)
-    return power * (e * f) + (power - 1.0)
-
-
-@compiled
+@borrowing
 def power_of_2_32(u):
-    """Return 2^u for u from -126 to 127. One product fewer than :func:`exp32`, because u - round(u) is exact."""
+    """Return 2^u for u from -126 to 127, with an error of 6e-9."""
     shifted = u + ROUND_32
     f = u - (shifted - ROUND_32)
     e = OF_POWER_32[7]
@@ -151,17 +130,7 @@ def power_of_2_32(u):
     return e * number_32((bits_32(shifted) + np.int32(127)) << np.int32(23))
 
 
-@compiled
-def power_of_2_64(u):
-    shifted = u + ROUND
-    f = u - (shifted - ROUND)
-    e = OF_POWER[13]
-    for j in range(13):
-        e = e * f + OF_POWER[12 - j]
-    return e * number_64((bits_64(shifted) + np.int64(1023)) << np.int64(52))
-
-
-@compiled
+@borrowing
 def log32(x):
     """Return log(x) for positive normal x as e log 2 + log(1 + f), where 1 + f = x / 2^e is within sqrt(2) of 1."""
     e = (bits_32(x) - np.int32(0x3F3504F3)) >> np.int32(23)
@@ -173,20 +142,7 @@ def log32(x):
     return n * LN2_HIGH_32 + (n * LN2_LOW_32 + ((series * f * square - np.float32(0.5) * square) + f))
 
 
-@compiled
-def log64(x):
-    """Return the logarithm as in :func:`log32`, with the series of artanh in f / (2 + f)."""
-    e = (bits_64(x) - np.int64(0x3FE6A09E667F3BCD)) >> np.int64(52)
-    z = number_64(bits_64(x) - (e << np.int64(52)))
-    z = (z - 1.0) / (z + 1.0)
-    y = z * z
-    series = 2 / 21
-    for j in (19, 17, 15, 13, 11, 9, 7, 5, 3):
-        series = series * y + 2 / j
-    return e * LN2_HIGH + (e * LN2_LOW + (z * y * series + 2.0 * z))
-
-
-@compiled
+@borrowing
 def copy(source, out):
     """Copy an array to an array of the same length.
 
@@ -196,7 +152,7 @@ def copy(source, out):
         out[i] = source[i]
 
 
-@compiled
+@borrowing
 def largest_integer(x):
     """Return the largest of the integers and 0."""
     most = 0

@@ -6,14 +6,14 @@ import numpy as np
 
 from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import empty
-from topk_registry.ops.cpu.numbers import NO_CLASS, ZERO, compiled, copy, number_at, place_of, tiny
+from topk_registry.ops.cpu.numbers import NO_CLASS, ZERO, borrowing, compiled, copy, number_at, place_of, tiny
 
 HALVINGS = 20  # bisection steps; the remaining interval is about 1/500 of a number's size if scores span 2^31 numbers
 RANKED = np.int64(256)  # up to this many candidates are ranked by counting
 LAST = np.iinfo(np.int64).max
 
 
-@compiled
+@borrowing
 def lines_of_search(n, T):
     """Return the stride of the search for maxima in :func:`largest`, about sqrt(n T); 0 for short rows."""
     lines = 32
@@ -28,7 +28,7 @@ def scratch(n, T, dtype):
     return empty(lines_of_search(n, T), dtype), empty(n, np.int64), empty(n + 64, dtype)
 
 
-@compiled
+@borrowing
 def largest(row, skip, top, where, space):
     """Write the T largest scores in descending order and their classes, without ``skip``. Return False if too few."""
     _, classes, scores = space
@@ -39,7 +39,7 @@ def largest(row, skip, top, where, space):
     return True
 
 
-@compiled
+@borrowing
 def _candidates(row, skip, T, short, space):
     """Write the T largest scores, and possibly more, with their classes in class order; return their number.
 
@@ -66,7 +66,7 @@ def _candidates(row, skip, T, short, space):
     return candidates
 
 
-@compiled
+@borrowing
 def in_order(scores, classes, candidates, top, where):
     """Write the largest of the first ``candidates`` scores in descending order, and their classes. Ties keep order."""
     T = len(top)
@@ -82,7 +82,7 @@ def in_order(scores, classes, candidates, top, where):
             top[place], where[place] = v, classes[j]
 
 
-@compiled
+@borrowing
 def _lower_bound(row, maxima, folded, T):
     """Return a number that at least T + 1 scores reach, so T without the class to skip, from the maxima of lines.
 
@@ -100,7 +100,7 @@ def _lower_bound(row, maxima, folded, T):
     return reached_by(folded, T + 1)
 
 
-@compiled
+@borrowing
 def maxima_of_lines(row, maxima):
     """Write the maximum of every len(maxima)-th score per start. The row must be at least as long as ``maxima``."""
     # "+ 0" changes only -0, and prevents masked stores of LLVM, which are slow on AMD processors
@@ -115,7 +115,7 @@ def maxima_of_lines(row, maxima):
         maxima[j] = (rest[j] if rest[j] > maxima[j] else maxima[j]) + zero
 
 
-@compiled
+@borrowing
 def reached_by(x, count):
     """Return a number that at least ``count`` of the scores reach, and few more scores.
 
@@ -140,19 +140,19 @@ def reached_by(x, count):
     return _number_at(low, x)
 
 
-@compiled
+@borrowing
 def _less_than(v, x):
     """Return a number slightly below v, and below 0 if v is 0 or denormal."""
     least = tiny(x.dtype)
     return -least if abs(v) < least else _number_at(np.int64(place_of(v)) - 1, x)
 
 
-@compiled
+@borrowing
 def _number_at(place, x):
     return x.dtype.type(number_at(np.int32(place)) if x.itemsize == 4 else number_at(np.int64(place)))
 
 
-@compiled
+@borrowing
 def number_from(scores, v):
     """Return how many scores are at least v."""
     count = np.int32(0)

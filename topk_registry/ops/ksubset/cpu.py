@@ -15,7 +15,7 @@ from torch import Tensor
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.driver import kernel, spans
 from topk_registry.ops.cpu.memory import array, borrowed, empty, zeros
-from topk_registry.ops.cpu.numbers import ZERO, compiled, largest_integer
+from topk_registry.ops.cpu.numbers import ZERO, borrowing, compiled, largest_integer
 from topk_registry.ops.ksubset import mass_rows, passes, polynomial
 from topk_registry.ops.ksubset.split import CERTAIN, INVALID, power_sums, scratch_space, split
 from topk_registry.ops.tensors import laid_out
@@ -76,7 +76,7 @@ def _threads_and_block(k: int, B: int, n: int, most: int) -> tuple[int, int]:
     return count, max(1, min(ROWS_AT_ONCE, SCORES_AT_ONCE // n, SCORES_AT_ONCE // polynomials, -(-B // count)))
 
 
-@compiled
+@borrowing
 def _read(job):
     """Return the values of a job: sizes, tau, and the tensors of :func:`losses`."""
     _, B, n, pitch, k, block, m, gaps = array(job, 8, np.int64)
@@ -137,10 +137,23 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
         value, gradient: losses [B] and gradient [B, n], written.
         memory: of :func:`memory_for`.
     """
-    B, n = gradient.shape
-    space, x, odds, scratch, c, size, u, most, a, of_label, where, members, power = borrowed(memory)
-    size, u, P, powers = size[:B], u[:B], zeros((k, B)), ZERO
-    for r in range(B):
+    B, memory = len(value), borrowed(memory)
+    P = zeros((k, B))
+    powers = _split_rows(s, label, share, k, theta, gradient.shape[1], memory, P)
+    T = largest_integer(memory.size[:B])
+    p, q, in_top = empty((T, B)), empty((T, B)), empty((T, B))
+    before, after = empty((T + 1, k + 1, B)), empty((T + 1, k + 1, B))
+    polynomial.top_group(memory.members, memory.size, memory.u, P, powers, p, q, before, after)
+    polynomial.label_gradient(p, q, before, after, in_top)
+    _write_rows(label, share, alpha, k, theta, tau, value, gradient, memory, before, in_top)
+
+
+@borrowing
+def _split_rows(s, label, share, k, theta, n, memory, P):
+    """Split each row without its label; write the power sums P [k, B] of the tails and return how many are not 0."""
+    space, x, odds, scratch, _, size, u, most, a, of_label, where, members, power = memory
+    powers = ZERO
+    for r in range(len(label)):
         y, size[r], u[r] = label[r], INVALID, 1.0
         if share[r] == 0:
             size[r], of_label[r] = CERTAIN, 0
@@ -158,19 +171,20 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
             powers = max(powers, count)
         else:
             u[r] = 1.0
+    return powers
 
-    T = largest_integer(size)
-    p, _, before, after = polynomial.top_group(members, size, u, P, powers, T)
-    in_top = empty((T, B))
-    polynomial.label_gradient(p, before, after, in_top)
 
-    for r in range(B):
+@borrowing
+def _write_rows(label, share, alpha, k, theta, tau, value, gradient, memory, before, in_top):
+    """Write the losses and gradients of rows from the polynomials of :func:`polynomial.top_group`."""
+    _, _, odds, scratch, c, size, u, most, a, of_label, where, _, _ = memory
+    for r in range(len(label)):
         w, y = odds[r], label[r]
         if size[r] < 0:
             value[r] = np.nan if size[r] == INVALID else np.inf if of_label[r] == -np.inf else 0.0
             blocks.fill(gradient[r], np.float32(np.nan if size[r] == INVALID else 0.0))
             continue
-        rho = polynomial.balanced(before, T, r, c)
+        rho = polynomial.balanced(before, len(in_top), r, c)
         margin = np.float64(of_label[r]) - np.float64(a[r]) + theta * math.log(u[r] * rho)
         cost, slope = passes.hinge(margin, alpha[y if len(alpha) > 1 else 0], 1 / k, tau)
         value[r], slope = share[r] * cost, share[r] * slope
@@ -178,5 +192,5 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
         for j in range(size[r]):
             w[where[r, j]] = slope * in_top[j, r]
         w[y] = slope
-        for i in range(n):
+        for i in range(gradient.shape[1]):
             gradient[r, i] = w[i]

@@ -162,7 +162,13 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
             factor *= to_next[r]
             P[j, r], P[j, B + r] = memory.powers[j] * factor, memory.powers[j]
     T = largest_integer(size)
-    p, q, before, after = polynomial.top_group(members, size, u, P, powers, T)
+    p, q, before, after = (
+        empty((T, 2 * B)),
+        empty((T, 2 * B)),
+        empty((T + 1, k + 1, 2 * B)),
+        empty((T + 1, k + 1, 2 * B)),
+    )
+    polynomial.top_group(members, size, u, P, powers, p, q, before, after)
     return Tilts(size, kth, a, u, to_next, most, P, p, q, before, after, T)
 
 

@@ -10,12 +10,12 @@ import numpy as np
 
 from topk_registry.ops.cpu.blocks import CACHE_BLOCK, largest_size, total
 from topk_registry.ops.cpu.memory import zeros
-from topk_registry.ops.cpu.numbers import LOG2E, compiled, inlined, log32, power_of_2_32, summing
+from topk_registry.ops.cpu.numbers import LOG2E, borrowing, compiled, inlined, log32, power_of_2_32, summing
 
-FRONT = 4  # number of zeros before coefficients, see in_fours
-FLOOR = np.float32(-50.4)  # odds below 2^FLOOR are set to 0, because products would be denormal numbers, which are slow
-# Parts of a block's scratch memory: v, d, e and x / d of :func:`tail_hinges`. They are parts of one array, because the
-# compiler checks all pairs of arrays in a loop for overlap, and does not vectorize above a number of pairs.
+FRONT = 4  # zeros in front of coefficients, see first_of_fours
+FLOOR = np.float32(-50.4)  # odds below 2^FLOOR are 0: products of them would be denormal numbers, which are slow
+# Parts of a block's scratch memory: v, d, e and x / d of :func:`tail_hinges`. They are parts of one array because the
+# compiler checks any two arrays that a loop reaches for overlap, and gives up beyond a number of pairs.
 D, E, COST = CACHE_BLOCK, 2 * CACHE_BLOCK, 3 * CACHE_BLOCK
 
 
@@ -32,7 +32,7 @@ def _odds(row, a, inverse, w):
     return mass
 
 
-@compiled
+@borrowing
 def odds(row, a, theta, w):
     """Write w = exp(min((row - a) / theta, 0)), with tiny results set to 0, and return the sum. NaN stays NaN."""
     mass, inverse = 0.0, np.float32(LOG2E / theta)
@@ -41,7 +41,7 @@ def odds(row, a, theta, w):
     return mass
 
 
-@compiled
+@borrowing
 def reach(v, k):
     """Return how many powers of odds up to v < 1 are needed. Higher powers are below rounding."""
     if v >= 0.95:
@@ -53,7 +53,7 @@ def reach(v, k):
     return count
 
 
-@compiled
+@borrowing
 def power_sums(w, P, scratch):
     """Write P[j - 1] = sum_i w_i^j, j = 1..k, four powers at a time.
 
@@ -76,7 +76,7 @@ def power_sums(w, P, scratch):
             _add_powers(P, j, _four_powers(base, v, np.float32(2.0 ** (-120.0 / (j + 4)))))
 
 
-@compiled
+@borrowing
 def _add_powers(P, j, sums):
     for i in range(4):
         if j + i < len(P):
@@ -118,27 +118,27 @@ def _four_powers(base, v, least):
 
 @compiled
 def coefficients(k):
-    """Return memory for c_0..c_k, with leading zeros for :func:`in_fours`."""
+    """Return memory for c_0..c_k, with zeros in front for :func:`first_of_fours`."""
     return zeros(FRONT + k + 1, np.float32)
 
 
-@compiled
-def in_fours(c, stop, count):
-    """Return the last ``count`` of c_0..c_{stop-1} for Horner's rule, rounded up to a multiple of four.
+@borrowing
+def first_of_fours(stop, count):
+    """Return where the last ``count`` of c_0..c_{stop-1} begin in c; Horner's rule takes a multiple of four.
 
     The additional coefficients and leading zeros do not change the result.
     """
-    return c[FRONT + stop - max(4, (count + 3) // 4 * 4) : FRONT + stop]
+    return FRONT + stop - max(4, (count + 3) // 4 * 4)
 
 
-@compiled
+@borrowing
 def label_gradient(w, c, scale, slope, count, scratch):
     """Replace odds w by slope v (d_{k-2} (1 + v) - 1), v = scale w, d = c / (1 + v X), c_{k-1} = c_k = 1.
 
     Only the last ``count`` of the other coefficients are used.
     """
     k, one = len(c) - FRONT - 1, np.float32(1)
-    c = in_fours(c, k - 1, min(count, k - 1))
+    c = c[first_of_fours(k - 1, min(count, k - 1)) : FRONT + k - 1]
     first, second, third, fourth = c[0], c[1], c[2], c[3]
     if len(c) == 4:
         for i in range(len(w)):
@@ -159,7 +159,7 @@ def label_gradient(w, c, scale, slope, count, scratch):
             v[i] = slope * v[i] * (d[i] * (one + v[i]) - one)
 
 
-@compiled
+@borrowing
 def add_slopes(w, slopes, count, out, scratch):
     """Add sum_j slopes[j - 1] w^j, j = 1..count, to out: the gradient through the power sums."""
     for start in range(0, len(w), CACHE_BLOCK):
@@ -182,7 +182,7 @@ def add_slopes(w, slopes, count, out, scratch):
             result[i] += sums[i]
 
 
-@compiled
+@borrowing
 def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scale, tau, g, dc, scratch):
     """Return the sum of the tail's hinges, weighted by ``mass``, and write their direct gradient.
 
@@ -209,7 +209,7 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
     n, k, value = len(w), len(dc) - 1, 0.0
     powers = min(powers, k)
     per_class = len(alpha) > CACHE_BLOCK or len(alpha) == n
-    last_five, c = c[len(c) - 6 : len(c) - 1], in_fours(c, k, powers)
+    last_five, c = c[len(c) - 6 : len(c) - 1], c[first_of_fours(k, powers) : FRONT + k]
     dc[:] = 0
     for start in range(0, n, CACHE_BLOCK):
         stop = min(start + CACHE_BLOCK, n)
@@ -234,7 +234,7 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
     return value
 
 
-@compiled
+@borrowing
 def _chains_of_five(w, c, odds_scale, mass, gain, scale, scratch, out):
     """Compute :func:`_horner_twice` and :func:`_chains` for five coefficients at once."""
     first, second, third, fourth, fifth = c[0], c[1], c[2], c[3], c[4]
@@ -252,7 +252,7 @@ def _chains_of_five(w, c, odds_scale, mass, gain, scale, scratch, out):
         scratch[i], scratch[D + i], scratch[E + i], scratch[COST + i] = v, y, chain, x * x * r
 
 
-@compiled
+@borrowing
 def _horner_twice(w, c, scale, scratch):
     """Write v = scale w, and d_{k-1} and e_{k-2}, the last coefficients of c / (1 + v X) and c / (1 + v X)^2."""
     for i in range(len(w)):
@@ -268,7 +268,7 @@ def _horner_twice(w, c, scale, scratch):
             scratch[D + i], scratch[E + i] = y, z
 
 
-@compiled
+@borrowing
 def _chains(mass, gain, scale, scratch, out):
     """Write e = chain, out = dL/ds, and x / d."""
     one = np.float32(1)
@@ -318,7 +318,7 @@ def _five_moments(e, v):
     return first, second, third, fourth, fifth
 
 
-@compiled
+@borrowing
 def _add_moments(e, v, count, dc):
     """Add the sum of e (-v)^j to dc_{k-1-j}, j < count. e is overwritten. Terms that would be denormal are 0."""
     k, least = len(dc) - 1, np.float32(1e-20) * largest_size(e)
@@ -346,7 +346,7 @@ def _three_moments(e, v, least):
     return first, second, third
 
 
-@compiled
+@borrowing
 def hinge(margin, alpha, scale, tau):
     """Return tau softplus((alpha - scale margin) / tau) and its derivative with respect to the margin."""
     violation = alpha - scale * margin

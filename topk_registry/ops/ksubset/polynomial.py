@@ -3,29 +3,25 @@
 The last axis of every array has one lane per row, for vector instructions. The tilt t is stored as u = exp(-t).
 """
 
-from topk_registry.ops.cpu.memory import empty, zeros
-from topk_registry.ops.cpu.numbers import compiled, copy, exp64
+from topk_registry.ops.cpu.memory import zeros
+from topk_registry.ops.cpu.numbers import borrowing, compiled, copy, exp64
 from topk_registry.ops.ksubset.passes import FRONT
 
 
-@compiled
-def top_group(members, size, u, P, powers, T):
+@borrowing
+def top_group(members, size, u, P, powers, p, q, before, after):
     """Multiply the polynomial of the tail by the factors q + p X of the top group, per lane.
 
     Args:
         members: odds of the top groups [lanes, .].
-        size: number of odds per lane, at most T.
+        size: number of odds per lane, at most T = len(p).
         u: factor of the tilt per lane.
         P: power sums of the tails [k, lanes], overwritten with the power sums of the tilted odds.
         powers: number of power sums that are not 0.
-        T: number of factors. Lanes with fewer factors have additional factors of 1.
-
-    Returns:
-        (p, q, before, after), see :func:`products`.
+        p, q: the factors [T, lanes], written. Lanes with fewer factors have additional factors of 1.
+        before, after: see :func:`products` [T + 1, k + 1, lanes], written.
     """
-    k, width = P.shape
-    p, q = empty((T, width)), empty((T, width))
-    before, after = empty((T + 1, k + 1, width)), empty((T + 1, k + 1, width))
+    T, width = p.shape
     for i in range(width):
         factor = 1.0
         for j in range(powers):
@@ -38,10 +34,9 @@ def top_group(members, size, u, P, powers, T):
             p[j, i] = odds * q[j, i]
     tail_polynomial(P, powers, before[0])
     products(q, p, before, after)
-    return p, q, before, after
 
 
-@compiled
+@borrowing
 def tail_polynomial(P, powers, b):
     """Write b_0..b_k of prod (1 + w_i X) from power sums P[j - 1] = sum w_i^j, by Newton's identities.
 
@@ -58,7 +53,7 @@ def tail_polynomial(P, powers, b):
                 total[i] += sign * b[j - power, i] * P[power - 1, i]
 
 
-@compiled
+@borrowing
 def products(q, p, before, after):
     """Write before[i], before[0] times the first i factors, and after[i], the product of all factors from i on."""
     T = len(p)
@@ -70,7 +65,7 @@ def products(q, p, before, after):
         _times(after[h + 1], q[h], p[h], after[h])
 
 
-@compiled
+@borrowing
 def _times(c, q, p, out):
     for i in range(len(q)):
         out[0, i] = q[i] * c[0, i]
@@ -79,7 +74,7 @@ def _times(c, q, p, out):
             out[j, i] = q[i] * c[j, i] + p[i] * c[j - 1, i]
 
 
-@compiled
+@borrowing
 def without(before, after, left_out, degree, e):
     """Write the coefficient of this degree of the product without one factor."""
     e[:] = 0
@@ -88,21 +83,21 @@ def without(before, after, left_out, degree, e):
             e[i] += before[left_out, j, i] * after[left_out + 1, degree - j, i]
 
 
-@compiled
-def label_gradient(p, before, after, g):
-    """Write g[i] = p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), where e is the product without factor i."""
+@borrowing
+def label_gradient(p, q, before, after, g):
+    """Write g[i] = p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), with e the product without factor i. Overwrite q."""
     (T, width), k = p.shape, before.shape[1] - 1
-    below, two_below = empty(width), empty(width)
     for j in range(T):
+        below, two_below = g[j], q[j]
         without(before, after, j, k - 1, below)
         two_below[:] = 0
         if k > 1:
             without(before, after, j, k - 2, two_below)
-        for i in range(len(below)):
+        for i in range(width):
             g[j, i] = p[j, i] * (two_below[i] / before[T, k - 1, i] - below[i] / before[T, k, i])
 
 
-@compiled
+@borrowing
 def balanced(products, T, lane, out):
     """Return rho = c_{k-1} / c_k of one lane of products[T], and write its coefficients tilted by log rho and scaled.
 
@@ -150,7 +145,7 @@ def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
         copy(g_before[j], g_product[j])
 
 
-@compiled
+@borrowing
 def _through_factor(c, g, q, p, g_q, g_p, passed):
     """Compute the backward pass of :func:`_times`. ``passed`` becomes the cotangents of c."""
     for j in range(len(c)):
@@ -160,7 +155,7 @@ def _through_factor(c, g, q, p, g_q, g_p, passed):
             passed[j, i] = q[i] * g[j, i] + p[i] * g[j + 1, i]
 
 
-@compiled
+@borrowing
 def _add_correlation(c, g_below, g_last, g):
     """Compute the backward pass of :func:`without` for one of its two products; the other product is c."""
     k = len(c) - 1
@@ -172,7 +167,7 @@ def _add_correlation(c, g_below, g_last, g):
             g[j, i] += g_below[i] * c[k - 1 - j, i]
 
 
-@compiled
+@borrowing
 def power_sum_cotangents(P, b, g):
     """Compute the backward pass of :func:`tail_polynomial` with constant b_0. P becomes the cotangents of the power
     sums.

@@ -9,7 +9,7 @@ import numpy as np
 from topk_registry.ops.cpu import blocks, select
 from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import empty
-from topk_registry.ops.cpu.numbers import NO_CLASS, compiled, exp64, summing
+from topk_registry.ops.cpu.numbers import NO_CLASS, borrowing, compiled, exp64, summing
 from topk_registry.ops.ksubset import passes
 
 MAX_GAP = 600.0  # maximum of (s - a) / theta: odds and sums stay finite, and larger gaps do not change results
@@ -17,7 +17,7 @@ MANY, AT_ONCE = 8, 0.6  # if the first round finds more than MANY classes, the l
 INVALID, CERTAIN = -1, -2  # codes in place of a size: a score is NaN; only one set is possible
 
 
-@compiled
+@borrowing
 def split(row, k, depth, limit, theta, space, w, members, where):
     """Split a row for sets of k classes at the tilt with an expected depth - 1/2 classes; depth is k or k + 1.
 
@@ -83,7 +83,7 @@ def scratch_space(n, depth):
     return empty(depth, np.float32), empty(depth, np.int64), select.scratch(n, depth, np.float32)
 
 
-@compiled
+@borrowing
 def power_sums(w, most, P, scratch):
     """Write the power sums of a tail and return how many are needed. The others are 0.
 
@@ -96,7 +96,7 @@ def power_sums(w, most, P, scratch):
     return count
 
 
-@compiled
+@borrowing
 def to_odds(scores, a, theta):
     """Replace scores by odds relative to a."""
     reference = np.float64(a)
@@ -104,7 +104,7 @@ def to_odds(scores, a, theta):
         scores[j] = exp64(min(max((scores[j] - reference) / theta, -MAX_GAP), MAX_GAP))
 
 
-@compiled
+@borrowing
 def balance(members, mass, k, u):
     """Return u with sum_i E_i u / (1 + E_i u) + mass u = k - 1/2 approximately, for odds E of a top group.
 
