@@ -153,13 +153,6 @@ class _Linked(JITCodeLibrary):
 
     is_machine_code = False
 
-    def _optimize_functions(self, module: Any) -> None:
-        module.data_layout = self._codegen._data_layout
-        passes, builder = self._codegen._function_pass_manager()  # numba makes one per function, also of those declared
-        for function in module.functions:
-            if not function.is_declaration:
-                passes.run(function, builder)
-
     def _optimize_final_module(self) -> None:
         pass
 
