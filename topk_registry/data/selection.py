@@ -209,9 +209,8 @@ def renumber(dataset: Any, numbers: Mapping[int, int], classes: Sequence[str]) -
 def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
     """Draw sample indices [N] for an epoch with equally frequent classes, in random order (Kang et al. 2020).
 
-    The method is systematic sampling. The expected number of times that a sample occurs is N / (classes * samples of
-    its class). The actual number is this number rounded up or down. The number of samples per class is rounded
-    likewise.
+    The method is systematic sampling. A sample occurs N / (classes * samples of its class) times on average. The actual
+    number is this number rounded up or down. The number of samples per class is rounded likewise.
     """
     present, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = rng.permutation(len(labels))
