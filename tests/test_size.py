@@ -12,10 +12,10 @@ CEILINGS = {
     "export/topk_export": 5300,
     "plugins/template": 150,
     "plugins/topk_plugins": 2996,
-    "plugins/topk_studies": 1703,
-    "tests": 16984,
+    "plugins/topk_studies": 1716,
+    "tests": 16996,
     "topk_registry/*.py": 200,
-    "topk_registry/cli": 450,
+    "topk_registry/cli": 449,
     "topk_registry/conformal": 700,
     "topk_registry/data": 1020,
     "topk_registry/distributions": 350,
@@ -25,7 +25,7 @@ CEILINGS = {
     "topk_registry/ops": 6199,
     "topk_registry/registry": 700,
     "topk_registry/testing": 1196,
-    "topk_registry/train": 3902,
+    "topk_registry/train": 3890,
 }
 
 

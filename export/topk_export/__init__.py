@@ -1,7 +1,7 @@
 """Export of trained classifiers to ONNX, and inference on the exported files.
 
-``export_onnx`` needs torch, timm and onnx; ``Predictor`` needs numpy, onnxruntime and Pillow. Each is imported on first
-use.
+``export_onnx`` needs torch, timm and onnx. ``Predictor`` needs numpy, onnxruntime and Pillow. These packages are
+imported on first use.
 """
 
 from difflib import get_close_matches

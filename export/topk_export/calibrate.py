@@ -1,7 +1,7 @@
 """Calibrate an exported file on labeled images: thresholds of prediction sets, a new file, and a report.
 
-The images are split at random. One part determines the thresholds. The coverage in the report is measured on the other
-part.
+The images are split at random. The first part determines the thresholds of the prediction sets. The coverage in the
+report is measured on the second part.
 """
 
 import functools
@@ -60,7 +60,7 @@ class Calibration:
 
     Args:
         sets: the calibrated sets.
-        facts: entry ``sets`` of the metadata.
+        facts: the entry ``sets`` of the file's metadata.
         counts: coverage and set sizes on the images of the report.
         calibration_counts: number of calibration images of each class [n].
         class_names: class names of the file.
@@ -134,7 +134,8 @@ def open_folder(
     """Return the images of ``FOLDER/CLASS/...`` with labels, and a description of the mapping to classes.
 
     Args:
-        folder: folder with one subfolder per class, or with one subfolder per split that contains them.
+        folder: folder with one subfolder per class, or with one subfolder per split that contains one subfolder per
+            class.
         class_names: class names of the file.
         split: name of the subfolder of a split. Default: ``calibration``, or the folder itself if it has no splits.
         ignore_unknown: skip folders whose name is not a class.
@@ -184,12 +185,13 @@ def calibrate_file(
         score: nonconformity score. Default: ``lac``.
         rule: ``"marginal"`` or ``"per-class"``.
         temperature: number by which logits are divided.
-        report_share: share of the images on which the coverage is measured.
+        report_share: share of the images on which the coverage is measured. All other images determine the thresholds.
         seed: seed of the split.
         batch_size: number of images per run.
         force: calibrate even if labels look wrong. The file then has no guarantee.
-        device: see :class:`topk_export.Predictor`.
-        progress: function that wraps the iterable of batches; its second argument is the number of batches.
+        device: device of the model, as in :class:`topk_export.Predictor`.
+        progress: function ``(batches, count)`` that returns an iterator over ``batches``, for example a progress bar.
+            ``count`` is the number of batches.
 
     Raises:
         WrongLabelsError: labels contradict the predictions. The message names the folders.
@@ -231,7 +233,7 @@ def calibrate_file(
 
 
 def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the scores of labels [N], computed by the nodes of the graph."""
+    """Return the score of each label [N]. The nodes of the graph compute the scores."""
     session = open_session(score_model(proto, score, temperature).SerializeToString(), device="cpu")
     parts = []
     for start in range(0, len(labels), BATCH):
@@ -246,7 +248,7 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 def _run(
     predictor: Predictor, images: Any, labels: np.ndarray, size: int, progress: Progress
 ) -> tuple[np.ndarray, SetCounts | None]:
-    """Return the logits [N, n], and the counts of the sets of the input file, if it has any."""
+    """Return the logits [N, n], and the counts of the prediction sets of the input file, or None if it has no sets."""
     count = len(labels)
     logits = np.empty((count, predictor.metadata.num_classes), np.float32)
     starts, parts = range(0, count, size), []
@@ -298,7 +300,7 @@ def _facts(
 def _write(
     built: Any, sets: PredictionSets, metadata: Metadata, facts: dict[str, Any], model: Path, output: Path
 ) -> None:
-    """Write the calibrated file, and check that reading it gives the same sets."""
+    """Write the calibrated file. Check that the thresholds that are read from the file give the same sets."""
     stamped = replace(metadata, sets=facts, outputs={**metadata.outputs, **SET_OUTPUTS})
     graph.set_metadata(built, {**{entry.key: entry.value for entry in built.metadata_props}, **stamped.to_props()})
     output.parent.mkdir(parents=True, exist_ok=True)

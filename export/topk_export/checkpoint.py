@@ -1,7 +1,7 @@
 """Rebuild the model of a checkpoint of this trainer, or of timm's and torchvision's scripts.
 
-If a checkpoint has averaged weights (EMA), they are used, unless ``ema=False``. Checkpoints are read with
-``weights_only``, so that reading runs no code.
+If a checkpoint has averaged weights (EMA), the model gets the averaged weights, unless ``ema=False``. Checkpoints are
+read with ``weights_only``, so that reading runs no code.
 """
 
 import argparse
@@ -33,10 +33,10 @@ class Checkpoint:
     """Weights and metadata of a checkpoint.
 
     Args:
-        path: file.
-        state: weights.
+        path: the file.
+        state: the weights.
         ema: whether the weights are averaged.
-        arch: name of the model, if recorded.
+        arch: name of the model, if the checkpoint records it.
         args: arguments of the run.
         sha256: SHA-256 of the file.
     """
@@ -50,7 +50,7 @@ class Checkpoint:
 
     @property
     def model_name(self) -> str | None:
-        """Recorded model name, in the form that :func:`build` takes."""
+        """The recorded name of the model, in the form that :func:`build` takes."""
         name = self.args.get("model") or self.arch
         # torchvision and timm share model names; only arguments of torchvision's script have this key
         return f"torchvision:{name}" if name and "val_crop_size" in self.args else name
@@ -61,7 +61,7 @@ def read_checkpoint(path: str | Path, *, ema: bool = True) -> Checkpoint:
 
     Args:
         path: file or folder.
-        ema: use averaged weights if there are any.
+        ema: use averaged weights if the checkpoint has them.
     """
     path = Path(path)
     if path.is_dir():
@@ -97,7 +97,7 @@ def rebuild(
     Args:
         checkpoint: the weights.
         name: name of the model.
-        num_classes: number of classes. Default: the recorded number, else the number in the weights.
+        num_classes: number of classes. Default: the number that the checkpoint records, else the number in the weights.
         model_kwargs: further arguments of the model's factory.
         size: height and width of the images.
     """
@@ -121,7 +121,10 @@ def build(
     pretrained: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """Build a model of timm, or else of torchvision (``torchvision:NAME`` skips timm), for images of a size."""
+    """Build a model of timm, or of torchvision if timm has no such model, for images of this size.
+
+    The name ``torchvision:NAME`` selects torchvision.
+    """
     model = _create(name, num_classes, pretrained, options or {})
     own = built_for(model)
     if size is None or own is None or own == size:
@@ -167,7 +170,7 @@ def built_for(model: nn.Module) -> tuple[int, int] | None:
 
 
 def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
-    """Build the loss of a run; None, with a warning, if the loss cannot be built here."""
+    """Build the loss of a run. If the loss cannot be built here, warn and return None."""
     from topk_registry import accepted_context, create_loss, get_loss_builder
 
     name = args.get("loss")
@@ -207,7 +210,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _check_kind(path: Path) -> None:
-    """Reject other kinds of files before torch reads them, because errors of torch do not name the kind."""
+    """Raise if the file is of another kind, before torch reads it, because errors of torch do not name the kind."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
@@ -230,7 +233,7 @@ def _args_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_args(folder: Path) -> dict[str, Any]:
-    """Return the arguments that a training run wrote next to its checkpoint."""
+    """Return the arguments that the training run wrote to the folder of the checkpoint."""
     import yaml
 
     path = folder / "args.yaml"
@@ -246,14 +249,14 @@ def _read_args(folder: Path) -> dict[str, Any]:
 
 
 def _cleaned(weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights for evaluation, without prefixes of DDP, compile and averaging."""
+    """Return the weights for evaluation, without the prefixes that DDP, compilation and averaging add to the names."""
     from timm.models import clean_state_dict
 
     return {k: v for k, v in clean_state_dict(weights).items() if k != "n_averaged" and ".aux_bn." not in k}
 
 
 def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """Return the number of classes of the checkpoint's classifier, or None if it equals the model's or is unknown."""
+    """Return the number of classes of the checkpoint's classifier. None means that it is unknown or as in the model."""
     with contextlib.suppress(ValueError):
         name, _ = find_classifier(model)[0]
         weight = checkpoint.state.get(f"{name}.weight")
@@ -263,7 +266,6 @@ def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
 
 
 def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the model options from the arguments of a training run."""
     options = dict(args.get("model_kwargs") or {})
     if channels := args.get("in_chans") or (args.get("input_size") or (None,))[0]:
         options["in_chans"] = channels
@@ -274,7 +276,7 @@ def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill(model: nn.Module, checkpoint: Checkpoint, name: str) -> None:
-    """Load the weights. If they do not match the model, raise an error with the differences."""
+    """Load the weights into the model. If the weights do not match the model, raise an error with the differences."""
     state = checkpoint.state
     try:
         model.load_state_dict(state)

@@ -14,11 +14,11 @@ class VerificationError(ExportError):
 
 
 class ModelFileError(ValueError):
-    """The file is not an ONNX model, or not one that this version can read."""
+    """The file is not an ONNX model, or it is an ONNX model that this version cannot read."""
 
 
 class ImageError(ValueError):
-    """The image cannot be read: it is missing, truncated, too large, or of no known format."""
+    """The image cannot be read: the file is missing, truncated, too large, or of an unknown format."""
 
 
 class ImageTooLargeError(ImageError):

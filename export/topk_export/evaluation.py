@@ -41,7 +41,7 @@ class _Opened:
         return self.predictor.metadata.class_names
 
     def run(self, images: Any, keep: Callable[[np.ndarray, np.ndarray], object]) -> None:
-        """Run the model over the images, and pass logits and labels of each batch to ``keep``."""
+        """Run the model over the images, and call ``keep`` with the logits and labels of each batch."""
         predictor, dataset = self.predictor, images.dataset
 
         def read(item: Any) -> tuple[np.ndarray, int]:

@@ -1,6 +1,6 @@
 """A trained classifier as one ONNX file: logits, exact top-k marginals, probabilities and the top-k classes.
 
-The file is written to a temporary folder next to its destination, verified there, and then moved.
+The export writes the file to a temporary folder next to the destination, verifies the file there, and then moves it.
 """
 
 import copy
@@ -63,7 +63,8 @@ def export_onnx(
     Args:
         model: a module, a checkpoint, the folder of a training run, or a source from
             :func:`~topk_export.source.load_source`, which has options for checkpoints and model names.
-        path: file to write, or a folder for ``model.onnx``. Report, class names and sample are written next to it.
+        path: file to write, or a folder for ``model.onnx``. The report, the class names and a sample are written to the
+            same folder.
         k: size of the top-k set, or the number of classes that a multilabel prediction lists. Default: k of the run's
             loss, else 5, and at most the number of classes minus 1.
         temperature: number by which logits are divided before marginals or the sigmoid. Default: temperature of the
@@ -72,12 +73,12 @@ def export_onnx(
             ``"classification"``.
         dtype: ``"fp32"``, or ``"fp16"`` for half precision up to the logits. The head is float32.
         opset: ONNX operator set, 18 to 21.
-        in_graph: normalize in the graph, whose input is then uint8 [batch, height, width, channels]. Default: the input
-            is normalized float32 [batch, channels, height, width].
+        in_graph: normalize images in the graph. The input is then uint8 [batch, height, width, channels]. Default: the
+            input is normalized float32 [batch, channels, height, width].
         class_names: one name per class. Default: names of the run or of the published weights, else numbers.
         data_config: evaluation preprocessing, as for :func:`~topk_export.source.load_source`.
         verify: verify the file, and raise an error instead of writing a file that fails.
-        progress: function that is called with a line of text per step.
+        progress: function that is called with one line of text per step of the export.
 
     Raises:
         ExportError: the model cannot be exported, or (``VerificationError``) the file failed its verification.
@@ -111,9 +112,10 @@ def export_onnx(
 
 
 class Head(nn.Module):
-    """Module that maps scores [batch, n] to all outputs but ``logits``, in the order of :func:`outputs_of`.
+    """Module that maps scores [batch, n] to all outputs except ``logits``, in the order of :func:`outputs_of`.
 
-    A class with score -inf is excluded: marginal and probability are 0, and ``indices`` do not contain it.
+    A class with score -inf is excluded: its marginal and its probability are 0, and ``indices`` does not contain the
+    class.
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -136,7 +138,7 @@ class Head(nn.Module):
 
 
 class Exported(nn.Module):
-    """Module to trace: normalization if ``in_graph``, backbone, and head in float32."""
+    """Module that is traced: normalization if ``in_graph``, then the backbone, then the head in float32."""
 
     shift: Tensor
     scale: Tensor
@@ -226,7 +228,7 @@ def _metadata_of(
 
 
 def _prepare(source: Source) -> tuple[nn.Module, int]:
-    """Return a copy of the model on the CPU in evaluation mode, and its number of classes from a forward pass."""
+    """Return a copy of the model on the CPU in evaluation mode, and the number of classes of its output."""
     backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)
     for module in backbone.modules():
         if getattr(module, "fused_attn", False) is True:  # torch.onnx converts fused attention only for four axes
@@ -250,7 +252,7 @@ def _prepare(source: Source) -> tuple[nn.Module, int]:
 
 
 def _check_has_classifier(source: Source) -> None:
-    """Raise :class:`ExportError` for a library model without a classifier, whose output is features."""
+    """Raise :class:`ExportError` for a library model without a classifier, because its outputs are features."""
     model = source.model
     if hasattr(model, "get_classifier") or type(model).__module__.startswith("torchvision."):
         try:
@@ -286,7 +288,7 @@ def _are_probabilities(outputs: np.ndarray) -> bool:
 
 
 def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: int) -> Any:
-    """Convert a module to a ModelProto with a symbolic batch size, which torch.export would fix for a batch of 1."""
+    """Convert a module to a ModelProto with a symbolic batch size, because torch.export would fix a batch size of 1."""
     try:
         program = torch.onnx.export(
             module,
@@ -337,7 +339,7 @@ def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.n
 
 
 def _verify(file: Path, path: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
-    """Verify the staged file. If it fails, write the report next to the intended path and raise."""
+    """Verify the file in the temporary folder. If it fails, write the report next to the intended path and raise."""
     report: dict[str, Any] = {"passed": None, "checks": [], "not_verified": ["everything: verification was turned off"]}
     if wanted:
         progress("verifying with onnxruntime")

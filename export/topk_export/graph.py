@@ -1,6 +1,7 @@
 """Read, clean and write ONNX graphs of exported models, with the onnx package.
 
-The *head* of a graph is every node that depends on the tensor named ``logits``; the rest is the backbone.
+The *head* of a graph consists of all nodes that depend on the tensor named ``logits``. All other nodes are the
+backbone.
 """
 
 import hashlib
@@ -21,7 +22,8 @@ DIGEST = "weights_sha256"  # key of the metadata
 
 
 def load(path: str | Path) -> Any:
-    """Return the ModelProto of a file. Of external weights, only those that the head needs are loaded.
+    """Return the ModelProto of a file, with the external weights that the head needs. Other external weights are not
+    loaded.
 
     Raises:
         ModelFileError: the file is not an ONNX model, or its external weights are incomplete.
@@ -44,12 +46,13 @@ def load(path: str | Path) -> Any:
 
 
 def save(model: Any, path: Path, *, source: Path | None = None) -> None:
-    """Write a ModelProto. Weights above ``LIMIT`` go to ``PATH.data``, with their SHA-256 in the metadata.
+    """Write a ModelProto. If the weights exceed ``LIMIT``, write them to ``PATH.data``, and their SHA-256 to the
+    metadata.
 
     Args:
         model: the model. Weights in ``PATH.data`` are removed from this object.
         path: the file to write, which must not exist.
-        source: folder of external weights of the ModelProto, which are copied.
+        source: folder of the external weights of the ModelProto. The external weights are copied.
     """
     import onnx
     from onnx.external_data_helper import uses_external_data
@@ -107,8 +110,8 @@ def domains(model: Any) -> list[str]:
 def strip(model: Any) -> None:
     """Remove metadata of the exporting machine, and declared shapes of weights.
 
-    Metadata of the machine are stack traces, file names and module paths. Tools that transpose weights do not update
-    their declared shapes.
+    Metadata of the machine are stack traces, file names and module paths. The declared shapes are removed because tools
+    that transpose weights do not update them.
     """
     graph = model.graph
     weights = {weight.name for weight in graph.initializer}
@@ -126,7 +129,7 @@ def traces(model: Any) -> int:
 
 
 def producer_of(graph: Any, name: str) -> str:
-    """Return the type of the operator that computes a tensor, ignoring casts and reshapes; empty for an input."""
+    """Return the type of the operator that computes a tensor, ignoring casts and reshapes. For an input, return ""."""
     makers = {output: node for node in graph.node for output in node.output}
     passing = {"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
     while name in makers and makers[name].op_type in passing:
@@ -135,7 +138,7 @@ def producer_of(graph: Any, name: str) -> str:
 
 
 def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | str]) -> None:
-    """Add an input with a default value: an initializer of the same name.
+    """Add an input with a default value. The default is an initializer with the name of the input.
 
     Args:
         model: the ModelProto.
@@ -151,7 +154,7 @@ def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | st
 
 
 def head_model(model: Any) -> Any:
-    """Return the head as a ModelProto: input ``logits`` [batch, n], and all outputs that depend on it.
+    """Return the head as a ModelProto with the input ``logits`` [batch, n] and all outputs that depend on this input.
 
     Optional inputs of the head remain optional inputs.
     """
@@ -180,7 +183,7 @@ def _head_inputs(graph: Any) -> set[str]:
 
 
 def _feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any], set[str]]:
-    """Return the nodes outside of the head that it needs, and the names of all tensors that it reads from outside."""
+    """Return the nodes outside of the head that the head needs, and the names of all tensors read from outside."""
     free = {name for node in nodes for name in node.input} - inside
     feeders = []
     for node in reversed(graph.node):
@@ -194,7 +197,7 @@ def _feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any],
 
 
 def value_shape(graph: Any, name: str) -> list[int | str]:
-    """Return the declared shape of a tensor; text for an axis of any length."""
+    """Return the declared shape of a tensor. An axis of any length is text."""
     for value in (*graph.output, *graph.value_info, *graph.input):
         if value.name == name:
             return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]

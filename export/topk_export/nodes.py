@@ -1,8 +1,8 @@
 """Prediction sets as nodes of an exported graph: standard operators with static shapes.
 
 The nodes compute the scores of all classes, select the thresholds of the largest level that is at most the input
-``alpha``, and compare. If ``alpha`` is outside of the levels, or probabilities are NaN, the set contains all classes.
-If the file has an input ``allowed``, the set contains allowed classes only.
+``alpha``, and compare the scores with the thresholds. If ``alpha`` is outside of the levels, or the probabilities of a
+row are NaN, the set contains all classes. If the file has an input ``allowed``, the set contains only allowed classes.
 
 Calibration runs the same nodes (:func:`score_model`), so every threshold is a value that the graph can compute.
 """
@@ -24,13 +24,13 @@ LARGEST = float(np.finfo(np.float32).max)  # instead of infinity, which some run
 
 
 class Nodes:
-    """Adds nodes and constants to a graph, with names that start with ``PREFIX``."""
+    """Adds nodes and constants to a graph. Their names start with ``PREFIX``."""
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
 
     def __call__(self, op: str, *inputs: str, out: str = "", outputs: int = 1, **attributes: Any) -> Any:
-        """Add a node; return the name of its output, or the list of names."""
+        """Add a node. Return the name of its output, or the list of names if it has several outputs."""
         from onnx import helper
 
         first = out or f"{PREFIX}{op}_{len(self._graph.node)}"
@@ -39,7 +39,7 @@ class Nodes:
         return first if outputs == 1 else names
 
     def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
-        """Add an initializer; return its name, which starts with ``PREFIX`` unless it is public."""
+        """Add an initializer and return its name. The name starts with ``PREFIX`` unless it is public."""
         from onnx import numpy_helper
 
         name = name if name in (ALPHAS, THRESHOLDS) else PREFIX + name
@@ -83,7 +83,7 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
 def score_model(model: Any, score: Score, temperature: float) -> Any:
     """Return a ModelProto that computes the scores of all classes [B, n] from ``logits``.
 
-    The score is -``LARGEST`` for the best class, and NaN if the probabilities of the row are NaN.
+    The score of the best class is -``LARGEST``. If the probabilities of a row are NaN, its scores are NaN.
     """
     from onnx import TensorProto, helper
 
@@ -98,7 +98,7 @@ def score_model(model: Any, score: Score, temperature: float) -> Any:
 
 
 def without_sets(model: Any) -> Any:
-    """Return a copy of a ModelProto without the nodes, constants, input and outputs of an earlier calibration."""
+    """Return a copy of a ModelProto without the nodes, constants, input and outputs that a calibration added."""
     model = copy.deepcopy(model)
     graph = model.graph
     kept = {
@@ -122,7 +122,7 @@ def digest_of_table(sets: PredictionSets) -> str:
 
 
 def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[str, str]:
-    """Add the scores [B, n], and whether the probabilities of a row are NaN [B, 1]."""
+    """Add nodes for the scores [B, n], and for whether the probabilities of each row are NaN [B, 1]."""
 
     scaled = LOGITS if temperature == 1 else add("Div", LOGITS, add.constant("temperature", [temperature]))
     p = add("Softmax", scaled, axis=-1)

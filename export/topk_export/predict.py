@@ -1,7 +1,7 @@
 """Predict images from files, folders and lists, and write a table, JSON lines, CSV, or Parquet.
 
-Parquet files contain a fixed range of the images each and are written atomically. If a run was killed, the next run
-continues with the first missing file, and no image occurs twice.
+Each Parquet file contains a fixed range of the images and is written atomically. If a run was killed, the next run
+writes only the missing files, and no image occurs twice.
 """
 
 import csv
@@ -94,7 +94,7 @@ def as_row(file: str, result: Any) -> dict[str, Any]:
 
 
 def write_table(rows: Iterable[Row], stream: TextIO) -> int:
-    """Write the classes of each image as text; return the number of images without a prediction."""
+    """Write the classes of each image as text. Return the number of images without a prediction."""
     failed = 0
     for file, result in rows:
         print(printable(file), file=stream)
@@ -114,7 +114,7 @@ def write_table(rows: Iterable[Row], stream: TextIO) -> int:
 
 
 def write_json(rows: Iterable[Row], stream: TextIO) -> int:
-    """Write one JSON object per line; return the number of images without a prediction."""
+    """Write one JSON object per line. Return the number of images without a prediction."""
     failed = 0
     for file, result in rows:
         failed += isinstance(result, Failure)
@@ -123,7 +123,7 @@ def write_json(rows: Iterable[Row], stream: TextIO) -> int:
 
 
 def write_csv(rows: Iterable[Row], stream: TextIO) -> int:
-    """Write one line per class of the top k and of the set; return the number of images without a prediction."""
+    """Write one line per class of the top k and of the set. Return the number of images without a prediction."""
     failed, writer = 0, csv.writer(stream)
     writer.writerow(CSV_COLUMNS)
     for file, result in rows:
@@ -150,15 +150,21 @@ def predict_to_parquet(
     progress: Callable[[Iterator[Any], int], Iterable[Any]] = lambda rows, done: rows,
     **options: Any,
 ) -> tuple[int, int]:
-    """Predict images into a folder of Parquet files; return the number of images and the number without a prediction.
+    """Predict the classes of images, and write the results to a folder of Parquet files.
+
+    If the folder has files of an interrupted run with the same arguments, only the missing files are computed.
 
     Args:
         predictor: the model.
-        images: paths.
-        output: folder. A run with the same arguments continues there.
+        images: paths of the images.
+        output: folder of the results. It is created if necessary.
         shard_size: number of images per file.
-        progress: function that wraps the rows of a file; its second argument is the number of images in earlier files.
+        progress: function ``(rows, done)`` that returns an iterator over ``rows``, for example a progress bar. It is
+            called once per file, where ``done`` is the number of images in earlier files.
         options: options of :meth:`Predictor.stream`.
+
+    Returns:
+        Two numbers: the number of images, and the number of images without a prediction.
 
     Raises:
         OutputError: the folder has the results of another run.
@@ -191,7 +197,7 @@ def _arrow() -> tuple[Any, Any]:
 
 
 def _schema(pa: Any) -> Any:
-    """Return the columns: per image the k best classes in descending order and the set, or the error."""
+    """Return the columns of a file. A row has the k best classes in descending order and the set, or the error."""
     text, number, names = pa.string(), pa.float32(), pa.list_(pa.string())
     columns = {
         "file": text,
@@ -266,5 +272,5 @@ def _write_whole(path: Path, write: Callable[[str], Any]) -> None:
 def predicted(
     predictor: Predictor, images: Sequence[str], **options: Any
 ) -> Iterator[tuple[str, Prediction | Exception]]:
-    """Yield each image with its prediction or error. Options are as in :meth:`Predictor.stream`."""
+    """Yield each image with its prediction or its error. The options are as in :meth:`Predictor.stream`."""
     return zip(images, predictor.stream(images, on_error="yield", **options), strict=True)

@@ -64,8 +64,9 @@ def load_source(
         ema: use averaged weights if the checkpoint has them.
         head: name of the module whose output is the scores, if the model's output is something else.
         data_config: evaluation preprocessing with keys of timm (input_size, mean, std, interpolation, crop_pct,
-            crop_mode), resize_size and exif. Default: the preprocessing that training recorded, else that of the model.
-            For a module, input_size is required; mean and std are required to predict from images.
+            crop_mode), resize_size and exif. Default: the preprocessing that training recorded, else the
+            preprocessing of the model. For a module, input_size is required, and prediction from images requires mean
+            and std.
 
     Raises:
         ExportError: the model cannot be found or built, or the size of its images is unknown.
@@ -86,11 +87,12 @@ def load_source(
 
 
 class LogWeights(nn.Module):
-    """A model trained with a loss that does not predict by softmax, with the scores whose softmax predicts the same.
+    """A model that was trained with a loss that does not predict by softmax. The softmax of the outputs of this module
+    gives the probabilities of the loss.
 
     Args:
         model: the whole model.
-        log_weights: from the model's outputs to scores, elementwise.
+        log_weights: function from the model's outputs to scores, elementwise.
     """
 
     def __init__(self, model: nn.Module, log_weights: Callable[[Tensor], Tensor]) -> None:
@@ -189,7 +191,7 @@ def _from_name(
 
 
 def _requested_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the requested height and width, from keys of timm or torchvision."""
+    """Return the requested height and width, read from keys of timm or torchvision."""
     if size := config.get("input_size"):
         return int(size[-2]), int(size[-1])
     side = config.get("img_size") or config.get("val_crop_size")
@@ -207,7 +209,8 @@ def _check_data_config(config: Mapping[str, Any]) -> None:
 def preprocess_of(
     model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None
 ) -> Preprocess:
-    """Return the evaluation preprocessing of the model, overridden by the training run, then by ``override``.
+    """Return the evaluation preprocessing of the model. Values of the training run replace it, and ``override``
+    replaces both.
 
     Raises:
         ExportError: the size of the images is unknown, or only one of mean and std is known.
@@ -274,7 +277,7 @@ def _with_changes(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _torchvision_name(model: nn.Module) -> str | None:
-    """Return ``torchvision:NAME`` of a torchvision model, identified by the shapes of its weights, else None."""
+    """Return ``torchvision:NAME`` if the shapes of the weights are the shapes of a torchvision model, else None."""
     import torchvision
 
     if not type(model).__module__.startswith("torchvision.models."):
@@ -292,13 +295,13 @@ def _torchvision_name(model: nn.Module) -> str | None:
 
 
 def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    """Return the shapes of all weights except the classifier's."""
+    """Return the shapes of all weights except the weights of the classifier."""
     shapes = [tuple(value.shape) for value in model.state_dict().values()]
     return shapes[: -2 if len(shapes) > 2 else None]
 
 
 def _torchvision_config(name: str) -> dict[str, Any]:
-    """Return the preprocessing of torchvision's default weights, without size, mean and std for other models."""
+    """Return the preprocessing of torchvision's default weights. For other models, return no size, mean and std."""
     weights = _torchvision_weights(name)
     if weights is None:
         unknown = dict.fromkeys(("input_size", "mean", "std"), ())
@@ -325,7 +328,7 @@ def _torchvision_weights(name: str) -> Any:
 
 
 def _published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
-    """Return the class names of published weights; None if neither timm nor torchvision has them."""
+    """Return the class names of published weights. If neither timm nor torchvision has names, return None."""
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
     if not hasattr(model, "pretrained_cfg"):
@@ -339,7 +342,7 @@ def _published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
 
 
 def read_class_names(path: str | Path) -> tuple[str, ...]:
-    """Read class names from a text file with one name per line, or a JSON file with a list or an index-to-name map."""
+    """Read class names from a text file with one name per line, or from a JSON file with a list or a map by index."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -1,6 +1,6 @@
 """Write a Triton Inference Server repository: ``NAME/config.pbtxt``, ``NAME/labels.txt``, ``NAME/VERSION/model.onnx``.
 
-Existing files are never changed or removed. An existing entry gets a new version.
+Existing files are never changed or removed. An existing entry of the repository gets a new version.
 """
 
 import json

@@ -1,7 +1,8 @@
 """Checks of an exported file, without torch: the graph, its runs, and its head on difficult rows.
 
 Marginals, probabilities and prediction sets are compared with float64 NumPy definitions that share no code with the
-graph. The definitions use the logits of onnxruntime, so that errors of the backbone do not affect this comparison.
+graph. The definitions start from the logits that onnxruntime computes, so that errors of the backbone do not affect
+this comparison.
 """
 
 import hashlib
@@ -44,7 +45,8 @@ class Check:
 def verify_file(
     path: str | Path, *, device: str = "cpu", require_gpu: bool = False, sample: str | Path | None = None
 ) -> dict[str, Any]:
-    """Check an exported file, and return a report with ``passed``, ``checks`` and ``not_verified``.
+    """Check an exported file, and return a report: whether the file ``passed``, all ``checks``, and what was
+    ``not_verified``.
 
     Args:
         path: ``model.onnx``.
@@ -103,7 +105,7 @@ def _short(value: Any) -> str:
 
 
 def beside(model: Path, kind: str) -> Path:
-    """Return the path of a file that belongs to a model, with the model's name, because models may share a folder."""
+    """Return the path of a file next to a model. The file has the model's name, because models may share a folder."""
     return model.with_name(f"{model.stem}.{kind}")
 
 
@@ -134,13 +136,13 @@ def _load_sample(path: Path) -> dict[str, np.ndarray]:
 
 
 def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarray:
-    """Return the probability that each class is in the top-k set, in float64.
+    """Return for each class the probability that it is in a random set of k classes, in float64.
 
     pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e),  e = exp(logits / temperature)
 
     After a shift of the scores, every factor 1 + e_i X is divided by 1 + e_i, so that coefficients are probabilities of
     a count. The polynomials without i are products of prefixes and suffixes, so all terms are positive. If at most k
-    scores are finite, their classes have marginal 1. A row with NaN or inf has NaN marginals.
+    scores are finite, the classes with these scores have marginal 1. A row with NaN or inf has NaN marginals.
 
     Args:
         logits: scores [batch, n], n > k; -inf excludes a class.
@@ -158,7 +160,6 @@ def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarra
 
 
 def _many(x: np.ndarray, k: int) -> np.ndarray:
-    """Return the marginals of rows with more than k finite scores."""
     batch, n = x.shape
     e = np.exp(np.minimum(x - _shift(x, k), 500.0))
     q, p = 1 / (1 + e), e / (1 + e)
@@ -183,7 +184,7 @@ def _times(c: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
 
 
 def _shift(x: np.ndarray, k: int) -> np.ndarray:
-    """Return t [batch, 1] with sum sigmoid(x - t) = k - 1/2 by bisection, so that c_{k-1} and c_k are near the mode."""
+    """Return t [batch, 1] with sum sigmoid(x - t) = k - 1/2, by bisection. Then c_{k-1} and c_k are near the mode."""
     low = np.where(np.isfinite(x), x, np.inf).min(-1, keepdims=True) - 50.0
     high = x.max(-1, keepdims=True) + 50.0
     for _ in range(100):
@@ -244,7 +245,7 @@ def _check_graph(path: str | Path, model: Any, session: Any, metadata: Metadata)
 def _check_runs(
     session: Any, metadata: Metadata, recorded: Mapping[str, np.ndarray] | None, layers: int
 ) -> Iterator[Check]:
-    """Run several batch sizes, and compare their outputs with each other and with torch's logits, if known."""
+    """Run several batch sizes. Compare the outputs with each other and, if they are known, with torch's logits."""
     names = [output.name for output in session.get_outputs()]
     inputs = sample_input(metadata) if recorded is None else recorded["input"]
     outputs: dict[str, np.ndarray] = {}
@@ -272,11 +273,11 @@ def _shape(name: str, batch: int, metadata: Metadata) -> tuple[int, ...]:
 def _check_logits(
     got: np.ndarray, known: np.ndarray, torch_error: float, metadata: Metadata, layers: int, batch: int
 ) -> Check:
-    """Compare logits with torch's in float64.
+    """Compare logits with torch's logits in float64.
 
     For fp32, the measure is the largest error over the largest logit. The tolerance grows with the float32 error of
-    torch. For fp16, weights and activations of each layer are rounded to u = 2^-11, and squares of independent errors
-    add up.
+    torch. For fp16, the weights and activations of each layer are rounded to u = 2^-11. The errors are independent, so
+    the squares of the errors add up.
     """
     name = f"logits against torch in float64, batch {batch}"
     if metadata.dtype == "fp32":
@@ -289,7 +290,7 @@ def _check_logits(
 
 
 def largest_error(got: np.ndarray, known: np.ndarray) -> float:
-    """Return the largest error over the largest value."""
+    """Return the largest error relative to the largest value."""
     return float(np.abs(got - known).max() / max(np.abs(known).max(), 1e-30))
 
 
@@ -317,7 +318,7 @@ def _check_head(session: Any, metadata: Metadata, model: Any) -> Iterator[Check]
 
 
 def hard_rows(n: int, k: int) -> dict[str, np.ndarray]:
-    """Return rows that are numerically difficult, by name; each [rows, n] in float32."""
+    """Return rows that are numerically difficult, by name. Each entry is [rows, n] in float32."""
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((2, n)).astype(np.float32)
     few = sorted({m for m in (1, k - 1, k, k + 1, 2 * k + 1) if 0 < m < n})
@@ -343,7 +344,7 @@ def hard_rows(n: int, k: int) -> dict[str, np.ndarray]:
 
 
 def class_lists(n: int, k: int) -> dict[str, np.ndarray]:
-    """Return class lists by name, each bool [1 or rows, n]."""
+    """Return class lists by name. Each is bool [1 or rows, n]."""
     random = np.random.default_rng(1).random((4, n)) < 0.5
     random[:, 0] = True
     return {
@@ -385,7 +386,7 @@ def _check_outputs(
 
 
 def _right_indices(scores: np.ndarray, indices: np.ndarray, k: int) -> bool:
-    """Return whether indices are distinct classes of the k largest finite scores, with ties in any order, then -1."""
+    """Return whether indices are the k best classes with finite scores, then -1. Tied classes may have any order."""
     count = min(k, int(np.isfinite(scores).sum()))
     named, rest = indices[:count], indices[count:]
     largest = -np.sort(-scores)[:count]
@@ -396,7 +397,7 @@ def _right_indices(scores: np.ndarray, indices: np.ndarray, k: int) -> bool:
 
 
 def _compare(what: str, name: str, got: np.ndarray, wanted: np.ndarray) -> Check:
-    """Compare relative errors of values above SMALLEST. NaN must be NaN in the file."""
+    """Compare the relative errors of values above SMALLEST. NaN must be NaN in both."""
     got = got.astype(np.float64)
     invalid = np.isnan(wanted)
     small = ~invalid & (wanted < SMALLEST)
@@ -407,7 +408,7 @@ def _compare(what: str, name: str, got: np.ndarray, wanted: np.ndarray) -> Check
 
 
 def _check_sets(run: Any, metadata: Metadata, model: Any) -> Iterator[Check]:
-    """Recompute prediction sets at every level, between and outside of levels, and with a class list."""
+    """Recompute the prediction sets at every level, between and outside of levels, and with a class list."""
     from onnx import numpy_helper
 
     sets = metadata.sets or {}

@@ -1,4 +1,4 @@
-"""The losses of this project, one file per paper or family, found through entry points.
+"""The losses of this project: one file per paper or family of losses. The registry finds the losses by entry points.
 
     from topk_plugins import SmoothTopKSVM
 

@@ -30,12 +30,7 @@ def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
 
 
 def checked_gaps(alpha: float | Tensor | Sequence[float]) -> Tensor:
-    """Return margins in double precision, after checking that they are non-negative: one, or one per class.
-
-    Example:
-        >>> checked_gaps(0.1).item()
-        0.1
-    """
+    """Return the margins in double precision: one number, or one per class. Raise if a margin is negative."""
     return numbers(alpha, "alpha", at_least=0, or_one=True)
 
 

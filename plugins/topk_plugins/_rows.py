@@ -13,9 +13,9 @@ def at_labels(table: Tensor, labels: Tensor) -> Tensor:
 
 
 def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
-    """Set losses and gradients of rows with a NaN score to NaN, because comparisons and sorts drop NaN.
+    """Set the losses and gradients of rows with a NaN score to NaN, because comparisons and sorts would hide the NaN.
 
-    Losses are [B], or a table [B, n]. Valid scores are not multiplied by 0, because 0 times a score of -inf is NaN.
+    ``losses`` is [B] or, for each possible label, [B, n]. Valid scores are not multiplied by 0: 0 times -inf is NaN.
     """
     broken = scores.isnan().any(-1, keepdim=True)
     nothing = torch.where(broken, scores, 0.0) * torch.where(broken, torch.nan, 0.0).to(scores.dtype)
@@ -23,14 +23,14 @@ def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
 
 
 def one_minus_p(nll: Tensor) -> Tensor:
-    """Return 1 - p from -log p, clamped to the smallest normal number for finite gradients of powers and logarithms."""
+    """Return 1 - p from -log p, at least the smallest normal number, so that powers and logs have finite gradients."""
     return (-torch.expm1(-nll)).clamp(min=torch.finfo(nll.dtype).tiny)
 
 
 def softmax_log_odds(logits: Tensor) -> Tensor:
     """Return log p - log(1 - p) [B, n] for p = softmax(logits), precise even if p rounds to 1.
 
-    Only the largest score can have p above 1/2. Its odds are computed from the sum over the other classes.
+    Only the class with the largest score can have p above 1/2. Its odds come from the sum over all other classes.
     """
     top = logits.max(1, keepdim=True).indices
     log_p = logits.log_softmax(1).scatter(1, top, -1.0)  # placeholder: log(1 - p) has no finite gradient at p = 1

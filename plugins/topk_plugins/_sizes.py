@@ -11,7 +11,7 @@ from topk_registry.options import integer, numbers
 
 
 class SeveralSizes(TopKLoss):
-    """Base of losses with one set size or several; the attribute ``k`` is the largest.
+    """Base of losses with one set size or several. The attribute ``k`` is the largest size.
 
     Args:
         k, k_weights: as for :func:`set_sizes`.

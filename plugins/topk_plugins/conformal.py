@@ -13,13 +13,13 @@ LEAST = 1e-8  # added before the logarithm, as in the authors' code
 
 
 class ConformalTraining(BatchLoss):
-    r"""Size of conformal prediction sets; one half of each batch calibrates, the other half is predicted.
+    r"""Size of conformal prediction sets. One half of each batch calibrates the sets, and the other half gets the sets.
 
     .. math:: L = \log \frac1{|P|} \sum_{i \in P} \Bigl(1 - C_{y_i} +
         \lambda \bigl(\textstyle\sum_c C_c - \kappa\bigr)_+\Bigr) + \mu \, \text{cross-entropy}, \qquad
         C_c = \operatorname{sigmoid} \frac{\log p_c(x_i) - q}{\tau}
 
-    P is the predicted half. q is the conformal quantile of the m rows of the calibrating half: the r-th smallest
+    P is the predicted half. q is the conformal quantile of the m rows of the half that calibrates: the r-th smallest
     :math:`\log p_{y_j}(x_j)`, where :math:`r = \lfloor \alpha (m + 1) \rfloor`, at least 1. The score of the true class
     exceeds q for at least a share of 1 - alpha of new images. C is the smoothed prediction set with the score ``lac``.
     The loss penalizes large sets and sets that miss the label.
@@ -38,7 +38,7 @@ class ConformalTraining(BatchLoss):
 
     Avoid when:
         A batch has fewer than 2 / alpha rows, because the quantile is then the lowest score. Training starts from
-        random weights, because all sets are then alike: start from a trained model or add cross-entropy.
+        random weights, because all sets then have similar sizes: start from a trained model or add cross-entropy.
 
     Args:
         alpha: miscoverage, the share of labels that sets may miss, above 0 and below 1.
@@ -46,9 +46,9 @@ class ConformalTraining(BatchLoss):
         kappa: set size without a penalty, at least 0.
         size_weight: lambda, the weight of the size.
         cross_entropy_weight: mu, the weight of the cross-entropy term.
-        calibration: share of the batch, from its first row on, that calibrates.
+        calibration: share of the rows of a batch that calibrate. These are the first rows.
         neighbours: number of rows over which the gradient of the quantile is averaged.
-        ignore_index: rows with this label do not enter the loss.
+        ignore_index: rows with this label do not affect the loss.
 
     Shape: logits [B, n], labels [B] -> [].
 
@@ -128,8 +128,8 @@ class LowVarianceConformalTraining(ConformalTraining):
 
     .. math:: \nabla q \approx \frac1N \sum_{j \in \text{nearest}} \nabla \log p_{y_j}(x_j)
 
-    The mean is over the N rows of the calibrating half whose scores are nearest to the quantile q. Everything else is
-    as in :class:`ConformalTraining`.
+    The mean is over N rows of the half that calibrates: the rows whose scores are nearest to the quantile q. Everything
+    else is as in :class:`ConformalTraining`.
 
     Use when:
         You train for small sets with small batches, in which the gradient of a single row is noisy. In the study here

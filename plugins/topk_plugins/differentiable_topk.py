@@ -1,6 +1,6 @@
 r"""Differentiable top-k classification: the likelihood that the label is among the first k of a relaxed ranking.
 
-A relaxed ranking is a matrix P [n, n]. Row r has the probability of each class to have rank r. With a weight P_K(k) for
+A relaxed ranking is a matrix P [n, n]. P[r, c] is the probability that class c has rank r. With a weight P_K(k) for
 each k, the loss is
 
     L = -log sum_k P_K(k) sum_{r <= k} P[r, y].
@@ -52,18 +52,18 @@ class DifferentiableTopK(SeveralSizes):
     .. math:: L(s, y) = -\log \sum_j P_j \sum_{r \le k_j} P_{r y}
 
     Use when:
-        You train for several k at once, or compare relaxations of a ranking. Implementation of the paper; not evaluated
-        here.
+        You train for several k at once, or compare relaxations of a ranking. This class implements the paper. No study
+        here has evaluated the loss.
 
     Avoid when:
-        You need no relaxed ranking: ``topk_nll`` also takes several k and is an exact likelihood.
+        You need no relaxed ranking: ``topk_nll`` also takes several k, and computes an exact likelihood.
 
     Args:
         k: size of the set that should contain the label, 1 <= k <= n - 1, or several sizes.
-        k_weights: weight of each k; they are divided by their sum. None: equal weights.
+        k_weights: weight of each k; the weights are divided by their sum. None: equal weights.
         relaxation: ``"neuralsort"`` or ``"softsort"``. The sorting networks of the paper are not implemented.
         tau: temperature of the relaxation, positive. As tau goes to 0, the ranking becomes hard.
-        candidates: number of classes that are ranked: the label and the highest other scores. All other classes are
+        candidates: number of classes that are ranked: the label and the best other classes. All other classes are
             excluded, from the softmax too. The number must exceed every k. None ranks all classes. ``"auto"`` is the
             larger of 16 and 2 k + 2 for the largest k; if the only k is 1 and ``top1`` is ``"softmax"``, ``"auto"`` is
             None and the loss is cross-entropy.
@@ -149,7 +149,7 @@ def _number_of(candidates: int | str | None, k: int, top1: str) -> int | None:
 
 
 def _mixture(ranking: Ranking, softmax: Tensor, ranks: Tensor) -> Tensor:
-    """Return -log sum_r W_r P_r [...] from log P of softmax [...] and of the ranks [R, ...]."""
+    """Return -log sum_r W_r P_r [...]. ``softmax`` [...] is log P of softmax, ``ranks`` [R, ...] log P of the ranks."""
     terms = torch.cat((softmax[None], ranks)) if ranking.weights[0] else ranks
     weights = [weight for weight in ranking.weights if weight]
     shares = torch.cat([terms.new_full((1,), math.log(weight)) for weight in weights])  # no copy from the CPU
@@ -166,7 +166,7 @@ def _of_label(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
 
 
 def _of_candidates(ranking: Ranking, s: Tensor) -> Tensor:
-    """Return the losses [B, m] of candidates [B, m], each as the label, from one ranking."""
+    """Return the losses [B, m]: for each of the candidates [B, m], the loss if it were the label."""
     kept = s > -torch.inf
     ranks = rank_logits(s / ranking.tau, ranking.ranks, ranking.relaxation).log_softmax(-1)
     softmax = torch.where(kept, s, LEAST).log_softmax(-1)
@@ -174,15 +174,15 @@ def _of_candidates(ranking: Ranking, s: Tensor) -> Tensor:
 
 
 def _checked(ranking: Ranking, kept: Tensor, loss: Tensor) -> Tensor:
-    """Set the loss to NaN if at most k scores are above -inf, because every set of k then contains all of them."""
+    """Set the loss to NaN if at most k scores are above -inf, because each set of k then has all these classes."""
     return torch.where(kept.sum(-1, keepdim=True) > ranking.k, loss, torch.nan)
 
 
 def _table(ranking: Ranking, s: Tensor) -> Tensor:
-    """Return the losses [B, n] of every class.
+    """Return the loss of each row for each possible label [B, n].
 
-    The highest m classes are ranked together. Any other class is the lowest of its candidates, so the ranking of the m
-    - 1 highest classes determines its rank probabilities.
+    The m classes with the highest scores are ranked together. If any other class is the label, it has the lowest score
+    of its m candidates. So the scores of the m - 1 highest classes determine its rank probabilities.
     """
     m = min(ranking.candidates or s.shape[1], s.shape[1])
     top = s.topk(m, dim=1)
@@ -195,7 +195,7 @@ def _table(ranking: Ranking, s: Tensor) -> Tensor:
 
 
 def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
-    """Return losses [B, n] that are valid for classes below all rivals [B, m - 1]; other entries are meaningless."""
+    """Return losses [B, n] for each possible label. Only entries of classes below all rivals [B, m - 1] are valid."""
     kept = rivals > -torch.inf
     low = torch.where(kept, rivals, torch.inf).amin(-1, keepdim=True)
     low = torch.where(low < torch.inf, low, 0.0)
@@ -209,7 +209,7 @@ def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
 def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
     """Return t [R + 1, B] and slope [R + 1]: a class at distance d below all rivals has log-odds -(t + slope d).
 
-    The first entry is for softmax, the others are for the ranks. ``low`` is the lowest of the rivals [B, m - 1].
+    The first entry is for softmax, the others are for the ranks. ``low`` is the lowest score of the rivals.
     """
     kept, m = rivals > -torch.inf, rivals.shape[1] + 1
     x = torch.where(kept, rivals - low, 0.0) / ranking.tau
@@ -223,7 +223,7 @@ def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tenso
 
 
 def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
-    """Return logits [B, k, n] of a relaxed sort of x [B, n]; softmax over classes gives probabilities of ranks.
+    """Return logits [B, k, n] of a relaxed sort of x [B, n]. Softmax over classes turns them into rank probabilities.
 
     Scores of -inf are ignored.
     """

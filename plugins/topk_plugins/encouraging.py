@@ -1,8 +1,8 @@
 """Rewards for well-classified examples (Zhao et al. 2022).
 
-The gradient of cross-entropy vanishes as p goes to 1. These losses add a bonus that grows with p and mirrors the loss:
-log(1 - p) for cross-entropy, the reversed power for squared error. Without truncation, cross-entropy plus its bonus is
-minus the log-odds of p, whose gradient does not vanish.
+The gradient of cross-entropy vanishes as p goes to 1. The losses of this module add a bonus that grows with p and
+mirrors the loss. The bonus is log(1 - p) for cross-entropy, and the reversed power for squared error. Without
+truncation, cross-entropy plus its bonus is minus the log-odds of p, whose gradient does not vanish.
 """
 
 import math
@@ -31,8 +31,8 @@ class Encouraging(SoftmaxLoss):
         b(p) = log(1 - LE) - (p - LE) / (1 - LE)      above: its tangent, whose gradient stays bounded
 
     The paper has three bonuses. *Normal* is ``log_end=1``. *Conservative* is ``log_end`` of 0.75 or 0.5, for optimizers
-    that large gradients make unstable. *Aggressive* is ``log_end=1, bonus_start=0.5``, which rewards only labels with p
-    above one half, used on long-tailed data.
+    that become unstable with large gradients. *Aggressive* is ``log_end=1, bonus_start=0.5``: only labels with p above
+    one half get a bonus. The paper uses it on long-tailed data.
 
     Use when:
         Labels are clean and the network should keep learning from samples that it classifies correctly. In the studies
@@ -40,8 +40,8 @@ class Encouraging(SoftmaxLoss):
         cross-entropy on images.
 
     Avoid when:
-        Labels are noisy, because the bonus also rewards confidence in wrong labels; or probabilities must be
-        calibrated.
+        Labels are noisy, because the bonus also rewards confidence in wrong labels. Also avoid this loss when
+        probabilities must be calibrated.
 
     Args:
         log_end: LE, the p from which a tangent replaces the logarithm, in [0, 1]. 1: no tangent.

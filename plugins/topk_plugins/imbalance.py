@@ -71,8 +71,8 @@ class LDAM(ClassificationLoss):
         (``--normalize-classifier``).
 
     Avoid when:
-        Epochs are few, because cosine classifiers train slowly. Try ``logit_adjustment`` first; in the study
-        here on feature vectors with a long tail, ``ldam`` is behind cross-entropy.
+        Epochs are few, because cosine classifiers train slowly. Try ``logit_adjustment`` first: in the study here on
+        feature vectors with a long tail, ``ldam`` has lower accuracy than cross-entropy.
 
     Args:
         class_counts: number of training samples of each class [n].
@@ -135,7 +135,7 @@ class LDAM(ClassificationLoss):
 
     @property
     def class_weight(self) -> Tensor | None:
-        """Class weights, times the weights of the re-weighting from ``drw_epoch`` on."""
+        """Class weights. From ``drw_epoch`` on, these are multiplied by the weights of the re-weighting."""
         if self.drw_epoch is None:
             return self.weight
         factor = self.balance if self.reweights else torch.ones_like(self.balance)
@@ -167,10 +167,10 @@ class BalancedSoftmax(ClassificationLoss):
     .. math:: L(s, y) = -\log \frac{n_y e^{s_y}}{\sum_j n_j e^{s_j}}
 
     Use when:
-        Class frequencies are uneven and macro accuracy counts. It has no option to tune.
+        Class frequencies are uneven and macro accuracy matters. This loss has no option to tune.
 
     Avoid when:
-        Accuracy over images counts, and new images have the class frequencies of the training set.
+        Accuracy over images matters, and new images have the class frequencies of the training set.
 
     Args:
         class_counts: number of training samples of each class [n].
@@ -269,7 +269,7 @@ def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float
 
 
 def first_epoch(drw_epoch: Any, total_epochs: int | None) -> int | None:
-    """Return the first epoch with re-weighting, from an epoch number or a share of all epochs."""
+    """Return the first epoch with re-weighting. ``drw_epoch`` is an epoch number or a share of all epochs."""
     if total_epochs is not None:
         total_epochs = integer(total_epochs, "total_epochs", at_least=0)
     if drw_epoch is None:

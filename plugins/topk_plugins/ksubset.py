@@ -22,12 +22,12 @@ class KSubsetNLL(ClassificationLoss):
 
     .. math:: L(s, Y) = \log \sigma_k(e^x) - \sum_{i \in Y} x_i, \qquad k = |Y|, \quad x = s / \theta
 
-    A k-hot target [B, n] has the labels of each row: floating point, integer or boolean. The loss of a row with no
+    A k-hot target [B, n] is 1 at the labels of each row: floating point, integer or boolean. The loss of a row with no
     label or with all labels is 0, because there is only one such set. For class indices [B], the loss is cross-entropy.
 
-    A soft target [B, n] of numbers in [0, 1] has the probability of each label. If the sum of a row is an integer k,
-    its loss is the expected loss of a random k-set with these inclusion probabilities. Otherwise the loss interpolates
-    between the two integers around the sum. ``label_smoothing`` spreads its share of the sum evenly over all classes.
+    A soft target [B, n] has the probability of each label, between 0 and 1. If the sum of a row is an integer k, its
+    loss is the expected loss of a random k-set with these inclusion probabilities. Otherwise the loss interpolates
+    between the two integers around the sum. ``label_smoothing`` spreads this share of the sum evenly over all classes.
 
     Rows are grouped by k. Reading k synchronizes with the GPU and breaks a compiled graph. Under ``torch.func.vmap``
     over targets, k cannot be read, and each row costs O(n^2).
@@ -37,7 +37,7 @@ class KSubsetNLL(ClassificationLoss):
         points of mAP ahead of ``bce``, and behind ``twoway``, ``zlpr``, ``asl`` and weighted ``bce``.
 
     Avoid when:
-        The number of labels must be predicted: use ``bce``. With one label per image, it is cross-entropy.
+        The number of labels must be predicted: use ``bce``. With one label per image, this loss is cross-entropy.
 
     Args:
         temperature: theta, by which scores are divided; positive.

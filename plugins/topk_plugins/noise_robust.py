@@ -2,7 +2,8 @@
 
 Epsilon-softmax adds m to the probabilities of the set T of the k best classes: p' = (p + m [i in T]) / (1 + k m). The
 paper has k = 1. Then p' - e_t = (p - e_t) / (1 + m) for the best class t, so p' is close to one-hot. If the label is
-outside T, cross-entropy of p' has the gradient of cross-entropy of p. If the label is in T, it has almost no gradient.
+outside T, cross-entropy of p' has the gradient of cross-entropy of p. If the label is in T, the gradient is almost
+zero.
 
 The label-distributionally robust losses compare the label with the worst-case distribution p over the n classes. With
 z_l = s_l - s_y + gap [l != y],
@@ -44,8 +45,8 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
         2.0 points of top-1.
 
     Avoid when:
-        Labels are clean, or there are many classes: near q = 1, training starts slowly. The default is the paper's q =
-        0.7.
+        Labels are clean, or there are many classes, because near q = 1 training starts slowly. The default is the
+        paper's q = 0.7.
 
     Args:
         q: exponent in (0, 1]. As q goes to 0, the loss becomes cross-entropy; at 1 it is half the absolute error of p.
@@ -79,18 +80,18 @@ class EpsilonSoftmax(TopKLoss):
     .. math:: L(s, y) = -\alpha \log \frac{p_y + m\,[y \in T]}{1 + k m} + 2 \beta (1 - p_y),
         \qquad p = \mathrm{softmax}(s)
 
-    T is the set of the k best classes; with ties, of the classes above the (k + 1)-th largest score. At k = 1 this is
-    the paper's loss; larger k are an extension of this package. The gradient of the first term vanishes once the label
-    is in T. The gradient of the second term does not, so choose a small ``beta``. At m = 0 and beta = 0, the loss is
-    alpha times cross-entropy. The loss is discontinuous where the label enters T, and its minimum is about alpha log k.
+    T is the set of the k best classes. With ties, T has the classes above the (k + 1)-th largest score. The paper has k
+    = 1. The gradient of the first term vanishes once the label is in T. The gradient of the second term does not
+    vanish, so choose a small ``beta``. At m = 0 and beta = 0, the loss is alpha times cross-entropy. The loss is
+    discontinuous where the label enters T, and its minimum is about alpha log k.
 
     Use when:
         Labels are wrong anywhere and top-1 accuracy matters. In the study here over four kinds of noise, k = 1 gained
         1.5 points of top-1, and k = 5 was 5.4 points of top-5 behind cross-entropy.
 
     Avoid when:
-        Labels are clean, because a label in T has almost no gradient; or you cannot tune ``alpha`` and ``m``: the
-        authors' values differ between data sets by a factor of 80.
+        Labels are clean, because a label in T has almost no gradient. You cannot tune ``alpha`` and ``m``: the authors'
+        values differ between data sets by a factor of 80.
 
     Args:
         k: size of the set, 1 <= k < n.
@@ -141,7 +142,7 @@ class EpsilonSoftmax(TopKLoss):
         return torch.where(excluded, self._loss(nll.new_full((), torch.inf), None).detach(), table)
 
     def _loss(self, nll: Tensor, among: Tensor | None) -> Tensor:
-        """Return the loss from -log p and from whether the label is in T."""
+        """Return the loss. ``nll`` is -log p, and ``among`` says whether the label is in T."""
         apart = math.log1p((self.k - 1) * (self.m / (1 + self.m)))  # log((1 + k m) / (1 + m)) without overflow
         log_sum = math.log1p(self.m) + apart
         not_p = -torch.expm1(-nll)
@@ -165,15 +166,15 @@ class EpsilonSoftmax(TopKLoss):
 
 
 class LDRKL(ClassificationLoss):
-    r"""LDR-KL: log-mean-exp of each score minus the score of the label, plus a gap.
+    r"""LDR-KL: log-mean-exp over all classes of the class's score minus the label's score, plus a gap.
 
     .. math:: L(s, y) = \lambda \log \frac1n \sum_l \exp\frac{s_l - s_y + c\,[l \ne y]}{\lambda}
 
     The loss may be negative. With equal scores and no gap it is 0.
 
     Use when:
-        You want a required margin and a temperature in cross-entropy, or a baseline for ``aldr_kl``. Implementation of
-        the paper; not evaluated here.
+        You want a required margin and a temperature in cross-entropy, or a baseline for ``aldr_kl``. This class
+        implements the paper. No study here has evaluated the loss.
 
     Avoid when:
         You do not tune the options: at temperature 1 and gap 0, the loss is cross-entropy minus a constant.
@@ -212,7 +213,7 @@ class LDRKL(ClassificationLoss):
         return torch.where(mean > HALF, near, self.temperature * (nll - math.log(logits.shape[1])))
 
     def _near(self, s: Tensor, score: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the losses from the mean of expm1, and this mean; precise at a large temperature."""
+        """Return the losses, and the mean of expm1 that gives them. The losses are precise at a large temperature."""
         a = s.detach().amax(-1, keepdim=True)  # detached: the losses do not depend on the origin
         own = (score - a) / self.temperature
         less = math.expm1(-self.gap / self.temperature)  # the term of the label has no gap
@@ -231,9 +232,10 @@ class ALDRKL(ClassificationLoss):
         \lambda = \lambda_0 \Bigl(1 - \frac{\mathrm{KL}(p \,\|\, \text{uniform})}{\alpha \log n}\Bigr)
 
     Here z_l = s_l - s_y + gap [l != y] and p = softmax(z / lambda). The second equation says that lambda maximizes the
-    first; the largest solution is used. The authors store lambda for every sample and do one step of a fixed-point
-    iteration per epoch. This implementation solves for lambda in every call with Newton's method and stores nothing. A
-    clear sample gets a small lambda, at least lambda_0 (1 - 1 / alpha).
+    first expression. If there are several solutions, the largest one is used. The authors store lambda for every sample
+    and do one step of a fixed-point iteration per epoch. This implementation solves for lambda in every call with
+    Newton's method and stores nothing. If the scores of a sample clearly favor one class, its lambda is small, but at
+    least lambda_0 (1 - 1 / alpha).
 
     For small alpha, the loss is not continuous: lambda jumps when two solutions merge as the scores change. Near a
     jump, single and double precision may differ. For alpha below 1.2, the solution found is not always the largest.
@@ -243,8 +245,8 @@ class ALDRKL(ClassificationLoss):
     loss of the distribution proportional to w q.
 
     Use when:
-        Labels are wrong anywhere and you cannot clean them. Clear samples get a small temperature, doubtful samples a
-        large one. In the study here over four kinds of noise, this loss gained 1.2 points of top-1.
+        Labels are wrong anywhere and you cannot clean them. Clear samples get a small temperature, and doubtful samples
+        get a large temperature. In the study here over four kinds of noise, this loss gained 1.2 points of top-1.
 
     Avoid when:
         Labels are clean, or a step must be as fast as with cross-entropy: the loss solves for a temperature per row.
@@ -286,7 +288,7 @@ class ALDRKL(ClassificationLoss):
         return nan_if_invalid(self._above(x - a) + (a[..., 0] - logits), logits)
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the loss of a distribution over labels, which is not the expectation of the losses of its labels."""
+        """Return the losses for distributions over labels. Each is not the expectation of the losses of the labels."""
         if masses.labels is not None and masses.even is None and masses.labels.shape[1] == 1:
             return None
         s = masses.usable(logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits)

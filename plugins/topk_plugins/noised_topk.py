@@ -1,8 +1,8 @@
 """Noised top-k losses: the calibrated top-k hinge, smoothed by Gaussian noise on its threshold.
 
 The hinge is (1 + s_[k+1] - s_y)_+, where s_[j] is the j-th largest score. Its minimizer ranks the k most likely classes
-first. The gradient reaches only two scores, which is too few for a deep network. With noise on the scores, the gradient
-reaches every class that may be the (k+1)-th.
+first. The gradient reaches only two scores, which are too few for a deep network. With noise on the scores, the
+gradient reaches every class that may have the (k+1)-th largest score.
 
 The noise comes from the global generator of torch: seed it with ``torch.manual_seed``.
 
@@ -34,8 +34,8 @@ class NoisedTopK(TopKLoss):
         to 1.7 points of top-5 ahead of cross-entropy on feature vectors and 6.6 to 8.0 on images.
 
     Avoid when:
-        Results must be reproducible without a seed, because the loss draws noise for every row. With a very small
-        ``epsilon``, the gradient reaches few scores and training does not start.
+        Results must be reproducible without a seed, because the loss draws noise for every row. Also avoid a very small
+        ``epsilon``: the gradient then reaches few scores, and training does not start.
 
     Args:
         k: size of the set, 1 <= k <= n - 1.

@@ -6,7 +6,7 @@ from topk_registry import ClassificationLoss
 
 
 class _SigmoidLoss(ClassificationLoss):
-    """Mean over j of |p_j - [j = c]|^a for p = sigmoid(s). 1 - p is sigmoid(-s), which is precise if p rounds to 1."""
+    """Mean over j of |p_j - [j = c]|^a, p = sigmoid(s). 1 - p is computed as sigmoid(-s), precise if p rounds to 1."""
 
     power: int
 
@@ -42,7 +42,7 @@ class SigmoidMSE(_SigmoidLoss):
         tensor(0.2500)
 
     Reference: Zhao, Yang, Sun et al. 2022, "Well-classified Examples are Underestimated in Classification with Deep
-    Neural Networks", where it is a baseline.
+    Neural Networks", where this loss is a baseline.
     """
 
     power = 2
@@ -67,7 +67,7 @@ class SigmoidMAE(_SigmoidLoss):
         tensor(0.5000)
 
     Reference: Zhao, Yang, Sun et al. 2022, "Well-classified Examples are Underestimated in Classification with Deep
-    Neural Networks", where it is a baseline.
+    Neural Networks", where this loss is a baseline.
     """
 
     power = 1

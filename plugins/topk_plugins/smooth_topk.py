@@ -5,7 +5,7 @@ proportional to prod exp(x). Both losses are tau softplus(alpha / tau - l_y). Th
 between the score of the label and the k-th best other score. So both losses are a softened hinge on alpha - m_y / k.
 
 For several k, the loss is the mean of such losses, or one likelihood -tau log sum_j P_j sigmoid(l_y^(j) - alpha / tau)
-in which all k share one x. The likelihood is the loss of Petersen et al. on these marginals.
+in which all k share one x. This likelihood is the loss of Petersen et al. with these marginals.
 
 References: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018. Petersen,
 Kuehne, Borgelt, Deussen, *Differentiable Top-k Classification Learning*, ICML 2022.
@@ -32,7 +32,8 @@ class SmoothTopKSVM(SeveralSizes):
         l_y = \log \frac{\pi_y}{1 - \pi_y}
 
     :math:`\pi_y` is the probability that the label is in a random set S of k classes with probability proportional to
-    :math:`\exp \sum_{j \in S} x_j`, where :math:`x = s / (k \tau)`. This is the paper's loss over all such sets,
+    :math:`\exp \sum_{j \in S} x_j`, where :math:`x = s / (k \tau)`. This loss equals the paper's loss over all sets of
+    k classes,
 
     .. math:: \tau \log \sum_{|S| = k} \exp \frac{\alpha [y \notin S] + \frac1k \sum_{j \in S} s_j}{\tau}
         - \tau \log \sum_{|S| = k,\; S \ni y} \exp \frac{\frac1k \sum_{j \in S} s_j}{\tau}
@@ -42,8 +43,8 @@ class SmoothTopKSVM(SeveralSizes):
         vanishes once the label is in the top k by the required margin.
 
     Avoid when:
-        You show one answer, because the loss does not train the order of the k best. Macro accuracy on a long tail
-        matters: use ``logit_adjustment``.
+        You show one answer, because the loss does not train the order of the k best classes. If macro accuracy on a
+        long tail matters, use ``logit_adjustment``.
 
     Args:
         k: size of the set that should contain the label, 1 <= k <= n - 1, or several sizes.
@@ -51,7 +52,7 @@ class SmoothTopKSVM(SeveralSizes):
             1 on CIFAR-100.
         alpha: required margin, at least 0: one number, or one per class [n]. The gradient vanishes once the score of
             the label exceeds the k-th best other score by more than k alpha.
-        k_weights: weight of each k; they are divided by their sum. None: equal weights.
+        k_weights: weight of each k; the weights are divided by their sum. None: equal weights.
         combine: how several k become one loss. ``"mean"`` is the weighted mean of the losses of each k.
             ``"likelihood"`` is -tau log sum_j P_j exp(-L_j / tau_j) with one temperature max(k) tau for all k.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
@@ -99,7 +100,7 @@ class SmoothTopKSVM(SeveralSizes):
 
     @property
     def temperature(self) -> float:
-        """Temperature k tau of the top-k marginals; for several k, with the largest k."""
+        """Temperature k tau of the top-k marginals. With several k, the temperature is max(k) tau."""
         return self.k * self.tau
 
     def of_linear(
@@ -170,7 +171,7 @@ class SmoothTopKSVM(SeveralSizes):
 
 
 def _table(logits: Tensor, k: int, tau: float, alpha: Tensor) -> Tensor:
-    """Return tau softplus(alpha / tau - l) [B, n] at the temperature k tau."""
+    """Return tau softplus(alpha / tau - l) for each possible label [B, n]. The temperature of l is k tau."""
     return soft_hinge(alpha - topk_margins(logits, k, temperature=k * tau) / k, tau)
 
 
@@ -188,8 +189,8 @@ class TopKNLL(SmoothTopKSVM):
         finds a difference in accuracy from ``smooth_topk_svm``.
 
     Avoid when:
-        You show one answer, or labels are noisy: unlike with ``smooth_topk_svm``, the gradient does not vanish for
-            labels in the top k.
+        You show one answer, or labels are noisy, because the gradient does not vanish for labels in the top k. With
+        ``smooth_topk_svm``, it vanishes.
 
     Example:
         >>> create_loss("topk_nll", k=1)(torch.zeros(1, 4), torch.tensor([0]))

@@ -3,7 +3,7 @@ r"""Sparse top-k: the hard top-k mask, smoothed by a quadratic term such that it
     mask(x, k) = argmax_mu  x mu - |mu|^2 / 2  over 0 <= mu <= 1, sum mu = k  =  clip(x - theta, 0, 1),  x = s / tau
 
 is the top-k mask of Sander et al. for p = 2. The loss is the value of this maximum minus the maximum over masks with
-mu_y = 1. For k = 1 it is the sparsemax loss.
+mu_y = 1. For k = 1, this is the sparsemax loss.
 """
 
 from typing import ClassVar
@@ -24,12 +24,13 @@ class SparseTopK(TopKLoss):
     .. math:: L(s, y) = \tau \Bigl(\max_{\mu} \Omega(\mu) - \max_{\mu: \mu_y = 1} \Omega(\mu)\Bigr), \qquad
         \Omega(\mu) = \frac{s^\top \mu}{\tau} - \frac12 \|\mu\|^2
 
-    over :math:`0 \le \mu \le 1, \sum_i \mu_i = k`. The mask is the paper's for p = 2. The loss on this mask is a
-    construction of this package. The loss is 0 if :math:`\mu_y = 1` in the best mask, which is the case if the score of
-    the label exceeds the (k+1)-th largest by tau. Gradients are differences of two masks and sparse.
+    over :math:`0 \le \mu \le 1, \sum_i \mu_i = k`. The mask is the mask of the paper for p = 2. The loss on this mask
+    is a construction of this package. If the score of the label exceeds the (k+1)-th largest score by tau, then
+    :math:`\mu_y = 1` in the best mask, and the loss is 0. A gradient is the difference of two masks, so it is sparse.
 
     Use when:
-        Gradients should be exactly zero for classes that do not compete for the k places. Not evaluated here.
+        Gradients should be exactly zero for classes that do not compete for the k places. No study here has evaluated
+        the loss.
 
     Avoid when:
         Speed matters: each row solves small problems in double precision. ``topk_nll`` is the dense counterpart.
@@ -165,9 +166,8 @@ def _line(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     As theta decreases, class i enters the mask at x_i and reaches mu = 1 at x_i - 1.
 
     Returns:
-        The points x_i and x_i - 1 [B, 2 n] in descending order, the number of classes that change below each point, and
-        the
-        sum at each point.
+        The points x_i and x_i - 1 [B, 2 n] in descending order, the slope of the sum below each point, and the sum at
+        each point.
     """
     points, order = torch.cat((x, x - 1), 1).sort(-1, descending=True)
     active = torch.where(order < x.shape[1], 1.0, -1.0).to(x.dtype).cumsum(-1)

@@ -5,8 +5,8 @@ log-likelihoods. Their probabilities are proportional to a polynomial of the log
 
     spherical softmax  w_i = o_i^2 + eps              Taylor softmax  w_i = 1 + o_i + o_i^2 / 2
 
-The third loss bounds cross-entropy from above. With the first two, do not predict with the argmax of the logits,
-because w_i is not monotonic in o_i: predict with ``probabilities(logits)``.
+The third loss bounds cross-entropy from above. With the first two losses, w_i is not monotonic in o_i, so do not
+predict with the argmax of the logits: predict with ``probabilities(logits)``.
 
 Reference: de Brebisson, Vincent. An Exploration of Softmax Alternatives Belonging to the Spherical Loss Family. ICLR
 2016.
@@ -103,8 +103,8 @@ class LogTaylorSoftmax(_LogLikelihood):
     Adding a constant to all logits changes the loss.
 
     Use when:
-        The output layer is so large that its cost must not depend on the number of classes (``SphericalLinear``). This
-        loss has no option to tune.
+        The output layer is so large that its cost must not depend on the number of classes (``SphericalLinear``), and
+        you want a loss without an option to tune.
 
     Avoid when:
         The logits of all classes fit in memory: start with cross-entropy.
@@ -125,9 +125,9 @@ class SphericalBound(ClassificationLoss):
 
         L(o, c) = m - o_c + (xi/t) ((D-1)/D - D u^2/4) + D log(1 + e^-xi) + lambda(xi) sum_i (o_i - m)^2
 
-    m is the mean of the D logits, t = tanh(xi/2), u = 1 - t and lambda(xi) = t / (4 xi). Every xi gives a bound. The
-    tightest bound has the xi that solves xi^2 (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2. Predict with softmax, as
-    with cross-entropy.
+    m is the mean of the D logits, t = tanh(xi/2), u = 1 - t and lambda(xi) = t / (4 xi). Every xi gives a bound. For
+    the tightest bound, xi solves xi^2 (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2. Predict with softmax, as with
+    cross-entropy.
 
     Use when:
         You need a bound on cross-entropy that is quadratic in the logits, for updates in closed form.
@@ -182,8 +182,8 @@ def _log_weight(x: Tensor, epsilon: float) -> Tensor:
 def _log_partition_bound(centred: Tensor) -> Tensor:
     """Return the bound [B, 1] on log sum_i exp(c_i) for centered scores [B, D].
 
-    The bound depends on the scores only through v = mean c_i^2. At the tightest xi, its first derivative in v is
-    D lambda(xi), and its second derivative is D dlambda/dv. A Taylor series around v gives autograd both derivatives.
+    The bound depends on the scores only through v = mean c_i^2. At the tightest xi, its first derivative in v is D
+    lambda(xi), and its second derivative is D dlambda/dv. Autograd gets both derivatives from a Taylor series around v.
     """
     return _bound(*_scaled_squares(centred, torch.finfo(centred.dtype).tiny), centred.shape[1])
 
@@ -218,13 +218,10 @@ def optimal_xi(rms: Tensor, D: int) -> Tensor:
     """Return the xi of the tightest bound elementwise, for scores with root mean square ``rms`` around their mean.
 
     With d = 2/D and u = 1 - tanh(xi/2), the equation is xi^2 W = rms^2 with W = (d - u)(2 - d - u) / (1 - u)^2. This
-    form
-    has no cancellation for large D, and its left side increases with xi. The root is bracketed, because
-    W <= c^2 = d(2 - d), and W >= c^2 (1 - u/d) >= (c/1.5)^2 from xi = log(D-1) + 1 on. Newton's method from the middle
-    of the
+    form has no cancellation for large D, and its left side increases with xi. The root is bracketed, because W <= c^2 =
+    d(2 - d), and W >= c^2 (1 - u/d) >= (c/1.5)^2 from xi = log(D-1) + 1 on. Newton's method from the middle of the
     bracket reaches an error of 1e-9 in 5 steps for D from 3 to 1e8 and any rms. xi and rms are not squared, because
-    squares
-    may overflow.
+    squares may overflow.
     """
     d = 2 / D
     c = math.sqrt(d * (2 - d))
@@ -251,7 +248,7 @@ def _w(xi: Tensor, d: float) -> tuple[Tensor, Tensor]:
 def _scaled_squares(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
     """Return a scale p [B, 1] for each row, and sum_i (x_i / p)^2 [B, 1], which cannot overflow.
 
-    The scale is detached, because p^2 times the sum does not depend on p.
+    The scale is detached from autograd, because p^2 times the sum does not depend on p.
     """
     fixed = x.detach()
     peak = torch.maximum(fixed.amax(-1, keepdim=True), -fixed.amin(-1, keepdim=True)).clamp(min=least)

@@ -1,8 +1,8 @@
-"""Top-k hinge losses: the label's score must exceed the k-th best other score by a required margin.
+r"""Top-k hinge losses: the label's score must exceed the k-th best other score by a required margin.
 
-s_[j] is the j-th largest score of a row, and s\\y are the scores without the label's. A top-k error occurs if
-(s\\y)_[k] exceeds s_y, so a hinge on that difference is an upper bound. The four losses here compare s_y with different
-scores. Yang and Koyejo show which of these losses are consistent with top-k error.
+s_[j] is the j-th largest score of a row, and s\y are the scores without the label's. A top-k error occurs if (s\y)_[k]
+exceeds s_y, so a hinge on that difference is an upper bound. The four losses of this module compare s_y with different
+scores. Yang and Koyejo show which of the four losses are consistent with top-k error.
 """
 
 from collections.abc import Sequence
@@ -38,8 +38,8 @@ class TopKSVM(TopKLoss):
         >>> TopKSVM(k=1)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([0]))
         tensor(0.5000)
 
-    Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM"; in this scale Berrada, Zisserman, Kumar 2018, "Smooth
-    Loss Functions for Deep Top-k Classification", equation 3.
+    Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM". The factor 1/k is as in Berrada, Zisserman, Kumar
+    2018, "Smooth Loss Functions for Deep Top-k Classification", equation 3.
     """
 
     option_ranges: ClassVar = {"alpha": "[0, inf)"}
@@ -159,7 +159,7 @@ class TopKHingeConvex(TopKLoss):
         return nan_if_invalid(losses, logits)
 
     def _hinge(self, better: Tensor, last: Tensor, score: Tensor) -> Tensor:
-        """Return the loss from the sum of the k - 1 best other scores, the k-th best of them and the label score."""
+        """Return the loss from the sum of the k - 1 best other scores, the k-th best other score and the label's."""
         return ((better + self.k - 1 + torch.maximum(last + 1, score)) / self.k - score).clamp(min=0)
 
 
@@ -195,7 +195,7 @@ class TopKHingeCalibrated(TopKLoss):
 
 
 def _ranked(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k + 1 largest scores and their classes, [B, k + 1]; scores are NaN in rows with a NaN."""
+    """Return the k + 1 largest scores and their classes, both [B, k + 1]. In rows with a NaN, all scores are NaN."""
     top, index = s.topk(k + 1, dim=1)
     return torch.where(top[:, :1].isnan(), torch.nan, top), index
 
@@ -203,7 +203,7 @@ def _ranked(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _best_rival(s: Tensor, k: int) -> Tensor:
     """Return for each class c the k-th largest score without c [B, n]: s_[k+1] for the top k classes, else s_[k].
 
-    Ties are broken as topk does, so that the gradient reaches one class only.
+    Ties are broken as in ``torch.topk``, so that the gradient reaches one class only.
     """
     top, index = _ranked(s, k)
     is_top = torch.zeros_like(s, dtype=torch.bool).scatter(1, index[:, :k], True)
@@ -211,7 +211,7 @@ def _best_rival(s: Tensor, k: int) -> Tensor:
 
 
 def _lead_of_rival(s: Tensor, labels: Tensor, k: int) -> Tensor:
-    """Return (s without y)_[k] - s_y [B]. One gather for both scores needs only one gradient of the size of s."""
+    """Return (s without y)_[k] - s_y [B]. One gather reads both scores, so only one gradient has the size of s."""
     top, index = _ranked(s.detach(), k)
     is_top = (index[:, :k] == labels[:, None]).any(1)
     rival = torch.where(is_top, index[:, k], index[:, k - 1])

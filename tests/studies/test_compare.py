@@ -188,7 +188,7 @@ def test_an_interrupted_comparison_says_how_to_continue(tmp_path, capsys, monkey
             raise KeyboardInterrupt
         return {"top3": 1.0}
 
-    monkeypatch.setattr(runner.Runs.__init__, "__defaults__", (interrupted, print, 1))
+    monkeypatch.setattr(runner.Runs.__init__, "__defaults__", (interrupted, print, 1, ""))
     command = ["compare", "--losses", "ce", "--rates", "0.001", "0.1", "--trials", "2", *SMALL]
     assert main([*command, "--output", str(tmp_path / "out.json")]) == 130
     printed = capsys.readouterr().err
@@ -235,7 +235,7 @@ def test_cifar100_with_noise_within_superclasses(cifar, monkeypatch, capsys):
         seen.append((config.dataset_opt["noise"], *parts))
         return {"top1": 1.0, "top5": float(config.seed)}
 
-    monkeypatch.setattr(runner.Runs.__init__, "__defaults__", (train, print, 1))
+    monkeypatch.setattr(runner.Runs.__init__, "__defaults__", (train, print, 1, ""))
     monkeypatch.setattr("topk_studies.command.check", lambda study, runs: None)
     assert main(["cifar100", "--data-dir", str(cifar), "--seeds", "1", "--output", str(path)]) == 0
     assert len(seen) == 6 * 2 * (4 + 1)

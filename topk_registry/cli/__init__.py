@@ -12,7 +12,7 @@ INTERRUPTED = 130  # exit status of a shell for a command that Ctrl-C ended
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Argument parser with one-line usage errors that suggest the closest flag for an unknown flag.
+    """Argument parser with usage errors of one line. For an unknown flag, the error suggests the closest flag.
 
     Abbreviated flags are errors: ``--margin 3`` does not mean ``--marginal-temperature 3``.
     """
@@ -40,7 +40,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 class ParseOptions(argparse.Action):
-    """Parse ``key=value`` pairs with values as Python literals. Repeated flags add pairs."""
+    """Parse ``key=value`` pairs, with values as Python literals. If the flag is repeated, its pairs are added."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         try:
@@ -65,7 +65,7 @@ def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
 
 
 def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") -> Callable[[str], Any]:
-    """Return the ``type`` of a flag for numbers in an interval such as ``"(0, 1]"``; ``hint`` ends its errors."""
+    """Return the ``type`` of a flag for numbers in an interval such as ``"(0, 1]"``. Errors end with ``hint``."""
     numbers = Interval.parse(interval)
 
     def number(text: str) -> Any:
@@ -82,7 +82,7 @@ positive = within("[1, inf)", int)
 
 
 def words_of(error: BaseException) -> str:
-    """Return the message of an error. For an error of the system, it is ``file: reason`` without the error number."""
+    """Return the message of an error. For an OSError, the message is ``file: reason`` without the error number."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

@@ -31,7 +31,7 @@ commands: Registry = Registry("topk_registry.commands", "command", reserved=_RES
 
 
 def summaries() -> str:
-    """Return every command in groups, with its summary or its problem."""
+    """Return all commands in groups as text, each with its summary or its problem."""
     groups: dict[str, list[str]] = {"Train and evaluate": [*TRAINING], "Losses and plug-ins": [*LOSSES]}
     infos = {info.name: info for info in commands.infos()}
     for name, info in infos.items():

@@ -21,7 +21,7 @@ OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime
 
 @dataclass
 class Report:
-    """Facts by name, notes, and problems. Any problem sets the exit status to 1."""
+    """Facts by name, notes, and problems. If there is a problem, the exit status is 1."""
 
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -80,7 +80,7 @@ def _devices(report: Report) -> None:
 
 
 def _timm_command(report: Report) -> None:
-    """Report whether the command ``timm`` on PATH belongs to another distribution, which pip does not detect."""
+    """Report whether the command ``timm`` on PATH belongs to another distribution, because pip does not detect this."""
     path = shutil.which("timm")
     if path is None:
         report.facts["timm command"] = "not on PATH"

@@ -1,6 +1,6 @@
 """``topk-registry COMMAND ...``, also installed as ``timm``.
 
-The module of a command is imported when the command runs, so that listing losses only reads metadata.
+The module of a command is imported when the command runs. So the command that lists losses imports no other command.
 """
 
 import os

@@ -58,7 +58,7 @@ def _problem(folder: Path, name: str, loss: str) -> str:
 
 
 def make(folder: Path, *, name: str, loss: str) -> None:
-    """Copy the template into a folder with these names."""
+    """Copy the template into a folder, with this name of the distribution and this name of the loss."""
     shutil.copytree(next(filter(Path.is_dir, PLACES)), folder, ignore=LEFT_OUT, dirs_exist_ok=True)
     words = {DISTRIBUTION: name, PACKAGE: name.replace("-", "_"), LOSS: loss}
     for path in sorted(folder.rglob("*")):

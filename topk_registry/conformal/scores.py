@@ -1,7 +1,7 @@
-"""Nonconformity scores: how badly each class fits a sample, computed from softmax probabilities.
+"""Nonconformity scores: numbers that say how badly each class fits a sample, computed from softmax probabilities.
 
 A prediction set contains the classes whose score is at most a threshold. r is the rank of class y in descending order
-of probability, from 1. If probabilities are equal, the lower index comes first.
+of probability, from 1. Of equal probabilities, the one with the lower class index comes first.
 
     lac     1 - p_y                                    Sadinle et al. 2019
     aps     p_(1) + ... + p_(r)                        Romano et al. 2020

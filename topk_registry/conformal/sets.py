@@ -1,8 +1,8 @@
 """Prediction sets: calibrate on held-out logits, then call on new logits.
 
 Every set contains the class with the largest probability, for any threshold t. So the set of a sample is {y: c(y) <=
-t}, where c is the score, except that the best class has c = -inf. Thresholds are order statistics of c at the labels,
-so the guarantee of split conformal prediction holds for these sets.
+t}. c(y) is the nonconformity score of class y, but -inf for the class with the largest probability. The thresholds are
+order statistics of c at the labels, so the guarantee of split conformal prediction holds for these sets.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class PredictionSets:
     Args:
         score: nonconformity score.
         levels: miscoverage levels in ascending order [G].
-        table: threshold per level [G, 1], or per level and class [G, n]. If infinite, every score is below it.
+        table: threshold per level [G, 1], or per level and class [G, n]. Every score is below an infinite threshold.
         alpha: default level.
         temperature: number by which logits are divided before softmax.
     """
@@ -72,7 +72,7 @@ class PredictionSets:
 
 
 def label_scores(score: Score, p: np.ndarray) -> np.ndarray:
-    """Return the scores [B, n] that are compared with thresholds: -inf for the best class."""
+    """Return the scores [B, n] that are compared with the thresholds. The score of the best class is -inf."""
     scores = score(p)
     np.put_along_axis(scores, p.argmax(-1)[:, None], -np.inf, -1)
     scores[np.isnan(p).any(-1)] = np.nan
@@ -96,9 +96,10 @@ def calibrate(
         labels: labels of the same samples [N].
         alpha: default miscoverage level; added to ``levels`` if absent.
         score: a name from ``SCORES``, or a :class:`Score` with options.
-        rule: ``"marginal"`` for one threshold, or ``"per-class"`` for a threshold and a guarantee per class.
+        rule: ``"marginal"`` for one threshold and a guarantee over all samples, or ``"per-class"`` for a threshold and
+            a guarantee per class.
         temperature: number by which logits are divided.
-        levels: miscoverage levels that the sets support.
+        levels: miscoverage levels that a call of the sets may pass as ``alpha``.
     """
     logits = np.asarray(logits)
     labels = check_labels(labels, logits.shape[-1])

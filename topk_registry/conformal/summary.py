@@ -13,8 +13,8 @@ class SetCounts:
     """Counts over evaluated samples. Add objects with ``+`` to combine batches.
 
     Args:
-        hits: number of samples of each class whose set contains the label [n].
-        seen: number of samples of each class [n].
+        hits: number of samples per class whose set contains the label [n].
+        seen: number of samples per class [n].
         sizes: number of sets of each size from 0 to n [n + 1].
     """
 
@@ -58,10 +58,11 @@ class SetCounts:
         return int(np.searchsorted(np.cumsum(self.sizes), order))
 
     def summary(self) -> dict[str, float]:
-        """Return measures by name, or an empty dictionary without samples.
+        """Return measures by name. Without samples, return an empty dictionary.
 
-        ``coverage``, ``mean_size`` and ``median_size``; ``singletons`` and ``empty``, the shares of sets with one and
-        with no class; ``macro_coverage``, the mean coverage over classes; and ``worst_class_coverage``.
+        The names are ``coverage``, ``mean_size`` and ``median_size``; ``singletons`` and ``empty``, the shares of sets
+        with one class and without a class; ``macro_coverage``, the mean coverage over classes; and
+        ``worst_class_coverage``.
         """
         if not self.total:
             return {}

@@ -1,11 +1,11 @@
 """Thresholds: order statistics of calibration scores for a grid of miscoverage levels.
 
 For N calibration scores, the threshold at level alpha is the ceil((N + 1)(1 - alpha))-th smallest score. If this order
-exceeds N, the threshold is infinite. The score of a new sample is at most the threshold with probability at least
-1 - alpha. Without ties, this probability is less than 1 - alpha + 1 / (N + 1).
+exceeds N, the threshold is infinite. The score of a new sample is at most the threshold with probability at least 1 -
+alpha. Without ties, this probability is less than 1 - alpha + 1 / (N + 1).
 
-Orders are computed from alpha as a decimal fraction: 0.07 of 100 samples are 7 samples, where floating point gives
-7.000000000000001.
+Orders are computed from alpha as an exact decimal fraction, because floating point is imprecise: it gives
+7.000000000000001 for 0.07 of 100 samples.
 """
 
 import math

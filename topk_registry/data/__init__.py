@@ -1,4 +1,4 @@
-"""Image data sets: built-in ones, folders, label noise, long tails and subsets.
+"""Image data sets: built-in data sets, folders, label noise, long tails and subsets.
 
     from topk_registry.data import open_dataset
     train = open_dataset("topk/hierarchy", "train", noise=0.4)

@@ -1,8 +1,8 @@
 """Check whether labels fit the predictions of a model, or whether folders have wrong names.
 
 If two folders are swapped, the images of each folder are predicted as the class of the other folder. If names are
-shifted, the images of each folder are predicted as the next class. A class that the model does not know looks
-different: its images are predicted as another class, but the images of that other class are predicted correctly.
+shifted, the images of each folder are predicted as the next class. If the model does not know a class, the images of
+this class are predicted as another class, but the images of the other class are predicted correctly.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ CHANCE_ODDS = 1.5  # accuracy is at chance level if its odds are below 1.5 times
 
 
 class WrongLabelsError(ValueError):
-    """Labels contradict the predictions of a model, as if folders had wrong names."""
+    """The labels contradict the predictions of a model, as if folders had wrong names."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Agreement:
     problem: str
 
     def check(self, *, force: bool = False) -> None:
-        """Raise ``WrongLabelsError`` if the labels look wrong, unless ``force`` is set."""
+        """Raise ``WrongLabelsError`` if the labels look wrong. With ``force``, raise nothing."""
         if self.problem and not force:
             raise WrongLabelsError(f"{self.problem}; check the class folders, or pass --force to continue")
 
@@ -45,8 +45,8 @@ class Agreement:
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
     """Compare the predicted class of each image [N] with its label [N].
 
-    Labels look wrong if accuracy is close to random guesses, or if at least two folders look exchanged: most images of
-    the folder are predicted as another class, and most images of that class are predicted as another class too.
+    Labels look wrong if the accuracy is close to the accuracy of random guesses, or if at least two folders look
+    exchanged: most images of a folder are predicted as one other class, and most of its images as one wrong class.
     """
     n = len(classes)
     accuracy = float((predicted == labels).mean()) if len(labels) else float("nan")

@@ -1,4 +1,4 @@
-"""Shared parts of the built-in data sets: splits, sizes, and samples in memory."""
+"""Shared parts of the built-in data sets: splits, numbers of samples, and samples in memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -53,7 +53,7 @@ class DrawnImages:
 
 
 def _only_converts(transform: Any, size: tuple[int, ...]) -> bool:
-    """Return whether a transform only converts images of this size to 8-bit tensors, as without augmentation."""
+    """Return whether a transform only converts images of this size to 8-bit tensors, without augmentation."""
     from timm.data.transforms import MaybePILToTensor
     from torchvision.transforms import CenterCrop, PILToTensor, Resize
 
@@ -76,7 +76,7 @@ def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple
 
 
 def draw(size: int, key: list[int], block: Callable[[np.random.Generator, int], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return images and targets from whole blocks of ``block(generator, first)``: samples do not depend on ``size``."""
+    """Return images and targets from calls of ``block(generator, first)``. Samples do not depend on ``size``."""
     blocks = [block(np.random.default_rng([*key, b]), b * BLOCK) for b in range(-(-size // BLOCK))]
     images, targets = (np.concatenate(parts)[:size] for parts in zip(*blocks, strict=True))
     return images, targets

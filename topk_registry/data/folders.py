@@ -39,7 +39,7 @@ class ClassFolders:
 
 
 def natural_key(name: str) -> tuple[list[int | str], str]:
-    """Return a sort key as in timm: numbers by value, letters without case, ties in plain order."""
+    """Return a sort key as in timm: numbers sort by value, and letters without case. Plain order breaks ties."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name.lower())], name
 
 
@@ -50,7 +50,7 @@ def images_below(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -
 
 
 def is_image(path: str, suffixes: Collection[str] = IMAGE_SUFFIXES) -> bool:
-    """Return whether a file name has the suffix of an image."""
+    """Return whether a file name has an image suffix."""
     name = os.path.basename(path)
     return not name.startswith(".") and _suffix(name) in suffixes
 
@@ -122,18 +122,17 @@ def class_map(
     of: str = "the model",
     ignore_unknown: bool = False,
 ) -> tuple[dict[str, int], str]:
-    """Map folders to classes by name. If no name matches and there are as many folders as classes, map by natural
-    order.
+    """Map folders to classes by name. If no name matches and there are as many folders as classes, map by order.
 
     Args:
         folders: folder names, all different.
-        classes: class names in order. For a model without class names, the numbers from 0 as text.
+        classes: class names in order. If the model has no class names, pass the numbers from 0 on as text.
         where: location of the folders, for messages.
         of: owner of the classes, for messages.
-        ignore_unknown: if some folders have names of classes, skip the others.
+        ignore_unknown: skip folders without a class if at least one folder has the name of a class.
 
     Returns:
-        the class number by folder name, without skipped folders, and a description of the mapping.
+        The class number of each folder that is not skipped, by folder name, and a description of the mapping.
 
     Raises:
         FolderError: a folder has no class, or two classes have the same name.
@@ -170,10 +169,10 @@ def class_map(
 
 
 def count_of(things: Sequence[object], name: str) -> str:
-    """Return number and noun: 1 image, 2 images."""
+    """Return a number and its noun as text, such as "1 image" or "2 images"."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 'es' if name.endswith('ss') else 's'}"
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:
-    """Return the first names as text, and the number of further names."""
+    """Return the first names as text, followed by the number of further names."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,4 +1,4 @@
-"""A generated image data set whose classes form superclasses, for trying top-k losses without a download.
+"""A generated image data set whose classes form superclasses. It serves to try top-k losses without a download.
 
 As in CIFAR-100, there are 20 superclasses of 5 fine classes and images of 32 x 32 pixels. Each superclass has a smooth
 random color field, and each fine class adds a finer and weaker field. An image of class c, in units of the standard
@@ -32,7 +32,7 @@ class Hierarchy(DrawnImages):
         seed: seed of the class fields and of every image.
         superclasses, fine: number of superclasses, and number of fine classes per superclass.
         fine_amplitude: standard deviation of the fine field, in units of the coarse field.
-        pixel_noise: standard deviation of the noise, in the same units.
+        pixel_noise: standard deviation of the noise, in units of the coarse field.
 
     Example:
         >>> image, label = Hierarchy("train", size=1000)[0]

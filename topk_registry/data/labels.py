@@ -1,4 +1,4 @@
-"""Labels, class names and superclasses of any map-style data set, without decoding images if possible.
+"""Labels, class names and superclasses of any map-style data set. If possible, no image is decoded.
 
 If images have several labels, targets are k-hot: a vector [n] per image with 1 for each label and 0 elsewhere.
 """
@@ -16,7 +16,7 @@ MULTILABEL = "each image has several labels: use --task multilabel"
 def targets_of(dataset: Any) -> NDArray[Any] | None:
     """Return all targets, [N] or k-hot [N, n], without reading images, or None if that is not possible.
 
-    It is possible for data sets of torchvision, and for folders and Hugging Face data sets of timm.
+    Data sets of torchvision, and folders and Hugging Face data sets of timm, store their targets apart from the images.
     """
     reader = getattr(dataset, "reader", dataset)
     stored = [getattr(dataset, name, None) for name in ("targets", "labels")]
@@ -65,7 +65,7 @@ def class_names_of(dataset: Any) -> list[str] | None:
 
 
 def is_indexed(dataset: object) -> bool:
-    """Return whether samples have an index. Samples of streams have none."""
+    """Return whether the samples of a data set have an index. The samples of a stream have no index."""
     return hasattr(dataset, "__getitem__") and isinstance(dataset, Sized) and not hasattr(dataset, "__iter__")
 
 

@@ -46,13 +46,13 @@ def open_dataset(
         split: name of the split. If ``root`` has no subfolder of this name, ``root`` itself is the split.
         root: data directory.
         training: whether to open the training part. Default: True if the split is named ``train``.
-        held_out: fraction of each class of the split that is held out. The training part excludes this fraction. The
-            evaluation part consists of it, with true labels.
+        held_out: fraction of each class of the split that is held out. The training part excludes these samples. The
+            evaluation part consists of these samples, with true labels.
         multilabel: whether images have several labels.
         mode: Pillow mode to which images from files are converted.
         suffixes: suffixes of image files in folders.
         timm_options: further arguments of ``timm.data.create_dataset``.
-        options: options of a registered data set, and those of every data set, which change the training part only:
+        options: options of a registered data set. All data sets also take options that change only the training part:
             ``noise``, share of wrong labels; ``noise_kind``, ``family`` (within superclasses) or ``uniform``;
             ``long_tail``, ratio of the frequencies of the first and the last class; ``subset``, fraction of each
             class; ``change_seed``, seed of these changes (default: ``seed`` of a registered data set, else 0).
@@ -95,7 +95,7 @@ def open_dataset(
 
 
 def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a registered data set, and the options that it does not take."""
+    """Return a registered data set, and the options that this data set does not take."""
     factory = registry.datasets.builder(short := name.removeprefix(PREFIX))
     named = parameters(factory)[0]
     own = {option: value for option, value in options.items() if option in named or option not in CHANGES}
@@ -138,7 +138,7 @@ def _changed(
 
 
 def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
-    """Check a registered data set by its first sample; return the problem, or an empty string.
+    """Check a registered data set by its first sample. Return the problem as text, or an empty string.
 
     A data set has a length. ``dataset[i]`` is a pair of a PIL image and a label from 0 to n - 1, or, with several
     labels per image, a floating-point vector [n]. ``dataset.transform`` can be set and is applied to the image.
@@ -217,7 +217,7 @@ class ReaderImages:
 
 
 def check_depth(image: Image.Image) -> None:
-    """Raise ValueError if Pillow would clip values outside of 0 to 255, as in 16-bit or floating-point images."""
+    """Raise ValueError for 16-bit and floating-point images, because Pillow would clip values outside of 0 to 255."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         extrema: Any = image.getextrema()
         low, high = extrema

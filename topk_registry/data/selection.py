@@ -1,6 +1,6 @@
 """Selections of a data set with new labels: label noise, long tails, subsets, held-out parts, class numbers.
 
-Each function returns a :class:`Selection`, which copies no image. A selection of a selection refers to the original
+The functions return a :class:`Selection`, which does not copy images. A selection of a selection refers to the original
 data set, so changes can be chained. All random choices depend only on a seed.
 """
 
@@ -123,7 +123,7 @@ def with_label_noise(
 
 
 def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, seed: int) -> Labels:
-    """Return labels [N] with a share redrawn uniformly within their superclass."""
+    """Return the labels [N] with a random share redrawn uniformly within the superclass, including the true label."""
     members = [np.flatnonzero(np.asarray(superclasses) == s) for s in superclasses]
     rng = np.random.default_rng([seed, 11])
     redrawn, place = rng.random(len(labels)) < share, rng.random(len(labels))
@@ -141,7 +141,7 @@ def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) 
 
 
 def subset(dataset: Any, fraction: float, *, seed: int = 0) -> Selection:
-    """Keep a random fraction of each class, at least one sample each; of k-hot targets, a fraction of all samples."""
+    """Keep a random fraction of each class, at least one sample. With k-hot targets, keep a fraction of all samples."""
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"the fraction must be in (0, 1], got {fraction!r}")
     labels, counts = _labels_and_counts(dataset, k_hot=True)
@@ -170,7 +170,7 @@ def long_tail_counts(counts: Sequence[int], factor: float) -> list[int]:
 
 
 def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection, Selection]:
-    """Split a data set into (rest, held-out part). The held-out part has the labels without label noise.
+    """Split a data set and return (rest, held-out part). The held-out part has the labels without label noise.
 
     Args:
         dataset: data set to split. The rest keeps at least one sample per class.
@@ -207,10 +207,10 @@ def renumber(dataset: Any, numbers: Mapping[int, int], classes: Sequence[str]) -
 
 
 def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
-    """Draw indices [N] of an epoch in which all classes are equally frequent, in random order (Kang et al. 2020).
+    """Draw sample indices [N] for an epoch with equally frequent classes, in random order (Kang et al. 2020).
 
-    The method is systematic sampling. The expected number of times that a sample occurs is N / (classes * samples of
-    its class), and the actual number is this number rounded up or down. The same holds for each class.
+    The method is systematic sampling. A sample occurs N / (classes * samples of its class) times on average. The actual
+    number is this number rounded up or down. The number of samples per class is rounded likewise.
     """
     present, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = rng.permutation(len(labels))
@@ -222,7 +222,7 @@ def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
 
 
 def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, list[int]]:
-    """Return the label of each sample and the class sizes. With ``k_hot``, k-hot targets count as one class."""
+    """Return the label of each sample and the class sizes. With ``k_hot``, all k-hot targets count as one class."""
     targets = targets_of(dataset)
     if k_hot and targets is not None and targets.ndim == 2:
         return np.zeros(len(targets), np.int64), [len(targets)]
@@ -231,7 +231,7 @@ def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, li
 
 
 def _pick(labels: Labels, counts: Sequence[int], *, seed: int) -> Indices:
-    """Draw ``counts[c]`` samples of each class as sorted indices; larger counts extend smaller ones."""
+    """Draw ``counts[c]`` samples of each class c as sorted indices. Larger counts keep the samples of smaller ones."""
     order = np.random.default_rng([seed, 13]).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     starts = np.searchsorted(labels[order], np.arange(len(counts)))

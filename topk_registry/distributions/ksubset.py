@@ -1,4 +1,4 @@
-"""The distribution over sets of k classes on which the top-k losses and the prediction head are based."""
+"""The distribution over sets of k classes. The top-k losses and the prediction head are based on this distribution."""
 
 import math
 from itertools import combinations
@@ -17,7 +17,7 @@ MAX_SUBSETS = 1_000_000  # limit of enumerate_support
 
 
 class _KHot(constraints.Constraint):
-    """Constraint for vectors of n zeros and ones with k ones; k is one number, or one per row."""
+    """Constraint for vectors of n zeros and ones with k ones, where k is one number, or one number per row."""
 
     is_discrete = True
     event_dim = 1
@@ -102,7 +102,7 @@ class KSubset(Distribution):
 
     @property
     def marginals(self) -> Tensor:
-        """Probability that each class is in the set [..., n]. Each row sums to its k. Differentiable."""
+        """Probability that each class is in the set [..., n]. The sum of each row is the row's k. Differentiable."""
         x = self._relative()[0]
         return self._out(_by_size(graph.marginals, x, self.k, self._one_k))
 
@@ -117,11 +117,11 @@ class KSubset(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """Most probable set: the k largest logits, where ties go to the lower index."""
+        """Most probable set: the classes with the k largest logits. Of equal logits, the lower index comes first."""
         return _most_probable(self.logits, self.k)[0].to(self.logits.dtype)
 
     def log_partition(self) -> Tensor:
-        """Return log sigma_k(exp x) [...]; its gradient with respect to x is the marginals."""
+        """Return log sigma_k(exp x) [...]. Its gradient with respect to x is the marginals."""
         x, in_mode = self._relative()
         of_mode = torch.where(in_mode, self.logits.double() / self.temperature, 0.0).sum(-1)
         return self._out(of_mode + _excess(x, self.k, in_mode, self._one_k))
@@ -158,7 +158,7 @@ class KSubset(Distribution):
         return drawn.nonzero()[:, -1].view(*drawn.shape[:-1], self._one_k)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Return exact draws with the gradient of the marginals (straight-through): biased, with low variance."""
+        """Return exact draws with the gradient of the marginals (straight-through): a biased gradient, low variance."""
         pi = self.marginals
         return self.sample(sample_shape) + (pi - pi.detach())
 
@@ -189,7 +189,7 @@ class KSubset(Distribution):
         return (self.logits.double() - kth.double()) / self.temperature, in_mode
 
     def _cross_entropy(self, drawn: "KSubset") -> Tensor:
-        """Return -E log P(S) [...] under this distribution for sets from another distribution."""
+        """Return -E log P(S) [...]. P is this distribution, and the sets S come from the distribution ``drawn``."""
         x, in_mode = self._relative()
         own = x if drawn is self else drawn._relative()[0]
         log_odds = _by_size(graph.log_odds, own, drawn.k, drawn._one_k)
@@ -224,7 +224,7 @@ def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
 
 
 def _most_probable(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether each class is in the mode [..., n], with ties to the lower index, and its smallest logit."""
+    """Return whether each class is in the mode [..., n], and the mode's smallest logit. Ties go to the lower index."""
     ordered, order = logits.detach().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     in_mode = torch.zeros_like(order).scatter(-1, order, rank) < k[..., None]
@@ -233,7 +233,7 @@ def _most_probable(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_size(function: Any, x: Tensor, k: Tensor, one_k: int | None) -> Tensor:
-    """Return ``function(rows, k)`` of x [..., n] with one call per set size."""
+    """Return ``function(rows, k)`` for all rows of x [..., n]. The function is called once per set size."""
     rows = x.reshape(-1, x.shape[-1])
     if one_k is not None or k.is_meta:
         return function(rows, one_k or 1).view(x.shape)
@@ -245,7 +245,7 @@ def _by_size(function: Any, x: Tensor, k: Tensor, one_k: int | None) -> Tensor:
 
 
 def _inner(weight: Tensor, x: Tensor) -> Tensor:
-    """Return sum_i weight_i x_i [...]. A class of weight 0 adds neither value nor gradient, even if x_i is -inf."""
+    """Return sum_i weight_i x_i [...]. A class of weight 0 changes neither sum nor gradient, even if x_i is -inf."""
     return (weight * x.masked_fill((weight == 0) & (x == -torch.inf), 0.0)).sum(-1)
 
 
@@ -277,7 +277,7 @@ def _tree(x: Tensor, k: Tensor, largest: int) -> tuple[list[Tensor], Tensor]:
 
 
 def _sample(x: Tensor, k: Tensor, count: int) -> Tensor:
-    """Return exact draws [count, B, n] as booleans, by dividing the count of each node between its children."""
+    """Return exact draws [count, B, n] as booleans, by dividing the count of each tree node between its children."""
     levels, _ = _tree(x, k, int(k.max()) if k.numel() else 1)
     drawn = k.expand(count, -1)[..., None]  # [count, B, nodes]
     for level in reversed(levels[:-1]):

@@ -1,7 +1,7 @@
 """Base classes of classification losses: targets, options, precision and reduction.
 
-A loss is a table L(s, c), the loss of the scores s if class c were the label. A subclass computes this table in plain
-PyTorch. :mod:`topk_registry.losses.targets` converts every kind of target into one mass per class.
+A loss is a function L(s, c): the loss of the scores s if class c were the label. A subclass computes L in plain
+PyTorch. :mod:`topk_registry.losses.targets` converts each kind of target into one mass per class.
 """
 
 import math
@@ -47,10 +47,11 @@ class CommonOptions(TypedDict, total=False):
 class ClassificationLoss(Adjustable):
     """Base of losses over ``(logits [B, n], target [B] or [B, n])``.
 
-    A subclass defines :meth:`per_class`. If the loss at one label is cheaper than the whole table, it also defines
-    :meth:`per_label`. As in cross-entropy, logits [B, n, d1, ...] and [n] are also accepted, with targets of the
-    matching shape. For logits [B, n], the target may also be a :class:`LabelMixture`. A row of a mixture whose shares
-    are 0 has loss 0 but counts in the mean.
+    A subclass defines :meth:`per_class`, which returns the loss of each row for each possible label [B, n]. If the loss
+    for one label costs less than the losses for all n labels, the subclass should also define :meth:`per_label`. As in
+    cross-entropy, logits [B, n, d1, ...] and [n] are also accepted, with targets of the matching shape. For logits [B,
+    n], the target may also be a :class:`LabelMixture`. If all shares of a row of a mixture are 0, the loss of this row
+    is 0, but the row counts in the mean.
 
     Options can be set after construction (``loss.tau = 0.3``), and each value is checked. Numbers and class weights are
     stored in double precision.
@@ -59,7 +60,7 @@ class ClassificationLoss(Adjustable):
         weight: one non-negative factor per class [n].
         reduction: ``"mean"`` (weighted as in cross-entropy), ``"sum"`` or ``"none"``.
         label_smoothing: share of the target distribution that is spread evenly over all classes.
-        ignore_index: rows with this class index have loss 0.
+        ignore_index: a row whose target is this index has loss 0 and does not count in the mean.
 
     Example:
         >>> class ZeroOne(ClassificationLoss):
@@ -93,7 +94,7 @@ class ClassificationLoss(Adjustable):
     # What a subclass may define
 
     def per_class(self, logits: Tensor) -> Tensor:
-        """Return the table L(s, c) [B, n] for scores [B, n]: entry (i, c) is the loss of row i if its label were c."""
+        """Return L(s, c) [B, n] for scores [B, n]: entry (i, c) is the loss of row i if its label were c."""
         raise TypeError(f"{type(self).__name__} must define per_class(logits [B, n]) -> [B, n]")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ class ClassificationLoss(Adjustable):
         return self._checked(self.per_class(logits), "per_class", logits.shape).gather(1, labels[:, None])[:, 0]
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses of the rows [B], or their sum [], from a fused operator; None if no operator applies."""
+        """Return the losses of the rows [B] or their sum [] from a fused operator, or None if no operator applies."""
         return None
 
     def check_classes(self, n: int) -> None:
@@ -198,7 +199,6 @@ class ClassificationLoss(Adjustable):
         return losses
 
     def _warn_missing_set_epoch(self, logits: Tensor) -> None:
-        """Warn once if a loss with a schedule is trained without a call of set_epoch."""
         if not (logits.requires_grad and torch.is_grad_enabled()):
             return
         self._epoch_was_set = True
@@ -225,7 +225,7 @@ class SoftmaxLoss(ClassificationLoss):
     """
 
     def curve(self, nll: Tensor) -> Tensor:
-        """Return the loss from -log p, of shape [B] at labels or [B, n] for the table."""
+        """Return the loss for each nll = -log p: [B] for the labels, or [B, n] for each possible label."""
         raise TypeError(f"{type(self).__name__} must define curve(nll)")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -265,7 +265,7 @@ def _product(mass: Tensor, losses: Tensor) -> Tensor:
 
 
 def _as_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Flatten logits [B, n, d1, ...] or [n] and their target to rows; also return the shape of the unreduced losses."""
+    """Flatten logits [B, n, d1, ...] or [n] and their target to rows. Also return the final shape of the losses."""
     classes = min(1, logits.ndim - 1)
     shape = (*logits.shape[:classes], *logits.shape[classes + 1 :])
     dense = target.is_floating_point()
@@ -280,7 +280,6 @@ def _as_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, tuple[int,
 
 
 def _sample_weights(weight: Any, logits: Tensor, shape: tuple[int, ...] | None) -> Tensor:
-    """Return ``sample_weight`` as [B] in double precision."""
     check_tensor(weight, "sample_weight")
     expected = (len(logits),) if shape is None else shape
     if tuple(weight.shape) != tuple(expected) or weight.device != logits.device:
@@ -291,9 +290,10 @@ def _sample_weights(weight: Any, logits: Tensor, shape: tuple[int, ...] | None) 
 
 
 def _plain(t: Any, name: str) -> Any:
-    """Convert a tensor of a subclass, such as the image class of a library, to a plain tensor.
+    """Convert a tensor of a subclass of Tensor, such as the image class of a library, to a plain tensor.
 
-    Such subclasses may reject other tensors. One with ``__torch_dispatch__`` is kept, because it computes differently.
+    Such a subclass may reject other tensors. A subclass with ``__torch_dispatch__`` computes differently, so its
+    tensors are not converted.
     """
     if type(t) in PLAIN or isinstance(t, LabelMixture) or torch.compiler.is_compiling():
         return t
@@ -304,5 +304,5 @@ def _plain(t: Any, name: str) -> Any:
 
 @constant_in_graphs  # some versions of the compiler cannot trace is_autocast_available
 def has_autocast(kind: str) -> bool:
-    """Return whether autocast supports this device type; it does not support meta tensors."""
+    """Return whether autocast supports this device type. For example, it does not support the device type "meta"."""
     return torch.amp.is_autocast_available(kind)

@@ -1,6 +1,6 @@
 """Base class of losses that are defined on a whole batch, such as the size of prediction sets.
 
-The loss of one row depends on the other rows. Therefore there is no ``reduction`` and no loss per row.
+The loss of one row depends on the other rows. Therefore these losses have no ``reduction`` and return no loss per row.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,14 +20,14 @@ __all__ = ["BatchLoss"]
 class BatchLoss(Adjustable):
     """Base of losses over ``(logits [B, n], label [B])`` whose rows depend on each other.
 
-    A subclass defines :meth:`of_batch`. Distributions and :class:`LabelMixture` raise an error, because the loss needs
-    one label per row. Logits in half precision are converted to float32.
+    A subclass defines :meth:`of_batch`. The loss needs one label per row, so a distribution or a :class:`LabelMixture`
+    as the target raises an error. Logits in half precision are converted to float32.
 
     After :meth:`over_ranks`, the batch consists of the rows of all ranks of a process group. A subclass passes each
     tensor that must cover the whole batch through :meth:`all_rows`.
 
     Args:
-        ignore_index: rows with this label do not enter the loss.
+        ignore_index: rows with this label do not affect the loss.
 
     Example:
         >>> class Spread(BatchLoss):
@@ -102,7 +102,7 @@ class BatchLoss(Adjustable):
         return self
 
     def all_rows(self, x: Tensor) -> Tensor:
-        """Gather values per row [B, ...] from all ranks if :meth:`over_ranks` is active; differentiable."""
+        """Return ``x`` [B, ...] of all ranks after :meth:`over_ranks`, else ``x`` of this rank. Differentiable."""
         return _gathered(x, self._group) if self._spread else x
 
 

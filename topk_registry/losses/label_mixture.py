@@ -9,8 +9,8 @@ from torch import Tensor
 class LabelMixture(NamedTuple):
     """A distribution over n classes per row, in compact form: q_c = uniform / n + sum_j shares_j [c = labels_j].
 
-    Losses with kernels process a mixture faster than the same distribution as a tensor [B, n]. Shares include the
-    weight of the row, so they need not add up to one.
+    Losses with kernels process a mixture faster than the same distribution as a tensor [B, n]. The shares of a row may
+    include a weight of the row, so these shares need not add up to one.
 
     Example:
         >>> LabelMixture.mixed(torch.tensor([0, 2]), torch.tensor([2, 2]), 0.75).dense(3)
@@ -31,7 +31,7 @@ class LabelMixture(NamedTuple):
         return cls(torch.stack((label, other), 1), shares, uniform)
 
     def smooth(self, share: float) -> "LabelMixture":
-        """Spread a share of each row's mass evenly over all classes: further ``label_smoothing``.
+        """Spread a share of the mass of each row evenly over all classes. This adds ``label_smoothing`` to the mixture.
 
         Example:
             >>> LabelMixture.mixed(torch.tensor([0]), torch.tensor([2]), 0.75).smooth(0.4).dense(4)
@@ -44,7 +44,7 @@ class LabelMixture(NamedTuple):
         return LabelMixture(self.labels, self.shares * (1.0 - share), spread)
 
     def check(self, rows: int) -> None:
-        """Raise a ValueError unless labels, shares and uniform have shapes for this number of rows."""
+        """Raise a ValueError unless labels, shares and uniform have the right shapes for this number of rows."""
         labels, shares, uniform = self
         good = labels.ndim == 2 and len(labels) == rows and labels.shape[1] > 0 and shares.shape == labels.shape
         good = good and labels.dtype == torch.int64 and shares.is_floating_point()

@@ -14,7 +14,7 @@ from topk_registry.registry.ranges import Interval, Range, option_ranges
 
 
 class KeepsNumbers(nn.Module):
-    """A module whose double-precision buffers, which hold options that the user set, keep their dtype.
+    """A module whose double-precision buffers keep their dtype, because they store options that the user set.
 
     ``.half()``, ``.float()`` and ``.to(dtype)`` convert all other buffers and the parameters.
     """
@@ -114,6 +114,6 @@ def index(ignore_index: Any) -> int:
 
 @functools.lru_cache(maxsize=256)
 def options_of(cls: type) -> Mapping[str, Option]:
-    """Return the options of a class: its constructor parameters and, through ``**common``, those of its bases."""
+    """Return the options of a class: the parameters of its constructor and, through ``**common``, of its bases."""
     ranges = option_ranges(cls)
     return {name: Option(p.annotation, ranges.get(name)) for name, p in parameters(cls)[0].items()}

@@ -22,13 +22,11 @@ def mean_over_ranks(loss: L, group: Group = None) -> L:
 
     In one process, a mean with class weights or ignored rows divides by the sum of the weights of the batch. With
     ``DistributedDataParallel`` or ``fully_shard``, each rank would divide by the weights of its own rows only. After
-    this
-    call, the average of the returned losses over the ranks is the mean over all rows. Ranks exchange one number per
-    call
-    with gradients. Without gradients, as in evaluation, each rank returns the mean over its own rows.
+    this call, the average of the returned losses over the ranks is the mean over all rows. In each call with gradients,
+    the ranks exchange one number. Without gradients, as in evaluation, each rank returns the mean over its own rows.
 
     Args:
-        loss: with ``reduction="mean"``. It is changed in place: the reduction becomes ``"sum"``, and a hook divides.
+        loss: with ``reduction="mean"``, changed in place: the reduction becomes ``"sum"``, and a hook divides the sum.
         group: process group whose ranks average gradients. Default: all ranks.
 
     Returns:
@@ -50,7 +48,7 @@ def mean_over_ranks(loss: L, group: Group = None) -> L:
 
 
 def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tensor | None = None) -> Tensor:
-    """Return the sum of the weights of this process's rows [] in double precision: the divisor of a mean."""
+    """Return the sum [] of the weights of the rows of this process, in double precision: the divisor of the mean."""
     if isinstance(target, LabelMixture):
         rows = target.labels[:, 0].double().fill_(1.0)
     elif target.is_floating_point():
@@ -64,7 +62,7 @@ def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tens
 
 
 def weighs_rows(loss: object) -> bool:
-    """Return whether a loss is a mean in which rows may have different weights."""
+    """Return whether the loss is a mean and its rows may have different weights."""
     return isinstance(loss, ClassificationLoss) and loss.reduction == "mean" and loss.class_weight is not None
 
 

@@ -1,6 +1,6 @@
 """Conversion of targets, class weights, smoothing, ignored rows and the reduction into one mass per class.
 
-A loss is a table L(s, c), the loss of the scores s if class c were the label. A target assigns a mass to each class,
+A loss is a function L(s, c): the loss of the scores s if class c were the label. A target assigns a mass to each class,
 
     L(row) = sum_c mass_c L(s, c).
 
@@ -31,8 +31,8 @@ FEW_LABELS = 128  # up to this many are compared in Python: two operations on te
 class Masses(NamedTuple):
     """The masses of a batch of targets, scaled so that the reduced loss is the sum of the losses of the rows.
 
-    The masses are either in ``labels``, ``shares`` and ``even``, or in ``dense``. A row without mass has loss 0 and no
-    gradient, even if its scores are NaN.
+    The masses are stored either in ``labels``, ``shares`` and ``even``, or in ``dense``. A row without mass has loss 0
+    and no gradient, even if its scores are NaN.
 
     Example:
         >>> masses = Masses.of(torch.tensor([1, -100]), 2, label_smoothing=0.5)
@@ -141,7 +141,7 @@ class Masses(NamedTuple):
         return even.expand(-1, n).scatter_add(1, self.labels, shares)
 
     def usable(self, scores: Tensor) -> Tensor:
-        """Return the scores with zeros in rows without mass, so that NaN there affects no sum and no gradient."""
+        """Return the scores with zeros in rows without mass, because a NaN there must not affect sums or gradients."""
         return scores if self.counts is None else torch.where(self.counts[:, None], scores, 0.0)
 
 
@@ -160,13 +160,13 @@ def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, s
 
 @lru_cache(maxsize=16)
 def _equal(rows: int, mass: float) -> Tensor:
-    """Return the same mass for each row [B, 1]. Cached, as creating it costs as much as a small batch."""
+    """Return the same mass for each row [B, 1], from a cache, because creating it costs as much as a small batch."""
     with torch.inference_mode(False):
         return torch.full((rows, 1), mass, dtype=torch.float64)
 
 
 def _is_readable(t: Tensor) -> bool:
-    """Return whether reading the tensor's values neither waits for a GPU nor breaks a compiled graph."""
+    """Return whether the values of a tensor can be read without waiting for a GPU or breaking a compiled graph."""
     return t.device.type == "cpu" and route(t) is Route.KERNELS
 
 
@@ -175,7 +175,7 @@ def check_reduction(reduction: str) -> str:
 
 
 def check_weight(weight: Tensor | Sequence[float]) -> Tensor:
-    """Return a copy of the class weights in double precision, after checking that each is finite and non-negative."""
+    """Return a copy of the class weights in double precision. Raise if a weight is negative or not finite."""
     if isinstance(weight, str):
         raise ValueError(f"weight must be one number per class, got {weight!r}; a trainer has --class-weight for names")
     return numbers(weight, "weight", at_least=0)
@@ -207,8 +207,8 @@ def check_logits(logits: Any, name: str = "logits") -> None:
 def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -> bool:
     """Raise unless a target matches logits [B, n]; return whether a row may have the ignored index.
 
-    Label values are checked on a CPU only, because a check on a GPU would synchronize. On a GPU, a label out of range
-    fails in the gather kernel, as in cross-entropy.
+    Label values are checked on a CPU only, because a check on a GPU would wait for the GPU. On a GPU, a label out of
+    range fails in the gather kernel, as in cross-entropy.
     """
     B, n = logits.shape
     mixture = isinstance(target, LabelMixture)

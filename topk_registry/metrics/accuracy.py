@@ -18,14 +18,14 @@ class TopKAccuracy(StreamingMetric):
     over classes with more than 100, with 20 to 100, and with fewer than 20 training samples.
 
     Ties count as the probability of a hit under random tie-breaking. If a scores are above the label's score and b
-    scores equal it (including itself), a sample counts (k - a) / b, clamped to [0, 1]. For constant scores the result
-    is k / n. A NaN counts as above every other score. If the score of the label is NaN, the sample counts 0.
+    scores (with the label's) equal it, a sample counts (k - a) / b, clamped to [0, 1]. For constant scores, the result
+    is k / n. A NaN score counts as above every other score. If the score of the label is NaN, the sample counts 0.
 
     Args:
         k: one set size or several. If k is at least the number of classes, every sample is a hit.
         num_classes: n. Not needed with ``class_counts``.
         class_counts: number of training samples of each class [n].
-        ignore_index: rows with this label are ignored.
+        ignore_index: rows with this label do not count.
         device: initial device of the sums; required with NCCL if a rank may get no batch.
 
     Example:

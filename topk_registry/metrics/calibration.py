@@ -9,7 +9,7 @@ from topk_registry.metrics.streaming import Device, StreamingMetric, checked_lab
 class MarginalCalibration(StreamingMetric):
     """Calibration error of top-k marginals: whether classes with marginal p are in the top-k set with frequency p.
 
-    The model is that the right answers of a sample are a set S of k classes, with pi_i = P(i in S). All classes i of
+    The right answers of a sample are modeled as a random set S of k classes, with pi_i = P(i in S). All classes i of
     all samples x are grouped into bins b by their marginal. Then
 
         calibration_error = sum_b | sum_{(x, i) in b} 1[i in S(x)] - pi_i(x) | / sum_{(x, i)} pi_i(x)
@@ -24,8 +24,8 @@ class MarginalCalibration(StreamingMetric):
     Args:
         k: set size of the marginals.
         bins: number of bins of equal width in [0, 1].
-        ignore_index: rows with this label are ignored.
-        device: initial device of the sums, which move to the device of the marginals.
+        ignore_index: rows with this label do not count.
+        device: initial device of the sums. An update moves the sums to the device of the marginals.
 
     Example:
         >>> metric = MarginalCalibration(k=2)
@@ -43,7 +43,7 @@ class MarginalCalibration(StreamingMetric):
         super().__init__(predicted=zero, observed=zero, entries=zero)
 
     def update(self, marginals: Tensor, target: Tensor) -> None:
-        """Add a batch of marginals [B, n] with labels [B] or with sets of answers [B, n] as zeros and ones."""
+        """Add a batch of marginals [B, n], with labels [B], or with sets of answers as zeros and ones [B, n]."""
         if target.shape == marginals.shape:
             members = target.float()
         else:
@@ -59,7 +59,7 @@ class MarginalCalibration(StreamingMetric):
             self.sums[name].index_add_(0, b, torch.where(counted, values, 0).to(p.dtype))
 
     def reliability(self, *, sync: bool = True) -> dict[str, list[float]]:
-        """Return a reliability diagram per bin: mean ``predicted`` marginal, ``observed`` rate, and ``entries``."""
+        """Return a reliability diagram per bin: mean ``predicted`` marginal, ``observed`` rate and ``entries``."""
         totals = self.totals(sync=sync)
         entries = totals["entries"]
         means = {name: (totals[name] / entries).tolist() for name in ("predicted", "observed")}

@@ -80,7 +80,7 @@ class LabelSetMetrics(StreamingMetric):
         self._kept.append((scores.cpu(), labels.cpu()))
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """Return the results. See :meth:`StreamingMetric.compute`; every rank gets the scores of all ranks."""
+        """Return the results by name: see :meth:`StreamingMetric.compute`. Every rank gets the scores of all ranks."""
         every = [self._kept]
         if sync and dist.is_available() and dist.is_initialized():
             every = [[] for _ in range(dist.get_world_size())]
@@ -114,7 +114,7 @@ class LabelSetMetrics(StreamingMetric):
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the average precision of each class [n] from scores and boolean labels [N, n]; NaN without positives.
 
-    It is the sum of precision times recall increment over thresholds. Tied scores are one threshold.
+    The result is the sum over thresholds of precision times the increment of recall. Tied scores are one threshold.
 
     Example:
         >>> average_precision(torch.tensor([[0.9], [0.8], [0.7]]), torch.tensor([[True], [False], [True]]))

@@ -12,7 +12,7 @@ Device = torch.device | str | None
 
 
 class StreamingMetric:
-    """Base of metrics that sum over a data set. ``update`` adds to ``self.sums``; ``ratios`` divides the sums."""
+    """Base of metrics that sum over a data set. ``update`` adds to ``self.sums``, and ``ratios`` divides the sums."""
 
     def __init__(self, **sums: Tensor) -> None:
         with torch.inference_mode(False):  # inference tensors could not be updated outside inference mode
@@ -24,7 +24,7 @@ class StreamingMetric:
             value.zero_()
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """Return the results so far by name; NaN for a result without samples. Further updates are allowed.
+        """Return the results so far by name. A result without samples is NaN. Further updates are allowed.
 
         In a distributed run, sums are added over ranks, so every rank must call this method. With ``sync=False``, the
         results are those of this rank.
@@ -52,7 +52,7 @@ class StreamingMetric:
 
 
 def checked_labels(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Return the labels as int64; raise unless scores are floating point [B, n] and labels integers [B] below n."""
+    """Return the labels as int64. Raise unless scores are floating point [B, n] and labels are integers [B] below n."""
     if not (isinstance(logits, Tensor) and isinstance(target, Tensor)):  # lists, for example
         raise TypeError(f"expected tensors, got {type(logits).__name__} and {type(target).__name__}")
     if not logits.is_floating_point() or logits.ndim != 2:

@@ -1,8 +1,8 @@
 """The classifier of a timm or torchvision model: find it, count its classes, replace it.
 
-timm models return their classifier from ``get_classifier()``. torchvision models have no such method, so the attribute
-names that they use are tried. Some models have several classifier layers: distilled models have one per teacher, and
-Inception networks have an auxiliary one.
+timm models return their classifier from ``get_classifier()``. torchvision models have no such method, so this module
+tries the attribute names that torchvision uses. Some models have several classifier layers: distilled models have one
+per teacher, and Inception networks have an auxiliary one.
 """
 
 from collections.abc import Callable, Iterator
@@ -130,8 +130,8 @@ def replace_classifier(model: ModelT, factory: Callable[[nn.Module], nn.Module])
 def normalize_classifier(model: ModelT, *, scale: float = 1.0, learn_scale: bool = False) -> ModelT:
     """Replace a model's classifier with a :class:`CosineClassifier` whose weights have the same directions.
 
-    The model is changed in place and returned. If the classifier is a 1 x 1 convolution (timm's dla and resnetv2,
-    torchvision's squeezenet), the cosine is over channels at each position, before pooling.
+    This function changes the model in place and returns the model. If the classifier is a 1 x 1 convolution (timm's dla
+    and resnetv2, torchvision's squeezenet), the cosine is over channels at each position, before pooling.
 
     Example:
         >>> model = normalize_classifier(timm.create_model("resnet18", num_classes=100), scale=30.0, learn_scale=True)

@@ -29,7 +29,7 @@ default_cfgs = generate_default_cfgs({"topk_convnet": _preprocessing(3, 32), "to
 class TopKConvNet(nn.Module):
     """Convolutional network for 32 x 32 images with the model interface of timm.
 
-    Three 3 x 3 convolutions of stride 2, average pooling to 4 x 4, and a linear classifier.
+    The network has three 3 x 3 convolutions of stride 2, average pooling to 4 x 4, and a linear classifier.
 
     Args:
         num_classes: number of scores. If 0, the model returns features.

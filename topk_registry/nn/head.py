@@ -19,11 +19,11 @@ class TopKOutput(NamedTuple):
 
 
 class TopKHead(nn.Module):
-    """Compute top-k marginals: the probability that each class is in the top-k set.
+    """Compute top-k marginals: for each class, the probability that the class is in a random set of k classes.
 
     The marginal of class i is pi_i = P(i in S), where S is a random set of k classes. The probability of a set is
-    proportional to the product of exp(logit / temperature) over its members. Marginals sum to k and are differentiable.
-    For k = 1 they are softmax. For logits in half precision they are float32.
+    proportional to the product of exp(logit / temperature) over its members. The marginals of a row sum to k. They are
+    differentiable. For k = 1, the marginals are softmax. For logits in half precision, the marginals are float32.
 
     ``head(logits, allowed=mask)`` restricts the set to allowed classes. The marginal of every other class is 0. If at
     most k classes are allowed and have a logit above -inf, each of these classes has the marginal 1.
@@ -57,8 +57,8 @@ class TopKHead(nn.Module):
     def of_loss(cls, loss: nn.Module) -> "TopKHead":
         """Return the head for the marginals that a loss trains, from the loss's ``k`` and ``temperature``.
 
-        ``topk_nll`` is tau times the negative log-likelihood under this head. For a loss with several k, the head has
-        the largest k.
+        ``topk_nll`` is tau times the negative log of the label's marginal. For a loss with several k, the head has the
+        largest k.
 
         Example:
             >>> TopKHead.of_loss(create_loss("topk_nll", k=5, tau=0.2))
@@ -91,7 +91,7 @@ class TopKHead(nn.Module):
 
 
 def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
-    """Compute marginals. During an export, use a form with fixed shapes and standard operators."""
+    """Compute marginals. An exported model gets a form with fixed shapes and standard operators."""
     if not torch.compiler.is_exporting():
         return topk_marginals(logits, k, temperature=temperature)
     rows = logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))

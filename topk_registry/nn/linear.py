@@ -1,4 +1,4 @@
-"""A linear classifier with the smooth top-k SVM for so many classes that their logits do not fit in memory."""
+"""A linear classifier with the smooth top-k SVM, for a number of classes whose logits do not fit in memory."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,7 @@ def linear_smooth_topk(
 ) -> Tensor:
     """Compute the smooth top-k SVM of ``F.linear(features, weight, bias)``, one chunk of classes at a time.
 
-    L = tau softplus(alpha / tau - l_y), where l_y is the log-odds that the label is in the top-k set of the logits.
+    L = tau softplus(alpha / tau - l_y), where l_y is the log-odds that the label is in the random set of k classes.
     With alpha = 0, the loss is the top-k likelihood. Loss and gradients equal those of the loss on all logits. The
     backward pass recomputes the logits instead of storing them. If all classes fit into one chunk, the logits are
     computed at once.
@@ -56,15 +56,15 @@ def linear_smooth_topk(
         weight: [n, d], or the rows for the classes of this rank.
         bias: [n], or None.
         target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`. Distributions, mixtures and label
-            smoothing need one more pass over all chunks. Together with ``class_weight``, label smoothing needs a table
-            [B, n].
+            smoothing need one more pass over all chunks. Label smoothing together with ``class_weight`` needs memory
+            for [B, n].
         k: size of the set that should contain the label, 1 <= k <= n - 1.
         tau: smoothing temperature, positive.
         alpha: required margin, at least 0: one number, or one per class [n], including classes of other ranks.
         class_weight: one non-negative factor per class [n], including classes of other ranks.
         reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. With ``process_group``, ``"mean"`` and
             ``"sum"`` are over the rows of all ranks, and ``"none"`` returns the losses of this rank's rows.
-        chunk: number of classes per chunk. None: chosen for speed.
+        chunk: number of classes per chunk. None: this function chooses a fast number.
         process_group: the ranks that share the classes, such as ``mesh.get_group("classes")``.
         num_classes: expected n. None: the sum over ranks.
 
@@ -130,8 +130,8 @@ def linear_topk(
 ) -> TopClasses:
     """Return the k largest scores of ``F.linear(features, weight, bias)`` and their marginals, computed in chunks.
 
-    The result is not differentiable. Arguments are as in :func:`linear_smooth_topk`. With ``process_group``, the result
-    has the rows of this rank.
+    The result is not differentiable. The arguments are as in :func:`linear_smooth_topk`. With ``process_group``, the
+    result has only the rows of this rank.
 
     Example:
         >>> linear_topk(torch.eye(3), torch.eye(3), None, 1).marginals.T
@@ -176,7 +176,7 @@ def _losses(
 
 
 def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
-    """Return the masses of a chunk of classes for its scores s [B, m]; the chunk begins with the class ``first``."""
+    """Return the masses of a chunk of classes, whose scores are s [B, m]. The first class of the chunk is ``first``."""
     m = s.shape[1]
     if masses.dense is not None:
         return masses.dense[:, first : first + m].to(s)
@@ -319,7 +319,7 @@ class LinearSmoothTopK(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize weight and bias as ``nn.Linear`` does, uniformly in +- 1 / sqrt(in_features)."""
+        """Initialize weight and bias as ``nn.Linear`` does: uniformly within +-1 / sqrt(in_features)."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
 

@@ -1,7 +1,7 @@
 """Operators: one folder each, with definition, backends and autograd.
 
-``import topk_registry.ops`` registers the operators with torch.library. After this import, programs with these
-operators from ``torch.export`` or as compiled packages can be loaded.
+``import topk_registry.ops`` registers the operators with torch.library. After this import, torch can load exported
+programs and compiled packages that contain these operators.
 """
 
 from topk_registry.ops.ksubset import custom_op as _ksubset

@@ -1,7 +1,7 @@
 """Choose the backend of an operator: numba on CPUs, Triton on GPUs, or PyTorch operations on any device.
 
-Before its first use, a backend runs a self-test. If the backend cannot be used, one warning states the reason, and
-PyTorch operations are used. The choice has three levels: :func:`use_backend` around a call, then the environment
+Before its first use, a backend runs a self-test. If the backend cannot be used, one warning states the reason, and the
+operator uses PyTorch operations. The choice has three levels: :func:`use_backend` around a call, then the environment
 variable ``TOPK_REGISTRY_BACKEND``, then the fastest backend that works.
 """
 
@@ -33,7 +33,7 @@ _problems: dict[tuple[Any, ...], str] = {}  # results of self-tests: the problem
 
 
 def choose(device: torch.device, backend: str | None, self_test: SelfTest) -> str:
-    """Return the backend for a call: ``backend`` if it is enabled and works, else "torch".
+    """Return the backend for a call: the given ``backend`` if it is enabled and works, else "torch".
 
     Args:
         device: device of the scores.
@@ -56,7 +56,7 @@ def constant_in_graphs(function: F) -> F:
 
 @constant_in_graphs
 def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
-    """Return whether a backend works on a device; warn once if it does not."""
+    """Return whether a backend works on a device. If it does not work, warn once."""
     key = backend, device, self_test
     if (why := _problems.get(key)) is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
@@ -68,7 +68,7 @@ def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
 
 
 def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:
-    """Return why a backend cannot be used, or "" if it can."""
+    """Return the reason why a backend cannot be used, or "" if it can be used."""
     if device.type == "cuda" and (old := too_old(device)):
         return old
     if find_spec(backend) is None:
@@ -86,7 +86,7 @@ def in_clean_thread(function: Callable[[], Any]) -> Any:
 
 
 def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
-    """Raise unless ``name`` is "auto" or a backend."""
+    """Raise unless ``name`` is "auto" or the name of a backend."""
     if name not in ("auto", *names):
         raise ValueError(f"{what} must be 'auto' or one of {', '.join(map(repr, names))}, got {name!r}")
 
@@ -116,7 +116,7 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def preferred() -> str:
-    """Return the backend chosen by :func:`use_backend`, else by the environment, else "auto"."""
+    """Return the backend that :func:`use_backend` or else the environment variable selects, or "auto"."""
     chosen = _wanted.get()
     if chosen is None:
         if VARIABLE not in os.environ:  # three times as fast as get() if the variable is absent
@@ -133,7 +133,7 @@ def load(module: str) -> ModuleType:
 
 @cache
 def too_old(device: torch.device) -> str:
-    """Return why Triton kernels do not run on a GPU, or "" if they do."""
+    """Return the reason why Triton kernels do not run on a GPU, or "" if they do."""
     if torch.version.hip is not None:
         return "the GPU kernels are compiled for CUDA, not for ROCm"
     capability = torch.cuda.get_device_capability(device)
@@ -159,7 +159,7 @@ class Record:
 
 
 def report() -> list[Record]:
-    """Return the backend of each operator on each device of this machine, after loading and testing the kernels."""
+    """Load and test all kernels, and return the backend of each operator on each device of this machine."""
     devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
     return [_record(name, device) for name in OPERATORS for device in devices]
 

@@ -1,7 +1,7 @@
 """Collectives with gradients, and errors that every rank raises.
 
 Every rank of a group must call the same functions in the same order. Some functions wait for numbers from other ranks,
-so ``outside_graphs`` ends a compiled graph before them.
+so ``outside_graphs`` ends a compiled graph before these functions.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -76,7 +76,7 @@ def agreed(
     """Exchange arguments between ranks. If a rank has an error or two ranks disagree, raise on all ranks.
 
     Args:
-        check: function that checks the arguments of this rank and returns numbers by name. It may raise a ValueError.
+        check: function that checks the arguments of this rank, raises a ValueError or returns numbers by name.
         may_differ: names of numbers that may differ between ranks.
 
     Returns:

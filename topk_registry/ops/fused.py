@@ -44,7 +44,7 @@ class Fused(torch.autograd.Function):
 
 
 def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Tensor) -> Tensor:
-    """Return the gradient for cotangent g, [B] for losses or [] for their sum, differentiable in logits and g."""
+    """Return the gradient for the cotangent g of losses [B] or of their sum [], differentiable in logits and g."""
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         s = logits if differentiable else logits.detach().requires_grad_()
@@ -53,9 +53,9 @@ def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Ten
 
 
 def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply a gradient [B, n] by cotangent g, [B] for losses or [] for their sum, and convert the dtype.
+    """Multiply a gradient [B, n] by the cotangent g of losses [B] or of their sum [], and convert the dtype.
 
-    For a sum, the cotangent is one number. If it is 1, as usual, there is no pass over the gradient.
+    For a sum, the cotangent is one number. This number is usually 1, and then there is no pass over the gradient.
     """
     if g.ndim and g.numel() and g.stride() == (0,):
         g = g[0]
@@ -71,7 +71,6 @@ def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _scales(gradient: Tensor) -> bool:
-    """Return whether a Triton kernel can scale a gradient."""
     if not gradient.is_cuda or not gradient.is_contiguous() or gradient.dtype == torch.float64:
         return False
     return _has_triton() and not too_old(gradient.device)

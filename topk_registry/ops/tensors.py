@@ -75,7 +75,7 @@ def check_dense(t: Tensor, name: str) -> None:
 
 
 def laid_out(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a contiguous tensor of this dtype, without a copy if possible."""
+    """Return the tensor as a contiguous tensor of this dtype, without a copy if possible."""
     as_it_is = t.dtype == dtype and t.is_contiguous() and not t.is_neg()
     return t if as_it_is else t.detach().to(dtype).resolve_neg().contiguous()
 

@@ -21,7 +21,7 @@ def number(
     below: float | None = None,
     at_most: float | None = None,
 ) -> float:
-    """Return an option as a float; raise a ValueError unless it is a finite number within the bounds.
+    """Return an option as a float. Raise a ValueError unless the option is a finite number within the bounds.
 
     Booleans and text are not numbers. A tensor [] is a number.
 
@@ -49,7 +49,7 @@ def number(
 
 
 def integer(value: Any, name: str, *, at_least: int | None = None, at_most: int = LARGEST) -> int:
-    """Return an option as an int; raise a ValueError unless it is an integer within the bounds.
+    """Return an option as an int. Raise a ValueError unless the option is an integer within the bounds.
 
     Example:
         >>> integer(2.5, "k", at_least=1)
@@ -100,7 +100,7 @@ def numbers(
 
 
 def choice(value: Any, name: str, choices: Sequence[str]) -> str:
-    """Return an option if it is one of these words; otherwise raise a ValueError that lists them.
+    """Return an option if it is one of these words. Otherwise, raise a ValueError that lists the words.
 
     Example:
         >>> choice("sum", "combine", ("mean", "likelihood"))
@@ -121,7 +121,6 @@ class _Bounds(NamedTuple):
     at_most: float | None = None
 
     def contains(self, value: Any) -> Any:
-        """Return whether a number, or every number of a tensor, is within the bounds."""
         held = value == value
         held = held if self.above is None else held & (value > self.above)
         held = held if self.at_least is None else held & (value >= self.at_least)
@@ -129,7 +128,6 @@ class _Bounds(NamedTuple):
         return held if self.at_most is None else held & (value <= self.at_most)
 
     def describe(self, what: str) -> str:
-        """Return ``what`` followed by the bounds in words."""
         if self.at_least is not None and self.at_most is not None:
             return f"{what} from {self.at_least:g} to {self.at_most:g}"
         ends = (
@@ -156,7 +154,7 @@ def _tensor(value: Any) -> Tensor | None:
 
 
 def shown(value: Any) -> str:
-    """Return a value as text for an error message. Long lists are shortened; large tensors show their shape."""
+    """Return a value as text for an error message. Long lists are shortened, and large tensors show their shape."""
     if isinstance(value, Tensor):
         return str(value.tolist() if value.numel() <= 10 else list(value.shape))
     return reprlib.repr(value) if isinstance(value, (list, tuple)) else repr(value)

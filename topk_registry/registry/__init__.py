@@ -6,10 +6,10 @@ A plug-in is an entry point that an installed distribution declares in its ``pyp
     their_loss = "their_package.their_module:TheirLoss"
 
 The factory is a class or a function that takes keyword options and returns a callable ``(logits, target) -> Tensor``.
-Listing reads metadata and source files and imports nothing. Creating a loss imports its module, which runs its code.
-If several owners declare a name, a loss that this process registered with ``register_loss`` has priority, then the
-losses of this project. If two other distributions declare the same name, asking for it is an error, and
-``distribution:name`` selects one. The names of timm losses are reserved.
+Listing losses reads metadata and source files, without an import. Creating a loss imports its module. If several owners
+declare a name, a loss that this process registered with ``register_loss`` has priority, then the losses of this
+project. If two other distributions declare the same name, this name raises an error, and ``distribution:name`` selects
+one. The names of timm losses are reserved.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ def list_losses(filter: str | Sequence[str] = "", *, exclude: str | Sequence[str
 
     Args:
         filter: one or more wildcards, as in ``timm.list_models``. ``"topk"`` matches only this name, ``"*topk*"`` every
-            name that contains it, and ``"distribution:*"`` all losses of one distribution.
+            name that contains topk, and ``"distribution:*"`` all losses of one distribution.
         exclude: one or more wildcards of names to exclude.
 
     Example:
@@ -68,7 +68,7 @@ def takes_k_hot(name: str) -> bool:
 
 
 def get_loss_builder(name: str) -> Builder:
-    """Return the factory of a loss. This imports its plug-in."""
+    """Return the factory of a loss. This imports the plug-in of the loss."""
     return losses.builder(name)
 
 
@@ -91,8 +91,8 @@ def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
     """Return a decorator that registers a loss factory in this process, as in a notebook or a script.
 
     Args:
-        name: name of the loss. An existing name is an error unless ``override`` is set. Names of timm losses cannot be
-            used.
+        name: name of the loss. Without ``override``, an existing name raises an error. The names of timm losses
+            are reserved.
         override: replace an existing loss of this name in this process. ``distribution:name`` still selects the old
             loss.
 
@@ -105,6 +105,6 @@ def register_loss(name: str, override: bool = False) -> Callable[[B], B]:
 
 
 def refresh_plugins() -> None:
-    """Search for plug-ins again, after an installation or a repair while the process runs."""
+    """Search for plug-ins again, for example after an installation or a repair while the process runs."""
     for names in (losses, datasets, model_files):
         names.refresh()

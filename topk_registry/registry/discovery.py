@@ -29,10 +29,10 @@ ALLOW, DENY = "TOPK_REGISTRY_PLUGINS", "TOPK_REGISTRY_DISABLE"
 
 @dataclass(frozen=True)
 class Plugin:
-    """One declaration of a name: the value of the entry point, and the distribution that declares it.
+    """One declaration of a name: the value of the entry point, and the distribution that declares the name.
 
-    ``factory`` is set if this process registered the plug-in. Such a plug-in has no distribution. ``about`` is a
-    summary that the source of the factory does not have.
+    If this process registered the plug-in, ``factory`` is set and there is no distribution. ``about`` is a summary for
+    a factory whose source has none.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Plugin:
         return f"{self.distribution}:{self.name}"
 
     def load(self) -> Any:
-        """Import the module, which runs its code, and return the attribute."""
+        """Import the module, which runs the code of the module, and return the attribute."""
         module, _, attribute = self.value.partition(":")
         return self.factory or attrgetter(attribute.strip())(import_module(module.strip()))
 
     def problem(self) -> str:
-        """Return a problem that can be detected without importing the plug-in, or an empty string."""
+        """Return a problem that can be found without importing the plug-in, or an empty string."""
         package = re.split("[.:]", self.value)[0].strip()
         with suppress(Exception):  # a custom finder failed; loading the plug-in shows the error
             if not self.factory and find_spec(package) is None:
@@ -83,13 +83,13 @@ def normalize(name: str) -> str:
 
 
 def matches(pattern: str, plugin: Plugin) -> bool:
-    """Return whether a wildcard matches a plug-in by name or by ``distribution:name``, with wildcards in both."""
+    """Return whether a wildcard matches a plug-in by ``name``, or by ``distribution:name`` with two wildcards."""
     owner, _, name = pattern.rpartition(":")
     return fnmatchcase(plugin.name, name) and fnmatchcase(normalize(plugin.distribution), normalize(owner or "*"))
 
 
 def denied(plugin: Plugin) -> str:
-    """Return the environment variable that disables a plug-in, or nothing."""
+    """Return the name of the environment variable that disables a plug-in, or an empty string."""
 
     def listed(variable: str) -> bool:
         patterns = os.environ.get(variable, "").replace(",", " ").split()
@@ -117,7 +117,7 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
 
 
 def misspelt_groups() -> Iterator[tuple[str, set[str]]]:
-    """Yield (message, names of entry points) for each unknown group whose name starts with this project's."""
+    """Yield (message, names of entry points) for each unknown group that begins like the groups of this project."""
     for dist in distributions():
         with suppress(Exception):  # discover() reads the same file and reports the error
             for group in sorted(dist.entry_points.groups - set(GROUPS)):

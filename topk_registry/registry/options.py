@@ -12,7 +12,7 @@ SET_BY_TRAINERS = ("weight", "class_weight", "pos_weight", "label_smoothing", "r
 
 
 def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a trainer's context that a factory has as options. The names are in ``CONTEXT``.
+    """Return the values of a trainer's context for which a factory has an option. ``CONTEXT`` lists the possible names.
 
     Example:
         >>> accepted_context(lambda k=5, num_classes=None: ..., {"num_classes": 10, "total_epochs": 90})
@@ -43,7 +43,7 @@ def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
 
 
 def check_options(what: str, builder: Callable[..., Any], options: Iterable[str], also: Iterable[str] = ()) -> None:
-    """Raise a TypeError if a factory lacks one of the options or requires another; ``also`` are further suggestions."""
+    """Raise a TypeError if a factory lacks one of the options or requires another. Errors may suggest ``also`` too."""
     named, takes_any = parameters(builder)
     known = [*named, *also]
     listing = f"it takes {', '.join(known) or 'no options'}"

@@ -13,7 +13,7 @@ _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of numbers. ``closed`` tells for each end whether it belongs to it; ``n`` is the number of classes.
+    """An interval of numbers. ``closed``: whether it contains each of its ends. ``n`` is the number of classes.
 
     Example:
         >>> tau = Interval.parse("(0, inf)")
@@ -53,11 +53,11 @@ class Interval:
         return [end for end, closed, _ in self._ends(num_classes) if closed]
 
     def outside(self, num_classes: int) -> list[float]:
-        """Return a value beyond each finite end. If an end does not belong to the interval, it is that end."""
+        """Return a value beyond each finite end, or the end itself if the end does not belong to the interval."""
         return [end + step if closed else end for end, closed, step in self._ends(num_classes)]
 
     def _ends(self, num_classes: int) -> list[tuple[float, bool, int]]:
-        """Return the finite ends, whole ones as integers, with the step out of the interval."""
+        """Return (end, whether it belongs, step to the outside) for each finite end. Whole numbers are integers."""
         high = num_classes if self.text.rstrip("]) ").endswith("n") else self.high
         ends = ((self.low, self.closed[0], -1), (high, self.closed[1], 1))
         return [(int(e) if e == int(e) else e, closed, step) for e, closed, step in ends if math.isfinite(e)]
@@ -70,7 +70,7 @@ Range = Interval | tuple[Any, ...]
 
 
 def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
-    """Return the allowed ranges of the options, from ``option_ranges`` of a factory and of its bases.
+    """Return the allowed ranges of the options, from the attributes ``option_ranges`` of a factory and its bases.
 
     A range is an interval as text or a tuple of choices: ``{"tau": "(0, inf)", "mode": ("a", "b")}``.
     """

@@ -24,10 +24,10 @@ B = TypeVar("B", bound=Builder)
 
 @dataclass(frozen=True)
 class LossInfo:
-    """Owner, version, status and summary of a loss, data set or command, without importing it.
+    """Owner, version, status and summary of a loss, data set or command, read without an import.
 
-    ``status`` is ``available``, ``registered`` (by code of this process), ``broken`` or ``disabled``. For the last two,
-    ``error`` has the reason. A plug-in that fails on import is ``broken`` only after the first attempt.
+    ``status`` is ``available``, ``registered`` (by code of this process), ``broken`` or ``disabled``. ``error`` has the
+    reason for ``broken`` and ``disabled``. A plug-in whose import fails is ``broken`` only after the first attempt.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Registry:
 
     Args:
         group: entry-point group.
-        kind: kind of object for messages: ``loss``, ``dataset``, ``command``, ``model file``.
+        kind: kind of object, for messages: ``loss``, ``dataset``, ``command`` or ``model file``.
         reserved: names that no plug-in can use and that no environment variable disables.
     """
 
@@ -60,16 +60,16 @@ class Registry:
         self._failed: dict[Plugin, str] = {}
 
     def problems(self) -> list[str]:
-        """Return a line for each installed distribution whose metadata cannot be read."""
+        """Return one message per installed distribution whose metadata cannot be read."""
         return self._discover()[1]
 
     def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
-        """Return the sorted names that match, including broken ones, without disabled ones."""
+        """Return the sorted names that match. Broken plug-ins are included, and disabled plug-ins are not."""
         names = {plugin.name for plugin in chain(*self._tiers())}
         return sorted(name for name in names if any(_hit(each, filter, exclude) for each in self._owners(name)))
 
     def infos(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[LossInfo]:
-        """Describe all that match, including disabled ones; hidden and ambiguous ones are ``distribution:name``."""
+        """Describe all matching plug-ins, also disabled ones. A hidden or ambiguous name is ``distribution:name``."""
         found = [plugin for plugin in chain(*self._tiers(disabled=True)) if _hit(plugin, filter, exclude)]
         found.sort(key=lambda plugin: (plugin.name, plugin.distribution))
         return [self._info(p, p.name if self._owners(p.name) in ([p], []) else p.qualified) for p in found]
@@ -82,7 +82,7 @@ class Registry:
         return bool(self._owners(name))
 
     def builder(self, name: str) -> Builder:
-        """Return the factory of a name. This imports its plug-in, which runs the plug-in's code."""
+        """Return the factory of a name. This imports the plug-in, which runs the plug-in's code."""
         plugin = self._pick(name)
         try:
             builder: Any = plugin.load()
@@ -95,9 +95,9 @@ class Registry:
         return builder
 
     def create(self, name: str, factory: Builder | None = None, /, **options: Any) -> Any:
-        """Call the factory behind a name with these options.
+        """Call the factory of a name with these options.
 
-        TypeError and ValueError of the factory propagate; any other error becomes a BrokenPluginError.
+        A TypeError or a ValueError of the factory propagates. Any other error becomes a BrokenPluginError.
         """
         factory = factory or self.builder(name)
         check_options(f"{self.kind} {name!r}", factory, options)
@@ -133,14 +133,14 @@ class Registry:
         return self._discovered
 
     def _tiers(self, *, disabled: bool = False) -> list[list[Plugin]]:
-        """Return all plug-ins in order of precedence: reserved, of this process, of this project, of others."""
+        """Return all plug-ins in order of precedence: reserved names, this process, this project, other packages."""
         found = [plugin for plugin in self._discover()[0] if disabled or not denied(plugin)]
         ours = [plugin for plugin in found if normalize(plugin.distribution) == OURS]
         others = [plugin for plugin in found if plugin not in ours]
         return [[*self._reserved.values()], [*self._registered.values()], ours, others]
 
     def _owners(self, name: str, *, disabled: bool = False) -> list[Plugin]:
-        """Return the plug-ins of the first tier that has the name: one, unless distributions clash."""
+        """Return the plug-ins of the first tier that has the name. There are several only if distributions clash."""
         owner, _, bare = name.rpartition(":")
         for tier in self._tiers(disabled=disabled):
             if owners := [p for p in tier if p.name == bare and normalize(owner) in ("", normalize(p.distribution))]:

@@ -1,4 +1,4 @@
-"""Read the source of a plug-in without running it, and find the closest name."""
+"""Read the source of a plug-in without running it, and find the closest name to a misspelled name."""
 
 import ast
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def summary(module: str, name: str) -> str:
-    """Return the first line of the docstring of ``module:name``, else an empty string."""
+    """Return the first line of the docstring of ``module:name``, or an empty string if there is none."""
     top, *rest = module.split(".")
     try:
         spec = find_spec(top)  # of the whole name, this would import the packages above it

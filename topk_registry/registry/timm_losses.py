@@ -1,4 +1,4 @@
-"""The losses of timm under their timm names, which are reserved and passed on to timm's builder."""
+"""The losses of timm under their timm names. The names are reserved, and timm's function builds the loss."""
 
 from collections.abc import Callable
 from functools import partial
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def builder(name: str, *, several: bool = False) -> Callable[..., Any]:
-    """Return timm's builder of a loss, for single-label or multi-label targets. This imports timm and torch."""
+    """Return timm's function that builds a loss, for one label or several labels per image. Imports timm and torch."""
     create = import_module("timm.loss").create_classification_loss
     # timm rejects class counts except for 'db', and weights except for 'bce' and multi-label 'asl'. Arguments that are
     # bound here are not filled from a trainer's context.

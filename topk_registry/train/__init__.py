@@ -5,8 +5,8 @@
     result = Trainer(TrainConfig(loss="smooth_topk_svm", epochs=2)).fit()
 
 ``config`` converts flags into one frozen TrainConfig. ``data``, ``model`` and ``loss`` build the parts of a run, and
-``trainer`` combines them. ``loop`` trains an epoch, ``evaluation`` computes metrics, ``checkpoint`` saves and resumes,
-and ``report`` prints. ``scripts`` runs training scripts of timm and torchvision with a registered loss.
+``trainer`` combines these parts. ``loop`` trains an epoch, ``evaluation`` computes metrics, ``checkpoint`` saves and
+resumes, and ``report`` prints. ``scripts`` runs training scripts of timm and torchvision with a registered loss.
 """
 
 from importlib import import_module

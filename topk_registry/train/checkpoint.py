@@ -1,8 +1,8 @@
 """Checkpoints: content, writing, resuming, and the signals that end a run.
 
-timm's ``CheckpointSaver`` writes the file and timm's ``resume_task_checkpoint`` reads it. The state of the run is part
-of the state of timm's task: loss, history, schedule, and all random generators of all processes. The state consists of
-plain types, so that loading executes no code.
+timm's ``CheckpointSaver`` writes the file and timm's ``resume_task_checkpoint`` reads it. The state of the run is a
+part of the state of timm's task. This state has the loss, the history, the schedule, and the random generators of all
+processes. The state consists of plain types, so that loading executes no code.
 """
 
 import os
@@ -53,7 +53,7 @@ Row = dict[str, float]  # metrics of one epoch by name
 
 @dataclass
 class Progress:
-    """Completed epochs of a run and their metrics. ``stale`` is the number of evaluations since the best one."""
+    """Completed epochs of a run and their metrics. ``stale`` is the number of evaluations since the best evaluation."""
 
     epoch: int = 0
     history: list[Row] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Progress:
     stale: int = 0
 
     def close(self, row: Row, value: float | None, decreasing: bool) -> None:
-        """Append the row of an epoch, with the value of the metric that selects checkpoints, if it was measured."""
+        """Append the row of an epoch. ``value`` is the metric that selects checkpoints, or None if it is missing."""
         self.history.append(row)
         if value is not None and (self.best is None or (value < self.best if decreasing else value > self.best)):
             self.best, self.best_epoch, self.stale = value, self.epoch, 0
@@ -147,7 +147,6 @@ class Saver(CheckpointSaver):
 
 
 def _sync(path: str) -> None:
-    """Wait until a file or folder is written to disk."""
     if os.name == "nt" and os.path.isdir(path):
         return
     handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
@@ -176,7 +175,7 @@ def snapshot(task: Any, progress: Progress, scheduler: Any) -> None:
 def resume(
     task: Any, path: Path, progress: Progress, *, optimizer: Any, scaler: Any, scheduler: Any, rank: int, world: int
 ) -> list[str]:
-    """Restore a checkpoint of this trainer or of timm's script; return messages about what was restored.
+    """Restore a checkpoint of this trainer or of timm's script, and return messages about what was restored.
 
     Raises:
         TrainError: the checkpoint cannot be read, or belongs to another model or optimizer.
@@ -210,14 +209,14 @@ def resume(
 
 
 def restore_generators(task: Any, rank: int, world: int) -> None:
-    """Restore the random generators if the checkpoint has states for the same number of processes."""
+    """Restore the random generators, if the checkpoint has their states for the same number of processes."""
     states = task.loaded.get("generators", ())
     if len(states) == world:
         set_generator_states(states[rank])
 
 
 def _origin(path: Path) -> str:
-    """Return the model of a checkpoint as the start of an error message."""
+    """Return text for the start of an error message: the model that the checkpoint records."""
     saved = settings_in(path)
     return f"it holds {saved['model']} with {saved.get('num_classes')} classes. " if saved.get("model") else ""
 
@@ -257,7 +256,7 @@ def folder_of(config: TrainConfig) -> Path | None:
 
 
 def results(folder: Path) -> list[Path]:
-    """Return the checkpoints and records in a run's folder."""
+    """Return the checkpoints and records in the folder of a run."""
     return [path for pattern in RESULTS for path in sorted(folder.glob(pattern))]
 
 
@@ -273,7 +272,7 @@ def check_folder(config: TrainConfig) -> None:
 
 
 def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
-    """Return the checkpoint to resume from, and a message if ``auto`` found none.
+    """Return the checkpoint to resume from, and a message if ``--resume auto`` found no checkpoint.
 
     Raises:
         TrainError: the checkpoint does not exist, or the run of ``--experiment`` has other settings.
@@ -297,7 +296,7 @@ def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
 
 
 def differences(saved: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    """Return the settings that must not change but differ, as ``name: saved -> now``."""
+    """Return the settings that must not change but differ from the saved settings, as ``name: saved -> now``."""
     now = {name: value for name, value in config.to_dict().items() if name not in FREE and value not in (None, "")}
     return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
 
@@ -312,7 +311,7 @@ def settings_in(checkpoint: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a temporary file, then rename it, so that readers see the old or the new file."""
+    """Write a temporary file, then rename the file, so that readers see either the old or the new content."""
     half = path.with_name(path.name + ".tmp")
     try:
         half.write_text(text, encoding="utf-8")

@@ -1,8 +1,8 @@
-"""``topk-registry compare A B ...``: models on the same images, with paired intervals and exact tests.
+"""``topk-registry compare A B ...``: compare models on the same images, with paired intervals and exact tests.
 
-Each model is compared with the first. The interval of a difference is a percentile bootstrap over images, with the same
-resamples for all models and measures. McNemar's exact test uses the images for which exactly one of two models is
-right.
+Each model is compared with the first model. The interval of a difference is a percentile bootstrap over images, with
+the same resamples for all models and measures. McNemar's exact test uses the images for which exactly one of two models
+is right.
 """
 
 import json
@@ -70,7 +70,7 @@ def compare_scores(
     resamples: int = 2000,
     seed: int = 0,
 ) -> list[list[Difference]]:
-    """Compare each model with the first: top-k accuracy, its mean over classes, and the negative log-likelihood.
+    """Compare each model with the first: top-k accuracy over images and over classes, and negative log-likelihood.
 
     Args:
         scores: scores of each model [N, n], with classes in the same order. Softmax of scores gives probabilities.
@@ -81,7 +81,7 @@ def compare_scores(
         seed: seed of the resamples.
 
     Returns:
-        The differences of each model from the second on.
+        For each model from the second on, the differences from the first model.
     """
     order = np.argsort(labels, kind="stable")
     labels = np.asarray(labels)[order]
@@ -133,7 +133,7 @@ def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floa
 
 
 def _resamples(images: int, count: int, seed: int) -> Iterator[Floats]:
-    """Yield blocks [b, N] with the number of times that each image was drawn, for N draws with replacement per row."""
+    """Yield blocks [b, N]. Each row has the number of times that each image was drawn in N draws with replacement."""
     rng = np.random.default_rng(seed)
     size = max(1, MAX_DRAWN // images)
     for start in range(0, count, size):
@@ -260,7 +260,6 @@ def _open(data: dict[str, Any]) -> Any:
 
 
 def _aligned(dataset: Any, model: Any, name: str) -> Any:
-    """Return the data set with the class numbers of a model."""
     from topk_registry.data import class_names_of, renumber
     from topk_registry.data.folders import class_map
 
@@ -292,7 +291,7 @@ def _describe(name: str, model: Any) -> str:
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """Return the shortest path endings that differ."""
+    """Return the shortest endings of the paths that differ from each other."""
     parts = [Path(path).absolute().parts for path in paths]
     size = next(i for i in range(1, 1 + max(map(len, parts))) if len({p[-i:] for p in parts}) == len(parts))
     return ["/".join(p[-size:]) for p in parts]

@@ -1,5 +1,5 @@
 # ruff: noqa: RUF009 -- a flag is a dataclass field
-"""The settings of ``timm train``: one table that defines the parser, ``args.yaml`` and the checks.
+"""The settings of ``timm train``. One table of settings defines the parser, ``args.yaml`` and the checks.
 
 Flags have the names, meanings and defaults of timm. Parsing needs neither torch nor timm.
 """
@@ -129,8 +129,9 @@ _LOSS, _DATA, _MODEL, _DEVICE, _OPT, _SCHEDULE, _AUG, _RUN = (
 class TrainConfig:
     """Settings of a training run, under the names of the flags of ``timm train``.
 
-    Defaults are the defaults of timm, and with ``task="multilabel"`` of timm's multi-label task. If neither
-    ``data_dir`` nor ``dataset`` is set, those of a classification define a small job on a built-in data set.
+    The defaults are the defaults of timm. With ``task="multilabel"``, they are the defaults of timm's multi-label task.
+    If a classification has neither ``data_dir`` nor ``dataset``, the defaults define a small job on a built-in data
+    set.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range, or settings exclude each other.
@@ -340,11 +341,11 @@ class TrainConfig:
         return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     def replace(self, **settings: Any) -> "TrainConfig":
-        """Return a configuration with changed settings. Settings that were never set get their default again."""
+        """Return a configuration with changed settings. A setting that was never set gets its default again."""
         return type(self)(**{name: getattr(self, name) for name in self.__dict__["_given"]} | settings)
 
     def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
-        """Return the configuration for batches of a program, with timm's defaults and not those of the built-in job."""
+        """Return the configuration for a program's own batches, with the defaults of timm, not of the built-in job."""
         given: frozenset[str] = self.__dict__["_given"]
         changed: dict[str, Any] = {} if given & {"dataset", "data_dir"} else {"dataset": OWN_BATCHES}
         if batch_size and "batch_size" not in given:
@@ -434,7 +435,7 @@ def read_config(file: str) -> dict[str, Any]:
 
 
 def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return known settings by name, with text parsed. None means the default."""
+    """Return the known settings by name, with text converted to values. None means the default."""
     hints, cleaned = _hints(), {}
     for name, value in settings.items():
         name = {"data": "data_dir"}.get(name, name)
@@ -523,7 +524,7 @@ def _from_text(name: str, text: str, hint: Any) -> Any:
 
 
 def _value_type(hint: Any) -> tuple[type, type | None]:
-    """Return the type of a setting without None, and the type of its items if it is a list."""
+    """Return the type of a setting without None, and the type of its items (None unless it is a list)."""
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(each for each in get_args(hint) if each is not type(None))
     if get_origin(hint) is list:
@@ -548,7 +549,6 @@ def _check_range(setting: "Field[Any]", value: Any) -> None:
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:
-    """Return the value in the type of its setting."""
     if value is None and type(None) in get_args(hint):
         return None
     kind, items = _value_type(hint)

@@ -1,4 +1,4 @@
-"""Data of a run and its loaders: data sets of timm by their timm names, and registered ones by ``topk/NAME``."""
+"""Data of a run and its loaders. The name of a data set is a timm name, or ``topk/NAME`` for a registered one."""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +35,7 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 
 @dataclass
 class Data:
-    """Training and evaluation data. ``counts`` are the numbers of training images per class."""
+    """Training and evaluation data. ``counts`` has the number of training images per class."""
 
     train: Any
     validation: Any = None
@@ -45,7 +45,7 @@ class Data:
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes from class names, else from labels; None if both are unknown."""
+        """Number of classes, from class names or else from labels. None if both are unknown."""
         return len(self.class_names or self.counts or ()) or None
 
     @property
@@ -54,7 +54,7 @@ class Data:
 
 
 class ClassBalanced:
-    """A data set that draws its samples for each epoch such that all classes are equally frequent."""
+    """A data set that draws the samples of each epoch such that all classes are equally frequent."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed, self.labels = dataset, seed, labels_of(dataset)
@@ -85,7 +85,7 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
     Args:
         config: the settings.
         channels: number of channels of the images.
-        needs_counts: count the training samples of each class, even if every sample has to be read for that.
+        needs_counts: count the training samples of each class, even if this requires reading every sample.
 
     Raises:
         DataError: a split does not exist or cannot be used.
@@ -116,7 +116,7 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
 def open_split(
     config: TrainConfig, split: str, *, training: bool = False, channels: int = 3, held_out: float = 0.0
 ) -> Any:
-    """Open one split; the loader sets its transform.
+    """Open one split. The loader sets the transform later.
 
     Args:
         config: the settings.
@@ -158,7 +158,7 @@ def open_split(
 
 
 def _mapped(config: TrainConfig, dataset: Any) -> Any:
-    """Return a folder of images with the class numbers of ``--class-map``, without other folders."""
+    """Return a folder of images with the class numbers of ``--class-map``. Folders without a class are dropped."""
     numbers = load_class_map(config.class_map, config.data_dir or "")
     order = {int(number): str(name) for name, number in numbers.items()}
     classes = [order.get(i, str(i)) for i in range(max(order) + 1)]
@@ -172,7 +172,7 @@ def name_of(config: TrainConfig) -> str:
 
 
 def held_out_fraction(config: TrainConfig) -> float:
-    """Return the share of training images that ``--val-split`` holds out, or 0 if it is a split name."""
+    """Return the share of training images that ``--val-split`` holds out. If it is the name of a split, return 0."""
     try:
         fraction = float(config.val_split)
     except ValueError:
@@ -239,7 +239,7 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 class LabelMixup(Mixup):
     """timm's mixup with a :class:`LabelMixture` as target instead of a distribution [B, n].
 
-    timm mixes the images and draws the shares. It gets row indices as labels, so its target [B, B] has the share of
+    timm mixes the images and draws the shares. timm gets row indices as labels, so its target [B, B] has the share of
     each row.
     """
 
@@ -278,7 +278,7 @@ class TrainLoader:
         loader: yields images and targets.
         device, dtype: device and dtype of the images. None keeps the dtype.
         mixup: mixup that runs on the device.
-        mixup_off_epoch: epoch at which mixing ends. 0: never.
+        mixup_off_epoch: epoch at which mixing ends. 0: mixing never ends.
     """
 
     def __init__(
@@ -408,7 +408,7 @@ def _common(
 
 
 def _without_signals(loader: Any) -> Any:
-    """Make workers ignore the signals that stop a run. They end with the run."""
+    """Make workers ignore the signals that stop a run. The workers end with the run."""
     inner = getattr(loader, "loader", loader)
     inner.worker_init_fn = partial(_ignore_signals, then=inner.worker_init_fn)
     return loader

@@ -1,6 +1,6 @@
 """Evaluation: metrics of a model over a loader, for models from checkpoints and from ONNX files.
 
-Classes are ranked by their scores. If the loss has ``probabilities(logits)``, as the spherical losses do, they are
+Classes are ranked by their scores. If the loss has ``probabilities(logits)``, as the spherical losses do, classes are
 ranked by these probabilities. With several crops per image, classes are ranked by the mean of the top-k marginals over
 crops (Berrada et al. 2018).
 """
@@ -62,7 +62,7 @@ class SingleLabel:
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Add a batch whose first ``len(target)`` images are not padding; return the scores that rank classes."""
+        """Add a batch. Images after the first ``len(target)`` are padding. Return the scores that rank the classes."""
         likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
         ranked = [likelihood if self.probabilities else logits]
         if self.crops:
@@ -140,7 +140,7 @@ def evaluate(
         autocast: context of the forward pass.
         probabilities: function from logits to class probabilities, if they are not softmax.
         class_counts: number of training images per class, for many-, medium- and few-shot accuracy.
-        crops: number of consecutive groups of a batch that are crops of the same images.
+        crops: number of crops per image. A batch has one group of rows per crop, with the same images in each group.
         temperature: temperature of the marginals in the average over crops.
         calibration: set size k of the calibration error of top-k marginals; 0 for none.
         multilabel: whether images have several labels.
@@ -149,8 +149,8 @@ def evaluate(
         progress: function that is called with the number of each batch. If it returns True, the evaluation stops.
 
     Returns:
-        ``nll``, ``top1``, ``macro_top1``, ...; with ``multilabel``, ``map``, ``micro_f1``, ...; None if the evaluation
-        stopped.
+        The metrics by name, ``nll``, ``top1``, ``macro_top1``, ..., or ``map``, ``micro_f1``, ... with ``multilabel``.
+        None if the evaluation stopped.
 
     Example:
         >>> metrics = evaluate(model, loader, num_classes=100)  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""One epoch of training, with the order of steps of timm. The loss stays on the device between log intervals."""
+"""One epoch of training, with the same order of steps as timm. The loss stays on the device between log intervals."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Run:
         config: settings, including number of classes, learning rate and preprocessing.
         criterion: training loss.
         eval_loader: evaluation batches, or None.
-        control: process group on the CPU that processes use to agree on stopping.
+        control: process group on the CPU, with which the processes agree to stop.
     """
 
     config: TrainConfig
@@ -70,7 +70,7 @@ class Run:
 
     @property
     def metric(self) -> str:
-        """Column of the metric that selects checkpoints, for the EMA weights if there are any."""
+        """Column of the metric that selects checkpoints. If there are EMA weights, the metric of the EMA weights."""
         if self.eval_loader is None:
             return "train_loss"
         return ("ema_" if self.config.model_ema else "eval_") + self.config.metric
@@ -89,7 +89,7 @@ class Run:
 
 
 def train_epoch(run: Run, epoch: int) -> float | None:
-    """Train one epoch, counted from 0. Return the mean loss, or None if a stop request ended the epoch.
+    """Train one epoch, counted from 0. Return the mean loss. If a stop request ended the epoch, return None.
 
     Raises:
         NonFiniteLossError: the loss became NaN or infinite.

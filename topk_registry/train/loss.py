@@ -1,4 +1,4 @@
-"""The loss of a run: name, options, values that it gets from the run, and a test on one batch before training."""
+"""The loss of a run: name, options, values of the run that it takes, and a test on one batch before training."""
 
 import copy
 import json
@@ -31,7 +31,7 @@ class Facts:
 
     Args:
         num_classes: number of classes n.
-        smoothing: label smoothing. 0 with timm's mixup, whose targets are already smoothed.
+        smoothing: label smoothing. It is 0 with timm's mixup, because the targets of mixup are already smoothed.
         soft_targets: whether mixup or CutMix is used.
         total_epochs: number of epochs.
         class_counts: number of training images per class [n].
@@ -63,7 +63,7 @@ class FunctionLoss(nn.Module):
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A training loss by name, with the distribution and version that it comes from."""
+    """A training loss by name, with the distribution that defines the loss and the version of the distribution."""
 
     name: str
     options: dict[str, Any]
@@ -90,7 +90,7 @@ class LossSpec:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Name, options, origin, and defaults of the other options, as plain types."""
+        """Name, options and origin of the loss, and the defaults of all other options, as plain types."""
         about = {"name": self.name, "options": self.options, "distribution": self.distribution}
         return {**about, "version": self.version, "defaults": recorded_defaults(self.factory, self.options)}
 
@@ -103,7 +103,7 @@ class LossSpec:
         return any(accepts(self.factory, name) for name in SMOOTHING)
 
     def describe(self) -> str:
-        """Return name, options, and defaults of the other options as text."""
+        """Return the name, the options, and the defaults of all other options as text."""
         owner = f"({self.distribution} {self.version})" if self.distribution else ""
         given = [f"{name}={value}" for name, value in self.options.items()]
         usual = [f"{name}={value}" for name, value in self.record["defaults"].items() if value is not None]
@@ -156,14 +156,14 @@ class LossSpec:
 
 
 def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
-    """Return the loss of a run. With class weights, ``ce`` is torch's cross-entropy, because timm's has no weights."""
+    """Return the loss of a run. With class weights, ``ce`` is torch's cross-entropy: timm's takes no weights."""
     if facts.class_weight is not None and spec.name == "ce" and not facts.multilabel:
         return nn.CrossEntropyLoss(torch.tensor(facts.class_weight), label_smoothing=facts.smoothing)
     return spec.build(facts)
 
 
 def over_ranks(criterion: nn.Module) -> nn.Module:
-    """Make weighted means, and losses on whole batches, cover the rows of all processes."""
+    """Make weighted means and batch losses cover the rows of all processes."""
     if number_of_ranks() > 1 and isinstance(criterion, ClassificationLoss) and weighs_rows(criterion):
         return mean_over_ranks(criterion)
     if number_of_ranks() > 1 and isinstance(criterion, BatchLoss):
@@ -214,7 +214,7 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
 
 
 def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
-    """Return whether the loss accepts mixed targets as LabelMixture, which is faster than as [B, n]."""
+    """Return whether the loss accepts mixed targets as LabelMixture. This is faster than a distribution [B, n]."""
     if facts.multilabel or not (facts.soft_targets and isinstance(criterion, ClassificationLoss)):
         return False
     label = torch.arange(2) % facts.num_classes

@@ -122,7 +122,7 @@ def channels_of(config: TrainConfig) -> int:
 
 
 def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
-    """Return the model with ``num_classes`` outputs. None keeps the model's number of classes.
+    """Return the model with ``num_classes`` outputs. If it is None, the model keeps its own number of classes.
 
     Raises:
         TrainError: timm cannot create the model.
@@ -165,7 +165,7 @@ def _sized(config: TrainConfig) -> dict[str, Any]:
 
 
 def place_model(config: TrainConfig, model: nn.Module, compute: Compute) -> nn.Module:
-    """Move the model to its device, precision and layout. Use synchronized batch norm if configured."""
+    """Move the model to its device, precision and memory layout. Use synchronized batch norm if configured."""
     model.to(device=compute.device, dtype=compute.dtype)
     if config.channels_last:
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -179,7 +179,7 @@ def preprocessing_of(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
 
 
 def resolve_learning_rate(config: TrainConfig, world_size: int) -> TrainConfig:
-    """Return the configuration with its learning rate: the given one, or by timm's rule for the batch size."""
+    """Return the configuration with a learning rate: the configured rate, or timm's rule for the batch size."""
     if config.lr is not None:
         return config
     ratio = config.batch_size * world_size * config.grad_accum_steps / LR_BASE_SIZE
@@ -188,7 +188,7 @@ def resolve_learning_rate(config: TrainConfig, world_size: int) -> TrainConfig:
 
 
 def create_optimizer(config: TrainConfig, model: nn.Module, criterion: nn.Module) -> torch.optim.Optimizer:
-    """Return timm's optimizer for the model, and for parameters of the loss without weight decay."""
+    """Return timm's optimizer for the parameters of the model and, without weight decay, of the loss."""
     try:
         optimizer = create_optimizer_v2(model, **optimizer_kwargs(cfg=config), **config.opt_kwargs)
     except (TypeError, ValueError, AssertionError) as error:
@@ -208,7 +208,7 @@ def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updat
 
 
 def load_weights(model: nn.Module, path: str, ema: bool = True) -> None:
-    """Load a checkpoint into a model. EMA weights are preferred, unless ``ema`` is False.
+    """Load a checkpoint into a model. If the checkpoint has EMA weights, use them unless ``ema`` is False.
 
     Raises:
         TrainError: the checkpoint belongs to another model.

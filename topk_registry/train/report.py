@@ -61,7 +61,7 @@ class Report:
             logger({"loss": now, "lr": lr}, done)
 
     def testing(self, name: str, batch: int, batches: int, every: int) -> None:
-        """Show the progress of an evaluation: first batch, last batch, and every few batches in between."""
+        """Show the progress of an evaluation: the first batch, the last batch, and every few batches between them."""
         if batch % every == 0 or batch == batches - 1:
             self._line(f"{name}: [{batch + 1:{len(str(batches))}}/{batches}]")
 
@@ -114,7 +114,7 @@ class Report:
         write_text(self.folder / "curves.svg", draw(self.title, history))
 
     def open_loggers(self, names: Sequence[str], settings: Mapping[str, Any], update: int) -> None:
-        """Open the loggers of ``--log``. TensorBoard drops entries after the update from which a run resumes."""
+        """Open the loggers of ``--log``. A resumed run drops TensorBoard entries after the update where it resumes."""
         assert self.folder is not None
         if "tensorboard" in names:
             from torch.utils.tensorboard import SummaryWriter
@@ -149,7 +149,7 @@ def best_row(progress: Progress) -> Row:
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV, with one column for every name in any row."""
+    """Return rows as CSV text. Each name in any row gets a column."""
     names = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")

@@ -64,7 +64,7 @@ class Trainer:
         model: a model to train instead of a timm model by name.
         train_loader, eval_loader: loaders of batches (images, labels) instead of a data set by name. With a loader, the
             defaults are those of timm, not of the built-in job.
-        on_step: function that is called after each batch with the run and the loss, a tensor on the device.
+        on_step: function that is called after each batch with the run and the loss. The loss is a tensor on the device.
         on_epoch: function that is called after each epoch with the run and the row of the epoch.
         quiet: print nothing and draw no curves.
 
@@ -100,7 +100,7 @@ class Trainer:
 
     @property
     def run(self) -> Run:
-        """Parts and state of the run. The first access builds the run, or resumes it if configured.
+        """Parts and state of the run. The first access builds the run and, if configured, resumes a checkpoint.
 
         Raises:
             TrainError: the configuration is invalid.
@@ -115,8 +115,8 @@ class Trainer:
         """Train to the last epoch, or until ``early_stop`` ends the run.
 
         Raises:
-            Interrupted: Ctrl-C or SIGTERM. The message has the command to continue. TrainError: the run cannot start or
-                continue.
+            Interrupted: Ctrl-C or SIGTERM. The message has the command that continues the run.
+            TrainError: the run cannot start or continue.
         """
         run = self.run
         open_folder(run)
@@ -129,7 +129,7 @@ class Trainer:
         return TrainResult(best_row(run.progress), run.progress.history, run.folder, run.model)
 
     def dry_run(self) -> None:
-        """Run one batch forward and backward, without writing files."""
+        """Run one batch forward and backward. No file is written."""
         run = self.run
         set_epoch(run.criterion, run.progress.epoch)
         run.loader.set_epoch(run.progress.epoch)
@@ -143,7 +143,7 @@ class Trainer:
 
 
 def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: Any, report: Report) -> Run:
-    """Build the run, and resume it if configured, without writing files.
+    """Build the run and, if configured, resume a checkpoint. No file is written.
 
     Raises:
         TrainError: the configuration is invalid.
@@ -215,7 +215,7 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
 
 
 def _resume_and_wrap(run: Run, resume: Path | None) -> None:
-    """Restore the checkpoint, then compile and wrap the model, in the order of timm."""
+    """Restore the checkpoint, then compile the model and wrap it in DistributedDataParallel, in the order of timm."""
     config, task, compute = run.config, run.task, run.compute
     if config.model_ema:
         task.setup_ema(decay=config.model_ema_decay, use_warmup=config.model_ema_warmup)
@@ -238,7 +238,7 @@ def _resume_and_wrap(run: Run, resume: Path | None) -> None:
 
 
 def open_folder(run: Run) -> None:
-    """Create the run's folder with ``args.yaml`` and ``classes.txt``, on the first process."""
+    """On the first process, create the folder of the run, with ``args.yaml`` and ``classes.txt``."""
     config = run.config
     names: list[Any] = [_folder(run)] if run.compute.primary else [None]
     if run.compute.distributed:
@@ -280,7 +280,8 @@ def run_epochs(run: Run) -> None:
     """Train to the last epoch, or until ``--early-stop`` or a signal ends the run.
 
     Raises:
-        Interrupted: a signal arrived. TrainError: the run cannot continue.
+        Interrupted: a signal arrived.
+        TrainError: the run cannot continue.
     """
     progress, config = run.progress, run.config
     while progress.epoch < run.num_epochs:
@@ -309,7 +310,7 @@ def run_epochs(run: Run) -> None:
 
 
 def measure(run: Run, loss: float) -> Row | None:
-    """Evaluate the weights and their EMA, and return the row of an epoch; None if a stop request arrived."""
+    """Evaluate the weights and their EMA, and return the row of an epoch. If a stop request arrived, return None."""
     config, compute, epoch = run.config, run.compute, run.progress.epoch
     row: Row = {"epoch": epoch + 1, "train_loss": loss, "lr": run.lr}
     shares = compute.distributed and config.dist_bn and not config.sync_bn
@@ -329,7 +330,7 @@ def measure(run: Run, loss: float) -> Row | None:
 
 
 def measure_weights(run: Run, ema: bool) -> dict[str, float] | None:
-    """Evaluate the weights of a run, or their EMA; return None if a stop request arrived."""
+    """Evaluate the weights of a run, or their EMA. If a stop request arrived, return None."""
     config, batches = run.config, len(run.eval_loader)
 
     def progress(batch: int) -> bool:
@@ -366,7 +367,7 @@ def evaluation_options(config: TrainConfig, compute: Compute, criterion: object,
 
 
 def train(config: TrainConfig) -> int:
-    """Run ``timm train``. Return 0, or 1 if the run failed, 2 if it could not start, 128 + N after signal N."""
+    """Run ``timm train``. Return 0, or 1 if the run failed, 2 if it could not start, and 128 + N after signal N."""
     trainer = Trainer(config)
     try:
         if config.dry_run:
@@ -420,7 +421,7 @@ def _folder(run: Run) -> Path:
 
 
 def _classes(config: TrainConfig, opened: Data) -> int | None:
-    """Return the configured number of classes, else that of the data, or None to keep the model's."""
+    """Return the configured number of classes, or else the number in the data. None keeps the model's number."""
     known, given = opened.num_classes, config.num_classes
     if known and given and given < known:
         raise TrainError(f"--num-classes {given}: {data.name_of(config)} has {known} classes")
@@ -462,7 +463,6 @@ def _check_same_classes(run: Run, path: Path) -> None:
 
 
 def _print_plan(run: Run) -> None:
-    """Print the plan: data, images, model and optimizer."""
     config, compute, opened = run.config, run.compute, run.data
     n, prepared = config.num_classes or 0, run.preprocessing
     parameters = sum(parameter.numel() for parameter in run.model.parameters()) / 1e6

@@ -1,4 +1,4 @@
-"""``timm validate``: metrics of a checkpoint or an ONNX file, and both kinds as models that run over a data set."""
+"""``timm validate``: metrics of a checkpoint or an ONNX file. Both kinds open as models that run over data."""
 
 import json
 import sys
@@ -25,12 +25,13 @@ class Evaluated:
     Args:
         path: path of the file.
         class_names: class names in the order of the scores, or None.
-        num_classes: number of classes; 0 if it is unknown until the file runs.
+        num_classes: number of classes. It is 0 if the number is unknown until the file runs.
         weights: ``"EMA"``, ``"model"`` or ``"ONNX"``.
         preprocessing: size, crop, means, standard deviations and interpolation; empty for an ONNX file.
         config: configuration of the run that wrote a checkpoint, or None.
-        run: function of a data set and of a function ``keep(scores [B, n], labels [B])``, which is called per batch.
-            Softmax of the scores gives the probabilities of the model, which a loss may define in another way.
+        run: function of a data set and of a function ``keep(scores [B, n], labels [B])``. It calls ``keep`` once per
+            batch.
+        Softmax of the scores gives the probabilities of the model, even if its loss defines them in another way.
         loader: function from a data set to its batches; checkpoints only.
         model: the network; checkpoints only.
     """
@@ -58,15 +59,15 @@ def open_model(
 ) -> Evaluated:
     """Open a checkpoint of ``timm train`` or of timm's script, or an ONNX file of ``topk-registry export``.
 
-    Images are preprocessed as in the evaluation of the training run, which the checkpoint records. If the checkpoint
-    has EMA weights, they are used, unless ``weights`` is ``"model"``.
+    Images are preprocessed as in the evaluation of the training run. The checkpoint records this preprocessing. If the
+    checkpoint has EMA weights, they are used, unless ``weights`` is ``"model"``.
 
     Args:
         path: the file.
-        device: auto, cpu, cuda.
+        device: ``auto``, ``cpu`` or ``cuda``.
         batch_size, workers: batch size and number of workers of the loader.
         weights: ``ema`` or ``model``.
-        settings: settings that replace those in a checkpoint.
+        settings: settings that replace the settings in a checkpoint.
 
     Raises:
         TrainError: the file cannot be opened.

@@ -1,4 +1,4 @@
-"""``topk-registry calibrate``: prediction sets with a coverage guarantee, in the exported file."""
+"""``topk-registry calibrate``: add prediction sets with a coverage guarantee to an exported file."""
 
 import json
 from collections.abc import Sequence

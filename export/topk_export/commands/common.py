@@ -54,7 +54,7 @@ def say(message: str) -> None:
 
 
 def printable(text: str) -> str:
-    """Return text with control characters escaped: a file name may contain codes that change the terminal."""
+    """Return text with control characters escaped, because a file name may contain codes that change the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 

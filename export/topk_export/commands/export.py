@@ -1,4 +1,4 @@
-"""``topk-registry export``: a trained classifier as one self-describing ONNX file."""
+"""``topk-registry export``: write a trained classifier as one ONNX file with all metadata that prediction needs."""
 
 from collections.abc import Sequence
 

@@ -1,7 +1,7 @@
 """Print or write the top-k classes and the prediction sets of images.
 
-Exit status: 0 if all images have a prediction, 1 if some could not be read (the output marks them), 2 if an argument or
-input is wrong, 130 after Ctrl-C.
+The exit status is 0 if all images have a prediction, 1 if some images could not be read, 2 if an argument or an input
+is wrong, and 130 after Ctrl-C. The output marks images that could not be read.
 """
 
 import contextlib

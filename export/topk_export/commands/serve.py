@@ -1,4 +1,4 @@
-"""``topk-registry serve``: an exported model over HTTP, with a page to try it."""
+"""``topk-registry serve``: serve an exported model over HTTP, with a page to try the model."""
 
 from collections.abc import Sequence
 

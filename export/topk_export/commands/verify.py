@@ -1,4 +1,4 @@
-"""``topk-registry verify``: repeat the checks of an export, on any machine."""
+"""``topk-registry verify``: repeat the checks of an export on any machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from topk_registry.cli import ArgumentParser
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Check an exported file against torch's logits and against float64 definitions."""
+    """Check an exported file against torch's logits and against definitions in float64."""
     parser = ArgumentParser(prog="topk-registry verify", description=main.__doc__)
     parser.add_argument("model", metavar="FILE.onnx", help="a file of topk-registry export")
     parser.add_argument("--sample", metavar="FILE", help="NAME.sample.npz of the export (default: next to NAME.onnx)")

@@ -1,6 +1,6 @@
 """Metadata of an exported file: JSON values under plain keys in ``metadata_props`` of the ONNX model.
 
-The file is sufficient for prediction: it has class names, k, temperature, and the preprocessing of images.
+Prediction needs no other file, because the metadata has the class names, k, the temperature and the preprocessing.
 """
 
 import json
@@ -40,13 +40,13 @@ SET_OUTPUTS = {
 
 
 def outputs_of(task: str) -> dict[str, str]:
-    """Return the outputs of a file for a task, and the meaning of each."""
+    """Return the outputs of a file for a task: the meaning of each output, by name."""
     return dict(MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS)
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The schema of an exported file, one field per key; each field of ``preprocess`` is stored as a key."""
+    """The schema of an exported file. Each field is one key of the metadata, and so is each field of ``preprocess``."""
 
     k: int  # size of the top-k set; in multilabel files the number of classes that a prediction lists
     temperature: float  # number by which logits are divided before marginals or sigmoid
@@ -74,7 +74,7 @@ class Metadata:
 
     @property
     def alphas(self) -> tuple[float, ...]:
-        """Miscoverage levels with thresholds in the file, in ascending order; empty without calibration."""
+        """Miscoverage levels with thresholds in the file, in ascending order. Without a calibration, there are none."""
         return tuple((self.sets or {}).get("alphas", ()))
 
     def to_props(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ class Metadata:
 
     @classmethod
     def from_props(cls, props: Mapping[str, str], source: str = "the model") -> "Metadata":
-        """Parse the metadata of a model; raise :class:`ModelFileError` if it is missing or broken."""
+        """Parse the metadata of a model. Raise :class:`ModelFileError` if the metadata is missing or broken."""
         if "schema" not in props:
             raise ModelFileError(
                 f"{source} has no topk_registry metadata (expected the key 'schema', found "

@@ -31,7 +31,7 @@ Read = TypeVar("Read")
 
 
 class Predictor:
-    """An exported model, ready to predict.
+    """An exported model that predicts images.
 
     Args:
         path: ``model.onnx`` as written by :func:`topk_export.export_onnx`.
@@ -40,10 +40,10 @@ class Predictor:
         threads: number of CPU threads per run.
         allowed: names of the allowed classes. Default: all classes. See :meth:`mask_of`.
         max_pixels: images with more pixels raise an error before they are decoded.
-        workers: number of threads that read images, one batch ahead of the model. 1: no reading ahead. Default: one per
-            CPU, at most 8.
+        workers: number of threads that read images, one batch ahead of the model. With 1, no batch is read ahead.
+            Default: one per CPU, at most 8.
 
-    A predictor can be pickled. The copy opens the file again.
+    A predictor can be pickled. The unpickled copy opens the file again.
 
     Raises:
         ModelFileError: the file is not an exported model, its external weights are missing or belong to another model,
@@ -91,7 +91,7 @@ class Predictor:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input: [channels, height, width], or [height, width, channels] if the graph normalizes."""
+        """Shape of one input: [channels, height, width]. If the graph normalizes images, [height, width, channels]."""
         c, h, w = self.metadata.preprocess.input_size
         return (h, w, c) if self.metadata.in_graph else (c, h, w)
 
@@ -125,12 +125,12 @@ class Predictor:
         return np.asarray([name in wanted for name in known])
 
     def preprocess(self, images: Iterable[Any]) -> np.ndarray:
-        """Return images (paths, bytes, uint8 arrays, Pillow images) as one input batch."""
+        """Return images as one input batch. An image is a path, bytes, a uint8 array or a Pillow image."""
         inputs = [self.input_of(image) for image in images]
         return np.stack(inputs) if inputs else np.zeros((0, *self.input_shape), self.input_type)
 
     def input_of(self, image: Any) -> np.ndarray:
-        """Return one image (path, bytes, uint8 array, Pillow image) as an input without the batch axis."""
+        """Return one image as an input without the batch axis. It is a path, bytes, a uint8 array or a Pillow image."""
         recipe = self.metadata.preprocess
         pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=recipe.exif))
         return pixels if self.metadata.in_graph else recipe.normalize(pixels[None])[0]
@@ -143,8 +143,8 @@ class Predictor:
         Args:
             batch: the input.
             allowed: class list, bool [num_classes] or [batch, num_classes]. Default: ``allowed`` of the predictor.
-            alpha: miscoverage of prediction sets. Default: alpha of the calibration. The largest level of
-                ``metadata.alphas`` that is at most alpha is used.
+            alpha: miscoverage of prediction sets. Default: alpha of the calibration. The sets have the largest level of
+                ``metadata.alphas`` that is at most alpha.
 
         Raises:
             ValueError: the batch or the class list has the wrong shape or type, or alpha is outside of the levels.
@@ -165,10 +165,10 @@ class Predictor:
         return dict(zip(self._outputs, self.session.run(list(self._outputs), feed), strict=True))
 
     def predict(self, images: Iterable[Any], **options: Any) -> list[Any]:
-        """Return a :class:`~topk_export.Prediction` per image (paths, bytes, uint8 arrays, Pillow images).
+        """Return one :class:`~topk_export.Prediction` per image.
 
         Args:
-            images: the images.
+            images: paths, bytes, uint8 arrays or Pillow images.
             options: options of :meth:`stream`.
         """
         return list(self.stream(images, **options))
@@ -185,7 +185,7 @@ class Predictor:
         max_set: int | None = None,
         on_error: str = "raise",
     ) -> Iterator[Any]:
-        """Yield a :class:`~topk_export.Prediction` per image, in order, while threads read the next batch.
+        """Yield one :class:`~topk_export.Prediction` per image, in order. Meanwhile, threads read the next batch.
 
         Args:
             images: paths, bytes, uint8 arrays or Pillow images. The iterable may be infinite.
@@ -273,9 +273,9 @@ class Predictor:
 def read_ahead(
     read: Callable[[Source], Read], sources: Iterable[Source], *, batch: int, workers: int
 ) -> Iterator[list[Read]]:
-    """Yield lists of ``batch`` results in order, while threads work on the next list; one worker does not read ahead.
+    """Yield lists of ``batch`` results in order, while threads work on the next list. One worker does not read ahead.
 
-    If ``sources`` raises an error, it is raised after the results of all earlier items.
+    If ``sources`` raises an error, the error is raised after the results of all earlier items.
     """
     failure: list[Exception] = []
     source = _until_failure(iter(sources), failure)

@@ -1,7 +1,7 @@
 """From an image to a model's input, equal to the evaluation transform of timm, with numpy and Pillow.
 
-Steps: decode, convert to RGB (or L), resize by one of three crop modes, crop, scale to [0, 1], normalize. As in timm,
-JPEGs are decoded in full resolution, because Pillow's ``draft`` would change the resized pixels.
+The steps are: decode, convert to RGB (or L), resize by one of three crop modes, crop, scale to [0, 1], and normalize.
+As in timm, JPEGs are decoded in full resolution, because Pillow's ``draft`` would change the resized pixels.
 """
 
 import io
@@ -31,7 +31,7 @@ ENDINGS = {
 
 
 def readable_formats() -> tuple[str, ...]:
-    """Return the photograph formats that this Pillow decodes."""
+    """Return the formats of photographs that the installed Pillow decodes."""
     with suppress(ImportError):
         import pillow_heif  # type: ignore
 
@@ -62,14 +62,14 @@ class Preprocess:
 
     Args:
         input_size: channels, height and width of the model's input.
-        mean, std: mean and standard deviation per channel of values in [0, 1]; empty if unknown.
+        mean, std: mean and standard deviation per channel, of values in [0, 1]. Both are empty if unknown.
         interpolation: a key of :data:`RESAMPLE`.
         crop_pct: size of the crop as a fraction of the resized image.
         crop_mode: ``"center"``, ``"border"`` or ``"squash"``.
         resize_size: target height and width before the crop. None: the floor of ``input_size / crop_pct``.
         color: ``"RGB"``, ``"L"``, empty for other numbers of channels, or ``"unknown"`` if the normalization is
-            unknown. In the last two cases, the model takes arrays only.
-        exif: apply the EXIF orientation of images, which timm ignores.
+            unknown. If ``color`` is empty or ``"unknown"``, the model takes only arrays.
+        exif: apply the EXIF orientation of images. timm ignores this orientation.
     """
 
     input_size: Sequence[int]
@@ -127,7 +127,7 @@ class Preprocess:
 
     @cached_property
     def _values(self) -> np.ndarray:
-        """Table of the normalized value of each of the 256 levels [channels, 256], which is faster than arithmetic."""
+        """The normalized value of each of the 256 levels [channels, 256]. A look-up is faster than arithmetic."""
         x = np.arange(256, dtype=np.float32) / np.float32(255)
         return (x - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
 
@@ -148,7 +148,7 @@ class Preprocess:
         return max(1, size[0]), max(1, size[1])
 
     def resized_pixels(self, height: int, width: int) -> int:
-        """Return the number of pixels after resizing, which can be large for a small file of 1 x 60000 pixels."""
+        """Return the number of pixels after resizing, which can be large for a small file, such as 1 x 60000 pixels."""
         h, w = self.resized(height, width)
         return h * w
 
@@ -182,9 +182,9 @@ def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) 
 
 
 def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
-    """Return an image of 16-bit, 32-bit or float values in mode L; floats of at most 1 are fractions of white.
+    """Return an image of 16-bit, 32-bit or float values in mode L. Floats from 0 to 1 are fractions of white.
 
-    Pillow's conversion would clip values outside of 0 to 255, so that the image would be white or black.
+    Pillow's conversion would not scale the values, so most of the image would be white or black.
     """
     if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
         return image
@@ -200,9 +200,9 @@ def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
 
 
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False) -> Image.Image:
-    """Decode an image. Errors name the file.
+    """Decode an image. Error messages name the file.
 
-    The number of pixels is read from the header and checked before decoding.
+    The number of pixels is read from the header and checked before the image is decoded.
 
     Args:
         source: path, encoded bytes, uint8 [height, width(, 1 or 3)] array, or a Pillow image.
@@ -221,7 +221,7 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
 
 
 def size_of_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Return height and width of an encoded image from its header. Errors are as in :func:`read_image`."""
+    """Return the height and the width of an encoded image from its header. Errors are as in :func:`read_image`."""
     with _opened(source, max_pixels) as (image, _):
         return image.height, image.width
 

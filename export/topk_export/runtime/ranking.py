@@ -1,4 +1,4 @@
-"""From the outputs of a run to ranked classes: the k best, and the prediction set of a calibrated file."""
+"""From the outputs of a run to ranked classes: the k best classes, and the prediction set of a calibrated file."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class ClassScore:
 
     Args:
         index, name: index and name of the class.
-        probability: softmax probability, or sigmoid in multilabel files.
-        marginal: probability that the class is in the top-k set; None in multilabel files.
+        probability: softmax probability, or the sigmoid in multilabel files.
+        marginal: probability that the class is in a random set of k classes. None in multilabel files.
     """
 
     index: int
@@ -32,8 +32,8 @@ class Prediction:
     """The ranked classes of one image.
 
     Args:
-        top: the k classes with the largest scores in descending order; fewer if the class list is shorter.
-        set: up to ``max_set`` classes of the prediction set in descending order; None if the file is not calibrated.
+        top: the k classes with the largest scores, in descending order. If the class list is shorter, there are fewer.
+        set: up to ``max_set`` classes of the prediction set, in descending order. None if the file is not calibrated.
         set_size: number of classes in the whole prediction set.
     """
 
@@ -51,7 +51,7 @@ def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
 
 
 def finite_rows(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return whether each row can be ranked, bool [batch]: scores may be -inf, but not inf or NaN."""
+    """Return whether each row can be ranked, bool [batch]. Scores may be -inf, but neither inf nor NaN."""
     best = outputs[LOGITS].max(-1, initial=-np.inf)  # NaN if any score is NaN
     return ~np.isnan(outputs["probabilities"]).any(-1) & (best < np.inf)
 

@@ -1,7 +1,7 @@
 """An onnxruntime session on the requested device, with a warning or an error if it runs on another device.
 
-onnxruntime falls back to the CPU silently, and lists available providers that fail later. Only an open session shows
-its device. If a requested GPU is missing, ``require_gpu`` raises an error; otherwise there is a warning.
+onnxruntime falls back to the CPU silently, and lists available providers that fail later. Therefore the device is read
+from the open session. If a requested GPU is missing, ``require_gpu`` raises an error. Otherwise there is a warning.
 
 CUDA exists in two forms: as a provider that is built into onnxruntime, or as a plug-in library. A plug-in is used if
 onnxruntime has registered it, if a package ``onnxruntime_ep_cuda*`` is installed, or if the environment variable
@@ -84,14 +84,14 @@ def open_session(
 
 
 def device_of(session: Any) -> str:
-    """Return the device of the session's first provider: ``"cpu"``, ``"cuda"`` or ``"tensorrt"``."""
+    """Return the device of the first provider of a session: ``"cpu"``, ``"cuda"`` or ``"tensorrt"``."""
     first = session.get_providers()[0]
     known = {provider: name for name, provider in PROVIDERS.items()}
     return known.get(first, "cuda" if _is_cuda(first) else first)
 
 
 def placement(session: Any) -> dict[str, int] | None:
-    """Return the number of graph nodes per provider, or None if this version of onnxruntime does not report it."""
+    """Return the number of graph nodes per provider. If this version of onnxruntime does not report it, return None."""
     try:
         counts: Counter[str] = Counter()
         for part in session.get_provider_graph_assignment_info():
@@ -102,7 +102,7 @@ def placement(session: Any) -> dict[str, int] | None:
 
 
 def nvidia_gpus() -> int:
-    """Return the number of GPUs of the NVIDIA driver, because onnxruntime lists its CUDA provider without a GPU too."""
+    """Ask the NVIDIA driver for the number of GPUs, because onnxruntime lists its CUDA provider even without a GPU."""
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -113,7 +113,7 @@ def nvidia_gpus() -> int:
 
 
 def cuda_plugin(ort: Any) -> list[Any]:
-    """Return the CUDA devices of plug-in providers. If none is registered, register an installed library first."""
+    """Return the CUDA devices of plug-in providers. If no plug-in is registered, register an installed library."""
     if not hasattr(ort, "get_ep_devices"):  # onnxruntime below 1.22
         return []
     devices = _cuda_devices(ort)
@@ -144,7 +144,7 @@ def _plugin_library() -> str | None:
 
 
 def _open_on_gpu(ort: Any, model: Any, device: str, options: Any, tf32: bool) -> Any:
-    """Open a session with a GPU provider; None if this installation has none."""
+    """Open a session with a GPU provider. If this installation has no GPU provider, return None."""
     with contextlib.redirect_stdout(sys.stderr):
         if hasattr(ort, "preload_dlls"):
             ort.preload_dlls()  # load CUDA and cuDNN from their wheels

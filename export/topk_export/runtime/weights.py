@@ -1,7 +1,8 @@
-"""External weights of a model: which files it needs, whether they are complete, and how to copy a model with them.
+"""External weights of a model: find the files, check that they are complete, and copy a model with them.
 
 The limit of one ONNX file is 2 GiB. A larger model stores its weights in other files of its folder (external data of
-ONNX). Their names are parsed from the protocol buffer here, so that prediction does not need the onnx package.
+ONNX). This module parses the names of these files from the protocol buffer, so that prediction does not need the onnx
+package.
 """
 
 import hashlib
@@ -54,7 +55,7 @@ def files_of(model: str | Path) -> list[Path]:
 
 
 def external_sizes(model: str | Path) -> dict[str, int]:
-    """Return the names of a model's external weight files, and the smallest size in bytes that each must have."""
+    """Return the names of a model's external weight files, and the smallest size in bytes that each file must have."""
     sizes: dict[str, int] = {}
     if not os.path.getsize(model):
         return sizes
@@ -69,7 +70,7 @@ def external_sizes(model: str | Path) -> dict[str, int]:
 
 
 def copy_model(model: str | Path, target: str | Path) -> list[Path]:
-    """Copy a model to a path, and its external weights into the same folder; return the new files."""
+    """Copy a model to a path, and its external weights into the folder of this path. Return the new files."""
     target = Path(target)
     first, *weights = files_of(model)
     copies = [target.with_name(file.name) for file in weights]
@@ -81,8 +82,8 @@ def copy_model(model: str | Path, target: str | Path) -> list[Path]:
 def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> None:
     """Move a finished model, its external weights and its other files into the folder of ``path``.
 
-    The model is moved last, and an old model is removed before its weights are replaced. If the process is interrupted,
-    no model is next to weights of another model.
+    The model is moved last, and an old model is removed before its weights are replaced. So if the process is
+    interrupted, the folder does not have a model with the weights of another model.
     """
     _, *weights = files_of(staged)
     before = external_sizes(path) if path.is_file() else {}
@@ -115,11 +116,11 @@ def check_digest(model: str | Path, sha256: str | None) -> None:
 def check_thresholds(model: str | Path, sets: Mapping[str, Any] | None) -> None:
     """Raise :class:`ModelFileError` if the thresholds of a calibrated model differ from its calibration.
 
-    Quantization changes them silently.
+    For example, quantization changes the thresholds silently.
 
     Args:
         model: the file.
-        sets: the entry ``sets`` of its metadata.
+        sets: the entry ``sets`` of the model's metadata.
     """
     if not sets:
         return

@@ -1,8 +1,8 @@
 """The HTTP application of an exported model: predictions, health, metrics, metadata, and a page.
 
-Limits are checked before work starts: the body size while reading, the number of pixels from image headers, and the
-length of the queue. Client errors have status 4xx with the reason in ``detail``. Status 503 means that the client may
-retry.
+The service checks limits before the work starts: the body size while it reads the body, the number of pixels in the
+image headers, and the length of the queue. Client errors have status 4xx with the reason in ``detail``. Status 503
+means that the client may retry.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class Service:
         self._batcher: Batcher | None = None
 
     async def start(self) -> None:
-        """Start the threads, and run the model once, because the first run allocates memory."""
+        """Start the threads. Run the model once, because the first run allocates memory."""
         predictor, limits = self.predictor, self.limits
         self._batcher = Batcher(predictor, limits.batch, limits.max_set, self.metrics.count_batch)
         await asyncio.to_thread(predictor.run, np.zeros((1, *predictor.input_shape), predictor.input_type))
@@ -217,9 +217,10 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
 
 
 class Guard:
-    """ASGI middleware: check the host and the origin of a request, count it, and add headers to its answer.
+    """ASGI middleware: check the host and the origin of a request, count the request, and add headers to the answer.
 
-    While the service drains, each answer closes its connection, so that clients send no request to a closed connection.
+    While the service drains, each answer closes its connection, so that clients do not reuse a connection that is about
+    to close.
     """
 
     def __init__(self, app: ASGIApp, service: Service, hosts: frozenset[str]) -> None:
@@ -251,7 +252,7 @@ class Guard:
 
 
 def _name_of(host: str) -> str:
-    """Return the lower-case name in a Host header without the port, or an empty string if it is malformed."""
+    """Return the name in a Host header in lower case, without the port. If the header is malformed, return ""."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return str(ipaddress.ip_address(name)) if ":" in name else name

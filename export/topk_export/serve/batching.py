@@ -1,4 +1,4 @@
-"""Dynamic batching: images of different requests run together."""
+"""Dynamic batching: the model runs images of different requests together."""
 
 import asyncio
 from collections import deque
@@ -22,7 +22,7 @@ class _Item:
 
 
 class Batcher:
-    """Collects inputs into batches, and returns its prediction to each caller.
+    """Collects inputs into batches, and returns to each caller the prediction of the caller's input.
 
     A batch contains inputs with the same ``alpha`` that arrived while the previous batch ran. One batch runs at a time,
     in a thread.
@@ -52,7 +52,7 @@ class Batcher:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def __call__(self, x: np.ndarray, mask: np.ndarray | None = None, alpha: float | None = None) -> Prediction:
-        """Return the prediction of one input, which runs in a batch with other inputs.
+        """Return the prediction of one input. The input runs in a batch with other inputs.
 
         Args:
             x: the input, without the batch axis.
@@ -86,7 +86,7 @@ class Batcher:
                     item.answer.set_result(result)
 
     def _next(self) -> list[_Item]:
-        """Take the first input and all inputs with the same alpha. Drop inputs whose callers have left."""
+        """Take the first input and all inputs with the same alpha. Drop inputs whose callers have stopped waiting."""
         batch: list[_Item] = []
         rest: list[_Item] = []
         for item in self._queue:

@@ -63,7 +63,7 @@ async def within_seconds(work: Awaitable[T], seconds: float, late: HTTPException
 
 
 class Budget:
-    """Counter of the bytes of all bodies in memory."""
+    """Counter of the bytes of all request bodies in memory."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._used = limits, 0
@@ -97,13 +97,13 @@ class Budget:
 
 
 class _InMemoryParser(MultiPartParser):
-    """Parser of forms that writes no temporary files, because the length of the body is limited."""
+    """Parser of forms without temporary files. The parts stay in memory, because the length of the body is limited."""
 
     spool_max_size = max_file_size = 2**40
 
 
 async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
-    """Parse the images and options of a request: an image as the body, a form, or JSON with base64."""
+    """Parse the images and options of a request. The body is an image, a form, or JSON with base64."""
     check_query(request, FIELDS)
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise HTTPException(415, f"Content-Encoding {coding!r} is not supported: send the body without it")
@@ -135,7 +135,7 @@ async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
 
 
 def check_query(request: Request, known: Sequence[str] = ()) -> None:
-    """Raise a 400 error that lists the known query parameters if there is an unknown one."""
+    """If a query parameter is unknown, raise a 400 error that lists the known parameters."""
     if unknown := sorted(set(request.query_params) - set(known)):
         raise HTTPException(
             400, f"unknown query parameter {unknown[0]!r}: {request.url.path} takes {', '.join(known) or 'none'}"
@@ -143,7 +143,7 @@ def check_query(request: Request, known: Sequence[str] = ()) -> None:
 
 
 def check_pixels(images: Sequence[bytes], predictor: Predictor, limits: Limits) -> None:
-    """Raise :class:`ImageTooLargeError` if images have too many pixels, before or after resizing, by their headers."""
+    """Raise :class:`ImageTooLargeError` if headers state too many pixels, before or after resizing."""
     total = 0
     for image in images:
         height, width = size_of_image(image, max_pixels=limits.pixels)

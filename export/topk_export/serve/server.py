@@ -1,4 +1,4 @@
-"""Run the application on a socket, until SIGTERM or SIGINT."""
+"""Run the application on a socket until SIGTERM or SIGINT."""
 
 import asyncio
 import socket
@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
     """A server that answers all accepted requests before it stops.
 
     The first signal starts draining: requests are still accepted, and each answer closes its connection. After
-    ``DRAIN_SECONDS``, the server stops listening and waits for requests in progress. A second signal stops it
+    ``DRAIN_SECONDS``, the server stops listening and waits for requests in progress. A second signal stops the server
     immediately.
     """
 
@@ -89,7 +89,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def make_server(predictor: Any, limits: Limits, hosts: Any, *, access_log: bool = False) -> Server:
-    """Build the server of a loaded model. Arguments are as in :func:`create_app`."""
+    """Build the server of a loaded model. The arguments are as in :func:`create_app`."""
     config = uvicorn.Config(
         create_app(predictor, limits, hosts),
         http=TimedProtocol,

@@ -67,12 +67,13 @@ def main(argv: Sequence[str]) -> int:
     except (TrainError, ValueError) as error:
         parser.error(str(error))
 
-    from topk_studies.runner import Runs, cells, run
+    from topk_studies.runner import Runs, cells, fingerprint, run
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    runs = Runs(args.output.with_suffix(".runs.jsonl"), said=say, jobs=args.jobs)
+    data = fingerprint(base["data_dir"]) if base.get("data_dir") else ""
+    runs = Runs(args.output.with_suffix(".runs.jsonl"), said=say, jobs=args.jobs, data=data)
     table = cells(study, base)
     tuning = [flags for cell in table for flags in cell.tuning()]
     say(f"{len(tuning)} trials ({len(tuning) - len(runs.missing(tuning))} kept from before) and "

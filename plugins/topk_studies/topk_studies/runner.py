@@ -1,5 +1,6 @@
 """Train the runs of a study, store each run in a file, and compare the losses over the same seeds."""
 
+import hashlib
 import json
 import math
 import tempfile
@@ -38,13 +39,14 @@ def train(flags: Flags) -> Measured:
 
 
 class Runs:
-    """Runs by their flags, stored in a file with one JSON object per line. Runs in the file are not repeated.
+    """Runs by their flags and data, stored in a file with one JSON object per line. Runs in the file are not repeated.
 
     Args:
         path: the file.
         train: function that trains one run.
         said: function that is called with a message about each new run.
         jobs: number of runs at the same time, each in a separate process.
+        data: fingerprint of the images. Runs on other images are repeated.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class Runs:
         train: Callable[[Flags], Measured] = train,
         said: Callable[[str], object] = lambda line: None,
         jobs: int = 1,
+        data: str = "",
     ) -> None:
-        self.path, self.train, self.said, self.jobs = path, train, said, jobs
+        self.path, self.train, self.said, self.jobs, self.data = path, train, said, jobs, data
         self.done: dict[str, Measured] = {}
         if path.exists():
             for line in path.read_text().splitlines():
@@ -62,7 +65,8 @@ class Runs:
                     row = json.loads(line)
                 except ValueError:  # incomplete line of a killed run
                     continue
-                self.done[_key(row["flags"])] = row["measured"]
+                if row.get("data", "") == data:
+                    self.done[_key(row["flags"])] = row["measured"]
 
     def __call__(self, flags: Flags) -> Measured:
         return self.all([flags])[0]
@@ -97,7 +101,15 @@ class Runs:
         self.done[_key(flags)] = measured
         whole = not self.path.exists() or self.path.read_text().endswith("\n")
         with self.path.open("a") as file:
-            file.write(("" if whole else "\n") + json.dumps({"flags": flags, "measured": measured}) + "\n")
+            row = {"flags": flags, "measured": measured} | ({"data": self.data} if self.data else {})
+            file.write(("" if whole else "\n") + json.dumps(row) + "\n")
+
+
+def fingerprint(folder: str | Path) -> str:
+    """Return a hash of the path, size and modification time of every file in a folder."""
+    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    found = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def _with_flags(train: Callable[[Flags], Measured], flags: Flags) -> tuple[Flags, Measured]:

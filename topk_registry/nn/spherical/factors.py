@@ -75,7 +75,7 @@ def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
 
 
 class FactoredWeight(nn.Module):
-    """W [n, d] as V U + 1 omega^T, with Q = W^T W and w = W^T 1. All but V is in double precision."""
+    """W [n, d] as V U + 1 omega^T, with Q = W^T W and w = W^T 1. All factors except V are in double precision."""
 
     V: nn.Parameter
     U: Tensor
@@ -122,7 +122,7 @@ class FactoredWeight(nn.Module):
         return self.V[classes].double()
 
     def sums(self, H: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return H Q [m, d], s [m], q [m] and a [m, K] of (3)."""
+        """Return H Q [m, d], and s [m], q [m] and a [m, K] of formula (3)."""
         HQ = H @ self.Q
         s = H @ self.w
         a = (self.rows(labels) * (H @ self.U.T)[:, None]).sum(-1) + (H @ self.omega)[:, None]
@@ -131,12 +131,12 @@ class FactoredWeight(nn.Module):
         return HQ, s, q, a
 
     def feature_gradient(self, HQ: Tensor, labels: Tensor, gs: Tensor, gq: Tensor, ga: Tensor) -> Tensor:
-        """Return dH [m, d] of (4) and (5)."""
+        """Return the gradient dH [m, d] of the features, by formulas (4) and (5)."""
         Z = (ga[..., None] * self.rows(labels)).sum(1) @ self.U + ga.sum(1)[:, None] * self.omega + gs[:, None] * self.w
         return 2 * gq[:, None] * HQ + Z
 
     def gram(self, x: Batch) -> Tensor:
-        """Return M [m, m] of (10): inner products of the score gradients of the samples."""
+        """Return M [m, m] of formula (10): inner products of the score gradients of the samples."""
         Z = x.dH - 2 * x.gq[:, None] * x.HQ
         total = x.ga.sum(1)
         X = 2 * x.gq[:, None] * (x.H @ Z.T) + torch.outer(x.gs, total)
@@ -151,7 +151,7 @@ class FactoredWeight(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Batch, lr: float, weight_decay: float) -> None:
-        """Apply W <- (1 - lr weight_decay) W - lr dW by (6) to (12). Raise, and change nothing, if it is not finite."""
+        """Set W to (1 - lr weight_decay) W - lr dW by (6) to (12). If this is not finite, raise without a change."""
         rho = 1 - lr * weight_decay
         B = 2 * lr * x.gq
         BH = B[:, None] * x.H
@@ -197,7 +197,7 @@ class FactoredWeight(nn.Module):
         return rows.mm(self.U).add_(self.omega).to(self.V.dtype)
 
     def _inverse(self, x: Batch, U: Tensor, BH: Tensor, rho: float) -> tuple[Tensor, Tensor] | None:
-        """Return U'^-T [d, d] and R^T [m, d] of (8), or None if they would be too imprecise."""
+        """Return U'^-T [d, d] and R^T [m, d] of formula (8), or None if these matrices would be too imprecise."""
         m, d = x.H.shape
         before = x.H @ self.U_inverse_t.T
         if rho == 0:

@@ -25,23 +25,23 @@ class SphericalLinear(nn.Module):
     """A linear classifier trained by a spherical loss at a cost that does not depend on the number of classes.
 
     ``layer(features, target)`` returns the loss, and the backward pass computes the exact gradient of the features.
-    Then ``layer.step(lr)``, or :class:`SphericalSGD`, applies the same update as SGD on the dense weight [n, d], in
+    Then ``layer.step(lr)`` or :class:`SphericalSGD` applies the same update as SGD on the dense weight [n, d], in
     O(d^2) per sample. Train the backbone with a separate optimizer. Any other optimizer skips this layer, because its
     weight has no gradient. README.md lists the update rules that are exact.
 
-    These losses rank well at any n, but their probabilities are limited. Let p_c be the largest probability of class c
-    over all feature vectors; then the sum of p_c over classes is at most d + 1. With many more classes than features,
-    the likelihood remains poor.
+    The spherical losses rank well at any n, but their probabilities are limited. Let p_c be the largest probability of
+    class c over all feature vectors; then the sum of p_c over classes is at most d + 1. With many more classes than
+    features, the likelihood remains poor.
 
     Args:
         in_features: length d of a feature vector.
         num_classes: n.
         bias: learn a bias, as a feature that is always 1.
-        loss: name of a registered spherical loss, an instance of one, or ``"mse"``. The latter is the squared error to
-            the weights of the target, summed over classes. If a class is repeated, its weights are added.
+        loss: name of a registered spherical loss, an instance of one, or ``"mse"``: the squared error to the
+        weights of the target, summed over classes. If a class is repeated, its weights are added.
         loss_options: options of the loss by name, such as ``{"epsilon": 0.1}``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: rows with this label have loss and gradient 0 and do not enter the mean.
+        ignore_index: rows with this label have loss and gradient 0, and do not count in the mean.
         dtype: dtype of the large factor V. The small state is in double precision.
 
     Shape: features [B, d]; target class indices [B], or (indices [B, K], weights [B, K]).
@@ -108,7 +108,7 @@ class SphericalLinear(nn.Module):
         return layer
 
     def forward(self, features: Tensor, target: Target) -> Tensor:
-        """Return the loss of features [B, d] with these targets, computed in double precision."""
+        """Return the loss of features [B, d] for these targets, computed in double precision."""
         rows, labels, weights, share = self._targets(features, target)
         kept = features if rows is None else features[rows]
         with torch.autocast(features.device.type, enabled=False):
@@ -181,7 +181,7 @@ class SphericalLinear(nn.Module):
 
     @torch.no_grad()
     def topk(self, features: Tensor, k: int, *, chunk: int | None = None) -> TopClasses:
-        """Return the k most probable classes of features [B, d], best first, without all scores at once.
+        """Return the k most probable classes of features [B, d], best first. Scores are computed in chunks of classes.
 
         Returns:
             ``indices``, ``logits`` and ``marginals``, each [B, k]. Logits are logarithms of unnormalized probabilities;
@@ -241,7 +241,7 @@ class SphericalLinear(nn.Module):
         return labels.long()
 
     def _targets(self, features: Tensor, target: Target) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-        """Return the m valid rows (None: all), their labels and weights [m, K], and their shares in the mean [m]."""
+        """Return the m valid rows (None: all), their labels and weights [m, K], and their shares of the mean [m]."""
         B, like = len(features), {"dtype": torch.float64, "device": features.device}
         if isinstance(target, tuple):
             labels, given = target
@@ -285,7 +285,7 @@ class SphericalLinear(nn.Module):
             )
 
     def _chunks(self, H: Tensor, chunk: int | None, least: int = 1) -> Iterator[tuple[int, Tensor]]:
-        """Yield the first class and the scores [B, chunk] of each chunk of classes."""
+        """Yield, for each chunk of classes, its first class and the scores [B, chunk]."""
         chunk = max(CHUNK // max(len(H), 1), 1024) if chunk is None else int(chunk)
         if chunk < 1:
             raise ValueError(f"chunk must be a number of classes of at least 1, got {chunk!r}")
@@ -295,7 +295,7 @@ class SphericalLinear(nn.Module):
 
 
 class _Losses(torch.autograd.Function):
-    """Losses [B] with the gradient of the features. The backward pass appends its batch to the layer."""
+    """Losses [B] with the gradient of the features. The backward pass stores a :class:`Batch` in the layer."""
 
     @staticmethod
     def forward(

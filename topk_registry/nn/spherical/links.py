@@ -1,4 +1,4 @@
-"""Spherical losses as functions of the sums (s, q) and the label's score, and how each loss ranks classes."""
+"""Spherical losses as functions of the sums (s, q) and the label's score, and how each loss ranks the classes."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -14,7 +14,7 @@ class SumsLoss(Protocol):
     """Interface of a spherical loss for :class:`SphericalLinear`."""
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-        """Return the loss of each label [m, K] from its score [m, K] and the sums s and q of all scores [m, 1]."""
+        """Return the loss of each label [m, K] from its score [m, K] and the sums s and q over all n scores [m, 1]."""
         ...
 
     def log_weights(self, scores: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ class LogWeights(nn.Module):
 
 
 def resolve(loss: str | nn.Module, options: Mapping[str, Any]) -> SumsLoss | None:
-    """Return the loss for a registered name, or the given loss; None for the squared error.
+    """Return the loss: a registered loss by name, or the given loss. Return None for the squared error.
 
     Raises:
         ValueError: the loss cannot be computed from the sums, or an option has no effect here.
@@ -63,8 +63,8 @@ def loss_per_sample(
 ) -> Tensor:
     """Return the loss [m] of rows with K labels of the given weights [m, K].
 
-    Other losses become a weighted sum over labels. The squared error is summed over classes; its target has these
-    weights at the labels and 0 elsewhere.
+    The squared error is summed over classes. Its target has these weights at the labels and 0 elsewhere. Any other loss
+    is the weighted sum of the losses of the labels.
     """
     if loss is None:
         squares = (weight[:, :, None] * weight[:, None]).masked_fill(~same_label(labels), 0).sum((1, 2))
@@ -73,5 +73,5 @@ def loss_per_sample(
 
 
 def same_label(labels: Tensor) -> Tensor:
-    """Return which pairs of labels of a row [m, K] are equal: [m, K, K]."""
+    """Return which pairs of labels in a row [m, K] are equal: booleans [m, K, K]."""
     return labels[:, :, None] == labels[:, None]

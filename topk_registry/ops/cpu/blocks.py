@@ -49,7 +49,7 @@ def largest_of(x):
 
 @borrowing
 def largest_size(x):
-    """Return the largest absolute value, or NaN if there is a NaN."""
+    """Return the largest absolute value, or NaN if a number is NaN."""
     best = place_of(x.dtype.type(0))
     for i in range(len(x)):
         best = max(best, place_of(abs(x[i])))

@@ -116,7 +116,7 @@ def _openmp() -> Callable | None:
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Return a pool of threads that sleep between calls. After a fork, the process creates a new pool."""
+    """Return a pool of threads that sleep between calls. After a fork, the new process creates a new pool."""
     return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="topk_registry")
 
 
@@ -146,19 +146,12 @@ class _CFunc(CFunc):
 class _Linked(JITCodeLibrary):
     """LLVM code of a function that is optimized only within the kernel body that calls it.
 
-    By default, numba optimizes each function with all its callees and creates machine code and wrappers for each, which
-    takes more than half of the compilation time. The passes of numba over a single function remain, because they set
-    the data layout, without which loops are a third slower.
+    By default, numba optimizes each function with all its callees, and creates machine code and wrappers for each
+    function. This takes more than half of the compilation time. The passes of numba over a single function remain,
+    because they set the data layout. Without this layout, loops are a third slower.
     """
 
     is_machine_code = False
-
-    def _optimize_functions(self, module: Any) -> None:
-        module.data_layout = self._codegen._data_layout
-        passes, builder = self._codegen._function_pass_manager()  # numba makes one per function, also of those declared
-        for function in module.functions:
-            if not function.is_declaration:
-                passes.run(function, builder)
 
     def _optimize_final_module(self) -> None:
         pass
@@ -174,7 +167,7 @@ class _Linked(JITCodeLibrary):
         self.is_machine_code = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return the address of a function. Calling a function from Python that was only linked raises a TypeError."""
+        """Return the address of a function. Calling a function that was only linked from Python raises a TypeError."""
         return super().get_pointer_to_function(name) if self.is_machine_code else _BAD_ARGUMENT
 
 
@@ -183,7 +176,7 @@ _BAD_ARGUMENT: Any = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_vo
 
 @contextmanager
 def _lean() -> Iterator[None]:
-    """Compile functions to :class:`_Linked` code in a ``with`` block, and infer the type of each operation once."""
+    """In a ``with`` block, compile functions to :class:`_Linked` code, and infer the type of each operation once."""
     codegen, typing, collects = cpu_target.target_context.codegen(), cpu_target.typing_context, gc.isenabled()
     resolve, known = typing.resolve_function_type, {}
 
@@ -219,7 +212,7 @@ def _log_compiling(folder: str | None) -> None:
 
 
 class _Cache(FunctionCache):
-    """Cache of numba that also detects changes in the sources of other modules."""
+    """Cache of numba that also detects changes in the source files of other modules."""
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return (*super()._index_key(sig, codegen), _edition())

@@ -1,4 +1,4 @@
-"""Compare many numbers at once with one bit per result, and find the bits that are set."""
+"""Compare many numbers at once, with one bit per result, and find the bits that are 1."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
@@ -50,7 +50,7 @@ above, unequal = _compared(">"), _compared("!=")
 
 @intrinsic
 def within(typing_context, numbers, start, bounds, of_bounds):
-    """Return 64 bits: whether each of 64 bytes from ``start`` on is at most its bound, from ``of_bounds`` on."""
+    """Return 64 bits: whether each byte from ``start`` on is at most its bound, with bounds from ``of_bounds`` on."""
 
     def codegen(context, builder, signature, arguments):
         left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 64)
@@ -73,7 +73,7 @@ def lowest_bit(typing_context, bits):
 def _places(compared: Any, compare: Any) -> Any:
     @compiled
     def places(x, bound, where):
-        """Write the positions of numbers for which the comparison holds; return how many were written."""
+        """Write the positions of the numbers for which the comparison holds. Return the number of positions."""
         n, count, most = len(x), 0, len(where)
         for start in range(0, n - 63, 64):
             bits = compared(x, start, bound)

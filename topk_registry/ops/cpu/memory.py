@@ -1,7 +1,7 @@
 """Memory allocation inside of kernels, and arrays at an address.
 
 numba compiles ``np.empty`` and ``np.zeros`` for every type and number of dimensions, and twice if a default is omitted.
-The intrinsics here need no such compilation.
+The intrinsics of this module need no such compilation.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
@@ -16,9 +16,10 @@ from numba.np.arrayobj import populate_array
 
 
 def numbers_at(context, builder, kind, data, lengths, owner=None):
-    """Return the LLVM value of a contiguous array at an address, with these lengths.
+    """Return the LLVM value of a contiguous array of ``kind`` at the address ``data``. Its shape is ``lengths``.
 
-    References to ``owner`` are counted. Without an owner, there is no reference count.
+    ``owner`` is the object that owns the memory. The array holds a reference to the owner, so that the memory is not
+    freed while the array is in use. Without an owner, the array counts no references.
     """
     size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
     strides = [context.get_constant(types.intp, size)]
@@ -34,7 +35,7 @@ def array_type(shape: types.Type, kind: Any) -> types.Array:
 
 
 def lengths_of(context, builder, shape: types.Type, value) -> Sequence:
-    """Return the LLVM values of the lengths in a shape, which is a length or a tuple of lengths."""
+    """Return the LLVM values of the lengths in a shape. A shape is one length or a tuple of lengths."""
     several = isinstance(shape, types.BaseTuple)
     given = cgutils.unpack_tuple(builder, value) if several else [value]
     return [

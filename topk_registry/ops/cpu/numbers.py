@@ -18,7 +18,7 @@ from numpy.polynomial import Chebyshev, Polynomial
 class Compiler(CompilerBase):
     """The passes of numba's pipeline that kernels need.
 
-    The others handle closures, literals, array expressions, branches on constants and annotated sources.
+    All other passes handle closures, literals, array expressions, branches on constants and annotated sources.
     """
 
     def define_pipelines(self) -> list[PassManager]:
@@ -62,7 +62,7 @@ ROUND_32, ROUND = np.float32(1.5 * 2**23), 1.5 * 2**52  # added to a number, the
 
 
 def cast(source: types.Type, target: types.Type):
-    """A function that reads the bits of a number as another type."""
+    """Return a function that reads the bits of a number as another type."""
 
     @intrinsic
     def _cast(typing_context, number):
@@ -76,7 +76,7 @@ def cast(source: types.Type, target: types.Type):
 
 @intrinsic
 def tiny(typing_context, kind):
-    """``np.finfo(kind).tiny`` of a kind such as np.float32 or x.dtype, without a function of numba's to compile."""
+    """Return ``np.finfo(kind).tiny`` for a kind such as np.float32 or x.dtype. numba compiles no function for this."""
     value = np.finfo(as_dtype(kind.dtype)).tiny
     return kind.dtype(kind), lambda context, builder, *_: context.get_constant(kind.dtype, value)
 
@@ -146,7 +146,7 @@ def log32(x):
 def copy(source, out):
     """Copy an array to an array of the same length.
 
-    An assignment of arrays would compile numba's broadcasting, whose errors need Python.
+    An assignment of arrays would compile numba's broadcasting, and the errors of broadcasting need Python.
     """
     for i in range(len(out)):
         out[i] = source[i]

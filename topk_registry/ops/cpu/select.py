@@ -30,7 +30,7 @@ def scratch(n, T, dtype):
 
 @borrowing
 def largest(row, skip, top, where, space):
-    """Write the T largest scores in descending order and their classes, without ``skip``. Return False if too few."""
+    """Write the T largest scores in descending order and their classes, without class ``skip``. False if too few."""
     _, classes, scores = space
     candidates = _candidates(row, skip, len(top), RANKED, space)
     if candidates < len(top):
@@ -41,10 +41,10 @@ def largest(row, skip, top, where, space):
 
 @borrowing
 def _candidates(row, skip, T, short, space):
-    """Write the T largest scores, and possibly more, with their classes in class order; return their number.
+    """Write the T largest scores, and possibly more scores, in class order, with their classes. Return their number.
 
-    Vector instructions read most scores twice. The first pass takes the maximum of every len(maxima)-th score, which
-    gives a bound that at least T scores reach. The second pass collects the scores that reach the bound. A row without
+    Vector instructions read most scores twice. The first pass takes the maximum of every len(maxima)-th score, and so
+    gets a bound that at least T scores reach. The second pass collects the scores that reach the bound. A row without
     maxima gets a bound only if it has more than ``short`` scores.
     """
     maxima, classes, scores = space
@@ -68,7 +68,7 @@ def _candidates(row, skip, T, short, space):
 
 @borrowing
 def in_order(scores, classes, candidates, top, where):
-    """Write the largest of the first ``candidates`` scores in descending order, and their classes. Ties keep order."""
+    """Write the largest of the first ``candidates`` scores in descending order, with classes. Ties keep their order."""
     T = len(top)
     for j in range(candidates):
         v, place = scores[j], min(j, T)
@@ -84,9 +84,10 @@ def in_order(scores, classes, candidates, top, where):
 
 @borrowing
 def _lower_bound(row, maxima, folded, T):
-    """Return a number that at least T + 1 scores reach, so T without the class to skip, from the maxima of lines.
+    """Return a number that at least T + 1 scores reach. So at least T scores reach it without the class to skip.
 
-    Lines are first merged to fewer than 4 (T + 1) lines, which costs little accuracy.
+    The number comes from the maxima of lines. Lines are first merged to fewer than 4 (T + 1), which costs little
+    accuracy.
     """
     maxima_of_lines(row, maxima)
     lines = few = len(maxima)
@@ -119,8 +120,8 @@ def maxima_of_lines(row, maxima):
 def reached_by(x, count):
     """Return a number that at least ``count`` of the scores reach, and few more scores.
 
-    The search bisects the interval of floats in sorted order until few remain. It begins above -inf, which is far from
-    all other floats.
+    The search bisects the interval of floats in sorted order until few scores remain. The search begins above -inf,
+    because -inf is far from all other floats.
     """
     lowest = np.int64(place_of(x.dtype.type(-np.inf)))
     low, high, numbers = np.int64(LAST), lowest, 0

@@ -31,7 +31,7 @@ def like_rows(shape: torch.Size, stride: int, dtype: torch.dtype, device: torch.
 
 
 def tiles(n: int, stride: int, size: int) -> Mapping[str, int | bool]:
-    """Return kernel constants: rows per program, tiles per row, numbers per 16-byte vector; ``size`` in bytes."""
+    """Return kernel constants: rows per program, tiles per row, numbers per 16-byte vector. ``size`` is in bytes."""
     return _tiles(n, stride, size, TILE_OF_A_WARP)
 
 

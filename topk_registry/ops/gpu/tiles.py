@@ -1,7 +1,7 @@
 # type: ignore
 """Tiles of rows for kernels: positions, loads and stores.
 
-A program works on R rows. A row with few tiles stays in registers. A longer row is read again from the cache for each
+A program works on R rows. A row with few tiles stays in registers. A longer row is read from the cache again in each
 pass. Tiles begin at multiples of VECTOR numbers, so all but the first and the last tile move whole vectors. The stride
 between rows is S numbers. ``SHIFTED`` means that rows may begin inside of a tile.
 """
@@ -91,7 +91,7 @@ def tiles_of(
     s_ptr, live, y, shift, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
     HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the tiles of the rows in registers, or none unless ``HELD``."""
+    """Return the tiles of the rows, in registers. Unless ``HELD``, return no tiles."""
     held = ()
     if HELD:
         for tile in tl.static_range(TILES):
@@ -119,7 +119,7 @@ def held_and_largest(
 
 @triton.jit
 def classes(shift, tile, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """Return the classes of a tile, and which of them exist."""
+    """Return the classes of a tile, and whether each of these classes exists."""
     col = tile * N + tl.arange(0, N)[None, :]
     if not SHIFTED:
         there = col < n

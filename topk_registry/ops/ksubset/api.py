@@ -23,7 +23,7 @@ MAX_TEMPERATURE = 1e30  # above it, margins overflow in single precision
 def smooth_topk(
     logits: Tensor, masses: Any, *, k: int, tau: float = 1.0, alpha: float | Tensor = 1.0, sums: bool = False
 ) -> Tensor:
-    """Compute sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) for each row, with margins at temperature k tau.
+    """Compute sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) for each row. The margins have temperature k tau.
 
     The forward pass also computes the gradient, so the backward pass is at most one multiplication. A row without mass
     has loss 0 and gradient 0 for any logits. If a row has at most k finite scores, classes with a finite score have
@@ -79,7 +79,6 @@ def run(
 
 
 def _fits(logits: Tensor, k: int, tau: float) -> bool:
-    """Return whether the kernels support these scores."""
     return logits.dtype != torch.float64 and 2 * k <= logits.shape[1] and k * tau < MAX_TEMPERATURE
 
 
@@ -93,7 +92,7 @@ def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
 
 
 def usual_backend(device: torch.device) -> str:
-    """Return the backend for class indices in single precision on a device."""
+    """Return the backend for class indices and scores in single precision on a device."""
     return _backend(torch.empty(0, 100, device=device), 5, 0.1, True)
 
 
@@ -167,10 +166,11 @@ def topk_log_odds(logits: Tensor, k: int) -> Tensor:
 
 
 def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """Return the probability that each class is in the top-k set: sigmoid of the log-odds of logits / temperature.
+    """Return the probability that each class is in a random k-set: sigmoid of the log-odds of logits / temperature.
 
-    pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e). Marginals sum to k. For k = 1 they are softmax. If at most k
-    scores are finite, their classes have probability 1. Arguments are as in :func:`topk_margins`.
+    pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e). The marginals of a row sum to k. For k = 1, they are softmax. If
+    at most k scores are finite, the classes of these scores have probability 1. Arguments are as in
+    :func:`topk_margins`.
 
     Example:
         >>> topk_marginals(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2).sum()

@@ -45,7 +45,7 @@ class Parts(NamedTuple):
 
 
 def working_dtype(s: Tensor, k: int, temperature: float) -> torch.dtype:
-    """Return the dtype to compute in: single precision on GPUs for small k and usual temperatures, else double."""
+    """Return the dtype for computations: single precision on GPUs for small k and usual temperatures, else double."""
     small = min(k, s.shape[1] - k) <= graph.SMALL_K and 1e-30 < temperature < 1e30
     return torch.float32 if s.is_cuda and small and s.dtype != torch.float64 else torch.float64
 

@@ -150,7 +150,7 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
 
 @borrowing
 def _split_rows(s, label, share, k, theta, n, memory, P):
-    """Split each row without its label; write the power sums P [k, B] of the tails and return how many are not 0."""
+    """Split each row without its label. Write the power sums P [k, B] of the tails. Return how many are not 0."""
     space, x, odds, scratch, _, size, u, most, a, of_label, where, members, power = memory
     powers = ZERO
     for r in range(len(label)):

@@ -66,8 +66,8 @@ def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """Return the margins theta l(s / theta) of every class: [B, n] -> [B, n].
 
-    Margins of the k largest classes are computed with the tilt for k + 1 classes, because without one of them, the (k +
-    1)-th class takes its place. If at most k scores are finite, their margins are inf.
+    The margins of the k largest classes are computed with the tilt for k + 1 classes. The reason is that without one of
+    the k largest classes, the (k + 1)-th class takes its place. If at most k scores are finite, their margins are inf.
     """
     n = s.shape[1]
     if 2 * k > n:
@@ -92,7 +92,7 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
 
 
 def log_odds(x: Tensor, k: int) -> Tensor:
-    """Return the log-odds that each class is in the top-k set: [B, n] -> [B, n]."""
+    """Return the log-odds that each class is in a random set of k classes: [B, n] -> [B, n]."""
     return margins(x, k, 1.0)
 
 
@@ -109,7 +109,7 @@ class _Solution(NamedTuple):
 
 
 def _group_size(k: int, n: int) -> int:
-    """Return the size of the top group: 2k + 1, so that the odds of all other classes are below 1."""
+    """Return the size of the top group: 2k + 1. With this size, the odds of all other classes are below 1."""
     return min(n, 2 * k + 1) if k <= WITH_TAIL else n
 
 
@@ -223,7 +223,7 @@ def power_sums(w: Tensor, k: int) -> Tensor:
 
 
 def _blocks(w: Tensor) -> Tensor:
-    """Return w [B, n] as [B, blocks, length], padded with zeros, because two short sums round less than one long sum.
+    """Return w [B, n] as [B, blocks, length], padded with zeros. Two short sums have less rounding than one long sum.
 
     onnxruntime adds a row in order, which costs 1.5 digits for 20,000 equal values.
     """

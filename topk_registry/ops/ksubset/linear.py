@@ -2,7 +2,7 @@
 
 The forward pass summarizes the scores of each chunk in O(k) numbers per row (``graph.State``). The backward pass
 recomputes the scores of a chunk, converts them into their gradient, and multiplies this gradient into the gradients of
-features, weight and bias. With a process group, each rank does so for its own classes, and the ranks exchange the
+features, weight and bias. With a process group, each rank processes only its own classes, and the ranks exchange the
 summaries (``ranks.py``).
 """
 
@@ -61,7 +61,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def chunk_size(features: Tensor, chunk: int | None) -> int:
-    """Return the number of classes per chunk: the given number, or a fast one."""
+    """Return the number of classes per chunk: the given number, or a number that is fast."""
     if chunk is not None:
         return chunk
     scores = CPU_CHUNK if features.device.type == "cpu" else GPU_CHUNK
@@ -222,8 +222,8 @@ class _Group(NamedTuple):
 def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
     """Solve for the top group [B, T] and the power sums [B, k] of all other classes.
 
-    Margins of the k largest classes are computed with the tilt for k + 1 classes, because without one of them, the (k +
-    1)-th class takes its place.
+    The margins of the k largest classes are computed with the tilt for k + 1 classes. The reason is that without one of
+    the k largest classes, the (k + 1)-th class takes its place.
     """
     a = top[:, k : k + 1].detach()
     x, margins = (top - a) / theta, []
@@ -244,7 +244,7 @@ def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
 
 
 class _ExpectedHinge(torch.autograd.Function):
-    """Three passes: the state; losses and gradients of top group and coefficients; gradients of scores."""
+    """Losses in three passes: the state; losses and gradients of top group and coefficients; gradients of scores."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, mass, alpha, tau, p):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -296,7 +296,7 @@ class _ExpectedHinge(torch.autograd.Function):
 
 
 def _margins(s: Tensor, f: _Group, margins: Tensor, c: Tensor, classes: Tensor, first: int, p: Problem) -> Tensor:
-    """Return the margins [B, m] of a chunk: given ones for the top group, and others without their factor."""
+    """Return the margins [B, m] of a chunk: the given ones for the top group, and computed ones for other classes."""
     s = _write(s, classes, torch.full_like(margins, -torch.inf), first)
     gap = s - f.a.to(s)
     below, last = graph.divide_out(c, (gap / p.theta - f.t.to(s)).exp(), p.k)

@@ -203,7 +203,7 @@ def _has_mass(r, shares, even, dense, few):
 
 @compiled
 def _masses(r, labels, shares, even, dense, mass, few, few_mass):
-    """Return the number of classes with mass, with the classes in ``few``; or -1, with all masses in ``mass``."""
+    """Return the number of classes with mass, and write them to ``few``. Or return -1, and write all to ``mass``."""
     m = labels.shape[1]
     if len(dense) > 0:
         count = places_unequal(dense[r], ZERO_32, few)
@@ -241,7 +241,7 @@ def _contains(classes, i):
 
 @compiled
 def _loss_of_certain(x, count, mass, few, few_mass):
-    """Return the loss of a row with one possible set: inf if a class outside of the set has mass."""
+    """Return the loss of a row with one possible set. If a class outside of the set has mass, the loss is inf."""
     for f in range(count):
         if few_mass[f] != 0 and x[few[f]] == -np.inf:
             return np.inf

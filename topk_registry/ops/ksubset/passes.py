@@ -1,6 +1,6 @@
 """Passes over the scores of one row, in single precision.
 
-Long passes work in blocks that fit in the first-level cache, and do several steps of a recurrence at once, because
+Long passes work in blocks that fit in the first-level cache. They do several steps of a recurrence at once, because
 loads and stores take most of the time.
 """
 
@@ -57,8 +57,8 @@ def reach(v, k):
 def power_sums(w, P, scratch):
     """Write P[j - 1] = sum_i w_i^j, j = 1..k, four powers at a time.
 
-    Odds whose last power would be denormal are skipped in these four. Their squares are at most 2^-48 of the largest
-    and do not change the sum.
+    Odds whose last power of the four would be denormal are skipped. The squares of these odds are at most 2^-48 of the
+    largest square, and do not change the sum.
     """
     k = len(P)
     P[:] = 0
@@ -100,7 +100,7 @@ def _up_to_fifth(base):
 
 @summing
 def _four_powers(base, v, least):
-    """Return the sums of v w, v w^2, v w^3 and v w^4, for odds w above ``least``; v becomes v w^4."""
+    """Return the sums of v w, v w^2, v w^3 and v w^4, for odds w above ``least``. Overwrite v with v w^4."""
     zero = np.float32(0)
     first = second = third = fourth = zero
     for i in range(len(base)):
@@ -124,7 +124,7 @@ def coefficients(k):
 
 @borrowing
 def first_of_fours(stop, count):
-    """Return where the last ``count`` of c_0..c_{stop-1} begin in c; Horner's rule takes a multiple of four.
+    """Return where the last ``count`` of c_0..c_{stop-1} begin in c. Horner's rule takes a multiple of four.
 
     The additional coefficients and leading zeros do not change the result.
     """
@@ -302,7 +302,8 @@ def _sum_of_hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
 def _five_moments(e, v):
     """Return the sums of e, -v e, v^2 e, -v^3 e and v^4 e.
 
-    Odds below 2^-20 are skipped in the last three sums: their powers do not change the sums but could be denormal.
+    Odds below 2^-20 are skipped in the last three sums, because their powers do not change the sums but could be
+    denormal.
     """
     zero, least = np.float32(0), np.float32(2.0**-20)
     first = second = third = fourth = fifth = zero
@@ -320,7 +321,7 @@ def _five_moments(e, v):
 
 @borrowing
 def _add_moments(e, v, count, dc):
-    """Add the sum of e (-v)^j to dc_{k-1-j}, j < count. e is overwritten. Terms that would be denormal are 0."""
+    """Add the sum of e (-v)^j to dc_{k-1-j}, j < count. Overwrite e. Terms that would be denormal are 0."""
     k, least = len(dc) - 1, np.float32(1e-20) * largest_size(e)
     for j in range(0, count, 3):
         sums = _three_moments(e, v, least)
@@ -330,7 +331,7 @@ def _add_moments(e, v, count, dc):
 
 @summing
 def _three_moments(e, v, least):
-    """Return the sums of e, -v e and v^2 e; e becomes -v^3 e."""
+    """Return the sums of e, -v e and v^2 e. Overwrite e with -v^3 e."""
     zero = np.float32(0)
     first = second = third = zero
     for i in range(len(v)):

@@ -40,7 +40,7 @@ def top_group(members, size, u, P, powers, p, q, before, after):
 def tail_polynomial(P, powers, b):
     """Write b_0..b_k of prod (1 + w_i X) from power sums P[j - 1] = sum w_i^j, by Newton's identities.
 
-    They are scaled by exp(-P_1 / 2), between the first and the largest coefficient.
+    The coefficients are scaled by exp(-P_1 / 2). This factor is between the first and the largest coefficient.
     """
     for i in range(b.shape[1]):
         b[0, i] = exp64(-0.5 * min(P[0, i], 1200.0))
@@ -55,7 +55,7 @@ def tail_polynomial(P, powers, b):
 
 @borrowing
 def products(q, p, before, after):
-    """Write before[i], before[0] times the first i factors, and after[i], the product of all factors from i on."""
+    """Write before[i], which is before[0] times the first i factors, and after[i], the product of factors from i on."""
     T = len(p)
     after[T] = 0
     after[T, 0] = 1
@@ -101,8 +101,8 @@ def label_gradient(p, q, before, after, g):
 def balanced(products, T, lane, out):
     """Return rho = c_{k-1} / c_k of one lane of products[T], and write its coefficients tilted by log rho and scaled.
 
-    The last two are then 1. Tiny coefficients become 0, because Horner's rule would produce denormal numbers. ``out``
-    is memory from :func:`passes.coefficients`.
+    The last two coefficients are then 1. Tiny coefficients become 0, because Horner's rule would give denormal numbers.
+    ``out`` is memory from :func:`passes.coefficients`.
     """
     k = products.shape[1] - 1
     rho = products[T, k - 1, lane] / products[T, k, lane]
@@ -147,7 +147,7 @@ def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
 
 @borrowing
 def _through_factor(c, g, q, p, g_q, g_p, passed):
-    """Compute the backward pass of :func:`_times`. ``passed`` becomes the cotangents of c."""
+    """Compute the backward pass of :func:`_times`. Overwrite ``passed`` with the cotangents of c."""
     for j in range(len(c)):
         for i in range(len(q)):
             g_q[i] += g[j, i] * c[j, i]
@@ -169,8 +169,7 @@ def _add_correlation(c, g_below, g_last, g):
 
 @borrowing
 def power_sum_cotangents(P, b, g):
-    """Compute the backward pass of :func:`tail_polynomial` with constant b_0. P becomes the cotangents of the power
-    sums.
+    """Compute the backward pass of :func:`tail_polynomial` with constant b_0. P gets the power sums' cotangents.
 
     From b = exp(sum_i (-1)^(i-1) P_i X^i / i) follows db_j / dP_i = (-1)^(i-1) b_{j-i} / i.
     """

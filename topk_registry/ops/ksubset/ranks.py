@@ -31,7 +31,7 @@ def classes_per_rank(n: int, ranks: int) -> list[int]:
 
 
 def first_class(sizes: Sequence[float], n: int | None, group: Any) -> tuple[int, int]:
-    """Return the first class of this rank and the number of all classes, from the number of classes per rank.
+    """Return the first class of this rank, and the number of all classes, from the number of classes per rank.
 
     Raises:
         ValueError: the classes per rank differ from ``classes_per_rank``.

@@ -85,7 +85,7 @@ def scratch_space(n, depth):
 
 @borrowing
 def power_sums(w, most, P, scratch):
-    """Write the power sums of a tail and return how many are needed. The others are 0.
+    """Write the power sums of a tail and return how many are needed. All other power sums are 0.
 
     ``most`` is the largest of the tilted odds.
     """

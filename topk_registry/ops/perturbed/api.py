@@ -127,7 +127,6 @@ def _hinges(
     alpha: float | Tensor,
     scale: float,
 ) -> Tensor:
-    """Return the losses of :func:`perturbed_hinge` in PyTorch operations."""
     s = torch.where((shares != 0).any(1, keepdim=True), _wide(logits), 0.0)
     q, gap = shares.to(s.dtype), alpha.to(s)[labels] if isinstance(alpha, Tensor) else alpha
     violation = (gap + threshold(s)[:, None] - s.gather(1, labels)).clamp(min=0)
@@ -144,7 +143,6 @@ def _threshold(
     noise: Tensor | None = None,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """Return the perturbed k-th largest score [B] of rows [B, n]."""
     backend = _backend(rows, k, epsilon, noise)
     if backend == "torch" or route(rows, noise) is Route.OPERATIONS:
         return definition.kth(rows, k, epsilon, num_samples, generator, noise)
@@ -154,7 +152,7 @@ def _threshold(
 
 
 def _backend(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> str:
-    """Return the backend for a call; kernels draw noise on their own, in single precision."""
+    """Return the backend for a call. Kernels draw their own noise, in single precision."""
     n, device = rows.shape[-1], rows.device
     fits = noise is None and EPSILONS[0] <= epsilon <= EPSILONS[1] and rows.dtype != torch.float64
     if device.type == "cuda":
@@ -168,7 +166,7 @@ def usual_backend(device: torch.device) -> str:
 
 
 def _works(device: torch.device) -> bool:
-    """Return whether the kernels of a device find the second largest score with negligible noise."""
+    """Return whether the kernels of a device find the second largest score if the noise is negligible."""
     scores = torch.linspace(0, 30, 39).sin().view(3, 13).to(device)
     kernel = custom_op.kernel(KERNELS[device.type])
     value, index = kernel(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
@@ -177,7 +175,7 @@ def _works(device: torch.device) -> bool:
 
 
 def checked_options(k: int, epsilon: float, num_samples: int) -> tuple[int, float, int]:
-    """Return k, epsilon and num_samples; raise unless they are valid for some scores."""
+    """Return k, epsilon and num_samples. Raise unless they are valid for some scores."""
     k, num_samples = integer(k, "k", at_least=1), integer(num_samples, "num_samples", at_least=1)
     return k, number(epsilon, "epsilon", at_least=0), num_samples
 

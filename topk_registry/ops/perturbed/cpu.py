@@ -1,8 +1,10 @@
-"""The perturbed k-th largest score and its hinge on the CPU, compiled by numba. Noise is generated only where needed.
+"""The perturbed k-th largest score and its hinge on the CPU, compiled by numba.
 
-For each row, a search finds a height that k scores of nearly every draw reach, and not many more. The height gives
-each class a limit: if the first byte of its uniform number exceeds the limit, its score cannot reach the height, and
-its normal number is not computed. See README.md.
+Normal noise is computed only for the classes that can matter. For each row, a search finds a threshold (``height``): in
+nearly every draw, at least k scores reach it, but few more than k do. The threshold gives a limit for each class. If
+the first byte of a class's uniform number exceeds the limit, its score cannot reach the threshold, so its normal number
+is not computed. If fewer than k scores of a draw reach the threshold, the draw is repeated with a lower threshold, then
+with all classes.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # numba's intrinsics are called without their first parameter
@@ -64,7 +66,7 @@ def hinge(
 
     Args:
         scores, seed, k, epsilon, num_samples: as in :func:`kth`.
-        needs_grad: unused, because the gradient is cheap.
+        needs_grad: unused, because the gradient costs little.
         labels, shares: classes y [B, m] and their masses.
         alpha: required margin, one number or one per class [n].
         scale: factor of the loss.
@@ -118,7 +120,7 @@ def body(job):
 
 @compiled
 def hinges(row, threshold, labels, shares, gaps, alpha, scale, index, g):
-    """Return the loss of a row, and add its gradient to ``g``."""
+    """Return the loss of a row, and add the gradient of the loss to ``g``."""
     if threshold != threshold:
         fill(g, np.nan)
         return np.nan
@@ -145,13 +147,13 @@ def scratch(n):
 
 @compiled
 def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
-    """Return the mean over draws of the k-th largest perturbed score, and a guess of the height of the next row.
+    """Return the mean over draws of the k-th largest perturbed score, and a guess of the threshold of the next row.
 
     Args:
         row: scores [n].
         r: row index in the batch. Row index, key, draw and class determine the noise.
         index: output, the class that is k-th at each draw [draws].
-        guess: guess of the height. It affects the time only.
+        guess: guess of the threshold. It affects only the time.
         space: memory from :func:`scratch`.
     """
     if _has_nan(row):
@@ -196,10 +198,10 @@ def _has_nan(row):
 
 @compiled
 def find_height(row, k, epsilon, guess, limit):
-    """Return a height that k scores of nearly every draw reach, and not many more; -inf if none is found.
+    """Return a threshold that at least k, but few more, scores reach in nearly every draw; -inf if none is found.
 
-    About one draw in a hundred has fewer than k scores above it and is computed again. Each further score costs a
-    normal number per draw. ``limit`` gets the limits for this height.
+    About one draw in a hundred has fewer than k scores above the threshold, and is computed again. Each further score
+    costs a normal number per draw. ``limit`` gets the limits for this threshold.
     """
     few, low, high, height, step = k + 1.5 * math.sqrt(k) + 2, -np.inf, np.inf, np.float64(guess), epsilon
     for _ in range(24 if few < len(row) else 0):
@@ -219,7 +221,7 @@ def find_height(row, k, epsilon, guess, limit):
 
 @inlined
 def set_limits(row, height, epsilon, limit):
-    """Write the limits of all classes for a height, and return the expected number of scores above it."""
+    """Write the limits of all classes for a threshold, and return the expected number of scores above the threshold."""
     if height == -np.inf:
         fill(limit, 255)
         return np.float64(len(row))
@@ -228,9 +230,9 @@ def set_limits(row, height, epsilon, limit):
 
 @summing
 def tails(row, height, inverse, limit):
-    """Write the largest first byte of U with which each class can reach the height; ``inverse`` is 1 / epsilon.
+    """Write the largest first byte of U with which each class can reach the threshold. ``inverse`` is 1 / epsilon.
 
-    Returns the expected number of scores above the height, slightly overestimated.
+    Return the expected number of scores above the threshold, slightly overestimated.
     """
     count = np.float32(0)
     for i in range(len(row)):
@@ -250,9 +252,9 @@ def tail(x):
 
 @compiled
 def candidates(byte, limit, n, first, calls, u):
-    """List the classes whose first byte is within the limit, and return their number.
+    """Find the classes whose first byte is within the limit, and return the number of these classes.
 
-    ``calls`` gets their generator calls, counted from ``first``, and ``u`` their uniform numbers with the first byte.
+    ``calls`` gets their generator calls, counted from ``first``. ``u`` gets their uniform numbers with the first byte.
     """
     m = 0
     for start in range(0, n, 64):
@@ -269,7 +271,7 @@ def candidates(byte, limit, n, first, calls, u):
 
 @compiled
 def kth_of(v, k):
-    """Return the position of the k-th largest of at least k numbers, by ranking one after the other."""
+    """Return the position of the k-th largest of at least k numbers, by ranking the numbers one after the other."""
     for j in range(len(v)):
         above, reached = 0, 0
         for i in range(len(v)):

@@ -1,4 +1,4 @@
-"""The operator as a node of graphs, with its gradient. The seed is the only source of randomness."""
+"""The operator as a node of graphs, with a gradient. The seed is the only source of randomness."""
 
 from typing import Any
 
@@ -34,7 +34,6 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _spread(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    """Add grad / draws at the class of each draw."""
     index, invalid = ctx.saved_tensors
     share = (grad / index.shape[1]).masked_fill(invalid, torch.nan)
     spread = grad.new_zeros(len(grad), ctx.n).scatter_add_(1, index, share[:, None].expand_as(index))

@@ -15,7 +15,7 @@ def kth(
 ) -> Tensor:
     """Return the mean k-th largest score [B] of scores [B, n], differentiable.
 
-    Each draw leaves its k-th class and the noise of this class, so that memory does not grow with the number of draws.
+    Each draw stores only its k-th class and the noise of this class, so memory hardly grows with the number of draws.
     """
     s, n, indices, shifts = scores.detach(), scores.shape[1], [], []
     for draw in range(num_samples if epsilon else 1):

@@ -29,7 +29,7 @@ MANTISSA = np.int64((1 << 52) // STEPS - 1)
 
 @inlined
 def philox(call, row, use, key_0, key_1):
-    """Return 128 random bits as two words. Bits above the 32 of a counter or key are ignored."""
+    """Return 128 random bits as two words. Of each counter and key, only the lower 32 bits are used."""
     c0, c1, c2, c3 = call, call >> HIGH, row, ((row >> HIGH) << np.uint64(1)) | use
     for _ in range(ROUNDS):
         p, q = MULTIPLY_0 * (c0 & LOW), MULTIPLY_1 * (c2 & LOW)
@@ -40,7 +40,7 @@ def philox(call, row, use, key_0, key_1):
 
 @compiled
 def first_bytes(call, row, key, words):
-    """Write the first bytes of all classes of a draw, eight in each word, from this call of the generator on."""
+    """Write the first bytes of all classes of a draw, eight per word. ``call`` is the first call of the generator."""
     half, key_0, key_1 = len(words) // 2, np.uint64(key[0]), np.uint64(key[1])
     for i in range(half):
         words[i], words[half + i] = philox(call + np.uint64(i), row, FIRST_BYTES, key_0, key_1)
@@ -48,7 +48,7 @@ def first_bytes(call, row, key, words):
 
 @compiled
 def other_bytes(call, row, key, u):
-    """Add the other 56 bits to uniforms that have their first byte; ``call``: the number of each class and draw."""
+    """Add the other 56 bits to uniforms that have their first byte. ``call`` has the number of each class and draw."""
     key_0, key_1 = np.uint64(key[0]), np.uint64(key[1])
     for j in range(len(u)):
         word, _ = philox(call[j], row, OTHER_BYTES, key_0, key_1)

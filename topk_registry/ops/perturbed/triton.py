@@ -1,8 +1,8 @@
 """The perturbed k-th largest score on a GPU. Philox generates the noise in registers, so noise is never stored.
 
-There is one program per row and draw. Its noise is a function of the seed, the row index, the draw and the class. Each
-counter 0, 1, 2, ... of the generator gives four normal numbers. The k-th largest is found one maximum at a time.
-No function synchronizes with the device.
+One program handles one row of one draw. The noise of a class depends only on the seed, the row index, the draw and the
+class. Each counter value of Philox gives four normal numbers, for four classes. The k-th largest score is found by k
+searches for a maximum. No function synchronizes with the device.
 """
 # Triton kernels are not typed Python
 # pyright: reportCallIssue=false, reportOperatorIssue=false
@@ -33,7 +33,7 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
 
 @triton.jit
 def kth_of_draw(scores_ptr, seed_ptr, value_ptr, index_ptr, n, k, epsilon, N: tl.constexpr):
-    """Store the k-th largest of scores + epsilon * noise and its class. If a score is NaN, store NaN."""
+    """Store the k-th largest of scores + epsilon * noise, and its class. If a score of the row is NaN, store NaN."""
     row = tl.program_id(0).to(tl.int64)
     draw = tl.program_id(1)
     out = row * tl.num_programs(1) + draw

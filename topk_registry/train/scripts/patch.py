@@ -1,7 +1,7 @@
 """Replace the loss of another training script, and check that the script trains with the registered loss.
 
-If a script constructs its loss in a place that the patch does not know, it would silently train with its own loss.
-Therefore the registered loss records backward passes, and an optimizer step without a backward pass ends the run.
+If a script constructs its loss in a place that the patch does not know, the script would silently train with its own
+loss. Therefore the registered loss records its backward passes, and an optimizer step without one ends the run.
 """
 
 import inspect
@@ -28,7 +28,7 @@ MIXING = ("mixup", "cutmix", "cutmix_minmax", "mixup_alpha", "cutmix_alpha")
 
 
 class UnusedLossError(TrainError):
-    """The script trained with a loss other than the registered one."""
+    """The script trained with another loss than the registered loss."""
 
 
 class WatchedLoss(nn.Module):
@@ -72,7 +72,7 @@ class Patch:
         args.loss_record = self.spec.record
 
     def criterion(self, model: nn.Module | None, device: torch.device | str | None) -> WatchedLoss:
-        """Return the loss on the device, as replacement for the loss of the script."""
+        """Return the registered loss on the device. It replaces the loss of the script."""
         if self.loss is None:
             facts = self._facts(model)
             loss = build_loss(self.spec, facts)
@@ -127,7 +127,7 @@ class Patch:
 
 
 def install(module: Any, patch: Patch) -> None:
-    """Patch a loaded script: the tasks of timm if it uses them, else its ``train_one_epoch``."""
+    """Patch a loaded script: the tasks of timm if the script uses tasks, else the script's ``train_one_epoch``."""
     tasks = [name for name, value in vars(module).items() if _is_task(value)]
     for name in tasks:
         setattr(module, name, _patched_task(getattr(module, name), patch))

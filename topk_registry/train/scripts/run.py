@@ -80,7 +80,7 @@ def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
 
 
 def _call(module: ModuleType, argv: Sequence[str], prepare: Callable[[Any], None] = lambda args: None) -> None:
-    """Call the script's ``main``, and pass the parsed arguments to ``prepare``."""
+    """Call the script's ``main``. Pass the parsed arguments to ``prepare`` first."""
     if hasattr(module, "get_args_parser") and hasattr(module, "main"):  # torchvision's
         args = module.get_args_parser().parse_args(list(argv))
         prepare(args)
@@ -101,7 +101,7 @@ def _call(module: ModuleType, argv: Sequence[str], prepare: Callable[[Any], None
 
 @contextmanager
 def _loaded(path: str, argv: Sequence[str]) -> Iterator[ModuleType]:
-    """Load the script as a module, with the command line and import path of a program."""
+    """Load the script as a module, with the command line and the import path that a program would have."""
     outer = sys.argv, list(sys.path)
     sys.argv = [path, *argv]
     sys.path.insert(0, str(Path(path).resolve().parent))

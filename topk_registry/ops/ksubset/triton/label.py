@@ -183,7 +183,7 @@ def write_certain_row(
 
 @triton.jit
 def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexpr):
-    """Return the label, or -1 if it is out of range, and its score."""
+    """Return the label and its score. A label out of range is -1."""
     y = tl.load(label_ptr + row, mask=live, other=-1)
     known = (y >= 0) & (y < n)
     s_y = tl.load(s_ptr + row * S + y, mask=known, other=float("nan")).to(tl.float32)

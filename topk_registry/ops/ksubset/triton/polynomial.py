@@ -3,8 +3,8 @@
 
 A coefficient is a number or a vector of *lanes*, with one lane per class of a row's top group. Lane i multiplies the
 factors of all classes but the i-th into the polynomial of the tail. Thus a product without one class needs neither a
-division nor a table of products: T steps on k vectors, each a sum of positive terms. The lane after the last class is
-the product of all classes.
+division nor a table of products. It takes T steps on k vectors, and each step is a sum of positive terms. The lane
+after the last class is the product of all classes.
 """
 
 import triton

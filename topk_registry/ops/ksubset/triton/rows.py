@@ -157,7 +157,7 @@ def next_largest(
     held, s_ptr, live, y, shift, v, i,
     n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, tiles, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the largest score after v at i and its class, with ties in class order; -inf and n if there is none."""
+    """Return the largest score after v at i and its class, with ties in class order. If there is none, -inf and n."""
     best = tl.full((1, N), float("-inf"), tl.float32)
     at = tl.full((1, N), n, tl.int32)
     if HELD:
