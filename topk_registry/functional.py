@@ -1,6 +1,7 @@
 """Stateless functions of tensors: top-k marginals, and losses of logits.
 
-A function named ``*_loss`` takes ``(logits, target)`` and returns a tensor, reduced as in ``torch.nn.functional``.
+A function named ``*_loss`` takes ``(logits, target)`` and returns a tensor. Losses are reduced as in
+``torch.nn.functional``.
 """
 
 from torch import Tensor
@@ -37,8 +38,8 @@ def smooth_topk_loss(
 ) -> Tensor:
     """Compute the smooth top-k SVM: a hinge on the margin of the label, smoothed with temperature tau.
 
-    L_y = tau softplus((alpha_y - margin_y / k) / tau), with margins at the temperature k tau. For a distribution q over
-    labels, L = sum_c q_c w_c L_c.
+    L_y = tau softplus((alpha_y - margin_y / k) / tau), where margins have the temperature k tau. For a distribution q
+    over labels, L = sum_c q_c w_c L_c.
 
     Args:
         logits: scores [B, n].

@@ -1,4 +1,4 @@
-"""The conformance kit: check from the tests of a plug-in that any trainer can use its loss.
+"""The conformance kit: in the tests of a plug-in, check that any trainer can use the loss of the plug-in.
 
 In one line,
 
@@ -84,13 +84,13 @@ class LossCheck:
         return self.result("failed", message, self.subject.place())
 
     def result(self, status: Any, message: str = "", place: str = "") -> CheckResult:
-        """Return a result of this check, whose docstring states why it matters."""
+        """Return a result of this check. The docstring of the check says why the check matters."""
         why = " ".join((inspect.getdoc(CHECKS[self.name]) or "").split())
         return CheckResult(self.name, status, why, message, place)
 
 
 class LossCheckError(AssertionError):
-    """A loss failed checks. The message lists expected value, actual value and purpose of each failed check."""
+    """A loss failed checks. The message has expected value, actual value and purpose of each failed check."""
 
     def __init__(self, name: str, results: list[CheckResult]) -> None:
         self.failed = [result for result in results if result.status == "failed"]
@@ -102,7 +102,7 @@ class LossCheckError(AssertionError):
 
 
 def check_loss(loss: Any, **options: Any) -> None:
-    """Run every check on a loss; raise one :class:`LossCheckError` that lists all failures.
+    """Run every check on a loss. If checks fail, raise one :class:`LossCheckError` that lists all failures.
 
     Args:
         loss, options: as for :func:`iter_checks`.
@@ -126,9 +126,9 @@ def iter_checks(
 
     Args:
         loss: a factory, a registered name, a loss object, or a function ``(logits, target) -> Tensor``.
-        options: keyword options of the factory. Context (``num_classes``, ``class_counts``, ...) is added.
+        options: keyword options of the factory. The kit adds context such as ``num_classes`` and ``class_counts``.
         num_classes: number of classes in the data of the checks.
-        expected_failed_checks: names of checks and why the loss fails them. If one of them passes, that is a failure.
+        expected_failed_checks: reason per check that the loss fails, by name. Such a check that passes is a failure.
     """
     expected = dict(expected_failed_checks or {})
     unknown = sorted(expected.keys() - CHECKS.keys())
@@ -160,7 +160,7 @@ def parametrize_with_checks(
 
     Args:
         losses: a list of losses as in :func:`iter_checks`.
-        expected_failed_checks: function from a loss to its expected failures, which become strict ``xfail`` marks.
+        expected_failed_checks: function from a loss to its expected failures. They become strict ``xfail`` marks.
         options: further options of :func:`iter_checks`.
     """
     import pytest

@@ -1,4 +1,4 @@
-"""Checks of a call: its result, side effects that it must not have, and that rows do not depend on each other."""
+"""Checks of a call: the result, side effects that a call must not have, and that rows do not depend on each other."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ def returns_differentiable_scalar(subject: Subject) -> None:
 
 @check
 def prefers_the_label(subject: Subject) -> None:
-    """The loss must be smaller if the label has the largest score than if it has the smallest."""
+    """The loss must be smaller if the label has the largest score than if the label has the smallest score."""
     label = subject.labels()
     first = 4 * subject.one_hot(label)
     best, worst = (evaluate(subject.build(), logits, label).item() for logits in (first, 4 - first))
@@ -137,7 +137,7 @@ def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wan
 
 @check
 def batch_of_one(subject: Subject) -> None:
-    """The last batch of an epoch may have one sample. Squeezed shapes and batch statistics fail on it."""
+    """The last batch of an epoch may have one sample. Squeezed shapes and batch statistics fail on such a batch."""
     subject.needs_rows()
     loss, logits, labels = subject.build(), subject.logits()[:1], subject.labels()[:1]
     copies, copied = logits.repeat(BATCH, 1), labels.repeat(BATCH)

@@ -1,4 +1,4 @@
-"""Outcomes of a check: it fails with expected and actual value, or it does not apply for a reason."""
+"""Outcomes of a check: the check fails with the expected and the actual value, or it does not apply for a reason."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ class CheckFailedError(AssertionError):
 
 
 class NotApplicableError(SkipTest):
-    """The check does not apply to this loss; pytest skips it."""
+    """The check does not apply to this loss. pytest skips the check."""
 
 
 def expect(condition: bool | Tensor, message: str) -> None:
@@ -48,9 +48,9 @@ def expect_finite(got: Tensor, what: str) -> None:
 
 
 def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | None = None, floor: float = 0.0) -> None:
-    """Raise unless got equals wanted within tolerance times the larger of ``floor`` and wanted's largest entry.
+    """Raise unless got equals wanted within tolerance times the larger of ``floor`` and the largest entry of wanted.
 
-    The tolerance is relative to the largest entry, because small entries are sums of large ones. NaN equals NaN.
+    The tolerance is relative to the largest entry, because small entries may be sums of large numbers. NaN equals NaN.
     """
     __tracebackhide__ = True
     expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")

@@ -1,4 +1,4 @@
-"""Checks of numbers: the gradient is the derivative of the value, also with half precision and large scores."""
+"""Checks of numbers: the gradient is the derivative of the loss, also with half precision and large scores."""
 
 import torch
 from torch import Tensor

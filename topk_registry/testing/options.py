@@ -1,4 +1,4 @@
-"""Checks of options: options of ``torch.nn.CrossEntropyLoss`` have the same meaning here."""
+"""Checks of options: options of ``torch.nn.CrossEntropyLoss`` must have the same meaning in the loss."""
 
 import inspect
 from collections.abc import Iterator
@@ -54,7 +54,7 @@ def weights_scale_rows(subject: Subject) -> None:
 
 @check
 def ignore_index_skips_rows(subject: Subject) -> None:
-    """Rows with the label ``ignore_index`` have no loss and no gradient and do not count in the mean, even if NaN."""
+    """Rows with the label ``ignore_index`` have no loss and no gradient, and do not count in the mean, even if NaN."""
     subject.require("ignore_index")
     logits, labels = subject.logits(), subject.labels()
     broken = logits.index_fill(0, torch.tensor(1), torch.nan)
@@ -88,7 +88,7 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
 @check
 def declared_options_work(subject: Subject) -> None:
     """``option_ranges`` and ``tuning_grid`` name options of the loss. Their values give a finite loss. A range contains
-    the default and the tuning grid, and values outside raise a ValueError."""
+    the default and the tuning grid. Values outside of the range raise a ValueError."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     if not ranges and not grid:
         raise NotApplicableError("declares no option_ranges and no tuning_grid")
@@ -122,7 +122,7 @@ def _is_refused(subject: Subject, option: str, value: Any) -> bool:
 
 @check
 def options_can_be_set(subject: Subject) -> None:
-    """Temperatures are annealed by setting an option. Later calls must use the new value, or setting must raise."""
+    """Temperatures are annealed by setting an option. Later calls must use the new value, or the setting must raise."""
     logits, labels = subject.logits(), subject.labels()
     for option, value in _other_values(subject):
         loss = subject.build()
@@ -140,7 +140,7 @@ def options_can_be_set(subject: Subject) -> None:
 
 
 def _other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
-    """Yield options with further values with which the loss can be built."""
+    """Yield (name, value) of options with further values for which the loss can be built."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     weight, counts = subject.class_weight(), list(range(1, subject.num_classes + 1))
     common = {"weight": [weight], "class_counts": [counts], "ignore_index": [int(subject.labels()[0])]}
@@ -171,7 +171,7 @@ def _at_epoch(loss: Loss) -> Loss:
 
 @check
 def set_epoch_is_harmless(subject: Subject) -> None:
-    """A trainer calls ``set_epoch`` before each epoch. ``first_change`` is the first epoch with another loss."""
+    """A trainer calls ``set_epoch`` before each epoch. ``first_change`` is the first epoch whose loss differs."""
     loss = subject.build()
     set_epoch = getattr(loss, "set_epoch", None)
     if not callable(set_epoch):

@@ -1,4 +1,4 @@
-"""Checks of the loss as an object: it is moved, saved, copied and sent to workers."""
+"""Checks of the loss as an object: a trainer moves, saves and copies the loss, and sends it to workers."""
 
 import copy
 import pickle
@@ -14,8 +14,8 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 def moves_to_meta(subject: Subject) -> None:
     """``loss.to(device)`` moves only parameters and buffers. Any other tensor stays on the CPU and fails on a GPU.
 
-    The meta device, on which models are planned, shows this without a GPU. Its tensors have shapes but no numbers, so
-    no branch may depend on numbers."""
+    The meta device shows this without a GPU. Its tensors have shapes but no numbers, so no branch may depend on
+    numbers."""
     loss = _stateful(subject)
     kinds = [(kind, target) for kind, target in subject.targets(loss) if isinstance(target, Tensor)]
     loss = loss.to("meta") if isinstance(loss, nn.Module) else loss
@@ -59,14 +59,14 @@ def state_dict_round_trip(subject: Subject) -> None:
 
 @check
 def can_be_copied(subject: Subject) -> None:
-    """Worker processes pickle the loss, and averaged models deep-copy it. A lambda or a local class prevents that."""
+    """Worker processes pickle the loss, and averaged models deep-copy it. A lambda or a local class prevents both."""
     loss = _stateful(subject)
     _expect_equal(pickle.loads(pickle.dumps(loss)), loss, subject, "after pickling")
     _expect_equal(copy.deepcopy(loss), loss, subject, "of the copy")
 
 
 def _stateful(subject: Subject) -> Loss:
-    """Return a loss with class weights if it takes them, so that it has state."""
+    """Return a loss that has state: a loss with class weights, if the loss takes class weights."""
     if subject.takes("weight") and "weight" not in subject.options and isinstance(subject.build(), nn.Module):
         return subject.build(weight=subject.class_weight())
     return subject.build()

@@ -31,7 +31,7 @@ class Subject:
     """A loss factory with its options.
 
     Args:
-        factory: takes keyword options, returns a callable ``(logits [B, n], target)``.
+        factory: takes keyword options and returns a callable ``(logits [B, n], target)``.
         name: name in reports.
         options: keyword options of every build.
         num_classes: n of the data. Above 2k + 1, both code paths of a top-k loss are tested.
@@ -51,7 +51,7 @@ class Subject:
         return cls(_as_factory(loss), name, options or {}, num_classes)
 
     def place(self, error: BaseException | None = None) -> str:
-        """Return ``file:line`` of the loss's source or, with an error, of the line that raised it; "" if unknown."""
+        """Return ``file:line`` of the loss or, with an error, of the line that raised the error; "" if unknown."""
         source = getattr(self.factory, "source", None) or inspect.unwrap(unbound(self.factory))
         try:
             file, line = inspect.getsourcefile(source) or "", inspect.getsourcelines(source)[1]
@@ -63,7 +63,7 @@ class Subject:
         return f"{file}:{line}"
 
     def build(self, **options: Any) -> Loss:
-        """Return a new loss with the subject's options, the context that its factory takes, and these options."""
+        """Return a new loss with the options of the subject, the context that the factory takes, and these options."""
         loss = self.factory(**{**accepted_context(self.factory, self._context()), **self.options, **options})
         if isinstance(loss, nn.Module) and "_parameters" not in vars(loss):
             raise TypeError(f"{type(loss).__name__}.__init__ must call super().__init__()")
@@ -83,7 +83,7 @@ class Subject:
         return {"num_classes": self.num_classes, "class_counts": counts, "total_epochs": EPOCHS, **plain}
 
     def needs_rows(self) -> None:
-        """Skip a check that does not apply to losses that are defined on a whole batch."""
+        """Skip a check that does not apply to losses on a whole batch."""
         if isinstance(self.build(), BatchLoss):
             raise NotApplicableError("is defined on a whole batch")
 
@@ -93,7 +93,7 @@ class Subject:
         return bool(getattr(self.build(), "estimates_gradient", False))
 
     def needs_own_gradient(self) -> None:
-        """Skip a check that does not apply to losses that declare their gradient as an estimate."""
+        """Skip a check that does not apply to losses whose declared gradient is an estimate."""
         if self.estimates_gradient:
             raise NotApplicableError("declares that its gradient is an estimate")
 
@@ -144,7 +144,7 @@ class Subject:
         return torch.linspace(0.5, 2.0, self.num_classes)
 
     def expect_same_value(self, left: Callable[[], Tensor], right: Callable[[], Tensor], what: str) -> None:
-        """Raise unless both values are equal; for a random loss, unless the means agree within six standard errors."""
+        """Raise unless both values are equal. For a random loss, the means must agree within six standard errors."""
         if not self.is_random:
             expect_close(_seeded(left, SEED), _seeded(right, SEED), what, floor=1.0)
             return
@@ -164,7 +164,7 @@ def seed(number: int) -> None:
 
 
 def evaluate(loss: Loss, logits: Tensor, target: Target) -> Tensor:
-    """Return the loss under a fixed seed, so that a random loss is reproducible."""
+    """Return the loss under a fixed seed, so that a random loss gives the same value in every call."""
     seed(SEED)
     return loss(logits, target)
 
@@ -178,7 +178,7 @@ def value_and_gradient(loss: Loss, logits: Tensor, target: Target) -> tuple[Tens
 
 
 def _as_factory(loss: Any) -> Callable[..., Loss]:
-    """Return a factory unchanged. For a loss object or function, return a factory that returns the loss."""
+    """Return a factory unchanged. For a loss object or a function, return a factory that returns this loss."""
     if isinstance(loss, nn.Module):
 
         def of_object() -> Loss:

@@ -15,7 +15,7 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 @check
 def takes_distributions(subject: Subject) -> None:
     """Mixup and CutMix produce distributions. A one-hot distribution must give the same loss as its index. A loss that
-    uses only the arg max of a distribution ignores the mixed-in labels."""
+    uses only the arg max of a distribution ignores all other labels."""
     subject.needs_rows()
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     one_hot = subject.one_hot(labels)
@@ -58,7 +58,7 @@ def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
 
 @check
 def bad_targets_raise(subject: Subject) -> None:
-    """A target of wrong shape, range or dtype must raise an error. Broadcasting it would train on noise."""
+    """A target of wrong shape, range or dtype must raise an error. Broadcasting such a target would train on noise."""
     loss, logits, n = subject.build(), subject.logits(), subject.num_classes
     labels, dense = subject.labels(), subject.distributions()
     bad = {
@@ -83,7 +83,7 @@ def _expect_error(loss: Loss, logits: Tensor, target: Tensor, what: str) -> None
 
 @check
 def hooks_agree(subject: Subject) -> None:
-    """Labels, the table of all classes and a fused operator must give the same loss: mixup uses another hook."""
+    """Labels, the losses of all classes and a fused operator must give the same loss: mixup uses another hook."""
     loss: Any = subject.build(**({"reduction": "none"} if subject.takes("reduction") else {}))
     if not isinstance(loss, ClassificationLoss) or subject.is_random:
         raise NotApplicableError("is not a ClassificationLoss, or draws random numbers")

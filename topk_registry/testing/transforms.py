@@ -17,8 +17,8 @@ TOLERANCE = 1e-5
 
 @check
 def vmap(subject: Subject) -> None:
-    """Differential privacy and data selection need the gradient of each row: grad under vmap. A loss that reads a
-    number (``.item()``, ``if``) prevents that."""
+    """Differential privacy and data selection need the gradient of each row: grad under vmap. If a loss reads a number
+    (``.item()``, ``if``), vmap fails."""
     subject.needs_rows()
     loss, logits = subject.build(), subject.logits()
     rows = torch.func.grad_and_value(lambda x, y: loss(x[None], y[None]))
@@ -88,7 +88,7 @@ def compiles(subject: Subject) -> None:
 
 
 def _quietly(call: Callable[[], Any]) -> Any:
-    """Return the result under a fixed seed, without the warnings of the compiler."""
+    """Return the result of a call under a fixed seed, without the warnings of the compiler."""
     seed(SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

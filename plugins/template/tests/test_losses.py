@@ -1,4 +1,4 @@
-"""The loss passes the conformance kit, has the paper's values, and is found by its name."""
+"""Checks: the loss passes the conformance kit, has the paper's values, and is found by name."""
 
 import pytest
 import torch

@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
         argv: arguments after ``study``.
 
     Returns:
-        the exit status.
+        The exit status.
     """
     parser = create_study_parser()
     args, rest = parser.parse_known_args(argv)
@@ -142,7 +142,7 @@ def _set_up(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Study, Fla
 
 
 def check(study: Study, runs: Sequence[Flags]) -> None:
-    """Try each loss and its options on one batch.
+    """Try each loss with the options of its runs on one batch.
 
     Raises:
         TrainError: a run could not start, or the metric is 100 % for any model.
@@ -176,7 +176,7 @@ def _list(table: Sequence[Any], seeds: int) -> int:
 
 
 def table_of(study: Study, rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as text: means, and differences from the first loss with their 95 % half-widths."""
+    """Return the rows as text: means, and differences from the first loss with half-widths of 95 % intervals."""
     from topk_studies.runner import pairs
 
     lines = [["condition", "loss", "chosen", *study.metrics]]

@@ -22,7 +22,7 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
     """Return the comparison of losses with a training configuration.
 
     Args:
-        losses: losses as text. Options that are not in the text take the values of the loss's ``tuning_grid``.
+        losses: losses as text. An option that is not in the text takes all values of the loss's ``tuning_grid``.
         trials: number of trials per loss.
         rates: range of the learning rate. Default: 1/4 to 8 times the rate of the configuration.
         config: configuration with the metric and the default rate.

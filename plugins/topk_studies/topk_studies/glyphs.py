@@ -65,7 +65,7 @@ class Data:
         return cls(images, torch.tensor(glyphs.targets))
 
     def sample(self, families: int, seed: int) -> "Data":
-        """Return the images of this number of random families."""
+        """Return the images of this number of randomly chosen families."""
         total = len(self.labels) // len(CHARACTERS)
         if families > total:
             raise ValueError(f"needs {families} training families, but only {total} are installed")
@@ -75,7 +75,7 @@ class Data:
 
 
 def noisy(labels: Tensor, kind: str, seed: int) -> Tensor:
-    """Redraw a share of the labels: over all classes, or within groups of characters that look alike."""
+    """Redraw a share of the labels over all classes, or within groups that look alike. A label may stay the same."""
     if kind == "clean":
         return labels
     generator = torch.Generator().manual_seed(seed)
@@ -147,7 +147,7 @@ def measure(model: nn.Module, validation: Data, test: Data) -> dict[str, float]:
 
 
 class Trained:
-    """Train and measure runs, until the time limit."""
+    """Train and measure runs until the time limit."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.time() + 60 * minutes
@@ -162,10 +162,10 @@ class Trained:
 
 
 def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
-    """Yield the tuned runs, with runs of the questions first, and the seeds of each run."""
+    """Yield the tuned runs and the seeds of each run. The runs that answer the questions come first."""
 
     def tuned(noise: str, loss: str, *options: Mapping[str, float], **more: Any) -> dict[str, Any]:
-        """Return the options and rate with the best top-5 on the validation split."""
+        """Return the options and the learning rate with the best top-5 accuracy on the validation split."""
         run = {"noise": noise, "loss": loss, "families": FAMILIES, "seed": TUNING_SEED, **more}
         grid = [{**run, "loss_opt": chosen, "lr": rate} for chosen in options for rate in RATES]
         return max(grid, key=lambda each: runs(each)["validation_top5"])
@@ -197,7 +197,7 @@ def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
 
 
 def summary(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, float]]]) -> list[dict[str, Any]]:
-    """Return one row per cell: mean, deviation, and paired differences to cross-entropy with their half-widths."""
+    """Return one row per cell: mean, deviation, and paired differences from cross-entropy with their half-widths."""
     cells: dict[tuple[Any, ...], dict[int, Mapping[str, float]]] = {}
     for run, found in runs:
         name = ", ".join([run["loss"], *(f"{key}={value:g}" for key, value in run["loss_opt"].items())])

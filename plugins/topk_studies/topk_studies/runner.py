@@ -20,7 +20,7 @@ Measured = dict[str, float]  # empty if the loss became NaN or infinite
 
 
 def train(flags: Flags) -> Measured:
-    """Train one run, and return the metrics of the last epoch.
+    """Train one run and return the metrics of the last epoch.
 
     Raises:
         KeyboardInterrupt: a signal stopped the run.
@@ -142,7 +142,7 @@ class Cell(NamedTuple):
         return [{**self.shared, **trial, "seed": TUNING_SEED, "val_split": "validation"} for trial in self.trials]
 
     def results(self, chosen: int | None, seeds: Sequence[int]) -> list[Flags]:
-        """Return the runs whose metrics are reported, or an empty list if no trial is selected."""
+        """Return the runs whose metrics are reported. If no trial is selected, return an empty list."""
         trial = {} if chosen is None else self.trials[chosen]
         return [{**self.shared, **trial, "seed": seed, "val_split": "test"} for seed in seeds if trial]
 
@@ -189,7 +189,7 @@ def run(study: Study, base: Flags, seeds: Sequence[int], runs: Runs) -> list[dic
 
 
 def _best(values: Sequence[float | None]) -> int | None:
-    """Return the index of the largest value. A value of None is a run that diverged."""
+    """Return the index of the largest value. The value None stands for a run that diverged."""
     return max((i for i, value in enumerate(values) if value is not None), key=lambda i: values[i] or 0.0, default=None)
 
 
@@ -204,7 +204,7 @@ def _summary(metric: str, measured: Sequence[Measured], first: Sequence[Measured
 
 
 def paired(values: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Return the mean difference and, for several pairs, the half-width of the 95 % interval (Student's t).
+    """Return the mean difference. For several pairs, also return the half-width of the 95 % interval (Student's t).
 
     Example:
         >>> {key: round(value, 2) for key, value in paired([2.0, 3.0, 5.0], [1.0, 1.0, 2.0]).items()}

@@ -40,7 +40,7 @@ class Contestant:
 
     Args:
         text: name and options of the loss.
-        flags: further flags of its runs.
+        flags: further flags of the runs.
         grid: alternative values of options that are not in the text.
 
     Raises:
@@ -64,7 +64,7 @@ class Contestant:
 
     @property
     def options(self) -> list[dict[str, Any]]:
-        """Options of the loss, with one entry per combination of alternatives."""
+        """Options of the loss: one entry per combination of alternative values."""
         try:
             call = ast.parse("f(" + (self.text.partition("(")[2] or ")"), mode="eval").body
             if not self.loss or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -75,7 +75,7 @@ class Contestant:
         return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
 
     def trials(self, count: int, rates: Rates) -> list[dict[str, Any]]:
-        """Return ``count`` trials, divided evenly among the alternatives, with learning rates over the whole range.
+        """Return ``count`` trials, divided evenly among the alternatives. The rates of each one cover the range.
 
         Raises:
             ValueError: there are more alternatives than trials.
@@ -91,7 +91,7 @@ class Contestant:
 
 
 def spread(low: float, high: float, count: int) -> list[float]:
-    """Return the centers of ``count`` equal parts of a range on the logarithmic scale, to three digits.
+    """Return the centers of ``count`` parts of a range, equal on the logarithmic scale, to three digits.
 
     Example:
         >>> spread(0.01, 100.0, 2)
@@ -112,8 +112,8 @@ class Study:
 
     Args:
         question: the question.
-        reference: paper and table or section with this question.
-        conditions: options of the data set by name of the condition.
+        reference: paper, and table or section of the paper, with this question.
+        conditions: options of the data set, by the name of the condition.
         contestants: the losses. The first is the baseline.
         metric: metric on the validation split that selects a trial.
         metrics: metrics of the results.

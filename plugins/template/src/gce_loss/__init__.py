@@ -13,8 +13,8 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
 
         L(s, y) = (1 - p_y^q) / q,    p = softmax(s)
 
-    As q goes to 0, the loss becomes cross-entropy. At q = 1, it is half the mean absolute error of the probabilities.
-    The gradient of a sample is weighted by p_y^q, so unlikely labels get less weight.
+    As q goes to 0, the loss becomes cross-entropy. At q = 1, the loss is half the mean absolute error of the
+    probabilities. The gradient of a sample is weighted by p_y^q, so unlikely labels get less weight.
 
     Args:
         q: exponent in (0, 1].

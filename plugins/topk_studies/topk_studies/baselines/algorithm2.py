@@ -5,9 +5,9 @@ Let delta_j = d sigma_j / d e_i = sigma_{j-1}(e without i). From sigma_j = sigma
     delta_j = sigma_{j-1} - e_i delta_{j-1}                                         (upwards, exact)
     delta_j = sigma_j / e_i - sigma_{j+1} / e_i^2 + .. -+ sigma_{j+p-1} / e_i^p     (downwards, truncated at order p)
 
-The first recursion is imprecise if e_i outweighs the other classes, and in this case the second converges. Let r be the
-weight of the other classes relative to e_i. The error of the first is eps/r, and the error of the second is r^p. Both
-are equal at r = eps^(1/(p+1)), where the implementation switches between them.
+The first recursion is imprecise if e_i outweighs the other classes. In this case, the second recursion converges. Let r
+be the weight of the other classes relative to e_i. The error of the first recursion is eps/r, and the error of the
+second is r^p. Both errors are equal at r = eps^(1/(p+1)), so the implementation switches there.
 """
 
 from typing import Any
@@ -47,7 +47,7 @@ class LogSigmas(torch.autograd.Function):
 
 
 def alternating_parts(x: Tensor, log_sigma: Tensor, k: int) -> list[tuple[Tensor, Tensor]]:
-    """Return (log P_j, log N_j), the sums of the positive and negative terms of delta_j = P_j - N_j, for j = k-1, k."""
+    """Return (log P_j, log N_j) for j = k-1, k: the sums of the positive and negative terms of delta_j = P_j - N_j."""
     zero = torch.full_like(x, -torch.inf)
     parts = [(zero, zero), (log_sigma[0].expand_as(x), zero)]
     for j in range(2, k + 1):

@@ -10,7 +10,7 @@ from topk_studies.baselines.semiring import LOG, Semiring
 
 
 def divide_and_conquer(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor:
-    """Return log sigma_0 .. log sigma_k [k+1, B] of exp(x) for x [B, n]; autograd computes the gradient."""
+    """Return log sigma_0 .. log sigma_k [k+1, B] of exp(x) for x [B, n]. Autograd computes the gradient."""
     e = semiring.exp(x)
     factors = torch.stack([torch.full_like(e, semiring.one), e])  # [degree+1, B, factors]
     unpaired = []

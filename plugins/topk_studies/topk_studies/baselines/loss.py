@@ -4,7 +4,7 @@ With x = s/(k tau), and sigma_j over the classes other than the label y,
 
     L(s, y) = tau log(exp(alpha/tau) sigma_k + exp(x_y) sigma_{k-1}) - tau log(exp(x_y) sigma_{k-1})
 
-The first sum is over all k-subsets, with the margin for subsets without the label. The second is over subsets with it.
+The first sum is over all k-subsets, with the margin for subsets without the label. The second is over those with it.
 """
 
 from collections.abc import Callable

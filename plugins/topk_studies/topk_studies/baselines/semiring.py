@@ -1,7 +1,7 @@
 """Two representations of positive numbers: the numbers and their logarithms.
 
 Elementary symmetric polynomials need only sums and products. So each algorithm is written once, and runs in linear
-space, where sigma_k overflows if k or the scores are large, or in log space.
+space or in log space. In linear space, sigma_k overflows if k or the scores are large.
 """
 
 from collections.abc import Callable

@@ -2,7 +2,7 @@
 
     sigma_j(e_1 .. e_i) = sigma_j(e_1 .. e_{i-1}) + e_i sigma_{j-1}(e_1 .. e_{i-1})
 
-It takes O(kn) operations, in n sequential steps.
+The algorithm takes O(kn) operations, in n sequential steps.
 """
 
 import torch
@@ -12,7 +12,7 @@ from topk_studies.baselines.semiring import LOG, Semiring
 
 
 def summation(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor:
-    """Return log sigma_0 .. log sigma_k [k+1, B] of exp(x) for x [B, n]; autograd computes the gradient."""
+    """Return log sigma_0 .. log sigma_k [k+1, B] of exp(x) for x [B, n]. Autograd computes the gradient."""
     sigma = torch.full_like(x[:, 0], semiring.one)[None]
     for e in semiring.exp(x).unbind(1):
         raised = semiring.times(sigma, e)  # e_i sigma_{j-1}, at degree j

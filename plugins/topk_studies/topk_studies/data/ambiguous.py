@@ -1,14 +1,14 @@
 """Feature vectors with a known posterior, so that the error of a classifier splits into Bayes error and excess risk.
 
-Classes form families and overlap. Each family has a random code in {-1, 1}^d. Each class of a family has a copy of the
+Classes form families and overlap. Each family has a random code in {-1, 1}^d. Each class of a family has a copy of this
 code with some signs flipped. A sample of class c is drawn around the code of c, or, with probability ``ambiguity``,
 around the code of its family, which does not depend on the class within the family:
 
     p(x | c) = (1 - a) q(x | code_c) + a q(x | code_family),        q(x | u) = Gaussian(u, feature_noise^2 I), in 8 bits
 
 The features are rounded to 8 bits and stored as the pixels of a small image, so that any image pipeline preserves them.
-The rounding is part of q, so the posterior is exact. q is a product over coordinates with two possible means. Hence
-log q is linear in the code, and the posterior of 10,000 classes is one matrix product.
+The rounding is part of q, so the posterior is exact. q is a product over coordinates with two possible means. Hence log
+q is linear in the code, and the posterior of 10,000 classes is one matrix product.
 """
 
 from math import erfc, log, sqrt
@@ -37,10 +37,10 @@ class Ambiguous(DrawnImages):
         families, fine: number of families, and number of classes per family.
         side: the features are the d = 3 side^2 values of an image of this height and width.
         spread: probability that a sign in the code of a class differs from the code of its family.
-        feature_noise: standard deviation of the Gaussian; codes are 2 apart in the coordinates in which they differ.
-        ambiguity: share of samples that are drawn around the code of their family.
-        imbalance: ratio of the frequencies of the first and the last class; frequencies fall exponentially.
-        label_noise: share of labels that are redrawn within their family, in every split.
+        feature_noise: standard deviation of the Gaussian. Where two codes differ, they are 2 apart.
+        ambiguity: share of samples that are drawn around the code of the family.
+        imbalance: ratio of the frequencies of the first and the last class. Frequencies fall exponentially.
+        label_noise: share of labels that are redrawn within the family, true label included, in every split.
 
     Example:
         >>> data = Ambiguous("test", size=100)
@@ -103,7 +103,7 @@ class Ambiguous(DrawnImages):
         return np.concatenate([self._posterior(rows[i : i + BLOCK]) for i in range(0, len(rows), BLOCK)])
 
     def bayes_error(self, k: int, *, macro: bool = False) -> float:
-        """Return the Bayes top-k error on these samples, in expectation over their labels.
+        """Return the Bayes top-k error on these samples, in expectation over the labels of the samples.
 
         Args:
             k: number of guesses.
@@ -134,7 +134,7 @@ class Ambiguous(DrawnImages):
         return self._with_label_noise(joint / joint.sum(axis=1, keepdims=True))
 
     def _with_label_noise(self, clean: Matrix) -> Matrix:
-        """Return the probabilities [.., n] after labels are redrawn within families."""
+        """Return the probabilities [.., n] of the labels after label noise within families."""
         by_family = clean.reshape(len(clean), self.fine, -1).sum(axis=1)  # class c belongs to family c mod families
         return (1.0 - self.label_noise) * clean + self.label_noise / self.fine * by_family[:, self._family]
 
@@ -146,7 +146,7 @@ def _log_levels(mean: float, deviation: float) -> list[float]:
 
 
 def _between(low: float, high: float, deviation: float) -> float:
-    """Return the probability that a centered Gaussian is between two numbers, accurate in the tails too."""
+    """Return the probability that a centered Gaussian is between two numbers. It is accurate in the tails too."""
     if low + high < 0:
         low, high = -high, -low
     return 0.5 * (erfc(low / (deviation * sqrt(2))) - erfc(high / (deviation * sqrt(2))))

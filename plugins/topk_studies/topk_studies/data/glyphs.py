@@ -1,8 +1,8 @@
 """Characters rendered from installed fonts: a real top-k problem, because 0, O and o look alike in many fonts.
 
-The 62 classes are 0-9, A-Z and a-z. Splits are by font family, so that test fonts are unseen in training. Families
-whose names begin with the same letters (DejaVu Sans and DejaVu Serif, OCRA and OCRABold) often have the same design, so
-they are assigned to the same split.
+The 62 classes are 0-9, A-Z and a-z. Font families are divided among the splits, so that test fonts are unseen in
+training. Families whose names begin with the same letters (DejaVu Sans and DejaVu Serif, OCRA and OCRABold) often have
+the same design, so they are assigned to the same split.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ class Glyphs:
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``: 60, 20 and 20 percent of the designs.
-        root: folder with font files; by default, the fonts that fontconfig lists.
+        root: folder with font files. Default: the fonts that fontconfig lists.
         seed: seed of the assignment of designs to splits, and of the order of the families.
 
     Attributes:
-        images: [N, 28, 28, 3] in 8 bits, black on white, with the label and font of each in ``targets`` and
-            ``families``.
-        left_out: families without a glyph for every character.
+        images: [N, 28, 28, 3] in 8 bits, black on white. ``targets`` and ``families`` have the label and the font
+            family of each image.
+        left_out: families that lack a glyph for at least one character. They are not in the data set.
 
     Example:
         >>> image, label = Glyphs("train")[0]  # doctest: +SKIP
@@ -97,7 +97,7 @@ def _part(order: list[str], split: str) -> list[str]:
 
 
 def faces_by_family(root: str | Path | None) -> dict[str, tuple[str, int]]:
-    """Return file and index of one upright face per family."""
+    """Return the file and the index of one upright face per family."""
     best: dict[str, tuple[tuple[int, str], tuple[str, int]]] = {}
     for path, index in _faces(root):
         try:
@@ -130,7 +130,7 @@ def _faces(root: str | Path | None) -> Iterator[tuple[str, int]]:
 
 
 def render(path: str, index: int) -> NDArray[np.uint8] | None:
-    """Return images [62, 28, 28] of a face, or None if the face lacks a character."""
+    """Return images [62, 28, 28] of a face. If the face lacks a character, return None."""
     font = ImageFont.truetype(path, 100, index=index)
     boxes = np.array([font.getbbox(c, anchor="ls") for c in CHARACTERS])  # [62, 4]: left, top, right, bottom
     width, top, bottom = (boxes[:, 2] - boxes[:, 0]).max(), -boxes[:, 1].min(), max(boxes[:, 3].max(), 0)

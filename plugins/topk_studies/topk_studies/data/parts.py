@@ -23,7 +23,7 @@ def parts(
     options: Mapping[str, Any] | None = None,
     timm_options: Mapping[str, Any] | None = None,
 ) -> Selection:
-    """Open a part of a data set; CIFAR-100 comes with its published superclasses.
+    """Open a part of a data set. CIFAR-100 gets its published superclasses.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.

@@ -1,4 +1,4 @@
-"""A generated data set of images with several labels, for trying multi-label training without a download.
+"""A generated data set of images with several labels. No download is needed.
 
 Each class is a thing: a small patch of smooth colors. An image of 32 x 32 pixels shows one thing of each of its
 classes, at random places, with random contrast and noise. Colors of overlapping things are added. Each thing appears
@@ -93,7 +93,7 @@ class Several(DrawnImages):
 
 
 def _patches(rng: np.random.Generator, things: int) -> NDArray[np.float64]:
-    """Return patches [things, 12, 12, 3] of 3 x 3 random colors with linear transitions and unit standard deviation."""
+    """Return patches [things, 12, 12, 3]: 3 x 3 random colors with linear transitions, scaled to unit deviation."""
     grid = rng.standard_normal((things, 3, 3, 3))
     place = np.linspace(0, 2, THING)
     share = np.maximum(0.0, 1.0 - np.abs(place[:, None] - np.arange(3)))  # [12, 3]
@@ -102,7 +102,7 @@ def _patches(rng: np.random.Generator, things: int) -> NDArray[np.float64]:
 
 
 def _probabilities(things: int, scenes: int, mean_labels: float, imbalance: float) -> NDArray[np.float64]:
-    """Return the probability of each class in each scene [scenes, things], for a mean of ``mean_labels`` per image."""
+    """Return the probability of each class in each scene [scenes, things]. On average, an image has ``mean_labels``."""
     c = np.arange(things)
     shape = imbalance ** -(c / (things - 1)) * np.where(c % scenes == np.arange(scenes)[:, None], HOME, 1.0)
     low, high = 0.0, 1.0 / shape.min()  # at the upper end, every probability is 1
