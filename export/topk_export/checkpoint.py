@@ -145,7 +145,7 @@ def _create(name: str, num_classes: int | None, pretrained: bool, options: Mappi
         if not name.startswith("torchvision:") and (timm.is_model(plain) or ":" in plain):
             return timm.create_model(plain, pretrained=pretrained, **classes, **options)
         if plain in torchvision.models.list_models(module=torchvision.models):
-            # without it, these two models warn about slow initialization
+            # without this option, these two models warn about slow initialization
             quiet = {"init_weights": False} if plain in ("googlenet", "inception_v3") and not pretrained else {}
             weights = "DEFAULT" if pretrained else None
             return torchvision.models.get_model(plain, weights=weights, **classes, **quiet, **options)
@@ -176,7 +176,7 @@ def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
     name = args.get("loss")
     if not isinstance(name, str):
         return None
-    context = {"num_classes": n, "class_counts": [1] * n}  # what is read of the loss depends on neither
+    context = {"num_classes": n, "class_counts": [1] * n}  # k, temperature and softmax of the loss depend on neither
     try:
         options = {**accepted_context(get_loss_builder(name), context), **(args.get("loss_opt") or {})}
         return create_loss(name, **options)

@@ -28,7 +28,7 @@ from topk_registry.nn.head import TopKHead
 
 TASKS = ("classification", MULTILABEL)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-OPSETS = range(18, 22)  # from 22 on, onnxruntime's CUDA provider runs MaxPool on the CPU
+OPSETS = range(18, 22)  # from opset 22 on, onnxruntime's CUDA provider runs MaxPool on the CPU
 LABELS, RECIPE, REPORT = "labels.txt", "preprocess.json", "report.json"
 PACKAGES = ("topk-registry", "torch", "timm", "torchvision", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
 SAMPLES = 5  # number of images in the sample: the largest batch of the verification

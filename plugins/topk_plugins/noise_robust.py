@@ -28,7 +28,7 @@ from topk_registry.options import number
 
 STEPS = 14  # evaluations of the divergence in ALDR-KL; 3 to 6 suffice unless two solutions nearly coincide
 ROUNDING = 32.0  # times eps and the size of a term: rounding error of a step
-SETTLED = 1000.0  # converged if lambda_0 is this many times the last step
+SETTLED = 1000.0  # the search has converged if lambda_0 is this many times the last step
 HALF = -0.5  # above this mean of expm1, log1p of the mean is precise; below, the logarithm of the sum is
 LEAST = -1e30  # replaces -inf, because 0 * inf is NaN
 LEAST_M = 0.1  # from this m on, 1 - (1 - p) / (1 + m) is precise

@@ -50,7 +50,7 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
     """
     n = len(classes)
     accuracy = float((predicted == labels).mean()) if len(labels) else float("nan")
-    usual: dict[int, int] = {}  # per folder, the wrong class that most of its images are predicted as
+    usual: dict[int, int] = {}  # per folder, the wrong class as which most images of the folder are predicted
     for label in np.unique(labels).tolist():
         counts = np.bincount(predicted[labels == label], minlength=n)
         other = int(counts.argmax())

@@ -25,7 +25,7 @@ __all__ = ["LabelMixture", "Masses", "Target"]
 Target = Tensor | LabelMixture
 REDUCTIONS = ("none", "mean", "sum")
 INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
-FEW_LABELS = 128  # up to this many are compared in Python: two operations on tensors would take longer
+FEW_LABELS = 128  # up to this many labels are compared in Python, because two operations on tensors would take longer
 
 
 class Masses(NamedTuple):

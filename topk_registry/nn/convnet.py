@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 __all__ = ["TopKConvNet", "TopKMLP", "topk_convnet", "topk_mlp"]
 
-WEIGHT_OPTIONS = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # timm passes these to every network
+WEIGHT_OPTIONS = ("pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")  # timm passes these options to every network
 Network = TypeVar("Network", bound="TopKConvNet")
 
 

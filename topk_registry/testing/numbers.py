@@ -12,7 +12,7 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 # largest.
 STEP = 1e-5
 TOLERANCE = 1e-6
-DIRECTIONS = 8  # a wrong entry changes all of them; only then is every entry compared
+DIRECTIONS = 8  # a wrong entry changes all projections; only then is every entry compared
 
 # Compared with float32 on the same scores, the error may be that of cross-entropy with intermediate results in half
 # precision: a few eps of the largest value. A loss that computes in float32 is within half an eps.

@@ -127,7 +127,7 @@ def options_can_be_set(subject: Subject) -> None:
     for option, value in _other_values(subject):
         loss = subject.build()
         if not isinstance(loss, ClassificationLoss) and not hasattr(loss, option):
-            continue  # a plain module has no list of options
+            continue  # a plain module has no list of its options
         evaluate(_at_epoch(loss), logits, labels)  # a kernel may cache values
         try:
             setattr(loss, option, value)

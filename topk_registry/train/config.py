@@ -54,7 +54,7 @@ COMMON = (
 )
 
 # Flags of timm's training script that this trainer does not have, with timm's defaults: an args.yaml of timm's script
-# that leaves them alone is accepted.
+# that keeps these defaults is accepted.
 _OFF = """
 fast_norm torchscript no_ddp_bb synchronize_step resplit split_bn model_ema_force_cpu jsd_loss bce_loss bce_sum
 save_images use_multi_epochs_loader log_wandb no_resume_opt naflex_loader naflex_patchify_channels_first

@@ -21,7 +21,7 @@ from topk_registry.nn.classifier import normalize_classifier
 from topk_registry.train.config import TrainConfig
 from topk_registry.train.errors import TrainError
 
-BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", " bf16")  # in /proc/cpuinfo; the last is for ARM
+BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", " bf16")  # in /proc/cpuinfo; the last name is for ARM
 LR_BASE_SIZE = 256  # batch size to which --lr-base refers
 PREPROCESSING = ("input_size", "crop_pct", "mean", "std", "interpolation")
 

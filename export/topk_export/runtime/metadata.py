@@ -48,12 +48,12 @@ def outputs_of(task: str) -> dict[str, str]:
 class Metadata:
     """The schema of an exported file. Each field is one key of the metadata, and so is each field of ``preprocess``."""
 
-    k: int  # size of the top-k set; in multilabel files the number of classes that a prediction lists
+    k: int  # size of the set for the marginals; in multilabel files, the number of classes that a prediction lists
     temperature: float  # number by which logits are divided before marginals or sigmoid
     num_classes: int
     class_names: tuple[str, ...]
     preprocess: Preprocess
-    in_graph: bool = False  # the graph takes uint8 [batch, height, width, channels] and normalizes it
+    in_graph: bool = False  # the graph takes uint8 [batch, height, width, channels] and normalizes the images
     outputs: Mapping[str, str] = field(default_factory=lambda: dict(OUTPUTS))
     task: str = CLASSIFICATION  # or MULTILABEL
     backbone: str = ""

@@ -137,7 +137,7 @@ class Preprocess:
         if self.crop_mode == "squash":
             size = scale_h, scale_w
         elif self.crop_mode == "border" or scale_h != scale_w:
-            # the longest edge fits (border), or the shortest edge does (center, not square)
+            # the longest edge fits (border), or the shortest edge fits (center, not square)
             pick = max if self.crop_mode == "border" else min
             ratio = pick(height / scale_h, width / scale_w)
             size = round(height / ratio), round(width / ratio)

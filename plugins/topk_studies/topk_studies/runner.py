@@ -15,7 +15,7 @@ from topk_registry.train.config import DECREASING
 from topk_registry.train.errors import Interrupted, NonFiniteLossError
 from topk_studies.studies import Contestant, Flags, Study
 
-TUNING_SEED = 1000  # seed of the trials, which no result uses
+TUNING_SEED = 1000  # seed of the trials; no result uses this seed
 Measured = dict[str, float]  # empty if the loss became NaN or infinite
 
 

@@ -69,7 +69,7 @@ def kernel(function: Callable) -> Kernel:
 
 def _job(values: tuple[Tensor | float | None, ...]) -> ctypes.Array:
     layout, memory = _layout(tuple(map(type, values)))
-    addresses: Any = values  # a kernel gets numbers and addresses of tensors
+    addresses: Any = values  # a kernel gets numbers, and addresses of tensors
     job = memory()
     layout.pack_into(job, 0, 0, *[v if type(v) in NUMBERS else v.data_ptr() if v is not None else 0 for v in addresses])
     return job

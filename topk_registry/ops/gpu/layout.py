@@ -9,7 +9,7 @@ from torch import Tensor
 from topk_registry.ops.tensors import laid_out
 
 TILE_OF_A_WARP = 256  # scores of a row per warp, eight per thread
-HELD = 4  # maximum number of tiles per row in registers
+HELD = 4  # maximum number of tiles that a row has in registers
 BYTES_OF_A_WARP = 1 << 14  # bytes per warp for a row that is read again in each pass
 
 

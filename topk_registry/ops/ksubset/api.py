@@ -17,7 +17,7 @@ from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import number
 
 LARGEST_K = {"cpu": 64, "cuda": 10}  # largest k of the kernels
-MAX_TEMPERATURE = 1e30  # above it, margins overflow in single precision
+MAX_TEMPERATURE = 1e30  # above this temperature, margins overflow in single precision
 
 
 def smooth_topk(

@@ -11,7 +11,7 @@ from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import graph
 from topk_registry.ops.tensors import Route, route
 
-LEAST_TEMPERATURE = 1e-300  # its reciprocal is finite in double precision; margins equal their limit at 0 already
+LEAST_TEMPERATURE = 1e-300  # the reciprocal is finite in double precision, and margins already equal their limit at 0
 BLOCK = 1 << 24  # approximate number of values that a block of rows stores for its backward pass
 
 

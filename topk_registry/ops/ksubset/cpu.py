@@ -22,7 +22,7 @@ from topk_registry.ops.tensors import laid_out
 
 LARGEST_K = 64
 LIMIT = 1 / 2  # maximum odds in the tail
-LEAST_TAU = 4 * torch.finfo(torch.float32).tiny  # has a finite reciprocal; hinges equal their limit at 0
+LEAST_TAU = 4 * torch.finfo(torch.float32).tiny  # the reciprocal is finite, and hinges already equal their limit at 0
 LEAST_WORK = 1 << 14  # minimum number of steps per thread: about 20 microseconds of work
 ROWS_AT_ONCE = 16  # maximum number of rows that a thread takes at a time: their polynomials fill vectors
 SCORES_AT_ONCE = 1 << 16  # approximate number of scores that a thread takes at a time: they fit in its cache

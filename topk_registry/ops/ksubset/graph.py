@@ -165,7 +165,7 @@ def _probabilities(s: Tensor, top: Tensor, where: Tensor, k: int, theta: float, 
 
 
 def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) -> Tensor:
-    # only for these classes: with the tilt for other classes, the ratio may be 0 / 0, whose gradient is NaN
+    # only for these classes: with the tilt for other classes, the ratio may be 0 / 0 with a NaN gradient
     below, last = f.outside[..., members]
     return (group - f.a)[:, members] + theta * ((below / last).log() - f.t)
 

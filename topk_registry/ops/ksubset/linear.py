@@ -29,7 +29,7 @@ class TopClasses(NamedTuple):
 
     indices: Tensor  # [B, k]
     logits: Tensor  # [B, k]
-    marginals: Tensor  # [B, k], probability that the class is in the top-k set
+    marginals: Tensor  # [B, k], probability that the class is in a random set of k
 
 
 class Problem(NamedTuple):
@@ -214,7 +214,7 @@ class _Group(NamedTuple):
     """Values that the margins of all classes share, differentiable in the scores and power sums of the top group."""
 
     a: Tensor  # [B, 1], the (k + 1)-th largest score, reference of the power sums
-    t: Tensor  # [B, 1], the tilt: a constant, because it cancels
+    t: Tensor  # [B, 1], the tilt: a constant, because the tilt cancels
     margins: Tensor  # [B, T], margins of the top group
     c: Tensor  # [k + 1, B, 1], coefficients of the product over all classes
 

@@ -291,7 +291,7 @@ def _top_cotangents(tilts, below, last, g_below, g_product):
     g_x, g_last = zeros((T, lanes)), zeros((T, lanes))
     for j in range(T):
         for i in range(lanes):
-            if g_below[j, i] != 0:  # with the other tilt, it may be 0 / 0
+            if g_below[j, i] != 0:  # with the other tilt, the ratio may be 0 / 0
                 g_last[j, i] = -g_below[j, i] / last[j, i]
                 g_below[j, i] /= below[j, i]
     if T > 0:

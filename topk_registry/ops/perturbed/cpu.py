@@ -34,7 +34,7 @@ HALF_BITS = np.float32(126 << 23)  # bits of 1/2 in single precision; an octave 
 LINEAR_BITS, SQUARE_BITS = np.float32(LINEAR * 2**23), np.float32(SQUARE * 2**23)
 FARTHEST = np.float32(12)
 BYTES = np.float32(256.1)  # 256 plus a margin for rounding
-# Expected number of scores above the height, relative to the minimum: target, and maximum
+# Expected number of scores above the threshold, relative to the minimum: target, and maximum
 AIM, MOST = 1.2, 1.7
 
 
@@ -182,7 +182,7 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
             total += v[j]
             index[draw] = calls[j]
             draw += 1
-        else:  # this draw again, with a lower height, then with all classes
+        else:  # repeat this draw with a lower threshold, then with all classes
             height, lower = np.float64(np.float32(height - lower)), np.inf
             set_limits(row, height, epsilon, limit)
     return total / len(index), guess

@@ -70,7 +70,7 @@ def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
         if not ours.loss:
             _call(module, argv)
             return
-        # after the script, which may bring its own timm
+        # after the script is loaded, because the script may bring its own timm
         from topk_registry.train.scripts.patch import Patch, install
 
         patch = Patch(ours.loss, ours.loss_opt, ours.class_weight)

@@ -35,5 +35,5 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
         super().__init__(**common)
         self.q = number(q, "q", above=0, at_most=1)
 
-    def curve(self, nll: Tensor) -> Tensor:  # -log p, of shape [B] at labels or [B, n] for the table of all classes
+    def curve(self, nll: Tensor) -> Tensor:  # -log p: [B] at labels, or [B, n] for each possible label
         return -(-self.q * nll).expm1() / self.q

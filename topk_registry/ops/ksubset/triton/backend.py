@@ -20,7 +20,7 @@ from topk_registry.ops.ksubset.triton.masses import mass_rows
 from topk_registry.ops.tensors import laid_out, launch
 
 MAX_K = 10  # coefficients and powers are unrolled; a larger k needs too many registers and minutes to compile
-MAX_LABELS = 8  # labels per row, unrolled; for more, a table is used
+MAX_LABELS = 8  # labels per row, unrolled; more labels are stored as the masses of all classes [B, n]
 
 
 def losses(

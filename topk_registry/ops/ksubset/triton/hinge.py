@@ -17,7 +17,7 @@ def store_hinge(
     log = log64(ratio.to(tl.float64) * exp_minus_tilt.to(tl.float64))
     margin = (s_y.to(tl.float64) - a.to(tl.float64)) + (log * theta + log * theta_low)
     margin = tl.where(broken, float("nan"), margin)
-    known = wanted & (margin == margin)  # else the label may be out of range
+    known = wanted & (margin == margin)  # otherwise, the label may be out of range
     value, slope = hinge(margin, gap_of(alpha, y, known, ALPHA), tau, inverse_tau, inverse_tau_low, k)
     tl.store(value_ptr + row, value * share, mask=wanted)
     return slope.to(tl.float32) * share
