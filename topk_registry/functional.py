@@ -46,8 +46,8 @@ def smooth_topk_loss(
         target: class indices [B], a distribution [B, n], or a :class:`topk_registry.LabelMixture`.
         k: size of the set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive.
-        alpha: required margin: one number, or one per class [n]. It gets no gradient.
-        weight: one factor per class [n]. It gets no gradient.
+        alpha: required margin: one number, or one per class [n]. The margin gets no gradient.
+        weight: one factor per class [n]. The weight gets no gradient.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``. For class indices, the mean is weighted as in
             ``torch.nn.CrossEntropyLoss``.
 

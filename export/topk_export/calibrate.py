@@ -64,7 +64,7 @@ class Calibration:
         counts: coverage and set sizes on the images of the report.
         calibration_counts: number of calibration images of each class [n].
         class_names: class names of the file.
-        earlier: coverage and set sizes of the input file on all images, or None if it had no sets.
+        earlier: coverage and set sizes of the input file on all images, or None if the input file had no sets.
         confused: pairs (label, predicted class) of folders whose images are mostly predicted as one other class.
     """
 

@@ -256,7 +256,7 @@ def _cleaned(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """Return the number of classes of the checkpoint's classifier. None means that it is unknown or as in the model."""
+    """Return the number of classes of the checkpoint's classifier, or None if it is unknown or equals the model's."""
     with contextlib.suppress(ValueError):
         name, _ = find_classifier(model)[0]
         weight = checkpoint.state.get(f"{name}.weight")

@@ -62,11 +62,11 @@ def export_onnx(
 
     Args:
         model: a module, a checkpoint, the folder of a training run, or a source from
-            :func:`~topk_export.source.load_source`, which has options for checkpoints and model names.
+            :func:`~topk_export.source.load_source`. That function has options for checkpoints and model names.
         path: file to write, or a folder for ``model.onnx``. The report, the class names and a sample are written to the
             same folder.
-        k: size of the top-k set, or the number of classes that a multilabel prediction lists. Default: k of the run's
-            loss, else 5, and at most the number of classes minus 1.
+        k: size of the set for the marginals, or the number of classes that a multilabel prediction lists. Default: k of
+            the run's loss, else 5, and at most the number of classes minus 1.
         temperature: number by which logits are divided before marginals or the sigmoid. Default: temperature of the
             run's loss, else 1.
         task: ``"classification"``, or ``"multilabel"`` for a sigmoid per class. Default: task of the run, else
@@ -312,7 +312,7 @@ def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: i
 
 
 def _add_class_list(model: Any, n: int) -> None:
-    """Add the optional input ``allowed``, which sets the scores of all other classes to -inf in the head."""
+    """Add the optional input ``allowed``. In the head, this input sets the scores of all other classes to -inf."""
     from onnx import helper, numpy_helper
 
     restricted, excluded = f"{LOGITS}_allowed", f"{LOGITS}_excluded"
@@ -339,7 +339,7 @@ def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.n
 
 
 def _verify(file: Path, path: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
-    """Verify the file in the temporary folder. If it fails, write the report next to the intended path and raise."""
+    """Verify the file in the temporary folder. If this fails, write the report next to the intended path and raise."""
     report: dict[str, Any] = {"passed": None, "checks": [], "not_verified": ["everything: verification was turned off"]}
     if wanted:
         progress("verifying with onnxruntime")

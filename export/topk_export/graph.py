@@ -111,7 +111,7 @@ def strip(model: Any) -> None:
     """Remove metadata of the exporting machine, and declared shapes of weights.
 
     Metadata of the machine are stack traces, file names and module paths. The declared shapes are removed because tools
-    that transpose weights do not update them.
+    that transpose weights do not update the declared shapes.
     """
     graph = model.graph
     weights = {weight.name for weight in graph.initializer}
@@ -144,7 +144,7 @@ def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | st
         model: the ModelProto.
         name: name of the input.
         default: a NumPy array.
-        shape: shape of the input; text for an axis of any length.
+        shape: shape of the input. An axis of any length is text.
     """
     from onnx import helper, numpy_helper
 

@@ -39,7 +39,7 @@ class Nodes:
         return first if outputs == 1 else names
 
     def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
-        """Add an initializer and return its name. The name starts with ``PREFIX`` unless it is public."""
+        """Add an initializer and return its name. The name starts with ``PREFIX``, unless the initializer is public."""
         from onnx import numpy_helper
 
         name = name if name in (ALPHAS, THRESHOLDS) else PREFIX + name

@@ -157,10 +157,10 @@ def predict_to_parquet(
     Args:
         predictor: the model.
         images: paths of the images.
-        output: folder of the results. It is created if necessary.
+        output: folder of the results. The folder is created if necessary.
         shard_size: number of images per file.
-        progress: function ``(rows, done)`` that returns an iterator over ``rows``, for example a progress bar. It is
-            called once per file, where ``done`` is the number of images in earlier files.
+        progress: function ``(rows, done)`` that returns an iterator over ``rows``, for example a progress bar. The
+            function is called once per file, and ``done`` is the number of images in earlier files.
         options: options of :meth:`Predictor.stream`.
 
     Returns:

@@ -209,8 +209,8 @@ def _check_data_config(config: Mapping[str, Any]) -> None:
 def preprocess_of(
     model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None
 ) -> Preprocess:
-    """Return the evaluation preprocessing of the model. Values of the training run replace it, and ``override``
-    replaces both.
+    """Return the evaluation preprocessing of the model. Values of the training run replace values of the model, and
+    ``override`` replaces both.
 
     Raises:
         ExportError: the size of the images is unknown, or only one of mean and std is known.

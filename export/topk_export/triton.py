@@ -34,7 +34,7 @@ def write_repository(model: str | Path, folder: str | Path) -> Path:
 
     Args:
         model: an exported file.
-        folder: the repository, which is created if necessary. The entry has the name of the model's file.
+        folder: the repository. The folder is created if necessary. The entry has the name of the model's file.
 
     Raises:
         ExportError: the entry exists and has other inputs, outputs or class names.

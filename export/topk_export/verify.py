@@ -136,7 +136,7 @@ def _load_sample(path: Path) -> dict[str, np.ndarray]:
 
 
 def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarray:
-    """Return for each class the probability that it is in a random set of k classes, in float64.
+    """Return for each class the probability that the class is in a random set of k classes, in float64.
 
     pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e),  e = exp(logits / temperature)
 
@@ -245,7 +245,7 @@ def _check_graph(path: str | Path, model: Any, session: Any, metadata: Metadata)
 def _check_runs(
     session: Any, metadata: Metadata, recorded: Mapping[str, np.ndarray] | None, layers: int
 ) -> Iterator[Check]:
-    """Run several batch sizes. Compare the outputs with each other and, if they are known, with torch's logits."""
+    """Run several batch sizes. Compare the outputs with each other and with torch's logits, if these are known."""
     names = [output.name for output in session.get_outputs()]
     inputs = sample_input(metadata) if recorded is None else recorded["input"]
     outputs: dict[str, np.ndarray] = {}

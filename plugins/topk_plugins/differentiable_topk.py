@@ -60,12 +60,12 @@ class DifferentiableTopK(SeveralSizes):
 
     Args:
         k: size of the set that should contain the label, 1 <= k <= n - 1, or several sizes.
-        k_weights: weight of each k; the weights are divided by their sum. None: equal weights.
+        k_weights: weight of each k. The weights are divided by their sum. None: equal weights.
         relaxation: ``"neuralsort"`` or ``"softsort"``. The sorting networks of the paper are not implemented.
         tau: temperature of the relaxation, positive. As tau goes to 0, the ranking becomes hard.
         candidates: number of classes that are ranked: the label and the best other classes. All other classes are
             excluded, from the softmax too. The number must exceed every k. None ranks all classes. ``"auto"`` is the
-            larger of 16 and 2 k + 2 for the largest k; if the only k is 1 and ``top1`` is ``"softmax"``, ``"auto"`` is
+            larger of 16 and 2 k + 2 for the largest k. If the only k is 1 and ``top1`` is ``"softmax"``, ``"auto"`` is
             None and the loss is cross-entropy.
         top1: source of the probabilities for k = 1: ``"softmax"``, or ``"sort"`` for the first row of the ranking.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.

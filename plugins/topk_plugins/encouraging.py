@@ -32,7 +32,7 @@ class Encouraging(SoftmaxLoss):
 
     The paper has three bonuses. *Normal* is ``log_end=1``. *Conservative* is ``log_end`` of 0.75 or 0.5, for optimizers
     that become unstable with large gradients. *Aggressive* is ``log_end=1, bonus_start=0.5``: only labels with p above
-    one half get a bonus. The paper uses it on long-tailed data.
+    one half get a bonus. The paper uses this bonus on long-tailed data.
 
     Use when:
         Labels are clean and the network should keep learning from samples that it classifies correctly. In the studies
@@ -53,7 +53,7 @@ class Encouraging(SoftmaxLoss):
         scheduled: what the factor multiplies: rho (``"bonus"``) or LE (``"log_end"``).
         rate: rate of the exponential schedule.
         start_epoch: first epoch with a bonus ("deferred encouraging" in the paper).
-        total_epochs: number of training epochs; required by a schedule only.
+        total_epochs: number of training epochs. Only a schedule requires this number.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     With a schedule or ``start_epoch``, call ``set_epoch`` before each epoch. ``timm train`` does so.
@@ -63,7 +63,7 @@ class Encouraging(SoftmaxLoss):
         tensor(-2.)
 
     Reference: Zhao, Yang, Ren, Li, Wu, Sun. Well-classified Examples are Underestimated in Classification with Deep
-    Neural Networks. AAAI 2022. The schedules are those of the authors' published training code.
+    Neural Networks. AAAI 2022. The schedules are from the authors' published training code.
     """
 
     option_ranges: ClassVar = {
@@ -222,7 +222,7 @@ class Mirror(ClassificationLoss):
         return log_p.exp(), one_minus_p(-log_p)
 
     def _terms(self, right: Tensor, wrong: Tensor) -> Tensor:
-        """Return wrong^a - rho right^gamma; for the class of the label, right is p and wrong is 1 - p."""
+        """Return wrong^a - rho right^gamma. For the class of the label, right is p and wrong is 1 - p."""
         error = wrong.square() if self.power == 2 else wrong
         if self.rho == 0:
             return error

@@ -220,7 +220,7 @@ class LogitAdjustment(BalancedSoftmax):
 
     Use when:
         Class frequencies are uneven and macro accuracy matters. Try this loss first on a long tail. In the study here
-        on feature vectors, it is 5.9 points of macro top-5 ahead of cross-entropy.
+        on feature vectors, this loss is 5.9 points of macro top-5 ahead of cross-entropy.
 
     Avoid when:
         Accuracy over images matters, and new images have the class frequencies of the training set.
@@ -234,8 +234,8 @@ class LogitAdjustment(BalancedSoftmax):
         >>> LogitAdjustment(class_counts=[3, 1])(torch.zeros(1, 2), torch.tensor([1]))
         tensor(1.3863)
 
-    Reference: Menon, Jayasumana, Rawat, Jain, Veit, Kumar. Long-tail learning via logit adjustment. ICLR 2021,
-    equation 10.
+    Reference: Menon, Jayasumana, Rawat, Jain, Veit, Kumar. Long-tail learning via logit adjustment. ICLR 2021, equation
+    10.
     """
 
     option_ranges: ClassVar = {"tau": "[0, inf)"}

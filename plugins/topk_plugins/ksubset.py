@@ -25,9 +25,10 @@ class KSubsetNLL(ClassificationLoss):
     A k-hot target [B, n] is 1 at the labels of each row: floating point, integer or boolean. The loss of a row with no
     label or with all labels is 0, because there is only one such set. For class indices [B], the loss is cross-entropy.
 
-    A soft target [B, n] has the probability of each label, between 0 and 1. If the sum of a row is an integer k, its
-    loss is the expected loss of a random k-set with these inclusion probabilities. Otherwise the loss interpolates
-    between the two integers around the sum. ``label_smoothing`` spreads this share of the sum evenly over all classes.
+    A soft target [B, n] has the probability of each label, between 0 and 1. If the sum of a row is an integer k, the
+    loss of the row is the expected loss of a random k-set with these inclusion probabilities. Otherwise the loss
+    interpolates between the two integers around the sum. ``label_smoothing`` spreads this share of the sum evenly over
+    all classes.
 
     Rows are grouped by k. Reading k synchronizes with the GPU and breaks a compiled graph. Under ``torch.func.vmap``
     over targets, k cannot be read, and each row costs O(n^2).
@@ -40,7 +41,7 @@ class KSubsetNLL(ClassificationLoss):
         The number of labels must be predicted: use ``bce``. With one label per image, this loss is cross-entropy.
 
     Args:
-        temperature: theta, by which scores are divided; positive.
+        temperature: theta, the positive number by which scores are divided.
         weight: one factor per class [n]. The weight of a row is the mean over its labels.
         reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 

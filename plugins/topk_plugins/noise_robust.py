@@ -49,7 +49,8 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
         paper's q = 0.7.
 
     Args:
-        q: exponent in (0, 1]. As q goes to 0, the loss becomes cross-entropy; at 1 it is half the absolute error of p.
+        q: exponent in (0, 1]. As q goes to 0, the loss becomes cross-entropy. At 1, the loss is half the absolute error
+            of p.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -170,7 +171,7 @@ class LDRKL(ClassificationLoss):
 
     .. math:: L(s, y) = \lambda \log \frac1n \sum_l \exp\frac{s_l - s_y + c\,[l \ne y]}{\lambda}
 
-    The loss may be negative. With equal scores and no gap it is 0.
+    The loss may be negative. With equal scores and no gap, the loss is 0.
 
     Use when:
         You want a required margin and a temperature in cross-entropy, or a baseline for ``aldr_kl``. This class

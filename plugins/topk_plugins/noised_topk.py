@@ -1,8 +1,8 @@
 """Noised top-k losses: the calibrated top-k hinge, smoothed by Gaussian noise on its threshold.
 
-The hinge is (1 + s_[k+1] - s_y)_+, where s_[j] is the j-th largest score. Its minimizer ranks the k most likely classes
-first. The gradient reaches only two scores, which are too few for a deep network. With noise on the scores, the
-gradient reaches every class that may have the (k+1)-th largest score.
+The hinge is (1 + s_[k+1] - s_y)_+, where s_[j] is the j-th largest score. The minimizer of this hinge ranks the k most
+likely classes first. The gradient reaches only two scores, which are too few for a deep network. With noise on the
+scores, the gradient reaches every class that may have the (k+1)-th largest score.
 
 The noise comes from the global generator of torch: seed it with ``torch.manual_seed``.
 
@@ -101,12 +101,13 @@ class NoisedTopKImbalanced(NoisedTopK):
         of cross-entropy.
 
     Avoid when:
-        Classes are balanced (use ``noised_topk``), or the classifier is linear, because its scores have no fixed scale.
+        Classes are balanced (use ``noised_topk``), or the classifier is linear, because linear scores have no fixed
+        scale.
 
     Args:
         k: size of the set, 1 <= k <= n - 1.
-        class_counts: number of training samples of each class [n]; ``timm train`` passes it. A class without samples
-            gets the margin of the rarest class that has samples.
+        class_counts: number of training samples of each class [n]. ``timm train`` passes this option. A class without
+            samples gets the margin of the rarest class that has samples.
         epsilon: standard deviation of the noise, in units of the scores.
         num_samples: number of draws of the noise per row.
         max_margin: margin of the rarest class.

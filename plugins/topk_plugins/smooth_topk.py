@@ -52,7 +52,7 @@ class SmoothTopKSVM(SeveralSizes):
             1 on CIFAR-100.
         alpha: required margin, at least 0: one number, or one per class [n]. The gradient vanishes once the score of
             the label exceeds the k-th best other score by more than k alpha.
-        k_weights: weight of each k; the weights are divided by their sum. None: equal weights.
+        k_weights: weight of each k. The weights are divided by their sum. None: equal weights.
         combine: how several k become one loss. ``"mean"`` is the weighted mean of the losses of each k.
             ``"likelihood"`` is -tau log sum_j P_j exp(-L_j / tau_j) with one temperature max(k) tau for all k.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
@@ -176,13 +176,13 @@ def _table(logits: Tensor, k: int, tau: float, alpha: Tensor) -> Tensor:
 
 
 class TopKNLL(SmoothTopKSVM):
-    r"""Negative log-likelihood that the label is in the top-k set: ``smooth_topk_svm`` at alpha = 0.
+    r"""Negative log-likelihood that the label is in a random set of k classes: ``smooth_topk_svm`` at alpha = 0.
 
     .. math:: L(s, y) = -\tau \log \pi_y, \qquad x = s / (k \tau)
 
     ``TopKHead.of_loss(loss)``, which is ``TopKHead(k, temperature=k * tau)``, computes the same marginals :math:`\pi`.
-    For k = 1 and tau = 1, the loss is cross-entropy. The options are those of :class:`SmoothTopKSVM` without ``alpha``.
-    For several k with ``combine="likelihood"``, the loss is -tau log sum_j P_j pi_y^(j).
+    For k = 1 and tau = 1, the loss is cross-entropy. The options are the options of :class:`SmoothTopKSVM` without
+    ``alpha``. For several k with ``combine="likelihood"``, the loss is -tau log sum_j P_j pi_y^(j).
 
     Use when:
         You show k answers with their marginals, because the loss is the likelihood under these marginals. No study here
@@ -190,7 +190,7 @@ class TopKNLL(SmoothTopKSVM):
 
     Avoid when:
         You show one answer, or labels are noisy, because the gradient does not vanish for labels in the top k. With
-        ``smooth_topk_svm``, it vanishes.
+        ``smooth_topk_svm``, the gradient vanishes.
 
     Example:
         >>> create_loss("topk_nll", k=1)(torch.zeros(1, 4), torch.tensor([0]))

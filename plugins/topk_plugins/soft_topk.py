@@ -74,7 +74,7 @@ class SoftTopK(_OneThreshold):
         vectors of 1000 classes at k = 50, this loss has lower top-50 accuracy than ``smooth_topk_svm``.
 
     Avoid when:
-        k is an integer below 100: ``topk_nll`` is the exact likelihood that the label is in the top-k set.
+        k is an integer below 100: ``topk_nll`` is the exact likelihood that the label is in a random set of k classes.
 
     Args:
         k: number of selected classes, a real number with 0 < k < n.
@@ -120,7 +120,7 @@ class LapSum(_OneThreshold):
         vectors of 1000 classes at k = 50, this loss has lower top-50 accuracy than ``smooth_topk_svm``.
 
     Avoid when:
-        k is an integer: ``topk_nll`` is the exact likelihood, and it does not sort each row in double precision.
+        k is an integer: ``topk_nll`` is the exact likelihood, and does not sort each row in double precision.
 
     Args:
         k: number of selected classes, a real number with 0 < k < n.

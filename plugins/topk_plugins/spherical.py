@@ -46,7 +46,7 @@ class _LogLikelihood(ClassificationLoss):
         return self.log_weights(wide(logits)).softmax(-1)
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        """Return log w_i elementwise; softmax of log w_i gives the probabilities."""
+        """Return log w_i elementwise. Softmax of log w_i gives the probabilities."""
         # log(x^2 + y^2) from the larger and the smaller: squares overflow in fp32 from 2e19 on, and ONNX has no hypot
         x, y = (scores + self.shift).abs(), scores.new_full((), math.sqrt(self.epsilon))
         larger = torch.maximum(x, y)
@@ -68,10 +68,10 @@ class LogSphericalSoftmax(_LogLikelihood):
 
     Avoid when:
         Probabilities must be close to 0 or 1: for d features, the maxima of the probabilities of all classes sum to at
-        most d + 1. Very negative logits are as likely as very positive ones, because the loss is even.
+        most d + 1. Very negative logits are as likely as very positive logits, because the loss is even.
 
     Args:
-        epsilon: positive constant that keeps the loss finite if the label's logit is 0; needs tuning.
+        epsilon: positive constant that keeps the loss finite if the label's logit is 0. This constant needs tuning.
         common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
 
     Example:

@@ -58,7 +58,7 @@ class PredictionSets:
     ) -> np.ndarray:
         """Return the set of each sample, bool [B, n].
 
-        If a sample has NaN or infinite logits, its set contains all classes.
+        If a sample has NaN or infinite logits, the set of the sample contains all classes.
 
         Args:
             logits: [B, n].
@@ -94,7 +94,7 @@ def calibrate(
     Args:
         logits: [N, n], of samples that were used neither for training nor for model selection.
         labels: labels of the same samples [N].
-        alpha: default miscoverage level; added to ``levels`` if absent.
+        alpha: default miscoverage level. If ``levels`` lacks this level, the function adds it.
         score: a name from ``SCORES``, or a :class:`Score` with options.
         rule: ``"marginal"`` for one threshold and a guarantee over all samples, or ``"per-class"`` for a threshold and
             a guarantee per class.

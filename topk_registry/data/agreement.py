@@ -29,7 +29,7 @@ class Agreement:
         accuracy: top-1 accuracy, from 0 to 1.
         confused: pairs (label, predicted class) of folders with more than half of the images predicted as one other
             class.
-        problem: why the labels look wrong; empty if they do not.
+        problem: why the labels look wrong. Empty if the labels look right.
     """
 
     accuracy: float

@@ -90,7 +90,7 @@ def check_counts(**counts: Any) -> None:
 
 
 def check_numbers(**numbers: tuple[Any, str]) -> None:
-    """Raise ValueError unless each option is in its interval, which is text such as ``"[0, inf)"``."""
+    """Raise ValueError unless each option is in its interval. An interval is text such as ``"[0, inf)"``."""
     for name, (value, interval) in numbers.items():
         if not isinstance(value, (int, float, np.number)) or value not in Interval.parse(interval):
             raise ValueError(f"{name} must be in {interval}, got {value!r}")

@@ -1,4 +1,4 @@
-"""A generated image data set whose classes form superclasses. It serves to try top-k losses without a download.
+"""A generated image data set whose classes form superclasses, to try top-k losses without a download.
 
 As in CIFAR-100, there are 20 superclasses of 5 fine classes and images of 32 x 32 pixels. Each superclass has a smooth
 random color field, and each fine class adds a finer and weaker field. An image of class c, in units of the standard

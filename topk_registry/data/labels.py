@@ -16,7 +16,7 @@ MULTILABEL = "each image has several labels: use --task multilabel"
 def targets_of(dataset: Any) -> NDArray[Any] | None:
     """Return all targets, [N] or k-hot [N, n], without reading images, or None if that is not possible.
 
-    Data sets of torchvision, and folders and Hugging Face data sets of timm, store their targets apart from the images.
+    This is possible for data sets of torchvision, and for folders and Hugging Face data sets of timm.
     """
     reader = getattr(dataset, "reader", dataset)
     stored = [getattr(dataset, name, None) for name in ("targets", "labels")]
@@ -39,7 +39,7 @@ def kept_labels_of(dataset: Any) -> Labels | None:
 
 
 def labels_of(dataset: Any) -> Labels:
-    """Return the label of every sample [N]. If the data set stores no labels, read all its samples once."""
+    """Return the label of every sample [N]. If the data set stores no labels, read all samples once."""
     kept = kept_labels_of(dataset)
     if kept is not None:
         return kept

@@ -27,7 +27,7 @@ class UnreadableImageError(OSError):
 class Selection:
     """Samples of a map-style data set in a new order and with new targets.
 
-    If an image cannot be read, the next sample replaces it, and a message goes to standard error.
+    If an image cannot be read, the next sample replaces this image, and a message goes to standard error.
 
     Args:
         dataset: data set of pairs (image, target), or another selection.

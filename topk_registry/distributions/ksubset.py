@@ -250,7 +250,7 @@ def _inner(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def _excess(x: Tensor, k: Tensor, in_mode: Tensor, one_k: int | None) -> Tensor:
-    """Return log sigma_k(exp x) - sum of x over the mode [...], which is at least 0.
+    """Return log sigma_k(exp x) - sum of x over the mode [...]. The result is at least 0.
 
     Probabilities and entropies are computed relative to the mode to avoid cancellation.
     """

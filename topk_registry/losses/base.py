@@ -119,7 +119,7 @@ class ClassificationLoss(Adjustable):
         return None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, counted from 0, before it begins. A loss with a schedule extends this method."""
+        """Set the epoch, counted from 0, before the epoch begins. A loss with a schedule extends this method."""
         self._epoch_was_set = True
 
     def checked_option(self, name: str, value: Any) -> Any:
@@ -137,7 +137,7 @@ class ClassificationLoss(Adjustable):
         Args:
             logits: scores [B, n], or [B, n, d1, ...], or [n].
             target: class indices [B], a distribution [B, n], or a :class:`LabelMixture`.
-            sample_weight: one factor per row [B]; a mean divides by the sum over the rows that are not ignored.
+            sample_weight: one factor per row [B]. A mean divides by the sum over the rows that are not ignored.
         """
         logits, target = _plain(logits, "logits"), _plain(target, "target")
         shape = None
@@ -214,7 +214,7 @@ class ClassificationLoss(Adjustable):
 
 
 class SoftmaxLoss(ClassificationLoss):
-    """A loss that is a function of nll = -log softmax(s)_y; a subclass defines :meth:`curve`.
+    """A loss that is a function of nll = -log softmax(s)_y. A subclass defines :meth:`curve`.
 
     Example:
         >>> class Squared(SoftmaxLoss):
@@ -259,7 +259,7 @@ class TopKLoss(ClassificationLoss):
 
 
 def _product(mass: Tensor, losses: Tensor) -> Tensor:
-    """Return mass times loss. A class without mass contributes 0, even if its loss is infinite or NaN."""
+    """Return mass times loss. A class without mass contributes 0, even if the loss of the class is infinite or NaN."""
     # 0 * inf is NaN; finite losses stay in the product, because they are the gradient of the mass
     return mass * losses.masked_fill((mass == 0) & ~losses.isfinite(), 0.0)
 
@@ -304,5 +304,5 @@ def _plain(t: Any, name: str) -> Any:
 
 @constant_in_graphs  # some versions of the compiler cannot trace is_autocast_available
 def has_autocast(kind: str) -> bool:
-    """Return whether autocast supports this device type. For example, it does not support the device type "meta"."""
+    """Return whether autocast supports this device type. For example, autocast does not support the type "meta"."""
     return torch.amp.is_autocast_available(kind)

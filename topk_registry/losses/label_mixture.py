@@ -24,7 +24,7 @@ class LabelMixture(NamedTuple):
 
     @classmethod
     def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor, smoothing: float = 0.0) -> "LabelMixture":
-        """Return lam * ``label`` [B] + (1 - lam) * ``other`` [B], as in mixup and CutMix; lam is a number or [B]."""
+        """Return lam * ``label`` [B] + (1 - lam) * ``other`` [B], as in mixup and CutMix. lam is a number or [B]."""
         lam = torch.as_tensor(lam, dtype=widest(label), device=label.device).expand(len(label))
         shares = torch.stack((lam, 1.0 - lam), 1) * (1.0 - smoothing)
         uniform = shares.new_full((len(label),), smoothing) if smoothing else None

@@ -35,7 +35,7 @@ class KeepsNumbers(nn.Module):
 
 
 class Adjustable(KeepsNumbers):
-    """A module whose options can be changed after construction; each new value is checked.
+    """A module whose options can be changed after construction. Each new value is checked.
 
     An option is a parameter of the constructor. ``option_ranges`` declares the allowed range of each option.
     """
@@ -59,7 +59,7 @@ class Adjustable(KeepsNumbers):
         super().__setattr__(name, self.checked_option(name, value))
 
     def checked_option(self, name: str, value: Any) -> Any:
-        """Return the value of an option as the module stores it; raise if it is outside of ``option_ranges``."""
+        """Return the value of an option as the module stores it. Raise if the value is outside of ``option_ranges``."""
         option = options_of(type(self))[name]
         if isinstance(value, Tensor) and value.ndim == 0 and name not in self._buffers:
             value = value.item()
@@ -108,7 +108,7 @@ class Option(NamedTuple):
 
 
 def index(ignore_index: Any) -> int:
-    """Return ``ignore_index`` as an integer after checking that it fits into 64 bits."""
+    """Return ``ignore_index`` as an integer. Raise unless it fits into 64 bits."""
     return integer(ignore_index, "ignore_index", at_most=2**63 - 1)
 
 

@@ -205,7 +205,7 @@ def check_logits(logits: Any, name: str = "logits") -> None:
 
 
 def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -> bool:
-    """Raise unless a target matches logits [B, n]; return whether a row may have the ignored index.
+    """Raise unless a target matches logits [B, n]. Return whether a row may have the ignored index.
 
     Label values are checked on a CPU only, because a check on a GPU would wait for the GPU. On a GPU, a label out of
     range fails in the gather kernel, as in cross-entropy.

@@ -26,7 +26,7 @@ class TopKAccuracy(StreamingMetric):
         num_classes: n. Not needed with ``class_counts``.
         class_counts: number of training samples of each class [n].
         ignore_index: rows with this label do not count.
-        device: initial device of the sums; required with NCCL if a rank may get no batch.
+        device: initial device of the sums. With NCCL, it is required if a rank may get no batch.
 
     Example:
         >>> metric = TopKAccuracy((1, 2), num_classes=3)

@@ -7,7 +7,7 @@ from topk_registry.metrics.streaming import Device, StreamingMetric, checked_lab
 
 
 class MarginalCalibration(StreamingMetric):
-    """Calibration error of top-k marginals: whether classes with marginal p are in the top-k set with frequency p.
+    """Calibration error of top-k marginals: whether classes with marginal p are right answers with frequency p.
 
     The right answers of a sample are modeled as a random set S of k classes, with pi_i = P(i in S). All classes i of
     all samples x are grouped into bins b by their marginal. Then

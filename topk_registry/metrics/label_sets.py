@@ -32,7 +32,7 @@ class LabelSetMetrics(StreamingMetric):
         num_classes: n.
         k: set sizes of top-k recall.
         threshold: probability from which a class is predicted.
-        device: initial device of the sums; required with NCCL if a rank may get no batch.
+        device: initial device of the sums. With NCCL, it is required if a rank may get no batch.
 
     Example:
         >>> metric = LabelSetMetrics(3, k=1)

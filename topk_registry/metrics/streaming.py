@@ -27,7 +27,7 @@ class StreamingMetric:
         """Return the results so far by name. A result without samples is NaN. Further updates are allowed.
 
         In a distributed run, sums are added over ranks, so every rank must call this method. With ``sync=False``, the
-        results are those of this rank.
+        results are the results of this rank alone.
         """
         return self.ratios({name: value.cpu() for name, value in self.totals(sync=sync).items()})
 

@@ -1,4 +1,4 @@
-"""The classifier of a timm or torchvision model: find it, count its classes, replace it.
+"""Find the classifier of a timm or torchvision model, count the classes, and replace the classifier.
 
 timm models return their classifier from ``get_classifier()``. torchvision models have no such method, so this module
 tries the attribute names that torchvision uses. Some models have several classifier layers: distilled models have one
@@ -109,7 +109,7 @@ def find_classifier(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def num_classes_of(model: nn.Module) -> int:
-    """Return the number of classes that a timm or torchvision model predicts, from its classifier layer."""
+    """Return the number of classes that a timm or torchvision model predicts, read from the classifier layer."""
     return _out_features(find_classifier(model)[0][1])
 
 

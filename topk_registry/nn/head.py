@@ -22,8 +22,8 @@ class TopKHead(nn.Module):
     """Compute top-k marginals: for each class, the probability that the class is in a random set of k classes.
 
     The marginal of class i is pi_i = P(i in S), where S is a random set of k classes. The probability of a set is
-    proportional to the product of exp(logit / temperature) over its members. The marginals of a row sum to k. They are
-    differentiable. For k = 1, the marginals are softmax. For logits in half precision, the marginals are float32.
+    proportional to the product of exp(logit / temperature) over its members. The marginals of a row sum to k. Marginals
+    are differentiable. For k = 1, they are softmax. For logits in half precision, the marginals are float32.
 
     ``head(logits, allowed=mask)`` restricts the set to allowed classes. The marginal of every other class is 0. If at
     most k classes are allowed and have a logit above -inf, each of these classes has the marginal 1.

@@ -42,9 +42,9 @@ def linear_smooth_topk(
     """Compute the smooth top-k SVM of ``F.linear(features, weight, bias)``, one chunk of classes at a time.
 
     L = tau softplus(alpha / tau - l_y), where l_y is the log-odds that the label is in the random set of k classes.
-    With alpha = 0, the loss is the top-k likelihood. Loss and gradients equal those of the loss on all logits. The
-    backward pass recomputes the logits instead of storing them. If all classes fit into one chunk, the logits are
-    computed at once.
+    With alpha = 0, the loss is the top-k likelihood. Loss and gradients equal the loss and gradients from all logits at
+    once. The backward pass recomputes the logits instead of storing them. If all classes fit into one chunk, the logits
+    are computed at once.
 
     With ``process_group``, the classes are divided among its ranks. Each rank passes its own rows of the batch and the
     weight of its own classes: ceil(n / ranks) classes, fewer on the last ranks. Targets must then be class indices.
@@ -69,7 +69,7 @@ def linear_smooth_topk(
         num_classes: expected n. None: the sum over ranks.
 
     Returns:
-        The loss, [] or [B], in float32 or float64. If it was computed in chunks, it is differentiable once.
+        The loss, [] or [B], in float32 or float64. A loss that was computed in chunks is differentiable once.
 
     Raises:
         ValueError: invalid input on any rank, or different options on two ranks. Every rank raises.
@@ -268,7 +268,7 @@ class LinearSmoothTopK(nn.Module):
         >>> head(backbone(images), target).backward()  # doctest: +SKIP
         >>> head.topk(backbone(images)).marginals  # doctest: +SKIP
 
-    If the model keeps its classifier, compute the features with
+    If the model has its own classifier, compute the features with
     ``model.forward_head(model.forward_features(images), pre_logits=True)``.
     """
 

@@ -68,7 +68,7 @@ def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
 
 
 def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:
-    """Return the reason why a backend cannot be used, or "" if it can be used."""
+    """Return the reason why a backend cannot be used, or "" if the backend can be used."""
     if device.type == "cuda" and (old := too_old(device)):
         return old
     if find_spec(backend) is None:
@@ -133,7 +133,7 @@ def load(module: str) -> ModuleType:
 
 @cache
 def too_old(device: torch.device) -> str:
-    """Return the reason why Triton kernels do not run on a GPU, or "" if they do."""
+    """Return the reason why Triton kernels do not run on a GPU, or "" if the kernels run."""
     if torch.version.hip is not None:
         return "the GPU kernels are compiled for CUDA, not for ROCm"
     capability = torch.cuda.get_device_capability(device)

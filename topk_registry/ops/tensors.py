@@ -1,6 +1,6 @@
 """Decide whether a kernel may read a tensor, and convert tensors to the layout of kernels.
 
-Kernels access memory by address, which is valid only for plain tensors of the device.
+Kernels access memory by address. Addresses are valid only for plain tensors of the device.
 """
 
 from contextlib import nullcontext

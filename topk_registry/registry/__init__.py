@@ -56,7 +56,7 @@ def loss_info(name: str) -> LossInfo:
 
 
 def takes_k_hot(name: str) -> bool:
-    """Return whether a loss takes k-hot targets [B, n], which its factory declares with ``takes_k_hot = True``.
+    """Return whether a loss takes k-hot targets [B, n]. The factory declares this by ``takes_k_hot = True``.
 
     Example:
         >>> takes_k_hot("ksubset_nll"), takes_k_hot("focal")

@@ -57,7 +57,7 @@ class Interval:
         return [end + step if closed else end for end, closed, step in self._ends(num_classes)]
 
     def _ends(self, num_classes: int) -> list[tuple[float, bool, int]]:
-        """Return (end, whether it belongs, step to the outside) for each finite end. Whole numbers are integers."""
+        """Return (end, whether the end belongs, step to the outside) of each finite end. Whole numbers are ints."""
         high = num_classes if self.text.rstrip("]) ").endswith("n") else self.high
         ends = ((self.low, self.closed[0], -1), (high, self.closed[1], 1))
         return [(int(e) if e == int(e) else e, closed, step) for e, closed, step in ends if math.isfinite(e)]

@@ -160,7 +160,7 @@ def parametrize_with_checks(
 
     Args:
         losses: a list of losses as in :func:`iter_checks`.
-        expected_failed_checks: function from a loss to its expected failures. They become strict ``xfail`` marks.
+        expected_failed_checks: function from a loss to the expected failures, as strict ``xfail`` marks.
         options: further options of :func:`iter_checks`.
     """
     import pytest

@@ -106,7 +106,7 @@ def row_order_is_irrelevant(subject: Subject) -> None:
 def nan_stays_in_its_row(subject: Subject) -> None:
     """NaN in one sample must give NaN in the loss of this sample, for every kind of target, and in no other loss.
 
-    If the loss of a row depends on other rows, it also changes with the batch size and the number of GPUs."""
+    If the loss of a row depends on other rows, the loss also changes with the batch size and the number of GPUs."""
     subject.needs_rows()
     logits, labels = subject.logits(), subject.labels()
     places = {

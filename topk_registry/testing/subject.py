@@ -157,7 +157,7 @@ class Subject:
 
 
 def seed(number: int) -> None:
-    """Call torch.manual_seed without the stack trace that it stores per call until CUDA is used."""
+    """Call torch.manual_seed without storing a stack trace. Until CUDA is used, torch stores one per call."""
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)

@@ -251,7 +251,7 @@ def all_ranks(value: Any) -> list[Any]:
 
 
 def folder_of(config: TrainConfig) -> Path | None:
-    """Return the folder of ``--experiment``, or None if it is not set."""
+    """Return the folder of ``--experiment``, or None if the flag is not set."""
     return Path(config.output or OUTPUT, config.experiment) if config.experiment else None
 
 

@@ -129,9 +129,9 @@ _LOSS, _DATA, _MODEL, _DEVICE, _OPT, _SCHEDULE, _AUG, _RUN = (
 class TrainConfig:
     """Settings of a training run, under the names of the flags of ``timm train``.
 
-    The defaults are the defaults of timm. With ``task="multilabel"``, they are the defaults of timm's multi-label task.
-    If a classification has neither ``data_dir`` nor ``dataset``, the defaults define a small job on a built-in data
-    set.
+    The defaults are the defaults of timm. With ``task="multilabel"``, the defaults are those of timm's multi-label
+    task. If a classification has neither ``data_dir`` nor ``dataset``, the defaults define a small job on a built-in
+    data set.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range, or settings exclude each other.
@@ -391,7 +391,7 @@ def flag_of(name: str) -> str:
 
 
 def parse_args(argv: Sequence[str]) -> TrainConfig:
-    """Return the configuration of a run. Flags override ``--config``, which overrides the defaults."""
+    """Return the configuration of a run. Flags override the file of ``--config``, and this file overrides defaults."""
     parser = create_parser()
     _refuse_timm_only(parser, argv)
     given = vars(parser.parse_args(argv))
@@ -454,7 +454,7 @@ def create_parser(full: bool = False) -> ArgumentParser:
     """Return the parser of ``timm train``. Its result has only the flags in the command line.
 
     Args:
-        full: show all flags in the help, not only the common ones.
+        full: show all flags in the help, not only the common flags.
     """
     parser = ArgumentParser(
         prog="timm train",

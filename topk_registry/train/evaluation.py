@@ -131,14 +131,14 @@ def evaluate(
     """Return the metrics of a model over the batches of a loader, with accuracies in percent.
 
     Args:
-        model: model that returns logits [B, n]. It remains in evaluation mode.
+        model: model that returns logits [B, n]. The model remains in evaluation mode.
         loader: yields images [B, ...] and labels [B], or k-hot targets [B, n] with ``multilabel``.
         num_classes: number of classes n.
         k: set sizes of top-k accuracy.
         device: device of the model (default: device of its parameters).
         dtype: dtype of the images (default: dtype of the loader).
         autocast: context of the forward pass.
-        probabilities: function from logits to class probabilities, if they are not softmax.
+        probabilities: function from logits to class probabilities. Default: softmax.
         class_counts: number of training images per class, for many-, medium- and few-shot accuracy.
         crops: number of crops per image. A batch has one group of rows per crop, with the same images in each group.
         temperature: temperature of the marginals in the average over crops.
@@ -146,7 +146,8 @@ def evaluate(
         multilabel: whether images have several labels.
         channels_last: whether images use the channels-last memory layout.
         keep: function that is called with the scores [B, n] and targets of each batch.
-        progress: function that is called with the number of each batch. If it returns True, the evaluation stops.
+        progress: function that is called with the number of each batch. If the function returns True, the evaluation
+            stops.
 
     Returns:
         The metrics by name, ``nll``, ``top1``, ``macro_top1``, ..., or ``map``, ``micro_f1``, ... with ``multilabel``.

@@ -183,7 +183,7 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
     Args:
         spec: name and options, for messages.
         criterion: the loss to test.
-        facts: values of the run, which determine the targets.
+        facts: values of the run. They determine the targets.
         splits: augmentation splits of a batch.
 
     Raises:

@@ -122,7 +122,7 @@ def channels_of(config: TrainConfig) -> int:
 
 
 def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
-    """Return the model with ``num_classes`` outputs. If it is None, the model keeps its own number of classes.
+    """Return the model with ``num_classes`` outputs. With None, the model keeps its own number of classes.
 
     Raises:
         TrainError: timm cannot create the model.

@@ -63,7 +63,7 @@ class Trainer:
         config: settings. Default: a job on a built-in data set.
         model: a model to train instead of a timm model by name.
         train_loader, eval_loader: loaders of batches (images, labels) instead of a data set by name. With a loader, the
-            defaults are those of timm, not of the built-in job.
+            defaults are the defaults of timm, not of the built-in job.
         on_step: function that is called after each batch with the run and the loss. The loss is a tensor on the device.
         on_epoch: function that is called after each epoch with the run and the row of the epoch.
         quiet: print nothing and draw no curves.

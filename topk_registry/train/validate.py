@@ -27,13 +27,13 @@ class Evaluated:
         class_names: class names in the order of the scores, or None.
         num_classes: number of classes. It is 0 if the number is unknown until the file runs.
         weights: ``"EMA"``, ``"model"`` or ``"ONNX"``.
-        preprocessing: size, crop, means, standard deviations and interpolation; empty for an ONNX file.
+        preprocessing: size, crop, means, standard deviations and interpolation. Empty for an ONNX file.
         config: configuration of the run that wrote a checkpoint, or None.
         run: function of a data set and of a function ``keep(scores [B, n], labels [B])``. It calls ``keep`` once per
             batch.
         Softmax of the scores gives the probabilities of the model, even if its loss defines them in another way.
-        loader: function from a data set to its batches; checkpoints only.
-        model: the network; checkpoints only.
+        loader: function from a data set to the batches of this data set. Only checkpoints have a loader.
+        model: the network. Only checkpoints have a network.
     """
 
     path: Path
@@ -60,7 +60,7 @@ def open_model(
     """Open a checkpoint of ``timm train`` or of timm's script, or an ONNX file of ``topk-registry export``.
 
     Images are preprocessed as in the evaluation of the training run. The checkpoint records this preprocessing. If the
-    checkpoint has EMA weights, they are used, unless ``weights`` is ``"model"``.
+    checkpoint has EMA weights, the model gets the EMA weights, unless ``weights`` is ``"model"``.
 
     Args:
         path: the file.

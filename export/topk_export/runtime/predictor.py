@@ -130,7 +130,7 @@ class Predictor:
         return np.stack(inputs) if inputs else np.zeros((0, *self.input_shape), self.input_type)
 
     def input_of(self, image: Any) -> np.ndarray:
-        """Return one image as an input without the batch axis. It is a path, bytes, a uint8 array or a Pillow image."""
+        """Return an image (a path, bytes, a uint8 array or a Pillow image) as an input without the batch axis."""
         recipe = self.metadata.preprocess
         pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=recipe.exif))
         return pixels if self.metadata.in_graph else recipe.normalize(pixels[None])[0]

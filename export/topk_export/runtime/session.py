@@ -1,4 +1,4 @@
-"""An onnxruntime session on the requested device, with a warning or an error if it runs on another device.
+"""An onnxruntime session on the requested device, with a warning or an error if the session runs on another device.
 
 onnxruntime falls back to the CPU silently, and lists available providers that fail later. Therefore the device is read
 from the open session. If a requested GPU is missing, ``require_gpu`` raises an error. Otherwise there is a warning.
@@ -91,7 +91,7 @@ def device_of(session: Any) -> str:
 
 
 def placement(session: Any) -> dict[str, int] | None:
-    """Return the number of graph nodes per provider. If this version of onnxruntime does not report it, return None."""
+    """Return the number of graph nodes per provider, or None if this version of onnxruntime does not report them."""
     try:
         counts: Counter[str] = Counter()
         for part in session.get_provider_graph_assignment_info():

@@ -55,7 +55,7 @@ class Wanted:
 
 
 async def within_seconds(work: Awaitable[T], seconds: float, late: HTTPException) -> T:
-    """Wait for work, and raise ``late`` if it takes longer."""
+    """Wait for work, and raise ``late`` if the work takes longer."""
     try:
         return await asyncio.wait_for(work, seconds)
     except (TimeoutError, asyncio.TimeoutError) as error:

@@ -177,7 +177,7 @@ class FactoredWeight(nn.Module):
         self.steps += 1
 
     def condition(self) -> float:
-        """Return |U|_F |U^-1|_F / d, which is 1 right after a fold."""
+        """Return |U|_F |U^-1|_F / d. The result is 1 right after a fold."""
         return float(self.U.norm() * self.U_inverse_t.norm()) / len(self.U)
 
     @torch.no_grad()

@@ -26,11 +26,11 @@ class SphericalLinear(nn.Module):
 
     ``layer(features, target)`` returns the loss, and the backward pass computes the exact gradient of the features.
     Then ``layer.step(lr)`` or :class:`SphericalSGD` applies the same update as SGD on the dense weight [n, d], in
-    O(d^2) per sample. Train the backbone with a separate optimizer. Any other optimizer skips this layer, because its
-    weight has no gradient. README.md lists the update rules that are exact.
+    O(d^2) per sample. Train the backbone with a separate optimizer. Any other optimizer skips this layer, because the
+    weight of the layer has no gradient. README.md lists the update rules that are exact.
 
     The spherical losses rank well at any n, but their probabilities are limited. Let p_c be the largest probability of
-    class c over all feature vectors; then the sum of p_c over classes is at most d + 1. With many more classes than
+    class c over all feature vectors. Then the sum of p_c over classes is at most d + 1. With many more classes than
     features, the likelihood remains poor.
 
     Args:
@@ -38,7 +38,7 @@ class SphericalLinear(nn.Module):
         num_classes: n.
         bias: learn a bias, as a feature that is always 1.
         loss: name of a registered spherical loss, an instance of one, or ``"mse"``: the squared error to the
-        weights of the target, summed over classes. If a class is repeated, its weights are added.
+        weights of the target, summed over classes. If a target repeats a class, the weights of the class are added.
         loss_options: options of the loss by name, such as ``{"epsilon": 0.1}``.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: rows with this label have loss and gradient 0, and do not count in the mean.
@@ -184,8 +184,8 @@ class SphericalLinear(nn.Module):
         """Return the k most probable classes of features [B, d], best first. Scores are computed in chunks of classes.
 
         Returns:
-            ``indices``, ``logits`` and ``marginals``, each [B, k]. Logits are logarithms of unnormalized probabilities;
-            for ``"mse"`` they are the scores. Marginals are exact top-k marginals of these logits.
+            ``indices``, ``logits`` and ``marginals``, each [B, k]. Logits are logarithms of unnormalized
+            probabilities. For ``"mse"``, logits are the scores. Marginals are exact top-k marginals of these logits.
         """
         if not 1 <= k < self.num_classes:
             raise ValueError(f"k must be an integer from 1 to n - 1 = {self.num_classes - 1}, got {k!r}")
@@ -328,7 +328,7 @@ class SphericalSGD(torch.optim.Optimizer):
 
     Args:
         layer: the layer to train. Other parameters need a separate optimizer.
-        lr: learning rate. Schedulers of torch change it through ``param_groups``.
+        lr: learning rate. Schedulers of torch change the rate through ``param_groups``.
         weight_decay: L2 decay, as in ``torch.optim.SGD``.
         max_norm: clip the gradient of the dense weight to this norm.
 

@@ -18,7 +18,7 @@ class SumsLoss(Protocol):
         ...
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        """Return logarithms of unnormalized probabilities elementwise. They rank the classes."""
+        """Return logarithms of unnormalized probabilities elementwise. Classes are ranked by these logarithms."""
         ...
 
 
@@ -63,7 +63,7 @@ def loss_per_sample(
 ) -> Tensor:
     """Return the loss [m] of rows with K labels of the given weights [m, K].
 
-    The squared error is summed over classes. Its target has these weights at the labels and 0 elsewhere. Any other loss
+    The squared error is summed over classes. The target has these weights at the labels and 0 elsewhere. Any other loss
     is the weighted sum of the losses of the labels.
     """
     if loss is None:

@@ -5,7 +5,7 @@ A kernel is a C function ``body(job)``. All threads run the same body with the s
 8 bytes per value: integers, floats, and addresses of tensors.
 
 After each operation, torch's threads spin for a few milliseconds and wait for work. Separate threads would compete with
-them for cores. If torch has no OpenMP, a pool of threads is used.
+torch's threads for cores. If torch has no OpenMP, a pool of threads is used.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
 # numba's intrinsics are called without their first parameter, and pyright does not see attributes that numba sets

@@ -11,7 +11,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def exp2(x):
-    """Return 2^x, with 0 for denormal results, which would take four more instructions."""
+    """Return 2^x. Denormal results become 0, because they would take four more instructions."""
     if INTERPRETED:
         return tl.exp2(x)
     else:

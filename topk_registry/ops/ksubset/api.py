@@ -34,8 +34,8 @@ def smooth_topk(
         masses: an object with the masses q, such as :class:`losses.targets.Masses`: ``labels [B, m]`` with ``shares [B,
             m]``, ``even [B]`` (mass of every class) and ``dense [B, n]``. Absent parts are None.
         k: size of the set, 1 <= k <= n - 1.
-        tau: smoothing temperature, positive; lower values approach a hard hinge.
-        alpha: required margin: one number, or one per class [n]. It gets no gradient.
+        tau: smoothing temperature, positive. Lower values approach a hard hinge.
+        alpha: required margin: one number, or one per class [n]. The margin gets no gradient.
         sums: allow kernels to return the sum of the losses [] with one graph node.
 
     Returns:

@@ -39,7 +39,7 @@ HALVINGS = 20  # bisection steps of an interval of about 2 log(2n) that contains
 
 
 def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
-    """Return the probability that each class is in the top-k set.
+    """Return the probability that each class is in a random set of k classes.
 
     Args:
         logits: scores [B, n], n > k; -inf excludes a class.
@@ -67,7 +67,8 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """Return the margins theta l(s / theta) of every class: [B, n] -> [B, n].
 
     The margins of the k largest classes are computed with the tilt for k + 1 classes. The reason is that without one of
-    the k largest classes, the (k + 1)-th class takes its place. If at most k scores are finite, their margins are inf.
+    the k largest classes, the (k + 1)-th class takes its place. If at most k scores are finite, the margins of these
+    scores are inf.
     """
     n = s.shape[1]
     if 2 * k > n:
@@ -172,9 +173,9 @@ def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) ->
 def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
     """Return t [B, 1] of formula (5): min over m < k of log((sum of exp outside the m largest) / (k - m)).
 
-    The tilt cancels from every result, so it need not be precise. With this tilt, the expected number of classes is
-    between k/2 and k. Results are relative to the probability of exactly k classes, which may be 2^-k. Hence larger k
-    use ``tilt_to_mean``.
+    The tilt cancels from every result, so the tilt need not be precise. With this tilt, the expected number of classes
+    is between k/2 and k. Results are relative to the probability of exactly k classes, which may be 2^-k. Hence larger
+    k use ``tilt_to_mean``.
 
     Args:
         x: the top group [B, T], largest first, relative to the k-th.
@@ -225,7 +226,7 @@ def power_sums(w: Tensor, k: int) -> Tensor:
 def _blocks(w: Tensor) -> Tensor:
     """Return w [B, n] as [B, blocks, length], padded with zeros. Two short sums have less rounding than one long sum.
 
-    onnxruntime adds a row in order, which costs 1.5 digits for 20,000 equal values.
+    onnxruntime adds a row in order. For 20,000 equal values, this costs 1.5 digits.
     """
     n = w.shape[1]
     length = 1 << math.isqrt(n).bit_length()
@@ -409,7 +410,7 @@ def _scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int)
 def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 0) -> Tensor:
     """Return the gradient of the label's margin with respect to the scores of a chunk [B, m], by formula (10).
 
-    ``f`` covers all classes but the label. At the label, the gradient is 1, which the caller writes.
+    ``f`` covers all classes but the label. At the label, the gradient is 1. The caller writes this gradient.
     """
     k = len(f.c) - 1
     v = ((s - f.a) / theta).clamp_max(0.0).exp() * f.scale  # entries of the top group are overwritten later
@@ -421,7 +422,7 @@ def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 
 
 @torch.no_grad()
 def chunk_margins(s: Tensor, f: Coefficients, theta: float) -> Tensor:
-    """Return the margins [B, m] of the classes of a chunk. They are valid outside of the top group of ``f``."""
+    """Return the margins [B, m] of the classes of a chunk. Margins are valid outside of the top group of ``f``."""
     v = ((s - f.a) / theta).clamp_max(0.0).exp() * f.scale
     below, last = divide_out(f.c, v, len(f.c) - 1)
     return (s - f.a) + f.shift.to(s) + theta * (below / last).log()

@@ -296,7 +296,7 @@ class _ExpectedHinge(torch.autograd.Function):
 
 
 def _margins(s: Tensor, f: _Group, margins: Tensor, c: Tensor, classes: Tensor, first: int, p: Problem) -> Tensor:
-    """Return the margins [B, m] of a chunk: the given ones for the top group, and computed ones for other classes."""
+    """Return the margins [B, m] of a chunk: ``margins`` for the top group, and computed margins for other classes."""
     s = _write(s, classes, torch.full_like(margins, -torch.inf), first)
     gap = s - f.a.to(s)
     below, last = graph.divide_out(c, (gap / p.theta - f.t.to(s)).exp(), p.k)

@@ -157,7 +157,7 @@ def _through_factor(c, g, q, p, g_q, g_p, passed):
 
 @borrowing
 def _add_correlation(c, g_below, g_last, g):
-    """Compute the backward pass of :func:`without` for one of its two products; the other product is c."""
+    """Compute the backward pass of :func:`without` for one of the two products. The other product is c."""
     k = len(c) - 1
     for j in range(k + 1):
         for i in range(len(g_last)):

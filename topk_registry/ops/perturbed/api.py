@@ -92,8 +92,8 @@ def perturbed_hinge(
         shares: masses q of the labels [B, m].
         k: rank of the score that labels are compared with, 1 <= k <= n.
         epsilon: standard deviation of the noise, in units of the scores.
-        num_samples: number of draws that estimate the expectation and its gradient.
-        alpha: required margin: one number, or one per class [n]. It gets no gradient.
+        num_samples: number of draws that estimate the expectation and the gradient.
+        alpha: required margin: one number, or one per class [n]. The margin gets no gradient.
         scale: factor of the loss.
         sums: allow kernels to return the sum of the losses [] with one graph node.
 
@@ -175,7 +175,7 @@ def _works(device: torch.device) -> bool:
 
 
 def checked_options(k: int, epsilon: float, num_samples: int) -> tuple[int, float, int]:
-    """Return k, epsilon and num_samples. Raise unless they are valid for some scores."""
+    """Return k, epsilon and num_samples. Raise unless these options are valid for some scores."""
     k, num_samples = integer(k, "k", at_least=1), integer(num_samples, "num_samples", at_least=1)
     return k, number(epsilon, "epsilon", at_least=0), num_samples
 

@@ -153,7 +153,7 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
         row: scores [n].
         r: row index in the batch. Row index, key, draw and class determine the noise.
         index: output, the class that is k-th at each draw [draws].
-        guess: guess of the threshold. It affects only the time.
+        guess: guess of the threshold. The guess affects only the time.
         space: memory from :func:`scratch`.
     """
     if _has_nan(row):

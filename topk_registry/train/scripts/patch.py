@@ -1,7 +1,7 @@
 """Replace the loss of another training script, and check that the script trains with the registered loss.
 
 If a script constructs its loss in a place that the patch does not know, the script would silently train with its own
-loss. Therefore the registered loss records its backward passes, and an optimizer step without one ends the run.
+loss. Therefore the registered loss records its backward passes, and a step without a backward pass ends the run.
 """
 
 import inspect
@@ -55,7 +55,7 @@ class Patch:
     Args:
         name: name of the loss.
         options: options of the loss.
-        class_weight: ``inv_freq``, ``effective_num``, a file, or numbers joined by commas; empty for no weights.
+        class_weight: ``inv_freq``, ``effective_num``, a file, or numbers joined by commas. Empty for no weights.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any], class_weight: str = "") -> None:

@@ -40,7 +40,7 @@ class Glyphs:
     Attributes:
         images: [N, 28, 28, 3] in 8 bits, black on white. ``targets`` and ``families`` have the label and the font
             family of each image.
-        left_out: families that lack a glyph for at least one character. They are not in the data set.
+        left_out: families that lack a glyph for at least one character. The data set excludes these families.
 
     Example:
         >>> image, label = Glyphs("train")[0]  # doctest: +SKIP

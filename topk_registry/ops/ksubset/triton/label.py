@@ -111,7 +111,8 @@ def search_row(
 ):  # fmt: skip
     """Compute a row that is not flat or is invalid: NaN, too few scores, or a label out of range.
 
-    The row is read again in each pass. Storing it would use the registers of other rows, and was not faster on an H200.
+    The row is read again in each pass. Storing the row would use the registers of other rows, and was not faster on an
+    H200.
     """
     label, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     share = tl.load(share_ptr + here).to(tl.float32)

@@ -329,8 +329,8 @@ def write_invalid_row(
 ):  # fmt: skip
     """Replace the NaN results of an invalid row, if the correct results are known.
 
-    If the row has no mass, the result is 0. If it has at most k finite scores and no NaN, their classes have loss 0,
-    and all other classes have loss inf.
+    If the row has no mass, the result is 0. If the row has at most k finite scores and no NaN, the classes of these
+    scores have loss 0, and all other classes have loss inf.
     """
     bad = tl.zeros((1, N), tl.int32)
     some = tl.zeros((1, N), tl.int32)
