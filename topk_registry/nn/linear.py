@@ -110,10 +110,8 @@ def linear_smooth_topk(
     masses = masses_of(target, n, features)
     x, size = masses.usable(features), chunked.chunk_size(features, chunk)
     if n > size and n >= chunked.min_classes(k):
-        losses = _losses(x, weight, bias, masses, alpha, tau, _problem(x, k, k * tau, size))
-    else:
-        losses = smooth_topk(F.linear(x, weight, bias), masses, k=k, tau=tau, alpha=alpha)
-    return _reduced(losses, reduction)
+        return _in_chunks(reduction, x, weight, bias, masses, alpha, tau, _problem(x, k, k * tau, size))
+    return _reduced(smooth_topk(F.linear(x, weight, bias), masses, k=k, tau=tau, alpha=alpha), reduction)
 
 
 @outside_graphs
@@ -161,6 +159,11 @@ def linear_topk(
 
 
 @outside_graphs
+def _in_chunks(reduction: str, *args: Any) -> Tensor:
+    # the sum, too: a compiled graph that began with the losses would ask them for .grad, which warns
+    return _reduced(_losses(*args), reduction)
+
+
 def _losses(
     x: Tensor, weight: Tensor, bias: Tensor | None, masses: Masses, alpha: Tensor, tau: float, p: Problem
 ) -> Tensor:
