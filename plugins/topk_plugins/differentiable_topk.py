@@ -181,8 +181,8 @@ def _checked(ranking: Ranking, kept: Tensor, loss: Tensor) -> Tensor:
 def _table(ranking: Ranking, s: Tensor) -> Tensor:
     """Return the loss of each row for each possible label [B, n].
 
-    The m classes with the highest scores are ranked together. If any other class is the label, it has the lowest score
-    of its m candidates. So the scores of the m - 1 highest classes determine its rank probabilities.
+    The m classes with the highest scores are ranked together. If any other class is the label, the label has the lowest
+    score of the m candidates. So the scores of the m - 1 highest classes determine the rank probabilities of the label.
     """
     m = min(ranking.candidates or s.shape[1], s.shape[1])
     top = s.topk(m, dim=1)

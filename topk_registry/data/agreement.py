@@ -46,7 +46,7 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
     """Compare the predicted class of each image [N] with its label [N].
 
     Labels look wrong if the accuracy is close to the accuracy of random guesses, or if at least two folders look
-    exchanged: most images of a folder are predicted as one other class, and most of its images as one wrong class.
+    exchanged: most images of folder A are predicted as one class B, and most images of folder B as one other class.
     """
     n = len(classes)
     accuracy = float((predicted == labels).mean()) if len(labels) else float("nan")

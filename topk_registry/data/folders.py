@@ -1,8 +1,8 @@
 """Folders of images as classes: names, files, and the class of a model for each folder.
 
-As in timm, the class of an image is the name of the folder that directly contains it. Classes are numbered in natural
-order (c2 before c10). Files and folders whose name begins with a dot are skipped, such as ``._x.png`` from macOS
-archives and ``.ipynb_checkpoints``.
+As in timm, the class of an image is the name of the folder that directly contains the image. Classes are numbered in
+natural order (c2 before c10). Files and folders whose name begins with a dot are skipped, such as ``._x.png`` from
+macOS archives and ``.ipynb_checkpoints``.
 """
 
 import os

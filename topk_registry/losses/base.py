@@ -49,9 +49,9 @@ class ClassificationLoss(Adjustable):
 
     A subclass defines :meth:`per_class`, which returns the loss of each row for each possible label [B, n]. If the loss
     for one label costs less than the losses for all n labels, the subclass should also define :meth:`per_label`. As in
-    cross-entropy, logits [B, n, d1, ...] and [n] are also accepted, with targets of the matching shape. For logits [B,
-    n], the target may also be a :class:`LabelMixture`. If all shares of a row of a mixture are 0, the loss of this row
-    is 0, but the row counts in the mean.
+    cross-entropy, logits may also be [B, n, d1, ...] or [n], with targets of the matching shape. For logits [B, n], the
+    target may also be a :class:`LabelMixture`. If all shares of a row of a mixture are 0, the loss of this row is 0,
+    but the row counts in the mean.
 
     Options can be set after construction (``loss.tau = 0.3``), and each value is checked. Numbers and class weights are
     stored in double precision.

@@ -62,7 +62,7 @@ def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tens
 
 
 def weighs_rows(loss: object) -> bool:
-    """Return whether the loss is a mean and its rows may have different weights."""
+    """Return whether the loss is a mean over rows that may have different weights."""
     return isinstance(loss, ClassificationLoss) and loss.reduction == "mean" and loss.class_weight is not None
 
 

@@ -41,7 +41,7 @@ def largest(row, skip, top, where, space):
 
 @borrowing
 def _candidates(row, skip, T, short, space):
-    """Write the T largest scores, and possibly more scores, in class order, with their classes. Return their number.
+    """Write the T largest scores, and possibly more, in class order, with their classes. Return how many are written.
 
     Vector instructions read most scores twice. The first pass takes the maximum of every len(maxima)-th score, and so
     gets a bound that at least T scores reach. The second pass collects the scores that reach the bound. A row without

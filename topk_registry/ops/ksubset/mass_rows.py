@@ -203,7 +203,7 @@ def _has_mass(r, shares, even, dense, few):
 
 @compiled
 def _masses(r, labels, shares, even, dense, mass, few, few_mass):
-    """Return the number of classes with mass, and write them to ``few``. Or return -1, and write all to ``mass``."""
+    """Return the number of classes with mass, and write these classes to ``few``. Or return -1, and fill ``mass``."""
     m = labels.shape[1]
     if len(dense) > 0:
         count = places_unequal(dense[r], ZERO_32, few)

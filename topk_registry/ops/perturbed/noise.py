@@ -48,7 +48,7 @@ def first_bytes(call, row, key, words):
 
 @compiled
 def other_bytes(call, row, key, u):
-    """Add the other 56 bits to uniforms that have their first byte. ``call`` has the number of each class and draw."""
+    """Add the other 56 bits to uniforms whose first byte is set. ``call`` has the number of each class and draw."""
     key_0, key_1 = np.uint64(key[0]), np.uint64(key[1])
     for j in range(len(u)):
         word, _ = philox(call[j], row, OTHER_BYTES, key_0, key_1)

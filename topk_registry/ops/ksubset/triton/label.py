@@ -42,8 +42,8 @@ def label_rows(
         value_ptr, gradient_ptr: output, [B] and in the layout of the scores.
         depth: k as a variable, because the compiler would unroll loops over a constant and run out of registers.
         theta, theta_low, inverse: temperature k tau as a sum of two single-precision numbers, and its reciprocal.
-        tau, inverse_tau, inverse_tau_low: smoothing temperature, and its reciprocal as a sum of two numbers. TP: number
-            of lanes of a top group, a power of two. For other constants, see :mod:`topk_registry.ops.gpu.tiles`.
+        tau, inverse_tau, inverse_tau_low: smoothing temperature, and the reciprocal as a sum of two numbers.
+        TP: number of lanes of a top group, a power of two. For other constants, see :mod:`topk_registry.ops.gpu.tiles`.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     there = row < B

@@ -3,9 +3,9 @@
 
 The rows are split as in label.py, but with all classes: a flat row is all tail, and the top group of any other row is
 computed for k + 1 classes. Margins of the k largest classes are computed at a tilt with an expected k + 1/2 classes,
-because without one of them, the (k + 1)-th class takes its place. All other margins are computed at a tilt with an
-expected k - 1/2 classes. The backward pass goes through the polynomial c of all classes. With d = c / (1 + v X) and e =
-d / (1 + v X), class i of the tail adds its chain_i to
+because without one of these classes, the (k + 1)-th class takes its place. All other margins are computed at a tilt
+with an expected k - 1/2 classes. The backward pass goes through the polynomial c of all classes. With d = c / (1 + v X)
+and e = d / (1 + v X), class i of the tail adds its chain_i to
 
     W_0 = -sum_i chain_i d_{k-1},   W_r = sum_i chain_i (-v_i)^(r-1),
 
