@@ -288,7 +288,7 @@ def _are_probabilities(outputs: np.ndarray) -> bool:
 
 
 def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: int) -> Any:
-    """Convert a module to a ModelProto with a symbolic batch size, because torch.export would fix a batch size of 1."""
+    """Convert a module to a ModelProto with a symbolic batch size. A file without it takes one batch size."""
     try:
         program = torch.onnx.export(
             module,

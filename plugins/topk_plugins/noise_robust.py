@@ -82,13 +82,13 @@ class EpsilonSoftmax(TopKLoss):
         \qquad p = \mathrm{softmax}(s)
 
     T is the set of the k best classes. With ties, T has the classes above the (k + 1)-th largest score. The paper has k
-    = 1. The gradient of the first term vanishes once the label is in T. The gradient of the second term does not
-    vanish, so choose a small ``beta``. At m = 0 and beta = 0, the loss is alpha times cross-entropy. The loss is
-    discontinuous where the label enters T, and its minimum is about alpha log k.
+    = 1. The gradient of the first term vanishes once the label is in T. The gradient of the second term does not, so
+    that a large ``beta`` also fits wrong labels. At m = 0 and beta = 0, the loss is alpha times cross-entropy. The loss
+    is discontinuous where the label enters T, and its minimum is about alpha log k.
 
     Use when:
-        Labels are wrong anywhere and top-1 accuracy matters. In the study here over four kinds of noise, k = 1 gained
-        1.5 points of top-1, and k = 5 was 5.4 points of top-5 behind cross-entropy.
+        Wrong labels can be any class, and top-1 accuracy matters. In the study here over four kinds of noise, k = 1
+        gained 1.5 points of top-1, and k = 5 was 5.4 points of top-5 behind cross-entropy.
 
     Avoid when:
         Labels are clean, because a label in T has almost no gradient. You cannot tune ``alpha`` and ``m``: the authors'

@@ -127,7 +127,8 @@ class TopKHingeConvex(TopKLoss):
 
     .. math:: L(s, y) = \Bigl(\tfrac1k \sum_{j=1}^k (s + 1 - \mathbf{1}_y)_{[j]} - s_y\Bigr)_+
 
-    The mean is over the k - 1 best other scores plus 1, and the larger of the k-th best plus 1 and the label's score.
+    The mean has k terms: the k - 1 best other scores, each plus 1, and a last term. The last term is the k-th best
+    other score plus 1, or the label's score if that is larger.
 
     Use when:
         You want a convex top-k loss for a linear model, or a baseline.

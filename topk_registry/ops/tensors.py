@@ -30,7 +30,7 @@ class Route(Enum):
 
 
 def route(*tensors: Tensor | None) -> Route:
-    """Return the route for a call with these tensors."""
+    """Return whether compiled kernels, a registered operator or plain torch operations serve these tensors."""
     if torch.compiler.is_compiling():
         return Route.GRAPH
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
