@@ -82,11 +82,11 @@ def test_the_wheel_works_in_a_fresh_environment(dist, tmp_path):
 
 def test_a_loss_of_an_installed_plugin_trains(tmp_path):
     """A wheel of a distribution with an entry point, installed by pip, and its loss by name in a process of its own."""
-    if find_spec("hatchling") is None or find_spec("pip") is None:
+    pip = [sys.executable, "-m", "pip"]  # find_spec("pip") makes setuptools use distutils of the standard library
+    if find_spec("hatchling") is None or subprocess.run([*pip, "--version"], capture_output=True).returncode:
         pytest.skip("needs hatchling and pip")
     new_plugin.make(tmp_path / "source", name="their-losses", loss="their_loss")
     offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
-    pip = [sys.executable, "-m", "pip"]
     subprocess.run([*pip, "wheel", *offline, "-w", str(tmp_path), str(tmp_path / "source")], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     subprocess.run([*pip, "install", *offline, "--target", str(tmp_path / "site"), str(wheel)], check=True)
