@@ -151,7 +151,7 @@ class LapSum(_OneThreshold):
 
 
 def _distances(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return which scores are above b [B, n], the distances from b [B, n], and the smallest distance [B, 1]."""
+    """Return which scores are above b [B, n], each score's distance from b [B, n], and the least of a row [B, 1]."""
     above = (x > b[:, None]).detach()
     distance = torch.where(above, x - b[:, None], b[:, None] - x)  # the derivative of abs() is 0 at a score equal to b
     return above, distance, distance.detach().amin(-1, keepdim=True)

@@ -83,7 +83,7 @@ def normalize(name: str) -> str:
 
 
 def matches(pattern: str, plugin: Plugin) -> bool:
-    """Return whether a wildcard matches a plug-in by ``name``, or by ``distribution:name`` with two wildcards."""
+    """Return whether a pattern ``NAME`` or ``DISTRIBUTION:NAME``, with wildcards in both parts, matches a plug-in."""
     owner, _, name = pattern.rpartition(":")
     return fnmatchcase(plugin.name, name) and fnmatchcase(normalize(plugin.distribution), normalize(owner or "*"))
 

@@ -435,7 +435,7 @@ def read_config(file: str) -> dict[str, Any]:
 
 
 def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the known settings by name, with text converted to values. None means the default."""
+    """Return the settings by name, with text converted to values. None is left out unless the setting accepts None."""
     hints, cleaned = _hints(), {}
     for name, value in settings.items():
         name = {"data": "data_dir"}.get(name, name)

@@ -82,7 +82,7 @@ def _gap(alpha: Tensor, n: int, device: torch.device) -> tuple[Tensor | float, i
 
 @lru_cache(maxsize=64)
 def _numbers(k: int, tau: float) -> Mapping[str, int | float]:
-    """Return the numbers and constants of a loss as arguments of kernels."""
+    """Return k, tau and numbers derived from them, by the names of the kernels' parameters."""
     theta, low = _two_singles(invertible(k * tau, torch.float32))
     tau = invertible(tau, torch.float32)
     inverse_tau, inverse_tau_low = _two_singles(1 / tau)

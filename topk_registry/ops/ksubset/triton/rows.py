@@ -180,7 +180,7 @@ def larger(s, shift, tile, v, i, best, at, N: tl.constexpr):
 
 @triton.jit
 def largest(x):
-    """Return the largest number of a tile of one row without NaN."""
+    """Return the largest number of a tile of one row. The tile must not contain NaN."""
     # as integers in the same order: a warp finds the maximum of integers in one instruction
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     best = tl.max(tl.max(bits ^ ((bits >> 31) & 0x7FFFFFFF), 1), 0)
