@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import invalidate_caches
-from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -65,14 +64,15 @@ class Registry:
 
     def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
         """Return the sorted names that match. Broken plug-ins are included, and disabled plug-ins are not."""
-        names = {plugin.name for plugin in chain(*self._tiers())}
-        return sorted(name for name in names if any(_hit(each, filter, exclude) for each in self._owners(name)))
+        return sorted(name for name, owners in self._by_name().items() if any(_hit(p, filter, exclude) for p in owners))
 
     def infos(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[LossInfo]:
         """Describe all matching plug-ins, also disabled ones. A hidden or ambiguous name is ``distribution:name``."""
-        found = [plugin for plugin in chain(*self._tiers(disabled=True)) if _hit(plugin, filter, exclude)]
+        plugins = (*self._reserved.values(), *self._registered.values(), *self._discover()[0])
+        found = [plugin for plugin in plugins if _hit(plugin, filter, exclude)]
         found.sort(key=lambda plugin: (plugin.name, plugin.distribution))
-        return [self._info(p, p.name if self._owners(p.name) in ([p], []) else p.qualified) for p in found]
+        owners = self._by_name()
+        return [self._info(p, p.name if owners.get(p.name, []) in ([p], []) else p.qualified) for p in found]
 
     def info(self, name: str) -> LossInfo:
         """Describe a name without importing it."""
@@ -132,20 +132,20 @@ class Registry:
             self._discovered = discover(self.group)
         return self._discovered
 
-    def _tiers(self, *, disabled: bool = False) -> list[list[Plugin]]:
-        """Return all plug-ins in order of precedence: reserved names, this process, this project, other packages."""
+    def _by_name(self, owner: str = "", *, disabled: bool = False) -> dict[str, list[Plugin]]:
+        """Return the owners of each name: reserved, else this process, else this project, else all other packages."""
         found = [plugin for plugin in self._discover()[0] if disabled or not denied(plugin)]
         ours = [plugin for plugin in found if normalize(plugin.distribution) == OURS]
-        others = [plugin for plugin in found if plugin not in ours]
-        return [[*self._reserved.values()], [*self._registered.values()], ours, others]
+        others = [plugin for plugin in found if normalize(plugin.distribution) != OURS]
+        owners: dict[str, list[Plugin]] = {}
+        for tier in (others, ours, self._registered.values(), self._reserved.values()):
+            tier = [plugin for plugin in tier if normalize(owner) in ("", normalize(plugin.distribution))]
+            owners |= {name: [p for p in tier if p.name == name] for name in {p.name for p in tier}}
+        return owners
 
     def _owners(self, name: str, *, disabled: bool = False) -> list[Plugin]:
-        """Return the plug-ins of the first tier that has the name. There are several only if distributions clash."""
         owner, _, bare = name.rpartition(":")
-        for tier in self._tiers(disabled=disabled):
-            if owners := [p for p in tier if p.name == bare and normalize(owner) in ("", normalize(p.distribution))]:
-                return owners
-        return []
+        return self._by_name(owner, disabled=disabled).get(bare, [])
 
     def _pick(self, name: str) -> Plugin:
         if not isinstance(name, str):
