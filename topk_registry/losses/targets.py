@@ -25,7 +25,6 @@ __all__ = ["LabelMixture", "Masses", "Target"]
 Target = Tensor | LabelMixture
 REDUCTIONS = ("none", "mean", "sum")
 INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
-FEW_LABELS = 128  # up to this many labels are compared in Python, because two operations on tensors would take longer
 
 
 class Masses(NamedTuple):
@@ -231,11 +230,7 @@ def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -
         return False
     if not labels.numel() or not _is_readable(labels):
         return not mixture
-    if labels.ndim == 1 and B <= FEW_LABELS:
-        values = labels.tolist()
-        low, high = min(values), max(values)
-    else:
-        low, high = map(int, labels.aminmax())
+    low, high = map(int, labels.aminmax())
     if low >= 0 and high < n:
         return ignore_index is not None and low <= ignore_index <= high
     labels = labels.long()  # in uint8, an ignore_index of -100 would become 156
