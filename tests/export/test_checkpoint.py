@@ -324,5 +324,5 @@ def test_every_key_of_data_config_is_read(name):
     assert config.keys() == set(DATA_KEYS)
     made = load(name, num_classes=5, data_config=config).preprocess
     assert {key: getattr(made, key) for key in DATA_KEYS} == config
-    with pytest.raises(ValueError, match=r"no key 'input_sise' \(did you mean 'input_size'\?\)"):
+    with pytest.raises(ValueError, match=r"no key 'input_sise'; did you mean 'input_size'\? \(it takes"):
         load(name, data_config={"input_sise": (3, 64, 64)})
