@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 900,
+    "benchmarks": 740,
     "docs": 781,
     "export/topk_export": 5300,
     "plugins/template": 150,
@@ -15,16 +15,16 @@ CEILINGS = {
     "plugins/topk_studies": 1716,
     "tests": 16996,
     "topk_registry/*.py": 200,
-    "topk_registry/cli": 449,
-    "topk_registry/conformal": 700,
-    "topk_registry/data": 1020,
+    "topk_registry/cli": 481,
+    "topk_registry/conformal": 520,
+    "topk_registry/data": 1095,
     "topk_registry/distributions": 350,
-    "topk_registry/losses": 956,
+    "topk_registry/losses": 982,
     "topk_registry/metrics": 380,
-    "topk_registry/nn": 1547,
-    "topk_registry/ops": 6199,
+    "topk_registry/ops": 6340,
+    "topk_registry/nn": 1627,
     "topk_registry/registry": 700,
-    "topk_registry/testing": 1196,
+    "topk_registry/testing": 1284,
     "topk_registry/train": 3890,
 }
 

@@ -1,39 +1,47 @@
-"""Losses for image classifiers by name, and top-k marginals of a classifier.
+"""Build losses for image classifiers by name, and compute top-k marginals of a classifier.
+
+The top-k marginal of a class is the probability that the class belongs to a random set of k classes. Sets of classes
+with high logits have high probability. For k = 1, the marginals are the softmax of the logits.
 
     import torch
     import topk_registry as tr
 
     logits, target = torch.randn(8, 100, requires_grad=True), torch.randint(100, (8,))
-    loss = tr.create_loss("smooth_topk_svm", k=5)  # takes what nn.CrossEntropyLoss takes
+    loss = tr.create_loss("smooth_topk_svm", k=5)  # the loss accepts the inputs of nn.CrossEntropyLoss
     loss(logits, target).backward()
-    tr.TopKHead.of_loss(loss)(logits).marginals  # [8, 100], each row sums to 5
-    tr.topk_marginals(logits, k=5)  # as a function
+    tr.TopKHead.of_loss(loss)(logits).marginals  # [8, 100]; each row sums to 5
+    tr.topk_marginals(logits, k=5)  # marginals from a function, with temperature 1
 
-Losses by name
+Find and build losses by name
     list_losses, create_loss, loss_info, is_loss, get_loss_builder, register_loss, refresh_plugins, LossInfo
-Base classes for new losses
-    ClassificationLoss, SoftmaxLoss, TopKLoss, BatchLoss; CommonOptions: type of the options of every loss
-    accepted_context: values of a trainer that a loss takes; mean_over_ranks: mean over the rows of all ranks
-Models
-    TopKHead, TopKOutput: top-k marginals of a model
-    topk_marginals, topk_log_odds: marginals as functions of logits
-    LinearSmoothTopK, PerturbedTopK, SphericalLinear: layers for many classes; SphericalSGD: optimizer
-    CosineClassifier, normalize_classifier: classifiers over unit-norm features
-Targets and distributions
-    LabelMixture, KSubset
-Settings
-    use_backend: select the kernels; PluginError: base class of the registry's errors
+Write a new loss
+    ClassificationLoss, SoftmaxLoss, TopKLoss, BatchLoss: base classes
+    CommonOptions: type of the keyword arguments that every loss accepts
+    accepted_context: select the values of a training run, such as ``class_counts``, that a loss accepts
+Train on several processes
+    mean_over_ranks: make a loss return the mean over the rows of all processes
+Build models
+    TopKHead: module that computes top-k marginals from logits; TopKOutput: what TopKHead returns
+    topk_marginals, topk_log_odds: functions that compute top-k marginals, or their log odds, from logits
+    LinearSmoothTopK, SphericalLinear: layers for many classes; SphericalSGD: optimizer for SphericalLinear
+    PerturbedTopK: module that computes a smoothed k-th largest score
+    CosineClassifier, normalize_classifier: classifiers that score classes by the cosine of features and weights
+Describe targets and distributions
+    LabelMixture: target that gives each sample a few labels with weights, as mixup does
+    KSubset: the probability distribution over sets of k classes
+Control the package
+    use_backend: select the kernels; PluginError: base class of the errors about plug-ins
 
-Namespaces, imported on first use:
-    topk_registry.functional     functions of tensors: topk_marginals, smooth_topk_loss, perturbed_topk ...
-    topk_registry.options        checks of the options of losses
-    topk_registry.errors         errors to catch
+Each namespace below is imported when it is used for the first time:
+    topk_registry.functional     functions of tensors, such as topk_marginals and smooth_topk_loss
+    topk_registry.options        functions that check the options of a loss
+    topk_registry.errors         exceptions to catch
     topk_registry.data           data sets by name, label noise, long tails, folders
     topk_registry.metrics        top-k accuracy, calibration, mAP and F1
-    topk_registry.conformal      prediction sets with guaranteed coverage
+    topk_registry.conformal      prediction sets that contain the true class with a chosen probability
     topk_registry.distributions  distributions over sets of k classes
-    topk_registry.testing        the conformance kit for losses
-    topk_registry.train          the trainer behind ``timm train``
+    topk_registry.testing        checks that a new loss works with any trainer
+    topk_registry.train          the trainer that the command ``timm train`` uses
 
 The losses are classes of the package ``topk_plugins``. ``tr.list_losses()`` returns the names of all installed losses.
 """

@@ -1,4 +1,4 @@
-"""``python -m topk_registry`` is the ``topk-registry`` command."""
+"""Run the command ``topk-registry`` as ``python -m topk_registry``."""
 
 from topk_registry.cli.main import main
 

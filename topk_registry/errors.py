@@ -1,4 +1,4 @@
-"""Errors to catch. ``topk_registry.train`` has the errors of training."""
+"""Exceptions of plug-ins and data sets. The exceptions of training are in ``topk_registry.train``."""
 
 from topk_registry.data.agreement import WrongLabelsError
 from topk_registry.data.folders import FolderError

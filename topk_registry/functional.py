@@ -1,7 +1,7 @@
-"""Stateless functions of tensors: top-k marginals, and losses of logits.
+"""Functions of tensors without state: top-k marginals, and losses of logits.
 
-A function named ``*_loss`` takes ``(logits, target)`` and returns a tensor. Losses are reduced as in
-``torch.nn.functional``.
+A function whose name ends in ``_loss`` takes ``(logits, target)`` and returns a tensor. Its argument ``reduction`` has
+the values of ``torch.nn.functional``: ``"mean"``, ``"sum"`` or ``"none"``.
 """
 
 from torch import Tensor
@@ -36,23 +36,27 @@ def smooth_topk_loss(
     weight: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Compute the smooth top-k SVM: a hinge on the margin of the label, smoothed with temperature tau.
+    """Compute ``smooth_topk_svm``: a hinge loss on the top-k margin of the label, smoothed with temperature tau.
 
-    L_y = tau softplus((alpha_y - margin_y / k) / tau), where margins have the temperature k tau. For a distribution q
-    over labels, L = sum_c q_c w_c L_c.
+    For the label y, the loss is L_y = tau softplus((alpha_y - margin_y / k) / tau). The margin is
+    margin_y = k tau log(pi_y / (1 - pi_y)). Here pi_y is the top-k marginal of the label at temperature k tau, see
+    :class:`topk_registry.TopKHead`. If the target is a distribution q over labels, the loss of the sample is
+    sum_c q_c weight_c L_c.
 
     Args:
         logits: scores [B, n].
-        target: class indices [B], a distribution [B, n], or a :class:`topk_registry.LabelMixture`.
+        target: class indices [B], a distribution [B, n], or a :class:`topk_registry.LabelMixture`. A sample with the
+            index -100 has loss 0 and does not count in the mean.
         k: size of the set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive.
-        alpha: required margin: one number, or one per class [n]. The margin gets no gradient.
-        weight: one factor per class [n]. The weight gets no gradient.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``. For class indices, the mean is weighted as in
+        alpha: required margin: one number, or one number per class [n]. No gradient with respect to alpha is computed.
+        weight: one factor per class [n]. No gradient with respect to the weight is computed.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``. If the target has class indices, the mean is weighted as in
             ``torch.nn.CrossEntropyLoss``.
 
     Returns:
-        Mean or sum of the losses, or the losses [B], in at least single precision.
+        The mean or the sum as a scalar tensor, or the losses [B] for ``"none"``. The dtype is float32, or float64 for
+        float64 logits.
 
     Example:
         >>> smooth_topk_loss(torch.tensor([[3.0, 2.0, 1.0], [1.0, 2.0, 3.0]]), torch.tensor([1, 1]), 2, tau=1e-6)

@@ -1,4 +1,4 @@
-"""Checks of options, for plug-ins. Each function returns the checked value or raises an error that names the option."""
+"""Functions that return the value of a loss's option, or raise a ValueError that names the option if it is invalid."""
 
 from topk_registry.ops.values import choice, integer, number, numbers
 

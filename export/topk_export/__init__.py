@@ -1,10 +1,10 @@
-"""Export of trained classifiers to ONNX, and inference on the exported files.
+"""Export of trained classifiers to ONNX files, and prediction of images with these files.
 
-``export_onnx`` needs torch, timm and onnx. ``Predictor`` needs numpy, onnxruntime and Pillow. These packages are
-imported on first use.
+``export_onnx`` needs the packages torch, timm and onnx. ``Predictor`` needs numpy, onnxruntime and Pillow.
+``import topk_export`` imports none of these packages. A public name imports the packages that it needs when the name is
+first used.
 """
 
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -45,14 +45,12 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # a type checker would accept any name
+if not TYPE_CHECKING:  # if a type checker saw __getattr__, it would accept every name
 
     def __getattr__(name: str) -> object:
         if name in _MODULES:
             return getattr(import_module(f"topk_export.{_MODULES[name]}"), name)
-        close = get_close_matches(name, __all__, n=1)
-        hint = f"did you mean {close[0]!r}? " if close else ""
-        raise AttributeError(f"module 'topk_export' has no attribute {name!r}; {hint}it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'topk_export' has no attribute {name!r}; it has {', '.join(__all__)}")
 
     def __dir__() -> list[str]:
         return __all__

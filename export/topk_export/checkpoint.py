@@ -1,7 +1,7 @@
-"""Rebuild the model of a checkpoint of this trainer, or of timm's and torchvision's scripts.
+"""Models from checkpoints of ``topk-registry train``, or of the training scripts of timm and torchvision.
 
-If a checkpoint has averaged weights (EMA), the model gets the averaged weights, unless ``ema=False``. Checkpoints are
-read with ``weights_only``, so that reading runs no code.
+If a checkpoint contains averaged weights (EMA), the model gets the averaged weights, except with ``ema=False``. A
+checkpoint cannot run code, because ``torch.load`` reads it with ``weights_only=True``.
 """
 
 import argparse
@@ -22,23 +22,23 @@ from topk_export.errors import ExportError, first_line
 from topk_export.runtime.weights import digest_of
 from topk_registry.nn.classifier import find_classifier, normalize_classifier, num_classes_of
 
-CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")  # in the folder of a run; the first that exists is used
+CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")  # of the folder of a training run, the first existing file is used
 SUFFIXES = (".pth", ".pt", ".tar", ".safetensors", ".bin", ".ckpt")
 EMA_KEYS = ("state_dict_ema", "model_ema")
-PICKLE, ZIP = b"\x80", b"PK"  # first bytes of files that torch.save writes
+PICKLE, ZIP = b"\x80", b"PK"  # a file of torch.save starts with one of these
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights and metadata of a checkpoint.
+    """Weights of a checkpoint, and the facts that the checkpoint records.
 
     Args:
-        path: the file.
-        state: the weights.
-        ema: whether the weights are averaged.
-        arch: name of the model, if the checkpoint records it.
-        args: arguments of the run.
-        sha256: SHA-256 of the file.
+        path: path of the checkpoint file.
+        state: the weights by name, as for ``load_state_dict``.
+        ema: whether ``state`` contains averaged weights (EMA).
+        arch: name of the model. None: the checkpoint does not record a name.
+        args: arguments of the training run. The dictionary is empty if they are unknown.
+        sha256: SHA-256 of the checkpoint file.
     """
 
     path: Path
@@ -50,18 +50,22 @@ class Checkpoint:
 
     @property
     def model_name(self) -> str | None:
-        """The recorded name of the model, in the form that :func:`build` takes."""
+        """Name of the model as :func:`build` takes it, or None if the checkpoint does not record a name."""
         name = self.args.get("model") or self.arch
-        # torchvision and timm share model names; only arguments of torchvision's script have this key
+        # timm and torchvision have models of the same name. Only torchvision's training script writes val_crop_size
         return f"torchvision:{name}" if name and "val_crop_size" in self.args else name
 
 
 def read_checkpoint(path: str | Path, *, ema: bool = True) -> Checkpoint:
-    """Read a checkpoint, or the best checkpoint in the folder of a run.
+    """Read a checkpoint file, or the best checkpoint in the folder of a training run.
 
     Args:
-        path: file or folder.
-        ema: use averaged weights if the checkpoint has them.
+        path: a checkpoint file or a folder. In a folder, this function reads ``model_best.pth.tar``, or
+            ``last.pth.tar`` if the best checkpoint does not exist.
+        ema: if the checkpoint contains averaged weights, use the averaged weights.
+
+    Raises:
+        ExportError: the folder has no checkpoint, or the file is not a checkpoint.
     """
     path = Path(path)
     if path.is_dir():
@@ -92,14 +96,19 @@ def rebuild(
     model_kwargs: Mapping[str, Any] | None = None,
     size: tuple[int, int] | None = None,
 ) -> nn.Module:
-    """Build the trained model with the weights of the checkpoint.
+    """Build the model of a checkpoint, and load the weights of the checkpoint into the model.
 
     Args:
-        checkpoint: the weights.
+        checkpoint: the checkpoint.
         name: name of the model.
-        num_classes: number of classes. Default: the number that the checkpoint records, else the number in the weights.
-        model_kwargs: further arguments of the model's factory.
-        size: height and width of the images.
+        num_classes: number of classes. Default: the number that the checkpoint records, else the number of outputs of
+            the classifier in the checkpoint.
+        model_kwargs: keyword arguments for the function that builds the model. They replace arguments that the
+            checkpoint records.
+        size: height and width of the images. Default: the size for which timm or torchvision builds the model.
+
+    Raises:
+        ExportError: the model cannot be built, or the weights do not fit the model.
     """
     args = checkpoint.args
     options = {**_model_options(args), **(model_kwargs or {})}
@@ -121,9 +130,18 @@ def build(
     pretrained: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """Build a model of timm, or of torchvision if timm has no such model, for images of this size.
+    """Build a timm or torchvision model by name.
 
-    The name ``torchvision:NAME`` selects torchvision.
+    Args:
+        name: name of the model. If both libraries have a model of this name, the function builds the timm model.
+            ``torchvision:NAME`` selects the torchvision model.
+        size: height and width of the images. Default: the size for which the library builds the model.
+        num_classes: number of classes. Default: the number of the library.
+        pretrained: load the published weights.
+        options: further keyword arguments for the library's function that builds the model.
+
+    Raises:
+        ExportError: neither library has the model, or the library raises an error.
     """
     model = _create(name, num_classes, pretrained, options or {})
     own = built_for(model)
@@ -159,7 +177,7 @@ def _create(name: str, num_classes: int | None, pretrained: bool, options: Mappi
 
 
 def built_for(model: nn.Module) -> tuple[int, int] | None:
-    """Return the height and width that the patch embedding of a model requires, or None if any size works."""
+    """Return the only image height and width that a model accepts, or None if the model accepts any size."""
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is None and type(model).__module__.startswith("torchvision."):
         size = getattr(model, "image_size", None)
@@ -170,18 +188,29 @@ def built_for(model: nn.Module) -> tuple[int, int] | None:
 
 
 def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
-    """Build the loss of a run. If the loss cannot be built here, warn and return None."""
+    """Build the loss of a training run.
+
+    Args:
+        args: arguments of the training run. If they name no loss, this function returns None.
+        n: number of classes.
+
+    Returns:
+        The loss, or None. If the loss cannot be built, for example because its plug-in is not installed, this function
+        warns and returns None.
+    """
     from topk_registry import accepted_context, create_loss, get_loss_builder
 
     name = args.get("loss")
     if not isinstance(name, str):
         return None
-    context = {"num_classes": n, "class_counts": [1] * n}  # k, temperature and softmax of the loss depend on neither
+    # class_counts is a placeholder: k, temperature and log_weights of a loss do not depend on class counts
+    context = {"num_classes": n, "class_counts": [1] * n}
     try:
         options = {**accepted_context(get_loss_builder(name), context), **(args.get("loss_opt") or {})}
         return create_loss(name, **options)
-    except Exception as error:  # the plug-in may be missing here, or take other options
-        warnings.warn(f"loss {name!r} cannot be built: k, temperature and softmax are defaults: {error}", stacklevel=2)
+    except Exception as error:  # the plug-in of the loss may be missing, or its options may have changed
+        what = f"the loss {name!r} cannot be built, so k, temperature and the probabilities are the defaults"
+        warnings.warn(f"{what}: {error}", stacklevel=2)
         return None
 
 
@@ -192,7 +221,7 @@ def _load(path: Path) -> dict[str, Any]:
 
             return load_file(str(path))
         _check_kind(path)
-        # timm's train.py stores its arguments as a namespace
+        # timm's train.py stores its arguments as an argparse.Namespace, which weights_only must allow
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about pickle protocols; real problems are errors
             content = torch.load(path, map_location="cpu", weights_only=True)
@@ -210,7 +239,10 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _check_kind(path: Path) -> None:
-    """Raise if the file is of another kind, before torch reads it, because errors of torch do not name the kind."""
+    """Raise :class:`ExportError` if ``torch.save`` did not write the file.
+
+    This check comes before ``torch.load``, because the errors of ``torch.load`` do not say what the file is.
+    """
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
@@ -233,7 +265,7 @@ def _args_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_args(folder: Path) -> dict[str, Any]:
-    """Return the arguments that the training run wrote to the folder of the checkpoint."""
+    """Return the arguments that the training run wrote to ``args.yaml`` in its folder, or an empty dictionary."""
     import yaml
 
     path = folder / "args.yaml"
@@ -249,14 +281,20 @@ def _read_args(folder: Path) -> dict[str, Any]:
 
 
 def _cleaned(weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights for evaluation, without the prefixes that DDP, compilation and averaging add to the names."""
+    """Return the weights without weights that only training uses.
+
+    Also remove the name prefixes that DDP, ``torch.compile`` and weight averaging add.
+    """
     from timm.models import clean_state_dict
 
     return {k: v for k, v in clean_state_dict(weights).items() if k != "n_averaged" and ".aux_bn." not in k}
 
 
 def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """Return the number of classes of the checkpoint's classifier, or None if it is unknown or equals the model's."""
+    """Return the number of outputs of the classifier in the checkpoint.
+
+    If this number is unknown, or the model already has this number of outputs, return None.
+    """
     with contextlib.suppress(ValueError):
         name, _ = find_classifier(model)[0]
         weight = checkpoint.state.get(f"{name}.weight")
@@ -276,7 +314,10 @@ def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill(model: nn.Module, checkpoint: Checkpoint, name: str) -> None:
-    """Load the weights into the model. If the weights do not match the model, raise an error with the differences."""
+    """Load the weights of the checkpoint into the model.
+
+    If names or shapes of weights differ, raise :class:`ExportError` with a list of the differences.
+    """
     state = checkpoint.state
     try:
         model.load_state_dict(state)

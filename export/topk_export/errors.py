@@ -1,4 +1,4 @@
-"""Errors of export, of exported files and of prediction."""
+"""Exceptions of the export, of exported ONNX files, and of prediction."""
 
 import re
 from collections.abc import Iterator
@@ -6,27 +6,31 @@ from contextlib import contextmanager
 
 
 class ExportError(RuntimeError):
-    """The model cannot be exported."""
+    """The model cannot be exported to ONNX."""
 
 
 class VerificationError(ExportError):
-    """The exported file failed its verification."""
+    """The exported ONNX file does not load, or it fails a check of :func:`~topk_export.verify_file`."""
 
 
 class ModelFileError(ValueError):
-    """The file is not an ONNX model, or it is an ONNX model that this version cannot read."""
+    """The ONNX file cannot be used.
+
+    For example, the file is missing or damaged, :func:`~topk_export.export_onnx` did not write the file, or the file
+    lacks an input or output that the call needs.
+    """
 
 
 class ImageError(ValueError):
-    """The image cannot be read: the file is missing, truncated, too large, or of an unknown format."""
+    """The image cannot be read. For example, the file is missing, truncated, too large, or of an unknown format."""
 
 
 class ImageTooLargeError(ImageError):
-    """The image has more pixels than the limit."""
+    """The image has more pixels than the limit, before or after it is resized."""
 
 
 class PredictionError(RuntimeError):
-    """The model's outputs for an image are not finite numbers."""
+    """For one image, the model computed NaN or a logit of plus infinity."""
 
 
 class DeviceError(RuntimeError):
@@ -35,7 +39,10 @@ class DeviceError(RuntimeError):
 
 @contextmanager
 def naming(file: object) -> Iterator[None]:
-    """Add the file name to an OSError without a file name, such as the error of a full disk."""
+    """Add the name ``file`` to every OSError of the ``with`` block that names no file.
+
+    For example, the error of a full disk names no file.
+    """
     try:
         yield
     except OSError as error:
@@ -45,6 +52,9 @@ def naming(file: object) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, without terminal codes."""
+    """Return the first line of the message of an exception, without the escape codes that color text in a terminal.
+
+    If the message is empty, return the name of the exception's class.
+    """
     lines = re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", str(error)).strip().splitlines()
     return lines[0] if lines else type(error).__name__

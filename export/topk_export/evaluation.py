@@ -1,4 +1,7 @@
-"""Exported files for the commands that evaluate models (entry point group ``topk_registry.model_files``)."""
+"""Evaluation of exported ONNX files with ``topk-registry validate`` and ``topk-registry compare``.
+
+The entry point ``onnx`` in the group ``topk_registry.model_files`` names the class :class:`ExportedFile`.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -12,20 +15,29 @@ from topk_export.runtime.predictor import Predictor, read_ahead
 
 
 class ExportedFile:
-    """An ONNX file of ``topk-registry export``.
+    """An ONNX file that ``topk-registry export`` wrote, for commands that evaluate models.
 
     Args:
-        path: the file.
-        running: object with ``device``, ``batch_size`` and ``workers``.
+        path: path of the ONNX file.
+        running: object with the attributes ``device``, ``batch_size`` and ``workers``. ``workers`` is the number of
+            threads that read images, or None for the default of :class:`~topk_export.Predictor`.
     """
 
     def __init__(self, path: Path, running: Any) -> None:
         self.path, self.running = path, running
 
     def open(self, images: Any) -> "_Opened":
-        """Open the file. Images are read on demand."""
+        """Load the model. This method does not use ``images``, because the method ``run`` of the result reads them.
+
+        Returns:
+            An object with the attribute ``class_names`` and the method ``run(images, keep)``. For each batch, ``run``
+            calls ``keep(logits, labels)`` with arrays of the shapes [B, n] and [B].
+
+        Raises:
+            ModelFileError: the file is a multilabel file.
+        """
         workers = self.running.workers
-        workers = None if workers is None else max(1, workers)  # 1: no reading ahead
+        workers = None if workers is None else max(1, workers)  # with 1 worker, a Predictor reads no batch ahead
         predictor = Predictor(self.path, device=self.running.device, workers=workers)
         if predictor.metadata.multilabel:
             raise ModelFileError(f"expected a file with one label per image, {self.path} is a multilabel file")
@@ -41,7 +53,6 @@ class _Opened:
         return self.predictor.metadata.class_names
 
     def run(self, images: Any, keep: Callable[[np.ndarray, np.ndarray], object]) -> None:
-        """Run the model over the images, and call ``keep`` with the logits and labels of each batch."""
         predictor, dataset = self.predictor, images.dataset
 
         def read(item: Any) -> tuple[np.ndarray, int]:

@@ -1,11 +1,14 @@
-"""The model to export: a module, the model of a checkpoint, or a model by name, with preprocessing and class names."""
+"""The model to export, with its image preprocessing and its class names.
+
+The model can come from a PyTorch module, from a checkpoint or a training run, or from the name of a timm or torchvision
+model.
+"""
 
 import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +20,31 @@ from topk_export.errors import ExportError
 from topk_export.runtime.metadata import CLASSIFICATION, MULTILABEL
 from topk_export.runtime.preprocess import COLORS, UNKNOWN, Preprocess
 from topk_registry.nn.classifier import num_classes_of
+from topk_registry.registry.source import closest
 
-CLASSES = "classes.txt"  # one name per line, next to the checkpoints of a run
+CLASSES = "classes.txt"  # file with one class name per line, in the folder of a training run
 DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "resize_size", "exif")
 
 
 @dataclass
 class Source:
-    """A model to export, with metadata from its checkpoint or library."""
+    """A model to export, with facts that its checkpoint records, or that its library (timm or torchvision) publishes.
+
+    Args:
+        model: the PyTorch model.
+        name: name of the model, such as ``resnet50``.
+        preprocess: preprocessing of evaluation images.
+        class_names: one name per class. None: the names are unknown.
+        k: k of the training loss. None: the loss has no k, or the loss is unknown.
+        temperature: temperature of the training loss. None: the loss has no temperature, or the loss is unknown.
+        loss: name of the training loss. None: the name is unknown.
+        task: ``"classification"`` or ``"multilabel"``.
+        weights: ``"ema"`` for averaged weights of training, ``"random"`` for untrained weights, else ``"model"``.
+        sha256: SHA-256 of the checkpoint file. None: the model does not come from a checkpoint.
+        license: license of the published weights. None: the license is unknown.
+        log_weights: elementwise function from the outputs of the model to logits. The softmax of these logits gives the
+            probabilities that the training loss defines. None: the outputs of the model are the logits.
+    """
 
     model: nn.Module
     name: str
@@ -37,7 +57,7 @@ class Source:
     weights: str = "model"
     sha256: str | None = None
     license: str | None = None
-    log_weights: Callable[[Tensor], Tensor] | None = None  # of the loss: their softmax are the probabilities
+    log_weights: Callable[[Tensor], Tensor] | None = None
 
 
 def load_source(
@@ -52,24 +72,34 @@ def load_source(
     head: str | None = None,
     data_config: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Find and build the model to export.
+    """Load the model to export, with its image preprocessing and its class names.
 
     Args:
-        what: a module, a checkpoint, the folder of a training run, or the name of a timm or torchvision model.
-        model: name of the model, if the checkpoint does not record it.
-        model_kwargs: further arguments of the model's factory.
-        num_classes: number of classes, if the checkpoint does not record it.
-        pretrained: load the published weights of a model name.
-        random_weights: export a model name without trained weights, to test a deployment.
-        ema: use averaged weights if the checkpoint has them.
-        head: name of the module whose output is the scores, if the model's output is something else.
-        data_config: evaluation preprocessing with keys of timm (input_size, mean, std, interpolation, crop_pct,
-            crop_mode), resize_size and exif. Default: the preprocessing that training recorded, else the
-            preprocessing of the model. For a module, input_size is required, and prediction from images requires mean
-            and std.
+        what: a PyTorch module, a checkpoint file, the folder of a training run, or the name of a timm or torchvision
+            model.
+        model: name of the model in the checkpoint. Default: the name that the checkpoint records.
+        model_kwargs: keyword arguments for the function that builds the model. They replace arguments that the
+            checkpoint records.
+        num_classes: number of classes. Default: the number that the checkpoint records, else the number of outputs of
+            the classifier in the checkpoint.
+        pretrained: if ``what`` is the name of a model, load the published weights.
+        random_weights: if ``what`` is the name of a model, keep its random weights. The exported file can then test a
+            deployment.
+        ema: if the checkpoint contains averaged weights (EMA), use the averaged weights.
+        head: name of a submodule of the model, such as ``fc``. The outputs of this submodule are exported as logits.
+            Default: the outputs of the whole model are the logits.
+        data_config: preprocessing of evaluation images. The keys are timm's ``input_size``, ``mean``, ``std``,
+            ``interpolation``, ``crop_pct`` and ``crop_mode``, and also ``resize_size`` and ``exif``. Default for each
+            key: the value that training recorded, else the value of timm or torchvision for this model. If neither
+            library knows the model, ``input_size`` is required, and a file without ``mean`` and ``std`` accepts only
+            arrays, not images.
+
+    Returns:
+        A :class:`Source`, which :func:`~topk_export.export_onnx` accepts as its first argument.
 
     Raises:
-        ExportError: the model cannot be found or built, or the size of its images is unknown.
+        ExportError: the model cannot be found or built, or the size of its input images is unknown.
+        ValueError: ``data_config`` has an unknown key.
     """
     _check_data_config(data_config or {})
     if isinstance(what, nn.Module):
@@ -87,12 +117,13 @@ def load_source(
 
 
 class LogWeights(nn.Module):
-    """A model that was trained with a loss that does not predict by softmax. The softmax of the outputs of this module
-    gives the probabilities of the loss.
+    """Wrapper of a model that was trained with a loss that defines probabilities without a softmax.
+
+    The output is ``log_weights(model(x))``. The softmax of this output equals the probabilities that the loss defines.
 
     Args:
-        model: the whole model.
-        log_weights: function from the model's outputs to scores, elementwise.
+        model: the trained model.
+        log_weights: elementwise function from the outputs of the model to logits, as the loss defines it.
     """
 
     def __init__(self, model: nn.Module, log_weights: Callable[[Tensor], Tensor]) -> None:
@@ -105,11 +136,14 @@ class LogWeights(nn.Module):
 
 
 class ScoresOf(nn.Module):
-    """A model that returns the output of one of its modules.
+    """Wrapper that runs a whole model, but returns the output of one submodule.
 
     Args:
         model: the whole model.
-        head: name of the module.
+        head: name of the submodule, such as ``fc``.
+
+    Raises:
+        ExportError: the model has no submodule with this name, or the submodule does not run exactly once per batch.
     """
 
     def __init__(self, model: nn.Module, head: str) -> None:
@@ -143,7 +177,7 @@ def _from_checkpoint(
 ) -> Source:
     checkpoint = read_checkpoint(path, ema=ema)
     args = checkpoint.args
-    if args:  # training evaluates center crops, even if the published configuration of the model differs
+    if args:  # training evaluates with center crops, even if the model's published configuration has another crop mode
         args = {**args, "crop_mode": args.get("crop_mode") or "center"}
     name = name or checkpoint.model_name
     if name is None:
@@ -155,13 +189,13 @@ def _from_checkpoint(
     n = getattr(built, "num_classes", None) or num_classes_of(built)
     file = checkpoint.path.parent / CLASSES
     names = tuple(args.get("class_names") or (read_class_names(file) if file.is_file() else ()))
-    if 0 < len(names) <= n:  # a run may have more outputs than class names
+    if 0 < len(names) <= n:  # a model may have more outputs than the run has class names
         source.class_names = (*names, *map(str, range(len(names), n)))
     source.task = args.get("task") or CLASSIFICATION
     source.loss = args.get("loss")
     loss = None if source.task == MULTILABEL else loss_of(args, n)
     k = getattr(loss, "k", None)
-    source.k = int(k) if k is not None and k == int(k) else None  # some losses take fractions
+    source.k = int(k) if k is not None and k == int(k) else None  # some losses accept a k that is not an integer
     source.temperature = args.get("marginal_temperature") or getattr(loss, "temperature", None)
     source.log_weights = getattr(loss, "log_weights", None)
     return source
@@ -191,7 +225,7 @@ def _from_name(
 
 
 def _requested_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the requested height and width, read from keys of timm or torchvision."""
+    """Return the height and width that a configuration of timm or torchvision requests, or None."""
     if size := config.get("input_size"):
         return int(size[-2]), int(size[-1])
     side = config.get("img_size") or config.get("val_crop_size")
@@ -201,16 +235,23 @@ def _requested_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
 def _check_data_config(config: Mapping[str, Any]) -> None:
     for key in config:
         if key not in DATA_KEYS:
-            close = get_close_matches(key, DATA_KEYS, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
-            raise ValueError(f"data_config has no key {key!r}{hint}; its keys are {', '.join(DATA_KEYS)}")
+            keys = ", ".join(DATA_KEYS)
+            raise ValueError(f"data_config has no key {key!r}{closest(key, DATA_KEYS)} (it takes {keys})")
 
 
 def preprocess_of(
     model: nn.Module, name: str, args: Mapping[str, Any], override: Mapping[str, Any] | None
 ) -> Preprocess:
-    """Return the evaluation preprocessing of the model. Values of the training run replace values of the model, and
-    ``override`` replaces both.
+    """Return the preprocessing of evaluation images for a model.
+
+    The defaults come from timm or torchvision. Values in ``args`` replace the defaults. Values in ``override`` replace
+    both.
+
+    Args:
+        model: the model.
+        name: name of the model.
+        args: arguments of the training run, or an empty dictionary.
+        override: ``data_config`` of :func:`load_source`.
 
     Raises:
         ExportError: the size of the images is unknown, or only one of mean and std is known.
@@ -233,9 +274,9 @@ def preprocess_of(
         config = _with_changes(_torchvision_config(name), config)
     if not config["input_size"]:
         raise ExportError(
-            f"nothing says how images become the input of {name}: give data_config={{'input_size': (C, H, W), 'mean': "
-            "..., 'std': ...} (on the command line --input-size, --mean and --std); for a module around a timm model, "
-            "timm.data.resolve_model_data_config(model)"
+            f"the size of the input of {name} is unknown: give data_config={{'input_size': (C, H, W), 'mean': ..., "
+            "'std': ...} (on the command line --input-size, --mean and --std). If the module contains a timm model, "
+            "timm.data.resolve_model_data_config(model) returns these values"
         )
     channels = int(config["input_size"][0])
     mean, std = (_per_channel(config[key], channels) for key in ("mean", "std"))
@@ -243,8 +284,8 @@ def preprocess_of(
         raise ExportError(f"mean and std belong together: the configuration of {name} has only one of them")
     if not mean:
         warnings.warn(
-            f"mean and std of the images of {name} are unknown, so that the file takes arrays only: give data_config "
-            "'mean' and 'std' (on the command line --mean and --std)",
+            f"mean and std of the images of {name} are unknown, so the exported file takes arrays only, not images: "
+            "give data_config 'mean' and 'std' (on the command line --mean and --std)",
             stacklevel=2,
         )
     return Preprocess(
@@ -265,7 +306,7 @@ def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
 
 
 def _with_changes(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Override a configuration with keys of timm or of torchvision's training script."""
+    """Return ``config`` with values of ``changes``, which has keys of timm or of torchvision's training script."""
     changed = {key: changes[key] for key in (*config, "crop_mode") if changes.get(key)}
     if crop := changes.get("val_crop_size"):
         changed["input_size"] = (config["input_size"][0], crop, crop)
@@ -277,7 +318,10 @@ def _with_changes(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _torchvision_name(model: nn.Module) -> str | None:
-    """Return ``torchvision:NAME`` if the shapes of the weights are the shapes of a torchvision model, else None."""
+    """Return ``torchvision:NAME`` for the torchvision model that has weights of the same shapes.
+
+    The weights of the classifier are not compared. If there is no such model, return None.
+    """
     import torchvision
 
     if not type(model).__module__.startswith("torchvision.models."):
@@ -295,13 +339,16 @@ def _torchvision_name(model: nn.Module) -> str | None:
 
 
 def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    """Return the shapes of all weights except the weights of the classifier."""
+    """Return the shapes of all weights except the last two: the weight and the bias of the classifier."""
     shapes = [tuple(value.shape) for value in model.state_dict().values()]
     return shapes[: -2 if len(shapes) > 2 else None]
 
 
 def _torchvision_config(name: str) -> dict[str, Any]:
-    """Return the preprocessing of torchvision's default weights. For other models, return no size, mean and std."""
+    """Return the preprocessing of the default weights of a torchvision model.
+
+    If torchvision has no such model, ``input_size``, ``mean`` and ``std`` are empty.
+    """
     weights = _torchvision_weights(name)
     if weights is None:
         unknown = dict.fromkeys(("input_size", "mean", "std"), ())
@@ -328,7 +375,7 @@ def _torchvision_weights(name: str) -> Any:
 
 
 def _published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
-    """Return the class names of published weights. If neither timm nor torchvision has names, return None."""
+    """Return the class names of published weights, or None if neither timm nor torchvision knows the names."""
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
     if not hasattr(model, "pretrained_cfg"):
@@ -342,7 +389,14 @@ def _published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
 
 
 def read_class_names(path: str | Path) -> tuple[str, ...]:
-    """Read class names from a text file with one name per line, or from a JSON file with a list or a map by index."""
+    """Return the class names in a file, in the order of the class indices.
+
+    A file with the suffix ``.json`` contains a list of names, or an object that maps each class index to a name. Any
+    other file contains one name per line; empty lines are skipped.
+
+    Raises:
+        ExportError: the file cannot be read.
+    """
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -1,4 +1,4 @@
-"""The command line, ``topk-registry COMMAND ...``: shared argument parser, types of flags, and messages of errors."""
+"""Parts that all commands of ``topk-registry`` share: the argument parser, types of flags, and error messages."""
 
 import argparse
 import ast
@@ -8,13 +8,14 @@ from typing import Any, NoReturn
 from topk_registry.registry.ranges import Interval
 from topk_registry.registry.source import closest
 
-INTERRUPTED = 130  # exit status of a shell for a command that Ctrl-C ended
+INTERRUPTED = 130  # the exit status that shells report for a command that Ctrl-C ended
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Argument parser with usage errors of one line. For an unknown flag, the error suggests the closest flag.
+    """Argument parser that prints usage errors on one line and exits with status 2.
 
-    Abbreviated flags are errors: ``--margin 3`` does not mean ``--marginal-temperature 3``.
+    If a flag is unknown, the error message suggests a similar flag. Abbreviated flags are unknown: the parser does not
+    read ``--margin 3`` as ``--marginal-temperature 3``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -40,7 +41,11 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 class ParseOptions(argparse.Action):
-    """Parse ``key=value`` pairs, with values as Python literals. If the flag is repeated, its pairs are added."""
+    """Argparse action for a flag with ``key=value`` arguments. The result is a dictionary.
+
+    A value is parsed as a Python literal. If this fails, the value is the text itself. If the flag is repeated, the
+    dictionary has the pairs of all repetitions.
+    """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         try:
@@ -51,7 +56,13 @@ class ParseOptions(argparse.Action):
 
 
 def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
-    """Parse ``key=value`` pairs with values as Python literals. Raise ValueError for a word that is not a pair."""
+    """Return a dictionary with the pairs of words such as ``"k=5"``, here ``{"k": 5}``.
+
+    A value is parsed as a Python literal. If this fails, the value is the text itself.
+
+    Raises:
+        ValueError: a word is not of the form ``key=value``.
+    """
     options = {}
     for pair in words:
         key, equals, value = pair.partition("=")
@@ -65,7 +76,11 @@ def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
 
 
 def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") -> Callable[[str], Any]:
-    """Return the ``type`` of a flag for numbers in an interval such as ``"(0, 1]"``. Errors end with ``hint``."""
+    """Return a function for argparse's ``type`` that converts text to a number in an interval such as ``"(0, 1]"``.
+
+    If the number is outside the interval, the function raises an argparse error that names the interval. ``hint`` is
+    added to the end of the error message. ``kind`` is the type of the number, ``float`` or ``int``.
+    """
     numbers = Interval.parse(interval)
 
     def number(text: str) -> Any:
@@ -82,7 +97,7 @@ positive = within("[1, inf)", int)
 
 
 def words_of(error: BaseException) -> str:
-    """Return the message of an error. For an OSError, the message is ``file: reason`` without the error number."""
+    """Return the message of an exception. For an OSError with a file name, the message is ``file: reason``."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)

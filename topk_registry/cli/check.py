@@ -1,4 +1,4 @@
-"""``topk-registry check NAME``: run the conformance kit on a registered loss."""
+"""The command ``topk-registry check NAME`` checks that any trainer can use a registered loss."""
 
 import sys
 from collections import Counter
@@ -11,16 +11,16 @@ from topk_registry.testing import iter_checks, run_checks
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the conformance kit on a registered loss."""
+    """Check that any trainer can use a registered loss."""
     parser = ArgumentParser(
         prog="topk-registry check",
-        description="Run the conformance kit on a registered loss. The exit status is 1 if a check fails. This imports "
-        "the loss's plug-in, which runs its code.",
+        description="Check that any trainer can use a registered loss. The exit status is 1 if a check fails. This "
+        "command imports the plug-in that defines the loss, so it runs the code of the plug-in.",
     )
     add = parser.add_argument
     add("name", help="a name listed by `topk-registry losses`, or distribution:name")
     add("--loss-opt", nargs="+", default={}, action=ParseOptions, metavar="K=V", help="options of the loss")
-    add("--num-classes", type=positive, default=16, metavar="N", help="classes in the data (default: 16)")
+    add("--num-classes", type=positive, default=16, metavar="N", help="number of classes in the data (default: 16)")
     add("--expect", nargs="+", action="extend", default=[], metavar="CHECK", help="checks that are expected to fail")
     args = parser.parse_args(argv)
     try:

@@ -1,18 +1,19 @@
-"""Commands by name.
+"""The table of all commands, which includes commands that plug-ins define.
 
-A command is an entry point that an installed distribution declares in its ``pyproject.toml``:
+An installed distribution defines a command by an entry point in its ``pyproject.toml``:
 
     [project.entry-points."topk_registry.commands"]
     their-command = "their_package.their_module:main"
 
-``main(argv: Sequence[str]) -> int`` takes the arguments after the command name and returns the exit status. The first
-line of its docstring is the summary in ``topk-registry --help``. The module is imported when the command runs.
+The function ``main(argv: Sequence[str]) -> int`` gets the arguments after the command name and returns the exit status.
+``topk-registry --help`` prints the first line of its docstring. The module is imported only when the command runs.
 """
 
 from topk_registry.registry.discovery import OURS, Plugin, installed_version
 from topk_registry.registry.registry import Registry
 
-# Commands of the core work without an installation. No plug-in can use their names, and no allow list disables them.
+# The commands of this package also work from a checkout that is not installed. A plug-in cannot define a command with
+# one of these names, and the environment variables that disable plug-ins do not disable these commands.
 TRAINING = {
     "train": "topk_registry.train.command:main",
     "validate": "topk_registry.train.validate:main",
@@ -31,7 +32,9 @@ commands: Registry = Registry("topk_registry.commands", "command", reserved=_RES
 
 
 def summaries() -> str:
-    """Return all commands in groups as text, each with its summary or its problem."""
+    """Return text with one line per command, grouped by topic. The line has the name, and a summary or an error
+    message.
+    """
     groups: dict[str, list[str]] = {"Train and evaluate": [*TRAINING], "Losses and plug-ins": [*LOSSES]}
     infos = {info.name: info for info in commands.infos()}
     for name, info in infos.items():

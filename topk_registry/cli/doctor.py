@@ -1,4 +1,4 @@
-"""``topk-registry doctor``: versions, devices, backends, commands and plug-ins, with notes and problems."""
+"""The command ``topk-registry doctor`` prints versions, devices, backends and plug-ins, then notes and problems."""
 
 import platform
 import re
@@ -21,7 +21,7 @@ OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime
 
 @dataclass
 class Report:
-    """Facts by name, notes, and problems. If there is a problem, the exit status is 1."""
+    """What the command found: facts by name, notes, and problems. With at least one problem, the exit status is 1."""
 
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     parser = ArgumentParser(
         prog="topk-registry doctor",
         description="Show versions, GPUs, the backend of each operator, the timm command on PATH, and broken plug-ins. "
-        "This imports all enabled plug-ins, which runs their code. The exit status is 1 if there is a problem.",
+        "This command imports all enabled plug-ins, so it runs their code. The exit status is 1 if there is a problem.",
     )
     parser.parse_args(argv)
     report = examine()
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def examine() -> Report:
-    """Examine the installation. An error in one part does not stop the other parts."""
+    """Examine the installation and return the report. If one part raises an error, the error becomes a problem."""
     report = Report({"python": f"{platform.python_version()} ({sys.executable})", "platform": platform.platform()})
     for look in (_packages, _devices, _timm_command, _plugins):
         try:
@@ -80,7 +80,7 @@ def _devices(report: Report) -> None:
 
 
 def _timm_command(report: Report) -> None:
-    """Report whether the command ``timm`` on PATH belongs to another distribution, because pip does not detect this."""
+    """Report a problem if another distribution owns the command ``timm`` on PATH. pip does not detect this conflict."""
     path = shutil.which("timm")
     if path is None:
         report.facts["timm command"] = "not on PATH"

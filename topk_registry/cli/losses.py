@@ -1,4 +1,8 @@
-"""``topk-registry losses``: list losses from metadata and source files, or import one loss and describe it."""
+"""The command ``topk-registry losses`` lists all losses, or describes one loss.
+
+The list is read from package metadata and source files, so no plug-in is imported. A description imports the plug-in
+that defines the loss.
+"""
 
 import inspect
 from collections.abc import Sequence
@@ -10,11 +14,11 @@ from topk_registry.registry.ranges import option_ranges
 
 
 def main(argv: Sequence[str]) -> int:
-    """List the registered losses, or the options of one."""
+    """List the registered losses, or describe one loss and its options."""
     parser = ArgumentParser(
         prog="topk-registry losses",
-        description="List the registered losses without importing them. With the name of one loss, import it and list "
-        "its options with their defaults and ranges, or print why it is broken.",
+        description="List the registered losses without importing them. With the name of one loss, import this loss "
+        "and list its options with their defaults and ranges. If the import fails, print the error.",
     )
     parser.add_argument("name", nargs="*", help="one name, or wildcards such as '*hinge*' and 'distribution:*'")
     parser.add_argument("--exclude", action="append", default=[], metavar="WILDCARD", help="names to leave out")

@@ -1,6 +1,7 @@
-"""``topk-registry COMMAND ...``, also installed as ``timm``.
+"""The command ``topk-registry COMMAND ...``. The command ``timm COMMAND ...`` is the same program.
 
-The module of a command is imported when the command runs. So the command that lists losses imports no other command.
+The module of a command is imported only when this command runs. So, for example, ``topk-registry losses`` does not
+import the trainer.
 """
 
 import os
@@ -15,13 +16,16 @@ from topk_registry.registry.errors import BrokenPluginError, PluginError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit status: 1 for a failure, 2 for wrong usage, 130 for Ctrl-C."""
+    """Run one command and return the exit status: 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C.
+
+    ``argv`` has the name of the command and its arguments. None stands for the arguments of the Python process.
+    """
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     program = Path(sys.argv[0]).stem.replace("__main__", "python -m topk_registry")
     try:
         if name in ("-h", "--help"):
             usage = f"usage: {program} COMMAND ...\n\nTop-k losses by name for timm and torchvision."
-            more = f"{program} COMMAND --help explains one; --version prints the versions"
+            more = f"{program} COMMAND --help explains one command; --version prints the versions"
             print(f"{usage}\n\n{summaries()}\n\n{more}", flush=True)
             return 0
         if name in ("-V", "--version"):
@@ -43,5 +47,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train() -> int:
-    """Run ``topk-train ...``, which is ``topk-registry train ...``."""
+    """Run the command ``topk-train ...``, which does the same as ``topk-registry train ...``."""
     return main(["train", *sys.argv[1:]])

@@ -1,6 +1,6 @@
-"""``topk-registry new-plugin DIR``: create a distribution with one loss.
+"""The command ``topk-registry new-plugin DIR`` creates a Python project with one loss.
 
-The template is ``plugins/template`` in a checkout: a distribution whose tests pass unchanged.
+The project is a copy of the template ``plugins/template``. The tests of the template pass without changes.
 """
 
 import re
@@ -16,18 +16,18 @@ from topk_registry.cli import ArgumentParser
 HERE = Path(__file__).resolve().parents[1]
 PLACES = (HERE / "_template", HERE.parent / "plugins/template")  # in a wheel, in a checkout
 LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", ".pytest_cache", ".ruff_cache", "*.egg-info", "dist", "build")
-DISTRIBUTION, PACKAGE, LOSS = "gce-loss", "gce_loss", "gce"  # names to replace
+DISTRIBUTION, PACKAGE, LOSS = "gce-loss", "gce_loss", "gce"  # names in the template, which the copy replaces
 TEXTS = {".md", ".toml", ".py", ".yaml", ""}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Create a package with a loss of your own to start from."""
+    """Create a Python project with an example loss that you can replace by your own loss."""
     parser = ArgumentParser(
         prog="topk-registry new-plugin",
-        description="Create a distribution in a new folder: one loss, its entry point and its test.",
+        description="Create a Python project with one loss, the entry point of the loss, and a test.",
     )
     parser.add_argument("folder", metavar="DIR", help="a folder that does not exist yet, or is empty")
-    parser.add_argument("--name", help="distribution, as in pip install NAME (default: the folder's name)")
+    parser.add_argument("--name", help="name of the distribution, as in pip install NAME (default: the folder's name)")
     parser.add_argument("--loss", help="name of the loss (default: NAME without -loss or -plugin)")
     args = parser.parse_args(argv)
     folder = Path(args.folder)
@@ -58,7 +58,13 @@ def _problem(folder: Path, name: str, loss: str) -> str:
 
 
 def make(folder: Path, *, name: str, loss: str) -> None:
-    """Copy the template into a folder, with this name of the distribution and this name of the loss."""
+    """Copy the template into a folder, and replace the names in it.
+
+    Args:
+        folder: folder that does not exist yet, or is empty.
+        name: name of the distribution, such as ``brier-loss``.
+        loss: name of the loss, such as ``brier``.
+    """
     shutil.copytree(next(filter(Path.is_dir, PLACES)), folder, ignore=LEFT_OUT, dirs_exist_ok=True)
     words = {DISTRIBUTION: name, PACKAGE: name.replace("-", "_"), LOSS: loss}
     for path in sorted(folder.rglob("*")):

@@ -1,7 +1,9 @@
-"""Prediction sets with guaranteed coverage (split conformal prediction), for NumPy arrays.
+"""Prediction sets by split conformal prediction, for NumPy arrays.
 
-A prediction set contains the true class with probability at least 1 - alpha. Calibrate on held-out logits with labels,
-then call the result on new logits:
+A prediction set is a set of classes. You choose a number alpha, and the set of a new sample contains the true class
+with probability at least 1 - alpha. :func:`calibrate` takes the logits and labels of samples that were not used for
+training. The function returns a :class:`PredictionSets` object. A call of this object with new logits returns the set
+of each sample:
 
     >>> import numpy as np
     >>> rng = np.random.default_rng(0)
@@ -13,7 +15,7 @@ then call the result on new logits:
     True
 """
 
-from topk_registry.conformal.coverage import beta_cdf, beta_quantile, binomial_interval, coverage_law
+from topk_registry.conformal.coverage import beta_quantile, binomial_interval
 from topk_registry.conformal.scores import SCORES, Score, probabilities
 from topk_registry.conformal.sets import PredictionSets, calibrate, guarantee
 from topk_registry.conformal.summary import SetCounts
@@ -26,11 +28,9 @@ __all__ = [
     "PredictionSets",
     "Score",
     "SetCounts",
-    "beta_cdf",
     "beta_quantile",
     "binomial_interval",
     "calibrate",
-    "coverage_law",
     "fewest",
     "guarantee",
     "order_of",

@@ -1,14 +1,18 @@
-"""Nonconformity scores: numbers that say how badly each class fits a sample, computed from softmax probabilities.
+"""Nonconformity scores, computed from softmax probabilities.
 
-A prediction set contains the classes whose score is at most a threshold. r is the rank of class y in descending order
-of probability, from 1. Of equal probabilities, the one with the lower class index comes first.
+A nonconformity score is one number per class. The score is high if the class fits the sample badly. A prediction set
+contains the classes with a score of at most a threshold. There are three formulas for the score of class y. p_y is the
+probability of class y. p_(1) is the largest probability of the sample, p_(2) the second largest, and so on. r is the
+rank of class y: the most probable class has rank 1. If two classes have equal probabilities, the class with the lower
+index gets the lower rank.
 
     lac     1 - p_y                                    Sadinle et al. 2019
     aps     p_(1) + ... + p_(r)                        Romano et al. 2020
     raps    aps + penalty * max(0, r - k_reg)          Angelopoulos et al. 2021
 
-``aps`` and ``raps`` have no random term, so that every call returns the same set for a sample. With both, a class of
-rank above ``MAX_RANK`` has an infinite score.
+``penalty`` and ``k_reg`` are arguments of :class:`Score`. In the papers, ``aps`` and ``raps`` also have a random term.
+This module omits the random term, so the same logits always give the same set. With ``aps`` and ``raps``, a class with
+a rank above ``MAX_RANK`` has an infinite score.
 """
 
 import math
@@ -21,7 +25,11 @@ MAX_RANK = 1000  # ONNX runtimes on accelerators can sort a few thousand entries
 
 
 def probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """Return softmax(logits / temperature) over the last axis, in at least single precision."""
+    """Return softmax(logits / temperature) over the last axis.
+
+    The result is float64 for logits in float64, and float32 for logits of any other dtype. If a row of logits contains
+    NaN or +inf, or if all its logits are -inf, the whole row of the result is NaN.
+    """
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be above 0 and finite, got {temperature!r}")
     z = np.asarray(logits)
@@ -34,12 +42,12 @@ def probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Score:
-    """A nonconformity score.
+    """A nonconformity score. The module's docstring has the formulas.
 
     Args:
-        name: one of ``SCORES``.
-        penalty: amount added per rank above ``k_reg``; ``raps`` only.
-        k_reg: largest rank without a penalty; ``raps`` only.
+        name: ``"lac"``, ``"aps"`` or ``"raps"``.
+        penalty: factor of the penalty max(0, r - k_reg) of ``raps``. The other scores ignore this argument.
+        k_reg: largest rank that gets no penalty from ``raps``. The other scores ignore this argument.
     """
 
     name: str = "lac"
@@ -55,7 +63,7 @@ class Score:
             raise ValueError(f"k_reg must be an integer of at least 0, got {self.k_reg!r}")
 
     def __call__(self, p: np.ndarray) -> np.ndarray:
-        """Return the score of every class [B, n] from probabilities [B, n]."""
+        """Return the score of every class of every sample [B, n], from probabilities [B, n]."""
         if self.name == "lac":
             return 1 - p
         order = np.argsort(-p, axis=-1, kind="stable")[:, :MAX_RANK]
@@ -65,11 +73,11 @@ class Score:
         return scores
 
     def rank_penalty(self, count: int) -> np.ndarray:
-        """Return the penalty of the ranks 1 to ``count`` [count]."""
+        """Return the penalty of each rank from 1 to ``count``: [count]. For ``lac`` and ``aps``, penalties are 0."""
         beyond = np.maximum(np.arange(1, count + 1) - self.k_reg, 0)
         return beyond * (self.penalty if self.name == "raps" else 0.0)
 
     @property
     def options(self) -> dict[str, float]:
-        """Options that this score uses, by name."""
+        """Values of ``penalty`` and ``k_reg`` by name if the score is ``raps``, else an empty dictionary."""
         return {"penalty": self.penalty, "k_reg": self.k_reg} if self.name == "raps" else {}

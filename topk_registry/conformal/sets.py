@@ -1,8 +1,12 @@
-"""Prediction sets: calibrate on held-out logits, then call on new logits.
+"""Computation of prediction sets from logits, and calibration of the thresholds of the sets.
 
-Every set contains the class with the largest probability, for any threshold t. So the set of a sample is {y: c(y) <=
-t}. c(y) is the nonconformity score of class y, but -inf for the class with the largest probability. The thresholds are
-order statistics of c at the labels, so the guarantee of split conformal prediction holds for these sets.
+The set of a sample contains each class y with c(y) <= t, where t is a threshold. c(y) is the nonconformity score of
+class y, with one exception: c(y) is -inf if y is the class with the largest probability. Therefore every set contains
+the most probable class.
+
+Calibration computes c(label) for each calibration sample. The threshold is the j-th smallest of these numbers, with j
+as in ``thresholds.py``. The guarantee of split conformal prediction holds, because calibration and prediction use the
+same function c.
 """
 
 from collections.abc import Sequence
@@ -16,13 +20,17 @@ from topk_registry.conformal.thresholds import LEVELS, RULES, as_fraction, check
 
 @dataclass(frozen=True)
 class PredictionSets:
-    """Sets of all classes whose score is at most a calibrated threshold.
+    """Calibrated thresholds, and the prediction sets that follow from them. :func:`calibrate` creates this object.
+
+    The set of a sample contains each class with a score of at most the threshold, and the class with the largest logit.
+    The miscoverage level alpha is the allowed probability that the set does not contain the true class.
 
     Args:
         score: nonconformity score.
-        levels: miscoverage levels in ascending order [G].
-        table: threshold per level [G, 1], or per level and class [G, n]. Every score is below an infinite threshold.
-        alpha: default level.
+        levels: miscoverage levels in ascending order: [G].
+        table: thresholds, with one row per level: [G, 1] if all classes share one threshold, or [G, n] for one
+            threshold per class. If the threshold of a class is infinite, every set at this level contains the class.
+        alpha: miscoverage level that a call uses by default.
         temperature: number by which logits are divided before softmax.
     """
 
@@ -43,10 +51,13 @@ class PredictionSets:
         return RULES[self.table.shape[1] > 1]
 
     def thresholds(self, alpha: float | None = None) -> np.ndarray:
-        """Return the thresholds [1] or [n] for ``alpha``, at the largest level that is at most ``alpha``.
+        """Return the row of ``table`` for the largest level that is at most ``alpha``: [1] or [n].
+
+        Args:
+            alpha: miscoverage level. Default: the attribute ``alpha``.
 
         Raises:
-            ValueError: ``alpha`` is outside the levels.
+            ValueError: ``alpha`` is below the lowest level or above the highest level.
         """
         wanted = self.alpha if alpha is None else alpha
         if not self.levels[0] <= wanted <= self.levels[-1]:
@@ -56,14 +67,15 @@ class PredictionSets:
     def __call__(
         self, logits: np.ndarray, *, alpha: float | None = None, allowed: np.ndarray | None = None
     ) -> np.ndarray:
-        """Return the set of each sample, bool [B, n].
+        """Return the prediction set of each sample: bool [B, n], True for the classes in the set.
 
-        If a sample has NaN or infinite logits, the set of the sample contains all classes.
+        If a logit of a sample is NaN or +inf, the set of the sample contains all allowed classes.
 
         Args:
             logits: [B, n].
-            alpha: miscoverage level. Default: the ``alpha`` of the calibration.
-            allowed: classes that a set may contain, bool [n] or [B, n].
+            alpha: miscoverage level. Default: the attribute ``alpha``.
+            allowed: True for classes that a set may contain: bool [n], or [B, n] for different classes per sample.
+                Default: all classes.
         """
         p = probabilities(logits, self.temperature)
         inside = label_scores(self.score, p) <= self.thresholds(alpha)
@@ -72,7 +84,11 @@ class PredictionSets:
 
 
 def label_scores(score: Score, p: np.ndarray) -> np.ndarray:
-    """Return the scores [B, n] that are compared with the thresholds. The score of the best class is -inf."""
+    """Return the scores that are compared with the thresholds: [B, n], from probabilities [B, n].
+
+    The class with the largest probability has the score -inf, so every set contains this class. If a probability of a
+    sample is NaN, all scores of the sample are NaN.
+    """
     scores = score(p)
     np.put_along_axis(scores, p.argmax(-1)[:, None], -np.inf, -1)
     scores[np.isnan(p).any(-1)] = np.nan
@@ -89,17 +105,21 @@ def calibrate(
     temperature: float = 1.0,
     levels: Sequence[float] = LEVELS,
 ) -> PredictionSets:
-    """Return prediction sets that contain the true class with probability at least 1 - alpha.
+    """Compute the thresholds of prediction sets that contain the true class with probability at least 1 - alpha.
 
     Args:
-        logits: [N, n], of samples that were used neither for training nor for model selection.
-        labels: labels of the same samples [N].
-        alpha: default miscoverage level. If ``levels`` lacks this level, the function adds it.
-        score: a name from ``SCORES``, or a :class:`Score` with options.
-        rule: ``"marginal"`` for one threshold and a guarantee over all samples, or ``"per-class"`` for a threshold and
-            a guarantee per class.
-        temperature: number by which logits are divided.
-        levels: miscoverage levels that a call of the sets may pass as ``alpha``.
+        logits: logits of N calibration samples: [N, n]. Neither training nor model selection may have used these
+            samples.
+        labels: class indices of the same samples: [N].
+        alpha: miscoverage level that the result uses by default. This level is added to ``levels``.
+        score: ``"lac"``, ``"aps"``, ``"raps"``, or a :class:`Score` with options.
+        rule: With ``"marginal"``, all classes share one threshold, and the guarantee is an average over all samples.
+            With ``"per-class"``, each class has its own threshold, and the guarantee holds within each class.
+        temperature: number by which logits are divided before softmax.
+        levels: miscoverage levels for which thresholds are computed.
+
+    Raises:
+        ValueError: an argument is invalid, or there are too few samples for a finite threshold at ``alpha``.
     """
     logits = np.asarray(logits)
     labels = check_labels(labels, logits.shape[-1])
@@ -114,12 +134,12 @@ def calibrate(
 
 
 def all_levels(alpha: float, levels: Sequence[float] = LEVELS) -> tuple[float, ...]:
-    """Return the levels in ascending order, with ``alpha`` added."""
+    """Return the different values among ``levels`` and ``alpha``, in ascending order."""
     return tuple(sorted({*levels, alpha}))
 
 
 def check_size(count: int, alpha: float) -> None:
-    """Raise ValueError if ``count`` calibration samples are too few for a finite threshold at ``alpha``."""
+    """Raise ValueError if the threshold at ``alpha`` from ``count`` calibration samples would be infinite."""
     if count < fewest(alpha):
         raise ValueError(
             f"{count} calibration samples are too few for alpha {alpha:g}: at least {fewest(alpha)} are needed"
@@ -127,7 +147,7 @@ def check_size(count: int, alpha: float) -> None:
 
 
 def guarantee(rule: str, alpha: float) -> str:
-    """Describe the guarantee of a rule in words."""
+    """Return a sentence that states the guarantee of a rule (``"marginal"`` or ``"per-class"``) at ``alpha``."""
     coverage = f"at least {float(1 - as_fraction(alpha)):g}"
     if rule == "per-class":
         return f"within each class, the set contains the true class with probability {coverage}"

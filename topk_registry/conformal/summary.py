@@ -1,4 +1,4 @@
-"""Coverage and set sizes of prediction sets on labeled samples."""
+"""Evaluation of prediction sets on labeled samples: coverage and set sizes."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,14 @@ from topk_registry.conformal.thresholds import check_labels
 
 @dataclass(frozen=True)
 class SetCounts:
-    """Counts over evaluated samples. Add objects with ``+`` to combine batches.
+    """Counts from which coverage and set sizes are computed.
+
+    Create one object per batch with :meth:`of`, and add the objects with ``+``.
 
     Args:
-        hits: number of samples per class whose set contains the label [n].
-        seen: number of samples per class [n].
-        sizes: number of sets of each size from 0 to n [n + 1].
+        hits: for each class, the number of samples with this label whose set contains the label: [n].
+        seen: for each class, the number of samples with this label: [n].
+        sizes: for each size from 0 to n, the number of sets with this size: [n + 1].
     """
 
     hits: np.ndarray
@@ -24,7 +26,7 @@ class SetCounts:
 
     @classmethod
     def of(cls, sets: np.ndarray, labels: np.ndarray) -> "SetCounts":
-        """Return the counts of sets bool [B, n] with labels [B]."""
+        """Count the hits and sizes of the prediction sets of one batch: bool [B, n], with labels [B]."""
         inside = np.asarray(sets)
         if inside.dtype != bool or inside.ndim != 2:
             raise ValueError(f"sets must be bool [B, n], got {inside.dtype} {list(inside.shape)}")
@@ -45,24 +47,27 @@ class SetCounts:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Exact 95 % interval of the coverage."""
+        """Exact 95 % confidence interval (low, high) of the coverage. Raises ValueError if there are no samples."""
         return binomial_interval(int(self.hits.sum()), self.total)
 
     @property
     def class_coverage(self) -> np.ndarray:
-        """Coverage within each class [n]; NaN for a class without samples."""
+        """Share of the samples of each class whose set contains the label: [n]. NaN for a class without samples."""
         return np.where(self.seen > 0, self.hits / np.maximum(self.seen, 1), np.nan)
 
     def quantile_size(self, order: int) -> int:
-        """Return the ``order``-th smallest set size, where ``order`` counts from 1."""
+        """Return the ``order``-th smallest set size. ``order=1`` returns the smallest size."""
         return int(np.searchsorted(np.cumsum(self.sizes), order))
 
     def summary(self) -> dict[str, float]:
         """Return measures by name. Without samples, return an empty dictionary.
 
-        The names are ``coverage``, ``mean_size`` and ``median_size``; ``singletons`` and ``empty``, the shares of sets
-        with one class and without a class; ``macro_coverage``, the mean coverage over classes; and
-        ``worst_class_coverage``.
+        - ``coverage``: share of sets that contain the label
+        - ``mean_size``, ``median_size``: mean and median number of classes per set
+        - ``singletons``: share of sets with exactly one class
+        - ``empty``: share of sets without a class
+        - ``macro_coverage``, ``worst_class_coverage``: mean and minimum of the coverage within each class, over the
+          classes that have samples
         """
         if not self.total:
             return {}

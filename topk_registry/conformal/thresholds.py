@@ -1,11 +1,11 @@
-"""Thresholds: order statistics of calibration scores for a grid of miscoverage levels.
+"""Computation of the thresholds of prediction sets from the scores of calibration samples.
 
-For N calibration scores, the threshold at level alpha is the ceil((N + 1)(1 - alpha))-th smallest score. If this order
-exceeds N, the threshold is infinite. The score of a new sample is at most the threshold with probability at least 1 -
-alpha. Without ties, this probability is less than 1 - alpha + 1 / (N + 1).
+A score is the nonconformity score of a sample at its true class. From N calibration scores, the threshold for the
+miscoverage level alpha is the j-th smallest score, where j = ceil((N + 1)(1 - alpha)). If j is larger than N, the
+threshold is infinite. The score of a new sample is at most the threshold with probability at least 1 - alpha. If no two
+scores are equal, this probability is below 1 - alpha + 1 / (N + 1).
 
-Orders are computed from alpha as an exact decimal fraction, because floating point is imprecise: it gives
-7.000000000000001 for 0.07 of 100 samples.
+j is computed in exact fractions, because a rounding error in floating point could change the result of ceil.
 """
 
 import math
@@ -19,39 +19,49 @@ RULES = ("marginal", "per-class")
 
 
 def as_fraction(alpha: float) -> Fraction:
-    """Return alpha as an exact decimal fraction. Raise ValueError unless 0 < alpha < 1."""
+    """Return the fraction that equals the decimal text of ``alpha``. For 0.1, this is 1/10.
+
+    Raises:
+        ValueError: ``alpha`` is not between 0 and 1.
+    """
     if not 0 < alpha < 1:
         raise ValueError(f"alpha must be above 0 and below 1, got {alpha!r}; alpha 0.1 gives 90 % coverage")
     return Fraction(repr(float(alpha)))
 
 
 def order_of(count: int, alpha: float) -> int:
-    """Return ceil((count + 1)(1 - alpha)), the order of the threshold among ``count`` scores."""
+    """Return j = ceil((count + 1)(1 - alpha)). The threshold is the j-th smallest of ``count`` scores."""
     return math.ceil((count + 1) * (1 - as_fraction(alpha)))
 
 
 def fewest(alpha: float) -> int:
-    """Return the smallest number of calibration scores with a finite threshold: ceil(1 / alpha) - 1."""
+    """Return the smallest number of calibration scores that gives a finite threshold: ceil(1 / alpha) - 1."""
     return math.ceil(1 / as_fraction(alpha)) - 1
 
 
 def threshold(scores: np.ndarray, alpha: float) -> float:
-    """Return the threshold of calibration scores [N] at one level."""
+    """Return the threshold for the miscoverage level ``alpha``, from calibration scores [N].
+
+    If there are fewer than ``fewest(alpha)`` scores, return infinity. If a score is NaN, raise ValueError.
+    """
     return float(_thresholds(np.sort(_checked(scores)), (alpha,))[0])
 
 
 def threshold_table(
     scores: np.ndarray, labels: np.ndarray, n: int, *, rule: str = "marginal", levels: Sequence[float] = LEVELS
 ) -> np.ndarray:
-    """Return the thresholds of every level: [G, 1] with the rule ``"marginal"``, [G, n] with ``"per-class"``.
+    """Return the thresholds for several miscoverage levels, with one row per level: [G, 1] or [G, n].
 
     Args:
-        scores: scores of calibration samples at their labels [N].
-        labels: labels of the same samples [N].
+        scores: nonconformity score of each calibration sample at its label: [N].
+        labels: labels of the same samples: [N].
         n: number of classes.
-        rule: ``"marginal"`` or ``"per-class"``. If a class has fewer than ``fewest(alpha)`` samples, its threshold is
-            infinite at this level, and every set contains the class.
-        levels: miscoverage levels [G].
+        rule: With ``"marginal"``, a row has one threshold, computed from all scores. With ``"per-class"``, a row has
+            one threshold per class, computed from the samples of this class.
+        levels: miscoverage levels: [G].
+
+    If a threshold is computed from fewer than ``fewest(alpha)`` scores, the threshold is infinite. Every set at this
+    level then contains the classes of this threshold.
     """
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
@@ -66,7 +76,7 @@ def threshold_table(
 
 
 def check_labels(labels: np.ndarray, n: int) -> np.ndarray:
-    """Return labels as int64 [N]. Raise ValueError unless all are class indices from 0 to n - 1."""
+    """Return the labels as int64 [N]. If a label is not an integer from 0 to n - 1, raise ValueError."""
     given = np.asarray(labels)
     if given.ndim != 1 or not np.issubdtype(given.dtype, np.integer):
         raise ValueError(f"labels must be integer class indices [N], got {given.dtype} {list(given.shape)}")
@@ -77,7 +87,7 @@ def check_labels(labels: np.ndarray, n: int) -> np.ndarray:
 
 
 def _thresholds(ordered: np.ndarray, levels: Sequence[float]) -> np.ndarray:
-    padded = np.append(ordered, np.inf)  # for orders beyond the last score
+    padded = np.append(ordered, np.inf)  # the threshold if j is larger than the number of scores
     return padded[[min(order_of(len(ordered), alpha), len(padded)) - 1 for alpha in levels]]
 
 

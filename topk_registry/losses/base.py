@@ -1,7 +1,7 @@
-"""Base classes of classification losses: targets, options, precision and reduction.
+"""Base classes of classification losses.
 
-A loss is a function L(s, c): the loss of the scores s if class c were the label. A subclass computes L in plain
-PyTorch. :mod:`topk_registry.losses.targets` converts each kind of target into one mass per class.
+A subclass defines L(s, c) in plain PyTorch operations: the loss of a row of scores s if class c is the label. The base
+class handles targets, class weights, label smoothing, ignored rows, half precision and the reduction.
 """
 
 import math
@@ -36,7 +36,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class CommonOptions(TypedDict, total=False):
-    """Keyword options that every loss takes, for use as ``**common: Unpack[CommonOptions]``."""
+    """Keyword arguments of every loss. A subclass declares these arguments as ``**common: Unpack[CommonOptions]``."""
 
     weight: Tensor | Sequence[float] | None
     reduction: str
@@ -45,22 +45,25 @@ class CommonOptions(TypedDict, total=False):
 
 
 class ClassificationLoss(Adjustable):
-    """Base of losses over ``(logits [B, n], target [B] or [B, n])``.
+    """Base class of losses that are called as ``loss(logits, target)``.
 
-    A subclass defines :meth:`per_class`, which returns the loss of each row for each possible label [B, n]. If the loss
-    for one label costs less than the losses for all n labels, the subclass should also define :meth:`per_label`. As in
-    cross-entropy, logits may also be [B, n, d1, ...] or [n], with targets of the matching shape. For logits [B, n], the
-    target may also be a :class:`LabelMixture`. If all shares of a row of a mixture are 0, the loss of this row is 0,
-    but the row counts in the mean.
+    A subclass defines :meth:`per_class`: for B rows of scores [B, n], this method returns the loss of each row for each
+    possible label, [B, n]. If the loss for one label costs less than the losses for all n labels, the subclass should
+    also define :meth:`per_label`.
 
-    Options can be set after construction (``loss.tau = 0.3``), and each value is checked. Numbers and class weights are
-    stored in double precision.
+    The loss accepts the shapes of ``torch.nn.CrossEntropyLoss``. Logits are [B, n], [B, n, d1, ...] or [n]. A target is
+    either class probabilities in the shape of the logits, or class indices in this shape without the dimension n. If
+    the logits are [B, n], the target may also be a :class:`LabelMixture`.
+
+    Each option is also an attribute that can be assigned, for example ``loss.tau = 0.3``. If the value is not allowed,
+    the assignment raises a ValueError.
 
     Args:
-        weight: one non-negative factor per class [n].
-        reduction: ``"mean"`` (weighted as in cross-entropy), ``"sum"`` or ``"none"``.
+        weight: one non-negative factor per class, [n]. The loss for a label is multiplied by the factor of this label.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``. With class indices and class weights, the mean divides by the
+            sum of the weights of the labels. Otherwise, the mean divides by the number of rows.
         label_smoothing: share of the target distribution that is spread evenly over all classes.
-        ignore_index: a row whose target is this index has loss 0 and does not count in the mean.
+        ignore_index: if the target of a row is this index, the row has loss 0 and does not count in the mean.
 
     Example:
         >>> class ZeroOne(ClassificationLoss):
@@ -94,36 +97,47 @@ class ClassificationLoss(Adjustable):
     # What a subclass may define
 
     def per_class(self, logits: Tensor) -> Tensor:
-        """Return L(s, c) [B, n] for scores [B, n]: entry (i, c) is the loss of row i if its label were c."""
+        """Return the losses [B, n] for scores [B, n]: entry (i, c) is the loss of row i if class c is the label.
+
+        Scores in half precision are converted to float32 before the call, and autocast is off. In ignored rows, all
+        scores are 0.
+        """
         raise TypeError(f"{type(self).__name__} must define per_class(logits [B, n]) -> [B, n]")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return L(s, y) [B] at labels [B]."""
+        """Return the losses [B] for scores [B, n] and labels [B], one label per row. Each label is in [0, n).
+
+        By default, this method selects the losses from :meth:`per_class`. The label of an ignored row is 0.
+        """
         return self._checked(self.per_class(logits), "per_class", logits.shape).gather(1, labels[:, None])[:, 0]
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses of the rows [B] or their sum [] from a fused operator, or None if no operator applies."""
+        """Return the losses if one operator computes loss and target together, else None (the default).
+
+        If the result is None, the base class calls :meth:`per_label` or :meth:`per_class`. A result [B] contains the
+        loss of each row: sum_c masses[i, c] L(scores[i], c). If the reduction is not ``"none"``, the result may also be
+        the sum [] over all rows.
+        """
         return None
 
     def check_classes(self, n: int) -> None:
-        """Raise a ValueError if the options do not allow n classes."""
+        """Raise a ValueError if an option does not allow n classes, for example k >= n."""
 
     @property
     def class_weight(self) -> Tensor | None:
-        """Class weights [n] of the current epoch, or None."""
+        """Class weights [n] in the current epoch, or None if all classes have weight 1."""
         return self.weight
 
     @property
     def first_change(self) -> int | None:
-        """First epoch whose loss differs from epoch 0, or None for a loss without a schedule."""
+        """First epoch (counted from 0) whose loss differs from the loss of epoch 0. None if the loss never changes."""
         return None
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch, counted from 0, before the epoch begins. A loss with a schedule extends this method."""
+        """Set the number of the epoch that begins, counted from 0. A loss with a schedule extends this method."""
         self._epoch_was_set = True
 
     def checked_option(self, name: str, value: Any) -> Any:
-        """Return the value of an option in the form in which the loss stores it."""
         if name == "weight" and value is not None:
             like = next((b for b in self.buffers() if b.dtype == torch.float64), None)
             return check_weight(value) if like is None else check_weight(value).to(like)
@@ -132,12 +146,13 @@ class ClassificationLoss(Adjustable):
     # The call path
 
     def forward(self, logits: Tensor, target: Target, sample_weight: Tensor | None = None) -> Tensor:
-        """Return the loss.
+        """Return the loss: a scalar [], or one loss per row [B] if the reduction is ``"none"``.
 
         Args:
-            logits: scores [B, n], or [B, n, d1, ...], or [n].
-            target: class indices [B], a distribution [B, n], or a :class:`LabelMixture`.
-            sample_weight: one factor per row [B]. A mean divides by the sum over the rows that are not ignored.
+            logits: scores [B, n], [B, n, d1, ...] or [n].
+            target: class indices, class probabilities or a :class:`LabelMixture`.
+            sample_weight: one factor w_i per row, [B]. The mean without class weights is sum_i w_i L_i / sum_i w_i over
+                all rows i that are not ignored, where L_i is the loss of row i.
         """
         logits, target = _plain(logits, "logits"), _plain(target, "target")
         shape = None
@@ -173,7 +188,7 @@ class ClassificationLoss(Adjustable):
         if losses.ndim == 0:  # a fused operator has already summed over rows
             return losses
         if self.reduction != "none":
-            # the mean of no rows is NaN, as in cross-entropy
+            # the mean over zero rows is NaN, as in torch's cross-entropy
             return losses.sum() if len(losses) or self.reduction == "sum" else losses.sum() * torch.nan
         return losses if shape is None else losses.reshape(shape)
 
@@ -214,7 +229,9 @@ class ClassificationLoss(Adjustable):
 
 
 class SoftmaxLoss(ClassificationLoss):
-    """A loss that is a function of nll = -log softmax(s)_y. A subclass defines :meth:`curve`.
+    """Base class of losses that are a function of the cross-entropy nll = -log softmax(s)_y of a label y.
+
+    A subclass defines this function as :meth:`curve`.
 
     Example:
         >>> class Squared(SoftmaxLoss):
@@ -225,7 +242,7 @@ class SoftmaxLoss(ClassificationLoss):
     """
 
     def curve(self, nll: Tensor) -> Tensor:
-        """Return the loss for each nll = -log p: [B] for the labels, or [B, n] for each possible label."""
+        """Return the loss for each element of ``nll`` = -log p, where p is a softmax probability. The shape is kept."""
         raise TypeError(f"{type(self).__name__} must define curve(nll)")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -233,14 +250,14 @@ class SoftmaxLoss(ClassificationLoss):
 
     def per_class(self, logits: Tensor) -> Tensor:
         nll = -logits.log_softmax(1)
-        excluded = nll == torch.inf  # a score of -inf; products of zero and infinity in the curve's slope would be NaN
+        excluded = nll == torch.inf  # the score is -inf; there, the gradient of the curve would be 0 * inf = NaN
         limit = self.curve(torch.full((), torch.inf, dtype=nll.dtype, device=nll.device)).detach()
         table = self._checked(self.curve(nll.masked_fill(excluded, 1.0)), "curve", nll.shape)
         return torch.where(excluded, limit, table)
 
 
 class TopKLoss(ClassificationLoss):
-    """A :class:`ClassificationLoss` with a set size ``k``, 1 <= k <= n - 1."""
+    """Base class of losses with an option ``k``, the number of top classes. With n classes, 1 <= k <= n - 1."""
 
     option_ranges: ClassVar[Mapping[str, Any]] = {"k": "[1, n)"}
 
@@ -259,13 +276,13 @@ class TopKLoss(ClassificationLoss):
 
 
 def _product(mass: Tensor, losses: Tensor) -> Tensor:
-    """Return mass times loss. A class without mass contributes 0, even if the loss of the class is infinite or NaN."""
-    # 0 * inf is NaN; finite losses stay in the product, because they are the gradient of the mass
+    # If the mass is 0, the product is 0 even if the loss is infinite or NaN. Finite losses are kept, because the
+    # gradient with respect to the mass is the loss.
     return mass * losses.masked_fill((mass == 0) & ~losses.isfinite(), 0.0)
 
 
 def _as_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Flatten logits [B, n, d1, ...] or [n] and their target to rows. Also return the final shape of the losses."""
+    """Reshape logits [B, n, d1, ...] or [n] and the target to rows [m, n]. Also return the shape of the losses."""
     classes = min(1, logits.ndim - 1)
     shape = (*logits.shape[:classes], *logits.shape[classes + 1 :])
     dense = target.is_floating_point()
@@ -290,11 +307,8 @@ def _sample_weights(weight: Any, logits: Tensor, shape: tuple[int, ...] | None) 
 
 
 def _plain(t: Any, name: str) -> Any:
-    """Convert a tensor of a subclass of Tensor, such as the image class of a library, to a plain tensor.
-
-    Such a subclass may reject other tensors. A subclass with ``__torch_dispatch__`` computes differently, so its
-    tensors are not converted.
-    """
+    # Tensors of some subclasses, such as fastai's, reject other tensors, and are therefore converted to plain tensors.
+    # Subclasses with __torch_dispatch__ define their own arithmetic, and are not converted.
     if type(t) in PLAIN or isinstance(t, LabelMixture) or torch.compiler.is_compiling():
         return t
     check_tensor(t, name)
@@ -304,5 +318,5 @@ def _plain(t: Any, name: str) -> Any:
 
 @constant_in_graphs  # some versions of the compiler cannot trace is_autocast_available
 def has_autocast(kind: str) -> bool:
-    """Return whether autocast supports this device type. For example, autocast does not support the type "meta"."""
+    """Return whether autocast supports a device type such as "cuda". For example, autocast does not support "meta"."""
     return torch.amp.is_autocast_available(kind)

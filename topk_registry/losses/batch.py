@@ -1,6 +1,6 @@
-"""Base class of losses that are defined on a whole batch, such as the size of prediction sets.
+"""Base class of losses that are defined on a whole batch, for example the mean size of prediction sets.
 
-The loss of one row depends on the other rows. Therefore these losses have no ``reduction`` and return no loss per row.
+Such a loss is not a mean over rows. Therefore the loss has no option ``reduction``, and returns one number per batch.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,16 +18,16 @@ __all__ = ["BatchLoss"]
 
 
 class BatchLoss(Adjustable):
-    """Base of losses over ``(logits [B, n], label [B])`` whose rows depend on each other.
+    """Base class of losses over a whole batch, called as ``loss(logits [B, n], label [B])``. The result is a scalar.
 
-    A subclass defines :meth:`of_batch`. The loss needs one label per row, so a distribution or a :class:`LabelMixture`
-    as the target raises an error. Logits in half precision are converted to float32.
+    A subclass defines :meth:`of_batch`. The target must be class indices, one per row. A distribution or a
+    :class:`LabelMixture` raises a ValueError.
 
-    After :meth:`over_ranks`, the batch consists of the rows of all ranks of a process group. A subclass passes each
-    tensor that must cover the whole batch through :meth:`all_rows`.
+    After a call of :meth:`over_ranks`, the loss covers the rows of all ranks of a process group. For this purpose,
+    :meth:`of_batch` calls :meth:`all_rows`, which takes a tensor of this rank and returns the rows of all ranks.
 
     Args:
-        ignore_index: rows with this label do not affect the loss.
+        ignore_index: a row with this label does not affect the loss.
 
     Example:
         >>> class Spread(BatchLoss):
@@ -38,8 +38,8 @@ class BatchLoss(Adjustable):
         tensor(3.)
     """
 
-    least_rows = 2
-    estimates_gradient = False  # True: backward returns a low-variance estimate of the gradient
+    least_rows = 2  # with fewer rows, the loss raises a ValueError
+    estimates_gradient = False  # True if the backward pass returns an estimate instead of the exact gradient
     _group: Group = None
     _over_ranks = False
     _spread = False  # whether the current call gathers rows from other ranks
@@ -49,12 +49,12 @@ class BatchLoss(Adjustable):
         self.ignore_index: int = index(ignore_index)
 
     def of_batch(self, logits: Tensor, label: Tensor, counted: Tensor) -> Tensor:
-        """Return the loss [] of a batch.
+        """Return the loss of a batch, a scalar [].
 
         Args:
-            logits: [B, n], in at least single precision; 0 in ignored rows.
-            label: [B], within range; 0 in ignored rows.
-            counted: [B], False for ignored rows.
+            logits: scores [B, n] of this rank, in float32 or float64. The scores of ignored rows are 0.
+            label: class indices [B], each in [0, n). The label of an ignored row is 0.
+            counted: bool [B], False for ignored rows.
         """
         raise TypeError(f"{type(self).__name__} must define of_batch(logits [B, n], label [B], counted [B]) -> []")
 
@@ -75,7 +75,7 @@ class BatchLoss(Adjustable):
         self._spread = self._over_ranks and logits.requires_grad and number_of_ranks(self._group) > 1
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(
             ~counted[:, None], 0.0
-        )  # otherwise NaN in ignored rows would reach other gradients
+        )  # otherwise, NaN in an ignored row would give NaN gradients in other rows
         kind, given = logits.device.type, (scores, label.masked_fill(~counted, 0), counted)
         if has_autocast(kind) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
@@ -87,22 +87,20 @@ class BatchLoss(Adjustable):
         def __call__(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
 
     def over_ranks(self, group: Group = None) -> Any:
-        """Compute the loss over the rows of all ranks, for use with gradients that are averaged over the ranks.
+        """Make the loss cover the rows of all ranks, and return the same loss object.
 
-        With gradients, every rank then returns the loss of all rows. Without gradients, as in evaluation, each rank
-        returns the loss of its own rows.
+        If the logits require a gradient, every rank returns the loss of the rows of all ranks. Otherwise, as in
+        evaluation, each rank returns the loss of its own rows. If the gradients of the parameters are averaged over the
+        ranks, as in ``DistributedDataParallel``, the average is the gradient of the loss of all rows.
 
         Args:
-            group: process group whose ranks average gradients. Default: all ranks.
-
-        Returns:
-            The same loss.
+            group: process group of the ranks. Default: all ranks.
         """
         self._group, self._over_ranks = group, True
         return self
 
     def all_rows(self, x: Tensor) -> Tensor:
-        """Return ``x`` [B, ...] of all ranks after :meth:`over_ranks`, else ``x`` of this rank. Differentiable."""
+        """Concatenate ``x`` [B, ...] of all ranks, differentiably. If the loss covers this rank only, return ``x``."""
         return _gathered(x, self._group) if self._spread else x
 
 

@@ -1,4 +1,4 @@
-"""Target distributions with a few labels per row plus a uniform part: label smoothing, mixup, CutMix."""
+"""Target distributions with a few labels per row, as in mixup and CutMix, plus label smoothing."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 class LabelMixture(NamedTuple):
-    """A distribution over n classes per row, in compact form: q_c = uniform / n + sum_j shares_j [c = labels_j].
+    """One distribution over n classes per row, in compact form.
 
-    Losses with kernels process a mixture faster than the same distribution as a tensor [B, n]. The shares of a row may
-    include a weight of the row, so these shares need not add up to one.
+    In each row, the probability of class c is the sum of the shares of all labels equal to c, plus ``uniform`` / n.
+    Some losses have a kernel that computes a mixture faster than a distribution [B, n]. The shares and ``uniform`` of a
+    row need not add up to 1. If all of them are 0, the loss of the row is 0, but the row counts in the mean.
 
     Example:
         >>> LabelMixture.mixed(torch.tensor([0, 2]), torch.tensor([2, 2]), 0.75).dense(3)
@@ -18,20 +19,26 @@ class LabelMixture(NamedTuple):
                 [0.0000, 0.0000, 1.0000]])
     """
 
-    labels: Tensor  # [B, m], int64
-    shares: Tensor  # [B, m]
-    uniform: Tensor | None = None  # [B], total mass of the uniform part; None: no uniform part
+    labels: Tensor  # [B, m], int64: m labels per row
+    shares: Tensor  # [B, m]: the probability of each label
+    uniform: Tensor | None = None  # [B]: the probability that is spread evenly over all n classes; None: 0
 
     @classmethod
     def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor, smoothing: float = 0.0) -> "LabelMixture":
-        """Return lam * ``label`` [B] + (1 - lam) * ``other`` [B], as in mixup and CutMix. lam is a number or [B]."""
+        """Return share ``lam`` of ``label`` plus share 1 - ``lam`` of ``other`` in each row, as in mixup and CutMix.
+
+        Args:
+            label, other: class indices [B].
+            lam: one number, or one per row [B].
+            smoothing: share of each row that is spread evenly over all classes afterwards.
+        """
         lam = torch.as_tensor(lam, dtype=widest(label), device=label.device).expand(len(label))
         shares = torch.stack((lam, 1.0 - lam), 1) * (1.0 - smoothing)
         uniform = shares.new_full((len(label),), smoothing) if smoothing else None
         return cls(torch.stack((label, other), 1), shares, uniform)
 
     def smooth(self, share: float) -> "LabelMixture":
-        """Spread a share of the mass of each row evenly over all classes. This adds ``label_smoothing`` to the mixture.
+        """Return the mixture after label smoothing: the given share of each row is spread evenly over all classes.
 
         Example:
             >>> LabelMixture.mixed(torch.tensor([0]), torch.tensor([2]), 0.75).smooth(0.4).dense(4)
@@ -44,7 +51,7 @@ class LabelMixture(NamedTuple):
         return LabelMixture(self.labels, self.shares * (1.0 - share), spread)
 
     def check(self, rows: int) -> None:
-        """Raise a ValueError unless labels, shares and uniform have the right shapes for this number of rows."""
+        """Raise a ValueError unless labels, shares and uniform have ``rows`` rows and valid shapes and dtypes."""
         labels, shares, uniform = self
         good = labels.ndim == 2 and len(labels) == rows and labels.shape[1] > 0 and shares.shape == labels.shape
         good = good and labels.dtype == torch.int64 and shares.is_floating_point()
@@ -56,18 +63,18 @@ class LabelMixture(NamedTuple):
             )
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "LabelMixture":
-        """Move the mixture to another device."""
+        """Return the mixture on another device."""
         device = torch.device(device)
 
         def moved(part: Tensor) -> Tensor:
-            wide = part.dtype == torch.float64 and device.type == "mps"  # MPS has no double precision
+            wide = part.dtype == torch.float64 and device.type == "mps"  # MPS does not support float64
             return part.to(device, torch.float32 if wide else part.dtype, non_blocking=non_blocking)
 
         labels, shares, uniform = self
         return LabelMixture(moved(labels), moved(shares), None if uniform is None else moved(uniform))
 
     def dense(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the distribution as a tensor [B, n], by default in the default dtype of torch."""
+        """Return the distributions as a tensor [B, n]. Without ``dtype``, the result has torch's default dtype."""
         q = self.shares.new_zeros(len(self.labels), n, dtype=dtype or torch.get_default_dtype())
         if self.uniform is not None:
             q += (self.uniform / n).to(q)[:, None]
@@ -75,4 +82,4 @@ class LabelMixture(NamedTuple):
 
 
 def widest(like: Tensor) -> torch.dtype:
-    return torch.float32 if like.device.type == "mps" else torch.float64  # cheap: a few numbers per row
+    return torch.float32 if like.device.type == "mps" else torch.float64  # MPS does not support float64

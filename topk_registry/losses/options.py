@@ -1,4 +1,4 @@
-"""Options of a loss as attributes that are stored in double precision and checked at every assignment."""
+"""Base classes of modules with options: attributes that are checked at every assignment."""
 
 import functools
 import math
@@ -14,9 +14,9 @@ from topk_registry.registry.ranges import Interval, Range, option_ranges
 
 
 class KeepsNumbers(nn.Module):
-    """A module whose double-precision buffers keep their dtype, because they store options that the user set.
+    """A module whose float64 buffers keep their dtype in ``.half()``, ``.float()`` and ``.to(dtype)``.
 
-    ``.half()``, ``.float()`` and ``.to(dtype)`` convert all other buffers and the parameters.
+    These buffers store options that the user has set. All parameters and all other buffers are converted.
     """
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "KeepsNumbers":
@@ -27,7 +27,7 @@ class KeepsNumbers(nn.Module):
                 return fn(t)
             try:
                 converted = fn(t)
-            except TypeError:  # a device without double precision, such as MPS
+            except TypeError:  # the device does not support float64, for example MPS
                 return fn(t.float())
             return converted if converted.dtype == t.dtype else t.to(converted.device)
 
@@ -35,13 +35,15 @@ class KeepsNumbers(nn.Module):
 
 
 class Adjustable(KeepsNumbers):
-    """A module whose options can be changed after construction. Each new value is checked.
+    """A module with options that can be changed after construction, for example ``loss.tau = 0.3``.
 
-    An option is a parameter of the constructor. ``option_ranges`` declares the allowed range of each option.
+    Every parameter of the constructor is an option. Each assigned value is checked against ``option_ranges``, which
+    maps the name of an option to an interval such as ``"(0, inf)"`` or to a tuple of allowed values.
     """
 
     option_ranges: ClassVar[Mapping[str, Any]] = {}
-    fixed_options: ClassVar[tuple[str, ...]] = ()  # options that cannot change after construction; set via vars()
+    # assignment to these options raises an AttributeError; the constructor stores them with vars(self)[name] = value
+    fixed_options: ClassVar[tuple[str, ...]] = ()
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or "_parameters" not in vars(self) or name not in options_of(type(self)):
@@ -50,7 +52,10 @@ class Adjustable(KeepsNumbers):
             self.set_option(name, value)
 
     def set_option(self, name: str, value: Any) -> None:
-        """Set an option. A subclass overrides this method to update values that depend on the option."""
+        """Check a value and store it as the option ``name``. Each assignment ``module.name = value`` calls this method.
+
+        If other attributes depend on an option, a subclass extends this method and updates these attributes.
+        """
         if name in self.fixed_options:
             raise AttributeError(
                 f"{name} of {type(self).__name__} cannot be changed after construction. Build a new one with "
@@ -59,7 +64,7 @@ class Adjustable(KeepsNumbers):
         super().__setattr__(name, self.checked_option(name, value))
 
     def checked_option(self, name: str, value: Any) -> Any:
-        """Return the value of an option as the module stores it. Raise if the value is outside of ``option_ranges``."""
+        """Return an option's value in the form that is stored. Raise a ValueError if the value is not allowed."""
         option = options_of(type(self))[name]
         if isinstance(value, Tensor) and value.ndim == 0 and name not in self._buffers:
             value = value.item()
@@ -72,24 +77,24 @@ class Adjustable(KeepsNumbers):
 
 
 class Option(NamedTuple):
-    """Type and range of an option."""
+    """Type and allowed values of an option."""
 
-    annotation: Any
-    allowed: Range | None
+    annotation: Any  # type annotation of the constructor's parameter
+    allowed: Range | None  # an interval or a tuple of values; None if every value is allowed
 
     def bounds(self) -> dict[str, float]:
-        """Return the ends of the range as keyword arguments of :func:`number`."""
+        """Return the finite ends of the interval as keyword arguments of :func:`number`, such as ``{"above": 0.0}``."""
         return self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
 
     def least(self) -> int | None:
-        """Return the smallest integer in the range, or None if the range has no lower end."""
+        """Return the smallest integer in the interval, or None if there is no finite lower end."""
         bounds = self.bounds()
         if "above" in bounds:
             return math.floor(bounds["above"]) + 1
         return math.ceil(bounds["at_least"]) if "at_least" in bounds else None
 
     def checked(self, name: str, value: Any) -> Any:
-        """Return the value, or raise if its type is wrong or any of its numbers is out of range."""
+        """Return the value of the option called ``name``. Raise a ValueError if the type or a number is not allowed."""
         kinds = set(get_args(self.annotation)) or {self.annotation}
         if value is None and type(None) in kinds:
             return value
@@ -108,12 +113,15 @@ class Option(NamedTuple):
 
 
 def index(ignore_index: Any) -> int:
-    """Return ``ignore_index`` as an integer. Raise unless it fits into 64 bits."""
+    """Return ``ignore_index`` as an int. Raise a ValueError unless the value is an integer that fits into 64 bits."""
     return integer(ignore_index, "ignore_index", at_most=2**63 - 1)
 
 
 @functools.lru_cache(maxsize=256)
 def options_of(cls: type) -> Mapping[str, Option]:
-    """Return the options of a class: the parameters of its constructor and, through ``**common``, of its bases."""
+    """Return the options of a class by name. The options are the parameters of the constructor.
+
+    If the constructor has a parameter ``**common``, the options of the base classes are included.
+    """
     ranges = option_ranges(cls)
     return {name: Option(p.annotation, ranges.get(name)) for name, p in parameters(cls)[0].items()}

@@ -1,8 +1,8 @@
-"""Mean of a loss over the rows of all processes, when each process has a part of the batch.
+"""Mean of a loss over the rows of all ranks, when each rank has a part of the batch.
 
-DistributedDataParallel and FSDP average the gradients of R processes. Let S_r be the sum of the weighted losses of
-process r, and W_r the sum of its weights. The mean over all rows is sum_r S_r / sum_r W_r. If process r returns
-R S_r / sum_q W_q, the average over processes is this mean.
+DistributedDataParallel and FSDP average the gradients of R ranks. Let S_r be the sum of the weighted losses of rank r,
+and let W_r be the sum of the weights of its rows. The mean over all rows is M = sum_r S_r / sum_r W_r. Rank r returns
+R S_r / sum_q W_q, because the average of these numbers over the ranks is M.
 """
 
 from typing import TypeVar
@@ -18,19 +18,19 @@ L = TypeVar("L", bound=ClassificationLoss)
 
 
 def mean_over_ranks(loss: L, group: Group = None) -> L:
-    """Make a loss return the mean over the rows of all ranks, for use with gradients that are averaged over the ranks.
+    """Make the mean of a loss cover the rows of all ranks. The loss is changed in place and returned.
 
-    In one process, a mean with class weights or ignored rows divides by the sum of the weights of the batch. With
-    ``DistributedDataParallel`` or ``fully_shard``, each rank would divide by the weights of its own rows only. After
-    this call, the average of the returned losses over the ranks is the mean over all rows. In each call with gradients,
-    the ranks exchange one number. Without gradients, as in evaluation, each rank returns the mean over its own rows.
+    ``DistributedDataParallel`` and ``fully_shard`` average gradients over the ranks. With class weights or ignored
+    rows, the mean on each rank divides by the sum of the weights of the rows, and this sum differs between ranks.
+    Therefore, the average of these means is not the mean over all rows. After a call of this function, each rank
+    divides by the average of the sums of all ranks instead. To compute this average, the ranks exchange one number
+    whenever the loss is called.
+
+    If the loss requires no gradient, as in evaluation, each rank returns the mean over its own rows.
 
     Args:
-        loss: with ``reduction="mean"``, changed in place: the reduction becomes ``"sum"``, and a hook divides the sum.
-        group: process group whose ranks average gradients. Default: all ranks.
-
-    Returns:
-        The same loss.
+        loss: must have ``reduction="mean"``. The reduction becomes ``"sum"``, and a forward hook divides the sum.
+        group: process group of the ranks. Default: all ranks.
 
     Example:
         >>> from topk_registry import create_loss
@@ -48,7 +48,7 @@ def mean_over_ranks(loss: L, group: Group = None) -> L:
 
 
 def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tensor | None = None) -> Tensor:
-    """Return the sum [] of the weights of the rows of this process, in double precision: the divisor of the mean."""
+    """Return the divisor [] of the mean over the rows of this rank: the sum of the weights of the rows, in float64."""
     if isinstance(target, LabelMixture):
         rows = target.labels[:, 0].double().fill_(1.0)
     elif target.is_floating_point():
@@ -62,7 +62,7 @@ def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tens
 
 
 def weighs_rows(loss: object) -> bool:
-    """Return whether the loss is a mean over rows that may have different weights."""
+    """Return whether the loss is a mean over rows and has class weights."""
     return isinstance(loss, ClassificationLoss) and loss.reduction == "mean" and loss.class_weight is not None
 
 
@@ -72,7 +72,7 @@ def number_of_ranks(group: Group = None) -> int:
 
 @outside_graphs
 def sum_over_ranks(weight: Tensor, group: Group = None) -> Tensor:
-    """Return the sum of a number [] over the ranks of a group. Default: all ranks."""
+    """Return the sum of ``weight`` [] over the ranks of a group. Default: all ranks."""
     if number_of_ranks(group) == 1:
         return weight
     weight = weight.detach().clone()
@@ -80,8 +80,6 @@ def sum_over_ranks(weight: Tensor, group: Group = None) -> Tensor:
 
 
 class _Mean:
-    """Forward hook that divides a summed loss by the sum of the weights of all ranks."""
-
     def __init__(self, group: Group) -> None:
         self.group = group
 

@@ -1,12 +1,13 @@
-"""Conversion of targets, class weights, smoothing, ignored rows and the reduction into one mass per class.
+"""Conversion of a target into one factor per row and class. This factor is called the mass of the class.
 
-A loss is a function L(s, c): the loss of the scores s if class c were the label. A target assigns a mass to each class,
+Let L(s, c) be the loss of a row of scores s if class c is the label. For every kind of target, the loss of the row is
 
-    L(row) = sum_c mass_c L(s, c).
+    sum_c mass_c L(s, c).
 
-A class index is a one-hot mass, mixup and CutMix assign mass to two labels, and label smoothing adds an equal mass to
-all classes. As in ``torch.nn.CrossEntropyLoss``, a row with the ignored index has no mass. A mean over class indices
-divides by the sum of the weights of the labels, and any other mean by the number of rows.
+A mass is the probability of the class after label smoothing, times its class weight, times the sample weight of the
+row. For the mean, every mass is also divided by the divisor of the mean. If the targets are class indices, each row
+that is not ignored adds the class weight of its label, times its sample weight, to this divisor. For every other
+target, each row adds its sample weight. A weight that is not given is 1.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,10 +29,11 @@ INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 
 
 class Masses(NamedTuple):
-    """The masses of a batch of targets, scaled so that the reduced loss is the sum of the losses of the rows.
+    """The factor ("mass") of each class in the loss of each row: loss of row i = sum_c mass[i, c] L(scores[i], c).
 
-    The masses are stored either in ``labels``, ``shares`` and ``even``, or in ``dense``. A row without mass has loss 0
-    and no gradient, even if its scores are NaN.
+    The masses include the divisor of the mean, so the reduced loss is the sum of the losses of the rows. If ``dense``
+    is not None, ``dense`` holds all masses. Otherwise, class ``labels[i, j]`` of row i gets the mass ``shares[i, j]``,
+    and every class of row i gets the mass ``even[i]`` in addition.
 
     Example:
         >>> masses = Masses.of(torch.tensor([1, -100]), 2, label_smoothing=0.5)
@@ -40,12 +42,12 @@ class Masses(NamedTuple):
                 [0.0000, 0.0000]], dtype=torch.float64)
     """
 
-    labels: Tensor | None  # [B, m] int64, within range
-    shares: Tensor | None  # [B, m] masses of the labels
-    even: Tensor | None  # [B], mass that every class gets in addition; None: 0
-    dense: Tensor | None  # [B, n] masses of all classes
-    counts: Tensor | None  # [B] bool; False: the row has no mass. None: all rows have mass
-    target: Target  # the arguments of `of`, for kernels that apply them themselves
+    labels: Tensor | None  # [B, m] int64, each in [0, n); None if `dense` holds the masses
+    shares: Tensor | None  # [B, m], the mass of each label
+    even: Tensor | None  # [B], the mass that is added to every class; None if this mass is 0
+    dense: Tensor | None  # [B, n], the masses of all classes; None if `labels` and `shares` hold the masses
+    counts: Tensor | None  # [B] bool, False if all masses of a row are 0; None if no such row was found
+    target: Target  # this field and the next fields are the arguments of `of`, for kernels that apply the arguments
     weight: Tensor | None = None
     label_smoothing: float = 0.0
     ignore_index: int = -100
@@ -66,18 +68,18 @@ class Masses(NamedTuple):
         ignores: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> "Masses":
-        """Compute the masses of a checked target.
+        """Compute the masses of a target that :func:`check_target` has accepted.
 
         Args:
             target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`.
             n: number of classes.
-            weight: one factor per class [n].
+            weight: one factor per class, [n].
             label_smoothing: share of the mass of each row that is spread evenly over all classes.
-            ignore_index: rows with this index have no mass.
-            reduction: ``"mean"`` divides all masses by the divisor of the mean.
-            sample_weight: one factor per row [B].
-            ignores: whether a row may have the ignored index. Pass False only if the labels were checked, on a CPU.
-            dtype: dtype of the logits. Distributions of lower precision are smoothed and scaled in this dtype.
+            ignore_index: if the class index of a row is this number, all masses of the row are 0.
+            reduction: if ``"mean"``, the masses are divided by the divisor of the mean.
+            sample_weight: one factor per row, [B].
+            ignores: result of :func:`check_target`. False means that no class index equals ``ignore_index``.
+            dtype: dtype of the logits. If a distribution has a lower precision, its masses get this dtype.
         """
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
         if isinstance(target, Tensor) and target.is_floating_point():
@@ -130,7 +132,7 @@ class Masses(NamedTuple):
         return cls(None, None, None, table.scatter_add(1, labels, shares), counts, *facts)
 
     def table(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the masses of all classes [B, n]."""
+        """Return the masses of all classes [B, n]. Without ``dtype``, the stored dtype is kept."""
         if self.dense is not None:
             return self.dense if dtype is None else self.dense.to(dtype)
         assert self.labels is not None
@@ -140,7 +142,7 @@ class Masses(NamedTuple):
         return even.expand(-1, n).scatter_add(1, self.labels, shares)
 
     def usable(self, scores: Tensor) -> Tensor:
-        """Return the scores with zeros in rows without mass, because a NaN there must not affect sums or gradients."""
+        """Return the scores with 0 in each row where ``counts`` is False, so that NaN there causes no NaN gradient."""
         return scores if self.counts is None else torch.where(self.counts[:, None], scores, 0.0)
 
 
@@ -159,13 +161,12 @@ def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, s
 
 @lru_cache(maxsize=16)
 def _equal(rows: int, mass: float) -> Tensor:
-    """Return the same mass for each row [B, 1], from a cache, because creating it costs as much as a small batch."""
     with torch.inference_mode(False):
         return torch.full((rows, 1), mass, dtype=torch.float64)
 
 
 def _is_readable(t: Tensor) -> bool:
-    """Return whether the values of a tensor can be read without waiting for a GPU or breaking a compiled graph."""
+    """Return whether the values of a tensor can be read now: the tensor is on a CPU and is not traced or wrapped."""
     return t.device.type == "cpu" and route(t) is Route.KERNELS
 
 
@@ -174,14 +175,14 @@ def check_reduction(reduction: str) -> str:
 
 
 def check_weight(weight: Tensor | Sequence[float]) -> Tensor:
-    """Return a copy of the class weights in double precision. Raise if a weight is negative or not finite."""
+    """Return a copy of the class weights [n] in double precision. Raise if a weight is negative or not finite."""
     if isinstance(weight, str):
         raise ValueError(f"weight must be one number per class, got {weight!r}; a trainer has --class-weight for names")
     return numbers(weight, "weight", at_least=0)
 
 
 def check_tensor(given: Any, name: str) -> None:
-    """Raise a TypeError unless an argument is a tensor. The message suggests a fix."""
+    """Raise a TypeError unless the argument ``given`` is a tensor. The message calls the argument ``name``."""
     if isinstance(given, Tensor):
         return
     if hasattr(given, "logits") or (isinstance(given, Mapping) and "logits" in given):
@@ -194,7 +195,7 @@ def check_tensor(given: Any, name: str) -> None:
 
 
 def check_logits(logits: Any, name: str = "logits") -> None:
-    """Raise unless logits are floating point [B, n] with n >= 2."""
+    """Raise an error unless the logits are a floating-point tensor [B, n] with n >= 2."""
     check_tensor(logits, name)
     if logits.ndim != 2 or logits.shape[1] < 2 or not logits.is_floating_point():
         raise ValueError(
@@ -204,10 +205,10 @@ def check_logits(logits: Any, name: str = "logits") -> None:
 
 
 def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -> bool:
-    """Raise unless a target matches logits [B, n]. Return whether a row may have the ignored index.
+    """Raise an error unless the target fits logits [B, n]. Return whether a class index may be ``ignore_index``.
 
-    Label values are checked on a CPU only, because a check on a GPU would wait for the GPU. On a GPU, a label out of
-    range fails in the gather kernel, as in cross-entropy.
+    On a CPU, each index must be in [0, n) or equal to ``ignore_index``. On a GPU, no index is checked here, because the
+    check would wait for the GPU. An invalid index then fails in a later operation, as in cross-entropy.
     """
     B, n = logits.shape
     mixture = isinstance(target, LabelMixture)

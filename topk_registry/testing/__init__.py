@@ -1,16 +1,17 @@
-"""The conformance kit: in the tests of a plug-in, check that any trainer can use the loss of the plug-in.
+"""The conformance kit: checks that any trainer can use a loss. Use these checks in the tests of a plug-in.
 
-In one line,
+All checks run in one test with
 
     check_loss(MyLoss)
 
-or with one test per check,
+or each check runs in a separate test with
 
     @parametrize_with_checks([MyLoss, "focal"])
     def test_conformance(check):
         check()
 
-If a loss fails a check for a good reason, list the check with the reason in ``expected_failed_checks``.
+If a loss cannot pass a check for a good reason, pass the name of the check and the reason as
+``expected_failed_checks``.
 """
 
 import inspect
@@ -35,26 +36,41 @@ __all__ = [
     "run_checks",
 ]
 
-# each module adds its checks; checks of type, precision and shape come before comparisons of numbers
+# On import, each module adds its checks to CHECKS. Basic checks, such as the checks of a call, are imported first.
 for module in ("calls", "options", "targets", "numbers", "state", "transforms"):
     import_module(f"{__name__}.{module}")
-FIRST = next(iter(CHECKS))  # if it fails, the other checks give no further information
+FIRST = next(iter(CHECKS))  # if this check fails, all other checks are skipped
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of one check: status, purpose of the check, expected value and actual value."""
+    """Result of one check of one loss.
+
+    Args:
+        name: name of the check.
+        status: ``"passed"``, ``"failed"``, ``"expected"`` (the check failed, as ``expected_failed_checks`` says) or
+            ``"skipped"`` (the check does not apply to the loss, or the first check of the kit failed).
+        why: what the check tests and why this matters.
+        message: for a failure, the expected and the actual value. Otherwise the reason for the status, or empty.
+        place: for a failure, file and line of the loss or of the exception, as text.
+    """
 
     name: str
     status: Literal["passed", "failed", "expected", "skipped"]
     why: str
     message: str = ""
-    place: str = ""  # of a failure: file and line of the loss, or of the exception
+    place: str = ""
 
 
 @dataclass(frozen=True)
 class LossCheck:
-    """One check of one loss. A call raises if the loss fails; ``run`` returns a result."""
+    """One check of one loss. A call runs the check and raises an exception if the loss fails.
+
+    Args:
+        name: name of the check.
+        subject: the loss.
+        expected: the reason if the check is expected to fail, else None.
+    """
 
     name: str
     subject: Subject
@@ -67,7 +83,9 @@ class LossCheck:
             CHECKS[self.name](self.subject)
 
     def run(self) -> CheckResult:
-        """Return the result. Any exception of the loss is a failed check."""
+        """Run the check and return the result instead of raising an exception. Any exception of the loss is a
+        failure.
+        """
         try:
             self()
         except NotApplicableError as reason:
@@ -84,13 +102,13 @@ class LossCheck:
         return self.result("failed", message, self.subject.place())
 
     def result(self, status: Any, message: str = "", place: str = "") -> CheckResult:
-        """Return a result of this check. The docstring of the check says why the check matters."""
+        """Return a result of this check with the given status, message and place."""
         why = " ".join((inspect.getdoc(CHECKS[self.name]) or "").split())
         return CheckResult(self.name, status, why, message, place)
 
 
 class LossCheckError(AssertionError):
-    """A loss failed checks. The message has expected value, actual value and purpose of each failed check."""
+    """Error of :func:`check_loss`: at least one check failed. The message describes each failed check."""
 
     def __init__(self, name: str, results: list[CheckResult]) -> None:
         self.failed = [result for result in results if result.status == "failed"]
@@ -102,10 +120,10 @@ class LossCheckError(AssertionError):
 
 
 def check_loss(loss: Any, **options: Any) -> None:
-    """Run every check on a loss. If checks fail, raise one :class:`LossCheckError` that lists all failures.
+    """Run every check on a loss. If checks fail, raise one :class:`LossCheckError` that describes all failures.
 
     Args:
-        loss, options: as for :func:`iter_checks`.
+        loss, options: as in :func:`iter_checks`.
 
     Example:
         >>> check_loss(torch.nn.CrossEntropyLoss)
@@ -122,13 +140,16 @@ def iter_checks(
     num_classes: int = 16,
     expected_failed_checks: Mapping[str, str] | None = None,
 ) -> Iterator[LossCheck]:
-    """Return every check, bound to the loss.
+    """Return an iterator over all checks of one loss. The caller runs a check by calling it.
 
     Args:
-        loss: a factory, a registered name, a loss object, or a function ``(logits, target) -> Tensor``.
-        options: keyword options of the factory. The kit adds context such as ``num_classes`` and ``class_counts``.
+        loss: a class or function that builds a loss from keyword arguments, the name of a registered loss, a loss
+            object, or a function ``(logits, target) -> Tensor``.
+        options: keyword arguments for building the loss. If the loss has parameters such as ``num_classes`` and
+            ``class_counts``, the kit passes them too.
         num_classes: number of classes in the data of the checks.
-        expected_failed_checks: reason per check that the loss fails, by name. Such a check that passes is a failure.
+        expected_failed_checks: dictionary ``{name: reason}`` of the checks that the loss fails. If such a check passes,
+            this is a failure.
     """
     expected = dict(expected_failed_checks or {})
     unknown = sorted(expected.keys() - CHECKS.keys())
@@ -139,7 +160,10 @@ def iter_checks(
 
 
 def run_checks(checks: Iterable[LossCheck]) -> Iterator[CheckResult]:
-    """Yield the result of each check as soon as it is known. If the first check fails, all others are skipped."""
+    """Run the checks one after the other and yield their results.
+
+    If the first check of the kit fails, all other checks are skipped, except those that are expected to fail.
+    """
     first_failed = False
     for check in checks:
         if first_failed and check.expected is None:
@@ -156,12 +180,13 @@ def parametrize_with_checks(
     expected_failed_checks: Callable[[Any], Mapping[str, str]] | None = None,
     **options: Any,
 ) -> Any:
-    """Return a pytest decorator that runs a test once per loss and check, with an argument ``check`` to call.
+    """Return a pytest decorator for a test with the argument ``check``. The test runs once per loss and check.
 
     Args:
         losses: a list of losses as in :func:`iter_checks`.
-        expected_failed_checks: function from a loss to the expected failures, as strict ``xfail`` marks.
-        options: further options of :func:`iter_checks`.
+        expected_failed_checks: function from a loss to its dictionary of expected failures. The tests of these checks
+            are marked as ``xfail`` with ``strict=True``.
+        options: further keyword arguments of :func:`iter_checks`.
     """
     import pytest
 

@@ -1,4 +1,4 @@
-"""Checks of a call: the result, side effects that a call must not have, and that rows do not depend on each other."""
+"""Checks of a call: return value, unwanted side effects, and the independence of the rows of a batch."""
 
 from collections.abc import Iterator
 
@@ -9,12 +9,12 @@ from topk_registry.losses.targets import Target
 from topk_registry.testing.expect import check, expect, expect_close, expect_finite
 from topk_registry.testing.subject import BATCH, Loss, Subject, evaluate, value_and_gradient
 
-BROKEN = 1  # the row with NaN
+BROKEN = 1  # index of the row whose logits are set to NaN
 
 
 @check
 def returns_differentiable_scalar(subject: Subject) -> None:
-    """A training step calls ``loss(logits, target).backward()``."""
+    """Check that the loss is a finite scalar tensor with a gradient with respect to the logits, as training needs."""
     logits = subject.logits().requires_grad_()
     value = evaluate(subject.build(), logits, subject.labels())
     expect(isinstance(value, Tensor), f"expected a torch.Tensor, got {type(value).__name__}")
@@ -28,7 +28,7 @@ def returns_differentiable_scalar(subject: Subject) -> None:
 
 @check
 def prefers_the_label(subject: Subject) -> None:
-    """The loss must be smaller if the label has the largest score than if the label has the smallest score."""
+    """Check that the loss is smaller if the label has the largest logit than if the label has the smallest logit."""
     label = subject.labels()
     first = 4 * subject.one_hot(label)
     best, worst = (evaluate(subject.build(), logits, label).item() for logits in (first, 4 - first))
@@ -37,7 +37,7 @@ def prefers_the_label(subject: Subject) -> None:
 
 @check
 def repeats_under_a_seed(subject: Subject) -> None:
-    """Experiments can be reproduced only if torch.manual_seed determines all random numbers of the loss."""
+    """Check that ``torch.manual_seed`` determines all random numbers of the loss, so that runs can be reproduced."""
     logits, labels = subject.logits(), subject.labels()
     first, second = (evaluate(subject.build(), logits, labels) for _ in range(2))
     expect(torch.equal(first, second), f"expected the same loss under the same seed, got {first} and {second}")
@@ -45,7 +45,7 @@ def repeats_under_a_seed(subject: Subject) -> None:
 
 @check
 def leaves_inputs_alone(subject: Subject) -> None:
-    """Logits are logged and targets are reused after the loss, so the loss must not change them."""
+    """Check that the loss does not change logits and targets, because a trainer uses both again after the loss."""
     loss = subject.build()
     for _, target in subject.targets(loss):
         if isinstance(target, Tensor):
@@ -57,7 +57,7 @@ def leaves_inputs_alone(subject: Subject) -> None:
 
 @check
 def works_without_grad(subject: Subject) -> None:
-    """Validation runs under inference_mode or no_grad and must return the same value as training."""
+    """Check that the loss has the same value under ``no_grad`` and ``inference_mode``, where validation runs."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     wanted, _ = value_and_gradient(loss, logits, labels)
     for mode in (torch.no_grad, torch.inference_mode):
@@ -68,7 +68,10 @@ def works_without_grad(subject: Subject) -> None:
 
 @check
 def accepts_any_strides(subject: Subject) -> None:
-    """Scores and targets may be transposed, sliced or expanded. A kernel that assumes strides reads wrong numbers."""
+    """Check that the loss does not depend on the memory layout of logits and targets.
+
+    Trainers pass transposed, sliced and expanded tensors. A kernel that assumes contiguous memory reads wrong numbers.
+    """
     loss, labels, logits = subject.build(), subject.labels(), subject.logits()
     cases = [(f"{kind} logits", strange, labels) for kind, strange in _layouts(logits)]
     targets = [target for _, target in subject.targets(loss) if isinstance(target, Tensor)]
@@ -83,7 +86,7 @@ def accepts_any_strides(subject: Subject) -> None:
 
 
 def _layouts(x: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield views of x with other memory layouts."""
+    """Yield (name, tensor) with the values of x in other memory layouts. The layout "expanded" repeats row 0 of x."""
     yield "strided", torch.stack([x, x.roll(1, 0)], dim=-1)[..., 0]
     yield "every other", torch.stack([x.roll(1, 0), x], dim=1).flatten(0, 1)[1::2]
     yield "expanded", x[:1].expand_as(x)
@@ -93,7 +96,7 @@ def _layouts(x: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 @check
 def row_order_is_irrelevant(subject: Subject) -> None:
-    """A permutation of the batch must not change the loss."""
+    """Check that a permutation of the rows of a batch does not change the loss."""
     subject.needs_rows()
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     order = torch.tensor([2, 0, 3, 1])
@@ -104,9 +107,11 @@ def row_order_is_irrelevant(subject: Subject) -> None:
 
 @check
 def nan_stays_in_its_row(subject: Subject) -> None:
-    """NaN in one sample must give NaN in the loss of this sample, for every kind of target, and in no other loss.
+    """Check that NaN in the logits of one sample does not change the gradients of other samples.
 
-    If the loss of a row depends on other rows, the loss also changes with the batch size and the number of GPUs."""
+    The loss of the batch and the gradient of this sample must be NaN, for every kind of target that the loss accepts.
+    If NaN reaches other rows, rows depend on each other. Then the loss of a sample also changes with the batch size.
+    """
     subject.needs_rows()
     logits, labels = subject.logits(), subject.labels()
     places = {
@@ -137,14 +142,14 @@ def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wan
 
 @check
 def batch_of_one(subject: Subject) -> None:
-    """The last batch of an epoch may have one sample. Squeezed shapes and batch statistics fail on such a batch."""
+    """Check that the loss works for a batch of one sample, because the last batch of an epoch may have one sample."""
     subject.needs_rows()
     loss, logits, labels = subject.build(), subject.logits()[:1], subject.labels()[:1]
     copies, copied = logits.repeat(BATCH, 1), labels.repeat(BATCH)
     value, gradient = value_and_gradient(loss, logits, labels)
     expect(value.ndim == 0, f"expected a 0-dim loss of one row, got shape {list(value.shape)}")
     expect_finite(gradient, "gradient of one row")
-    # a loss may average or sum its rows; for copies of one row, both results are known
+    # BATCH copies of a row have the loss of one row if the loss is a mean, and BATCH times this loss if it is a sum
     rows = BATCH if evaluate(loss, copies, copied).abs() > 2 * value.abs() else 1
     subject.expect_same_value(
         lambda: loss(logits, labels) * rows, lambda: loss(copies, copied), f"loss of {BATCH} copies of a row"
@@ -153,7 +158,7 @@ def batch_of_one(subject: Subject) -> None:
 
 @check
 def empty_batch(subject: Subject) -> None:
-    """A shard or a filter may leave no rows. As in cross-entropy, sum gives 0, none gives [0], and mean gives NaN."""
+    """Check that an empty batch has the loss of cross-entropy: 0 for "sum", shape [0] for "none", NaN for "mean"."""
     subject.needs_rows()
     logits, labels = subject.logits()[:0], subject.labels()[:0]
     if not subject.takes("reduction"):

@@ -1,4 +1,4 @@
-"""Outcomes of a check: the check fails with the expected and the actual value, or it does not apply for a reason."""
+"""Exceptions of the conformance kit, and functions that raise an exception if a value is not the expected value."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -12,24 +12,25 @@ if TYPE_CHECKING:
 
 Check = Callable[["Subject"], None]
 
-# A loss is a chain of some tens of operations. Each rounds by half an eps of the largest intermediate value.
+# A loss is a chain of at most some tens of operations. The rounding error of each operation is at most eps / 2 times
+# the largest intermediate value, where eps = torch.finfo(dtype).eps.
 ROUNDINGS = 64
 
 CHECKS: dict[str, Check] = {}  # in the order of execution
 
 
 def check(function: Check) -> Check:
-    """Register a function as a check of the kit."""
+    """Register a function as a check of the conformance kit. The name of the function becomes the name of the check."""
     CHECKS[function.__name__] = function
     return function
 
 
 class CheckFailedError(AssertionError):
-    """The loss does not meet the expectation of a check."""
+    """The loss failed a check. The message has the expected and the actual value."""
 
 
 class NotApplicableError(SkipTest):
-    """The check does not apply to this loss. pytest skips the check."""
+    """The check does not apply to this loss. pytest reports a test with this exception as skipped."""
 
 
 def expect(condition: bool | Tensor, message: str) -> None:
@@ -48,9 +49,10 @@ def expect_finite(got: Tensor, what: str) -> None:
 
 
 def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | None = None, floor: float = 0.0) -> None:
-    """Raise unless got equals wanted within tolerance times the larger of ``floor`` and the largest entry of wanted.
+    """Raise CheckFailedError unless the tensor ``got`` is close to the tensor ``wanted``.
 
-    The tolerance is relative to the largest entry, because small entries may be sums of large numbers. NaN equals NaN.
+    The largest allowed difference is ``tolerance * max(floor, largest entry of wanted)`` for all entries. The
+    difference is not relative to each entry, because a small entry may be a sum of large numbers. NaN is close to NaN.
     """
     __tracebackhide__ = True
     expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")
@@ -72,7 +74,7 @@ def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | N
 def expect_same(
     got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], what: str, tolerance: float | None = None
 ) -> None:
-    """Raise unless two pairs of a loss and its gradient are close."""
+    """Raise CheckFailedError unless two pairs (loss, gradient) are close."""
     __tracebackhide__ = True
     expect_close(got[0], wanted[0], f"loss {what}", tolerance=tolerance, floor=1.0)
     expect_close(got[1], wanted[1], f"gradient {what}", tolerance=tolerance)

@@ -1,4 +1,4 @@
-"""Checks of numbers: the gradient is the derivative of the loss, also with half precision and large scores."""
+"""Checks of numbers: the gradient is the derivative of the loss, also in half precision and for large logits."""
 
 import torch
 from torch import Tensor
@@ -7,22 +7,21 @@ from topk_registry.losses.targets import Target
 from topk_registry.testing.expect import check, expect, expect_close, expect_finite, expect_same
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 
-# Central differences err by step^2/6 times the third derivative, which is 2e-11 of it, and by rounding, eps * loss /
-# step = 2e-11 * loss. A loss as sharp as softmax of 50 s has third derivatives 2500 times its gradient: 4e-8 of the
-# largest.
+# A central difference has two errors: STEP^2 / 6 = 2e-11 times the third derivative of the loss, and a rounding error
+# of eps * loss / STEP = 2e-11 * loss. In a loss as sharp as the softmax of 50 times the logits, third derivatives are
+# 2500 times the gradient. So the relative error is about 4e-8, well below TOLERANCE.
 STEP = 1e-5
 TOLERANCE = 1e-6
-DIRECTIONS = 8  # a wrong entry changes all projections; only then is every entry compared
+DIRECTIONS = 8  # number of random directions; a wrong entry of the gradient changes the slope along each direction
 
-# Compared with float32 on the same scores, the error may be that of cross-entropy with intermediate results in half
-# precision: a few eps of the largest value. A loss that computes in float32 is within half an eps.
+# Largest allowed difference between half precision and float32 on the same logits, in units of eps of the dtype times
+# the largest value. If the loss computes in float32 and rounds the result, the difference is below 1/2 of this unit.
 HALF_ROUNDINGS = 4
 
 
 @check
 def gradient_equals_differences(subject: Subject) -> None:
-    """A hand-written backward pass must match the forward pass, for every kind of target. The check needs a loss that
-    computes in float64."""
+    """Check that the gradient equals central differences of the loss in float64, for every kind of target."""
     loss, logits = subject.build(), subject.logits(dtype=torch.float64)
     for kind, target in subject.targets(loss):
         value, gradient = value_and_gradient(loss, logits, target)
@@ -52,7 +51,9 @@ def _slopes(loss: Loss, logits: Tensor, target: Target, directions: Tensor) -> T
 
 @check
 def gradient_descends(subject: Subject) -> None:
-    """A small step against the gradient must lower the loss. With a wrong sign, the loss increases."""
+    """Check that a small step against the gradient lowers the loss. A gradient with a wrong sign would raise the
+    loss.
+    """
     loss, logits, labels = subject.build(), subject.logits(dtype=torch.float64), subject.labels()
     value, gradient = value_and_gradient(loss, logits, labels)
     expect(gradient.abs().max() > 0, "expected a gradient at random scores, got zero everywhere: nothing is learned")
@@ -62,8 +63,11 @@ def gradient_descends(subject: Subject) -> None:
 
 @check
 def half_precision(subject: Subject) -> None:
-    """float16 overflows at 65504 and bfloat16 has three digits, so a loss has to compute in float32 inside. With mixup,
-    scores are in half precision and distributions in float32."""
+    """Check that float16 and bfloat16 logits give nearly the same loss and gradient as float32 logits.
+
+    The loss must compute in float32, because float16 overflows above 65504 and bfloat16 has about three decimal digits.
+    With mixup, logits are in half precision but targets are float32.
+    """
     loss = subject.build()
     for dtype in (torch.float16, torch.bfloat16):
         for kind, target in subject.targets(loss):
@@ -74,7 +78,10 @@ def half_precision(subject: Subject) -> None:
 
 @check
 def large_logits(subject: Subject) -> None:
-    """Diverging or confident networks have scores of 60 or 1e4. Without a shift by the maximum, exp overflows."""
+    """Check that loss and gradient are finite for logits of magnitude 60 to 10,000.
+
+    Diverging and very confident models have such logits. If a loss does not subtract the maximum, exp overflows.
+    """
     loss, labels = subject.build(), subject.labels()
     for dtype, scale in ((torch.float32, 60), (torch.float32, 1e4), (torch.float16, 300), (torch.bfloat16, 300)):
         logits, what = (scale * subject.logits()).to(dtype), f"of {dtype} logits around {scale:g}"
@@ -88,7 +95,10 @@ def large_logits(subject: Subject) -> None:
 
 @check
 def cpu_autocast(subject: Subject) -> None:
-    """Under autocast, scores are bfloat16 and matrix products use bfloat16, unless the loss disables autocast."""
+    """Check that autocast does not change the loss and the gradient of float32 and bfloat16 logits.
+
+    Under autocast, matrix products use bfloat16. Therefore a loss with matrix products must disable autocast.
+    """
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got, half = (value_and_gradient(loss, scores, labels) for scores in (logits, logits.bfloat16()))

@@ -1,4 +1,4 @@
-"""Checks of options: options of ``torch.nn.CrossEntropyLoss`` must have the same meaning in the loss."""
+"""Checks of options: the options of ``torch.nn.CrossEntropyLoss`` must have the same meaning in the loss."""
 
 import inspect
 from collections.abc import Iterator
@@ -16,7 +16,10 @@ from topk_registry.testing.subject import EPOCHS, Loss, Subject, evaluate, value
 
 @check
 def reduction_is_consistent(subject: Subject) -> None:
-    """``none`` returns one loss per row, ``sum`` the sum, and ``mean`` the mean. Any other value is an error."""
+    """Check that "none" returns the losses of all rows, "sum" their sum, and "mean" their mean.
+
+    For any other value of ``reduction``, the loss must raise a ValueError.
+    """
     subject.require("reduction")
     logits, labels = subject.logits(), subject.labels()
     plain = {"weight": None} if subject.takes("weight") else {}
@@ -32,8 +35,11 @@ def reduction_is_consistent(subject: Subject) -> None:
 
 @check
 def weights_scale_rows(subject: Subject) -> None:
-    """``weight`` multiplies a row by the factor of its label, ``sample_weight`` by the factor of the row. ``mean``
-    divides by the sum of the factors of rows that are not ignored."""
+    """Check that ``weight`` multiplies the loss of a row by one factor per class, and ``sample_weight`` by one per row.
+
+    With ``weight``, the factor of a row is the entry of its label. The reduction "mean" must divide by the sum of the
+    factors of all rows. Rows with ``ignore_index`` do not count in this sum.
+    """
     subject.require("weight", "reduction")
     logits, labels, weight = subject.logits(), subject.labels(), subject.class_weight()
     hard = {"label_smoothing": 0.0} if subject.takes("label_smoothing") else {}
@@ -54,7 +60,10 @@ def weights_scale_rows(subject: Subject) -> None:
 
 @check
 def ignore_index_skips_rows(subject: Subject) -> None:
-    """Rows with the label ``ignore_index`` have no loss and no gradient, and do not count in the mean, even if NaN."""
+    """Check that rows with the label ``ignore_index`` have loss 0 and gradient 0, and do not count in the mean.
+
+    This must hold even if the logits of the row are NaN.
+    """
     subject.require("ignore_index")
     logits, labels = subject.logits(), subject.labels()
     broken = logits.index_fill(0, torch.tensor(1), torch.nan)
@@ -74,7 +83,7 @@ def ignore_index_skips_rows(subject: Subject) -> None:
 
 @check
 def label_smoothing_is_a_soft_target(subject: Subject) -> None:
-    """``label_smoothing=e`` equals the dense target (1 - e) one-hot + e/n, with class weights too."""
+    """Check that ``label_smoothing=e`` gives the same loss as the target distribution (1 - e) one_hot + e / n."""
     subject.require("label_smoothing", "reduction")
     logits, labels, n = subject.logits(), subject.labels(), subject.num_classes
     target = 0.9 * subject.one_hot(labels) + 0.1 / n
@@ -87,8 +96,11 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
 
 @check
 def declared_options_work(subject: Subject) -> None:
-    """``option_ranges`` and ``tuning_grid`` name options of the loss. Their values give a finite loss. A range contains
-    the default and the tuning grid. Values outside of the range raise a ValueError."""
+    """Check the options in ``option_ranges`` (allowed values) and ``tuning_grid`` (values worth trying) of the loss.
+
+    Every allowed value must give a finite loss, and every value outside its range a ValueError. The range must contain
+    the default and the values of the tuning grid.
+    """
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     if not ranges and not grid:
         raise NotApplicableError("declares no option_ranges and no tuning_grid")
@@ -122,13 +134,16 @@ def _is_refused(subject: Subject, option: str, value: Any) -> bool:
 
 @check
 def options_can_be_set(subject: Subject) -> None:
-    """Temperatures are annealed by setting an option. Later calls must use the new value, or the setting must raise."""
+    """Check that setting an option, such as ``loss.tau = 0.3``, changes all later calls or raises an error.
+
+    Trainers change a temperature during training in this way.
+    """
     logits, labels = subject.logits(), subject.labels()
     for option, value in _other_values(subject):
         loss = subject.build()
         if not isinstance(loss, ClassificationLoss) and not hasattr(loss, option):
-            continue  # a plain module has no list of its options
-        evaluate(_at_epoch(loss), logits, labels)  # a kernel may cache values
+            continue  # the module does not store this option
+        evaluate(_at_epoch(loss), logits, labels)  # this call may fill a cache, which the new value must invalidate
         try:
             setattr(loss, option, value)
         except (ValueError, TypeError, AttributeError):
@@ -140,7 +155,7 @@ def options_can_be_set(subject: Subject) -> None:
 
 
 def _other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of options with further values for which the loss can be built."""
+    """Yield (name, value) for options of the loss, with values that are not the current ones and give no error."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     weight, counts = subject.class_weight(), list(range(1, subject.num_classes + 1))
     common = {"weight": [weight], "class_counts": [counts], "ignore_index": [int(subject.labels()[0])]}
@@ -163,7 +178,6 @@ def _other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
 
 
 def _at_epoch(loss: Loss) -> Loss:
-    """Set epoch 0 if the loss has a schedule, as a trainer does."""
     if callable(set_epoch := getattr(loss, "set_epoch", None)):
         set_epoch(0)
     return loss
@@ -171,7 +185,10 @@ def _at_epoch(loss: Loss) -> Loss:
 
 @check
 def set_epoch_is_harmless(subject: Subject) -> None:
-    """A trainer calls ``set_epoch`` before each epoch. ``first_change`` is the first epoch whose loss differs."""
+    """Check that the loss is finite after ``set_epoch``, which a trainer calls before each epoch.
+
+    For a ClassificationLoss, ``first_change`` must be the first epoch whose loss differs from the loss of epoch 0.
+    """
     loss = subject.build()
     set_epoch = getattr(loss, "set_epoch", None)
     if not callable(set_epoch):

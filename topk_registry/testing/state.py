@@ -1,4 +1,4 @@
-"""Checks of the loss as an object: a trainer moves, saves and copies the loss, and sends it to workers."""
+"""Checks of the loss as an object, because a trainer moves, saves, copies and pickles the loss."""
 
 import copy
 import pickle
@@ -12,10 +12,11 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 
 @check
 def moves_to_meta(subject: Subject) -> None:
-    """``loss.to(device)`` moves only parameters and buffers. Any other tensor stays on the CPU and fails on a GPU.
+    """Check that ``loss.to(device)`` moves all tensors of the loss. PyTorch moves only parameters and buffers.
 
-    The meta device shows this without a GPU. Its tensors have shapes but no numbers, so no branch may depend on
-    numbers."""
+    The check uses the meta device, so it needs no GPU. Tensors on the meta device have a shape but no numbers.
+    Therefore the loss must not branch on the numbers in a tensor.
+    """
     loss = _stateful(subject)
     kinds = [(kind, target) for kind, target in subject.targets(loss) if isinstance(target, Tensor)]
     loss = loss.to("meta") if isinstance(loss, nn.Module) else loss
@@ -29,7 +30,7 @@ def moves_to_meta(subject: Subject) -> None:
 
 @check
 def runs_on_cuda(subject: Subject) -> None:
-    """After a move to a GPU, a loss must give the same results."""
+    """Check that the loss gives the same results on a GPU as on the CPU. Without a GPU, the check is skipped."""
     if not torch.cuda.is_available():
         raise NotApplicableError("there is no CUDA device here")
     loss, logits, labels = _stateful(subject), subject.logits(), subject.labels()
@@ -43,13 +44,15 @@ def runs_on_cuda(subject: Subject) -> None:
 
 @check
 def state_dict_round_trip(subject: Subject) -> None:
-    """A resumed run must continue with the saved state, including running averages. A loss that caches values of its
-    buffers computes with old values."""
+    """Check that ``load_state_dict`` restores the loss, because a resumed run must continue with the saved state.
+
+    Typical defects are running averages that are not buffers, and values computed from a buffer that stay in a cache.
+    """
     saved, loaded, logits, labels = _stateful(subject), _stateful(subject), subject.logits(), subject.labels()
     if not (isinstance(saved, nn.Module) and isinstance(loaded, nn.Module)):
         raise NotApplicableError("is no nn.Module")
     for state in saved.state_dict().values():
-        if state.is_floating_point():  # not a common factor, which a mean would cancel
+        if state.is_floating_point():  # factors differ between entries, because a mean would cancel a common factor
             state.mul_(1.25).add_(torch.linspace(0.125, 0.25, state.numel(), dtype=state.dtype).view_as(state))
     for loss in (saved, saved, loaded):
         evaluate(loss, logits, labels)
@@ -59,14 +62,14 @@ def state_dict_round_trip(subject: Subject) -> None:
 
 @check
 def can_be_copied(subject: Subject) -> None:
-    """Worker processes pickle the loss, and averaged models deep-copy it. A lambda or a local class prevents both."""
+    """Check that the loss can be pickled and deep-copied, which a lambda or a local class as an attribute prevents."""
     loss = _stateful(subject)
     _expect_equal(pickle.loads(pickle.dumps(loss)), loss, subject, "after pickling")
     _expect_equal(copy.deepcopy(loss), loss, subject, "of the copy")
 
 
 def _stateful(subject: Subject) -> Loss:
-    """Return a loss that has state: a loss with class weights, if the loss takes class weights."""
+    """Return a loss with class weights if the loss has the option ``weight``, because class weights are state."""
     if subject.takes("weight") and "weight" not in subject.options and isinstance(subject.build(), nn.Module):
         return subject.build(weight=subject.class_weight())
     return subject.build()

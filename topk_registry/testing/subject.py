@@ -1,4 +1,4 @@
-"""The loss under test: its factory, its options, and the data of all checks."""
+"""The loss under test: how to build it, and the logits and targets that all checks use."""
 
 import copy
 import functools
@@ -23,18 +23,19 @@ BATCH = 4
 EPOCHS = 10
 _BY_PLACE = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 SEED = 20_180_221
-DRAWS = 64  # number of seeds over which a random loss is averaged; reduces the standard error to 1/8
+DRAWS = 64  # number of seeds over which a random loss is averaged
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A loss factory with its options.
+    """The loss that the checks test.
 
     Args:
-        factory: takes keyword options and returns a callable ``(logits [B, n], target)``.
-        name: name in reports.
-        options: keyword options of every build.
-        num_classes: n of the data. Above 2k + 1, both code paths of a top-k loss are tested.
+        factory: class or function that takes keyword arguments and returns a callable ``(logits [B, n], target)``.
+        name: name of the loss in reports.
+        options: keyword arguments with which every check builds the loss.
+        num_classes: number of classes n in the data. Top-k losses treat the 2k + 1 highest classes and the other
+            classes by different formulas. If n is above 2k + 1, the checks cover both.
     """
 
     factory: Callable[..., Loss]
@@ -44,14 +45,17 @@ class Subject:
 
     @classmethod
     def of(cls, loss: object, options: Mapping[str, Any] | None = None, num_classes: int = 16) -> "Subject":
-        """Return a subject from a registered name, a factory, a loss object, or a plain ``loss(logits, target)``."""
+        """Return a subject for a registered name, a factory, a loss object, or a function ``(logits, target)``."""
         if isinstance(loss, str):
             return cls(get_loss_builder(loss), loss, options or {}, num_classes)
         name = getattr(loss, "__name__", None) or type(loss).__name__
         return cls(_as_factory(loss), name, options or {}, num_classes)
 
     def place(self, error: BaseException | None = None) -> str:
-        """Return ``file:line`` of the loss or, with an error, of the line that raised the error; "" if unknown."""
+        """Return ``file:line`` of the factory, or an empty string if the file is unknown.
+
+        If ``error`` was raised in this file, the line is the line that raised the error.
+        """
         source = getattr(self.factory, "source", None) or inspect.unwrap(unbound(self.factory))
         try:
             file, line = inspect.getsourcefile(source) or "", inspect.getsourcelines(source)[1]
@@ -63,7 +67,7 @@ class Subject:
         return f"{file}:{line}"
 
     def build(self, **options: Any) -> Loss:
-        """Return a new loss with the options of the subject, the context that the factory takes, and these options."""
+        """Build a new loss. The argument ``options`` takes priority over the options of the subject."""
         loss = self.factory(**{**accepted_context(self.factory, self._context()), **self.options, **options})
         if isinstance(loss, nn.Module) and "_parameters" not in vars(loss):
             raise TypeError(f"{type(loss).__name__}.__init__ must call super().__init__()")
@@ -83,48 +87,50 @@ class Subject:
         return {"num_classes": self.num_classes, "class_counts": counts, "total_epochs": EPOCHS, **plain}
 
     def needs_rows(self) -> None:
-        """Skip a check that does not apply to losses on a whole batch."""
+        """Skip the calling check if the loss is a BatchLoss, whose rows depend on each other."""
         if isinstance(self.build(), BatchLoss):
             raise NotApplicableError("is defined on a whole batch")
 
     @functools.cached_property
     def estimates_gradient(self) -> bool:
-        """Whether the loss declares that its gradient is an estimate."""
+        """Whether the loss declares that its gradient is a random estimate."""
         return bool(getattr(self.build(), "estimates_gradient", False))
 
     def needs_own_gradient(self) -> None:
-        """Skip a check that does not apply to losses whose declared gradient is an estimate."""
+        """Skip the calling check if the loss declares that its gradient is a random estimate."""
         if self.estimates_gradient:
             raise NotApplicableError("declares that its gradient is an estimate")
 
     @functools.cached_property
     def is_random(self) -> bool:
-        """Whether two calls on the same batch give different values."""
+        """Whether two calls with the same inputs give different values."""
         loss, logits, labels = self.build(), self.logits(), self.labels()
         seed(SEED)
         return not torch.equal(loss(logits, labels), loss(logits, labels))
 
     def logits(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return random scores [batch, n] without ties, and without kinks within the step of a finite difference."""
+        """Return random logits [batch, n]. The step of a finite difference does not change the order of a row's
+        logits.
+        """
         generator = torch.Generator().manual_seed(SEED)
         return torch.randn(batch, self.num_classes, generator=generator, dtype=torch.float64).to(dtype)
 
     def labels(self, batch: int = BATCH) -> Tensor:
-        """Return labels [batch], distinct if n allows it."""
+        """Return labels [batch]. If batch is at most n, all labels differ."""
         order = torch.randperm(max(self.num_classes, batch), generator=torch.Generator().manual_seed(SEED))
         return order[:batch] % self.num_classes
 
     def distributions(self) -> Tensor:
-        """Return distributions [BATCH, n] with mass on every class."""
+        """Return random target distributions [BATCH, n]. Every class has a positive probability."""
         return self.logits(dtype=torch.float64).roll(1, dims=-1).softmax(-1).float()
 
     def one_hot(self, labels: Tensor) -> Tensor:
         return nn.functional.one_hot(labels, self.num_classes).float()
 
     def targets(self, loss: Loss) -> Iterator[tuple[str, Target]]:
-        """Yield (name, targets) for every kind of target that the loss accepts."""
+        """Yield (name, target) for each kind of target that the loss accepts."""
         labels, logits = self.labels(), self.logits()
-        other = torch.cat([labels[:1], labels[1:].roll(1, 0)])  # the first row is mixed with its own label
+        other = torch.cat([labels[:1], labels[1:].roll(1, 0)])  # row 0 mixes a label with itself
         yield "labels", labels
         others = {
             "one-hot targets": self.one_hot(labels),
@@ -135,16 +141,18 @@ class Subject:
         for kind, target in others.items():
             try:
                 evaluate(loss, logits, target)
-            except Exception:  # another check tests whether the loss accepts them
+            except Exception:  # the check takes_distributions fails if the loss rejects distributions
                 continue
             yield kind, target
 
     def class_weight(self) -> Tensor:
-        """Return one factor per class [n]."""
         return torch.linspace(0.5, 2.0, self.num_classes)
 
     def expect_same_value(self, left: Callable[[], Tensor], right: Callable[[], Tensor], what: str) -> None:
-        """Raise unless both values are equal. For a random loss, the means must agree within six standard errors."""
+        """Raise CheckFailedError unless two calls return the same loss.
+
+        A random loss is averaged over several seeds. Then the two means may differ by six standard errors.
+        """
         if not self.is_random:
             expect_close(_seeded(left, SEED), _seeded(right, SEED), what, floor=1.0)
             return
@@ -157,20 +165,20 @@ class Subject:
 
 
 def seed(number: int) -> None:
-    """Call torch.manual_seed without storing a stack trace. Until CUDA is used, torch stores one per call."""
+    """Set the seed on the CPU and all GPUs. Unlike ``torch.manual_seed``, do not store a stack trace per call."""
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)
 
 
 def evaluate(loss: Loss, logits: Tensor, target: Target) -> Tensor:
-    """Return the loss under a fixed seed, so that a random loss gives the same value in every call."""
+    """Return ``loss(logits, target)`` after setting a fixed seed, so that a random loss repeats its value."""
     seed(SEED)
     return loss(logits, target)
 
 
 def value_and_gradient(loss: Loss, logits: Tensor, target: Target) -> tuple[Tensor, Tensor]:
-    """Return the loss and the gradient of its sum with respect to the logits."""
+    """Return the loss, and the gradient of the sum of the loss with respect to the logits."""
     leaf = logits.detach().clone().requires_grad_()
     value = evaluate(loss, leaf, target)
     (gradient,) = torch.autograd.grad(value.sum(), leaf)
@@ -178,7 +186,7 @@ def value_and_gradient(loss: Loss, logits: Tensor, target: Target) -> tuple[Tens
 
 
 def _as_factory(loss: Any) -> Callable[..., Loss]:
-    """Return a factory unchanged. For a loss object or a function, return a factory that returns this loss."""
+    """Return a factory unchanged. Wrap a loss object or a function ``(logits, target)`` in a factory."""
     if isinstance(loss, nn.Module):
 
         def of_object() -> Loss:

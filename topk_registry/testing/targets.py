@@ -1,4 +1,4 @@
-"""Checks of targets: indices, distributions, and invalid targets."""
+"""Checks of targets: class indices, distributions, and invalid targets."""
 
 from typing import Any
 
@@ -14,8 +14,11 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 
 @check
 def takes_distributions(subject: Subject) -> None:
-    """Mixup and CutMix produce distributions. A one-hot distribution must give the same loss as its index. A loss that
-    uses only the arg max of a distribution ignores all other labels."""
+    """Check that the loss accepts distributions as targets, which mixup and CutMix produce.
+
+    A one-hot distribution must give the same loss as its class index. A mixture of two labels must change the loss,
+    because a loss that uses only the arg max ignores all other labels.
+    """
     subject.needs_rows()
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     one_hot = subject.one_hot(labels)
@@ -29,18 +32,23 @@ def takes_distributions(subject: Subject) -> None:
     for options in [{}, {"weight": subject.class_weight()}] if subject.takes("weight") else [{}]:
         loss = subject.build(**options)
         for kind, target in subject.targets(loss):
-            if isinstance(target, LabelMixture):  # training passes mixed labels in this form if the loss takes it
+            if isinstance(target, LabelMixture):  # with mixup, the trainer passes this type if the loss accepts it
                 wanted = value_and_gradient(loss, logits, target.dense(subject.num_classes))
                 expect_same(value_and_gradient(loss, logits, target), wanted, f"of {kind}")
 
 
 @check
 def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
-    """`--task multilabel` trains with a loss that declares ``takes_k_hot = True``. Rows have no, one or more labels."""
+    """Check that a gradient step raises the logits of the labels above the other logits, for k-hot targets.
+
+    A k-hot target has 1 for each label of the sample and 0 for all other classes. The check applies to losses with
+    ``takes_k_hot = True``, because ``--task multilabel`` uses such losses.
+    """
     if getattr(unbound(subject.factory), "takes_k_hot", False) is not True:
         raise NotApplicableError("does not declare takes_k_hot = True")
     loss, logits, n = subject.build(), subject.logits(), subject.num_classes
-    target = (logits.argsort(1).argsort(1) <= torch.arange(len(logits))[:, None] % (n - 1)).float()  # 1, 2, 3... labels
+    # row 0 has one label, row 1 has two labels, and so on
+    target = (logits.argsort(1).argsort(1) <= torch.arange(len(logits))[:, None] % (n - 1)).float()
     for k_hot in (target, torch.zeros_like(target)):
         value, gradient = value_and_gradient(loss, logits, k_hot)
         expect_finite(value, f"loss of {int(k_hot.sum())} labels")
@@ -58,7 +66,10 @@ def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
 
 @check
 def bad_targets_raise(subject: Subject) -> None:
-    """A target of wrong shape, range or dtype must raise an error. Broadcasting such a target would train on noise."""
+    """Check that a target with a wrong shape, range or dtype raises an error.
+
+    Without an error, broadcasting may give a loss that is wrong for every sample.
+    """
     loss, logits, n = subject.build(), subject.logits(), subject.num_classes
     labels, dense = subject.labels(), subject.distributions()
     bad = {
@@ -76,14 +87,17 @@ def bad_targets_raise(subject: Subject) -> None:
 def _expect_error(loss: Loss, logits: Tensor, target: Tensor, what: str) -> None:
     try:
         value = evaluate(loss, logits, target)
-    except Exception:  # any error will do, as long as it is one
+    except Exception:
         return
     expect(False, f"expected an error for {what}, got the loss {value.detach()}")
 
 
 @check
 def hooks_agree(subject: Subject) -> None:
-    """Labels, the losses of all classes and a fused operator must give the same loss: mixup uses another hook."""
+    """Check that ``per_class`` and ``per_label`` of a ClassificationLoss give the same losses as a call of the loss.
+
+    A call with class indices may use ``per_label`` or a faster kernel, and a call with mixed labels ``per_class``.
+    """
     loss: Any = subject.build(**({"reduction": "none"} if subject.takes("reduction") else {}))
     if not isinstance(loss, ClassificationLoss) or subject.is_random:
         raise NotApplicableError("is not a ClassificationLoss, or draws random numbers")

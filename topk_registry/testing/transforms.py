@@ -1,4 +1,4 @@
-"""Checks of transforms of torch that work with cross-entropy: vmap, jvp, meta tensors, compilation."""
+"""Checks of PyTorch's transforms: vmap, second derivatives, forward-mode derivatives and torch.compile."""
 
 import warnings
 from collections.abc import Callable
@@ -10,15 +10,17 @@ from torch import Tensor
 from topk_registry.testing.expect import NotApplicableError, check, expect, expect_close, expect_finite
 from topk_registry.testing.subject import BATCH, SEED, Subject, evaluate, seed, value_and_gradient
 
-# Central differences of a gradient have the error of numbers.py; third derivatives are larger.
+# numbers.py derives the error of central differences. Here they are applied to the gradient, so the error is larger.
 STEP = 1e-5
 TOLERANCE = 1e-5
 
 
 @check
 def vmap(subject: Subject) -> None:
-    """Differential privacy and data selection need the gradient of each row: grad under vmap. If a loss reads a number
-    (``.item()``, ``if``), vmap fails."""
+    """Check that ``torch.func.vmap`` can compute the gradient of each row, as differential privacy needs.
+
+    vmap fails if the loss reads a number from a tensor, with ``.item()`` or with ``if``.
+    """
     subject.needs_rows()
     loss, logits = subject.build(), subject.logits()
     rows = torch.func.grad_and_value(lambda x, y: loss(x[None], y[None]))
@@ -33,7 +35,7 @@ def vmap(subject: Subject) -> None:
 
 @check
 def second_derivative(subject: Subject) -> None:
-    """AdaHessian and gradient penalties differentiate the backward pass, which must include all terms."""
+    """Check that the second derivatives of the loss are correct, as AdaHessian and gradient penalties need."""
     subject.needs_own_gradient()
     loss, labels, logits = subject.build(), subject.labels(), subject.logits(dtype=torch.float64)
     direction = logits.roll(1, 0).cos()
@@ -50,7 +52,7 @@ def second_derivative(subject: Subject) -> None:
 
 @check
 def forward_mode(subject: Subject) -> None:
-    """torch.func.jvp computes directional derivatives without a backward pass."""
+    """Check that ``torch.func.jvp`` gives the loss and the directional derivative along a vector."""
     subject.needs_own_gradient()
     loss, logits = subject.build(), subject.logits()
     tangent = logits.roll(1, 0).cos()
@@ -64,7 +66,9 @@ def forward_mode(subject: Subject) -> None:
 
 @check
 def compiles(subject: Subject) -> None:
-    """torch.compile(fullgraph=True, dynamic=True) must give one graph for all batch sizes, including the last batch."""
+    """Check that ``torch.compile(fullgraph=True, dynamic=True)`` makes one graph for all batch sizes and keeps the
+    loss.
+    """
     from torch._dynamo.eval_frame import is_dynamo_supported
 
     if not is_dynamo_supported():

@@ -10,7 +10,6 @@ import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from difflib import get_close_matches
 from functools import partial
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -18,6 +17,7 @@ import yaml
 
 from topk_registry.cli import ArgumentParser, ParseOptions, parse_pairs
 from topk_registry.registry.ranges import Interval
+from topk_registry.registry.source import closest
 from topk_registry.train.errors import ConfigError
 
 CLASSIFICATION, MULTILABEL = TASKS = ("classification", "multilabel")
@@ -443,8 +443,7 @@ def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             if (value or None) != (TIMM_ONLY[name] or None):
                 raise ConfigError(_timm_only(name))
         elif name not in hints and name not in NOT_SETTINGS:
-            close = get_close_matches(str(name), hints, n=1)
-            raise ConfigError(f"there is no setting {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            raise ConfigError(f"there is no setting {name!r}{closest(str(name), hints)}")
         elif name in hints and (value is not None or (type(None) in get_args(hints[name]))):
             cleaned[name] = _from_text(name, value, hints[name]) if isinstance(value, str) else value
     return cleaned
