@@ -81,13 +81,13 @@ def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:
 
 
 def in_clean_thread(function: Callable[[], Any]) -> Any:
-    """Call a function in a new thread, where no fake tensors, transforms or autocast of the caller are active."""
+    """Return the result of a function called in a new thread, without fake tensors, transforms and autocast."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
 
 def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
-    """Raise a ValueError unless ``name`` is "auto" or one of ``names``. The message calls the argument ``what``."""
+    """Raise a ValueError unless ``name`` is "auto" or one of ``names``. The error message contains ``what``."""
     if name not in ("auto", *names):
         raise ValueError(f"{what} must be 'auto' or one of {', '.join(map(repr, names))}, got {name!r}")
 

@@ -71,7 +71,8 @@ def _candidates(row, skip, T, short, space):
 
 @borrowing
 def in_order(scores, classes, candidates, top, where):
-    """Write the largest of the first ``candidates`` scores to ``top`` in descending order. Ties keep their order."""
+    """Write the largest of the candidates' scores to ``top`` in descending order, and their classes to ``where``."""
+    # equal scores keep their order
     T = len(top)
     for j in range(candidates):
         v, place = scores[j], min(j, T)
@@ -121,7 +122,7 @@ def maxima_of_lines(row, maxima):
 
 @borrowing
 def reached_by(x, count):
-    """Return a number that at least ``count`` scores reach, but few more; -inf if fewer scores exceed -inf."""
+    """Return a number that at least ``count`` scores reach, but few more. If fewer exceed -inf, return -inf."""
     # bisect the floats between the smallest score above -inf and the largest score
     lowest = np.int64(place_of(x.dtype.type(-np.inf)))
     low, high, numbers = np.int64(LAST), lowest, 0
