@@ -113,8 +113,6 @@ def choice(value: Any, name: str, choices: Sequence[str]) -> str:
 
 
 class _Bounds(NamedTuple):
-    """Bounds of a number."""
-
     above: float | None = None
     at_least: float | None = None
     below: float | None = None
@@ -144,7 +142,6 @@ def _is_finite(value: Real) -> bool:
 
 
 def _tensor(value: Any) -> Tensor | None:
-    """Return a new tensor in double precision, or None if the value is not a number or a list of numbers."""
     if isinstance(value, Sequence) and any(isinstance(one, (bool, str)) for one in value):
         return None
     try:
