@@ -295,7 +295,7 @@ def test_torchvisions_modules_are_known_by_the_shapes_of_their_weights():
 
 def test_an_unknown_module_must_say_its_images():
     model, size = torchvision.models.MobileNetV2(width_mult=0.3), {"input_size": (3, 64, 64)}
-    with pytest.raises(ExportError, match=r"input of MobileNetV2: .*--input-size"):
+    with pytest.raises(ExportError, match=r"input of MobileNetV2 is unknown: .*--input-size"):
         load_source(model)
     with pytest.raises(ExportError, match="mean and std belong together"):
         load_source(model, data_config={**size, "mean": (0.5,)})

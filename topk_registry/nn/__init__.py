@@ -1,1 +1,1 @@
-"""Modules for models: prediction head, classifiers, linear top-k layer, perturbed top-k."""
+"""PyTorch modules: a prediction head, a cosine classifier, output layers with a loss, networks, perturbed top-k."""

@@ -1,8 +1,9 @@
-"""Find the classifier of a timm or torchvision model, count the classes, and replace the classifier.
+"""Functions that find and replace the classifier layers of a timm or torchvision model.
 
-timm models return their classifier from ``get_classifier()``. torchvision models have no such method, so this module
-tries the attribute names that torchvision uses. Some models have several classifier layers: distilled models have one
-per teacher, and Inception networks have an auxiliary one.
+A classifier layer computes logits from features. A timm model returns this layer from ``get_classifier()``. torchvision
+models do not have this method, so this module tries the attribute names that torchvision uses. Some models have several
+classifier layers. For example, Inception networks have an auxiliary classifier layer, and some distilled models have a
+second classifier layer that learns from a teacher.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,23 +20,25 @@ ModelT = TypeVar("ModelT", bound=nn.Module)
 
 
 class CosineClassifier(nn.Module):
-    """A linear classifier over unit-norm features and weights, without a bias.
+    """A classifier that computes the cosine between the feature vector x and the weight vector w_c of each class c.
 
     .. math:: s_c = \\mathrm{scale} \\cdot \\langle x / |x|, w_c / |w_c| \\rangle
+
+    s_c is the score of class c. There is no bias. If x or w_c is shorter than 1e-6, the vector is not divided by its
+    norm. For inputs in half precision, norms are computed in float32 to avoid overflow.
 
     Args:
         in_features: length d of a feature vector.
         out_features: number of classes n.
-        scale: largest possible score. Use 1 for losses with an option ``scale`` (``ldam``, ``noised_topk_imbalanced``),
-            and 16 to 64 for cross-entropy.
-        learn_scale: make the scale a parameter, with ``scale`` as its initial value.
-        channels_first: expect input [B, d, ...], as for a 1 x 1 convolution, instead of [..., d].
+        scale: factor of the cosine. Use 1 for a loss that has an option ``scale`` itself (``ldam``,
+            ``noised_topk_imbalanced``), and 16 to 64 for cross-entropy.
+        learn_scale: If True, the scale is a parameter that training changes, and ``scale`` is the initial value.
+        channels_first: If False, the input is [..., d], and the output is [..., n]. If True, the input is [B, d, ...],
+            and the output is [B, n, ...], as for a 1 x 1 convolution.
 
     Example:
         >>> CosineClassifier(512, 100, scale=30.0)(torch.randn(8, 512)).shape
         torch.Size([8, 100])
-
-    Norms are computed in float32 for any input dtype, so that they do not overflow in half precision.
 
     Reference: Gidaris, Komodakis 2018, *Dynamic Few-Shot Visual Learning without Forgetting*.
     """
@@ -62,7 +65,7 @@ class CosineClassifier(nn.Module):
         self.channels_first = channels_first
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))
         start = torch.full((), float(scale), device=device, dtype=dtype)
-        # parameter and buffer have the same name, so that a checkpoint with a learned scale loads with a fixed scale
+        # parameter and buffer have the same name, so a checkpoint with a learned scale can be loaded with a fixed scale
         if learn_scale:
             self.scale = nn.Parameter(start)
         else:
@@ -88,10 +91,10 @@ class CosineClassifier(nn.Module):
 
 
 def find_classifier(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return the classifier layers of a timm or torchvision model as (dotted name, module), main classifier first.
+    """Return the classifier layers of a timm or torchvision model as a list of pairs (dotted name, layer).
 
-    Each layer is an ``nn.Linear``, ``nn.Conv2d`` or :class:`CosineClassifier`. Raises ``ValueError`` if the model has
-    none.
+    The main classifier layer comes first. Each layer is an ``nn.Linear``, ``nn.Conv2d`` or :class:`CosineClassifier`.
+    If the model has no classifier layer, the function raises ValueError.
 
     Example:
         >>> find_classifier(timm.create_model("deit_tiny_distilled_patch16_224"))
@@ -109,12 +112,14 @@ def find_classifier(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def num_classes_of(model: nn.Module) -> int:
-    """Return the number of classes that a timm or torchvision model predicts, read from the classifier layer."""
+    """Return the number of outputs of the main classifier layer of a timm or torchvision model."""
     return _out_features(find_classifier(model)[0][1])
 
 
 def replace_classifier(model: ModelT, factory: Callable[[nn.Module], nn.Module]) -> ModelT:
-    """Replace every classifier layer of a model with ``factory(old)`` in place and return the model.
+    """Replace every classifier layer of a timm or torchvision model in place, and return the model.
+
+    ``factory`` is a function that takes the old layer and returns the new layer.
 
     Example:
         >>> replace_classifier(torchvision.models.resnet18(), lambda old: nn.Linear(old.in_features, 10))
@@ -128,10 +133,12 @@ def replace_classifier(model: ModelT, factory: Callable[[nn.Module], nn.Module])
 
 
 def normalize_classifier(model: ModelT, *, scale: float = 1.0, learn_scale: bool = False) -> ModelT:
-    """Replace a model's classifier with a :class:`CosineClassifier` whose weights have the same directions.
+    """Replace every classifier layer of a timm or torchvision model with a :class:`CosineClassifier`.
 
-    This function changes the model in place and returns the model. If the classifier is a 1 x 1 convolution (timm's dla
-    and resnetv2, torchvision's squeezenet), the cosine is over channels at each position, before pooling.
+    The new layer has the weight of the old layer, but no bias. This function changes the model in place and returns the
+    model. If the old layer is a 1 x 1 convolution (as in timm's dla and torchvision's squeezenet), the new layer
+    computes one cosine per class at each position of the feature map. Any other convolution raises ValueError. The
+    arguments ``scale`` and ``learn_scale`` are as in :class:`CosineClassifier`.
 
     Example:
         >>> model = normalize_classifier(timm.create_model("resnet18", num_classes=100), scale=30.0, learn_scale=True)
@@ -178,7 +185,8 @@ def _modules(head: Any) -> Iterator[nn.Module]:
 def _outputs(head: nn.Module, model: nn.Module) -> list[nn.Module]:
     kinds = (nn.Linear, nn.Conv2d, CosineClassifier)
     layers: list[nn.Module] = [module for module in head.modules() if isinstance(module, kinds)]
-    # the classifier is the last layer of a head; models with one classifier per teacher (timm's repvit) have
+    # The last layer of a head is a classifier. Distilled models, such as timm's repvit, have further classifiers in the
+    # same head: the layers whose number of outputs is the number of classes.
     n = getattr(model, "num_classes", None)
     return [layer for layer in layers[:-1] if isinstance(n, int) and _out_features(layer) == n] + layers[-1:]
 
@@ -200,5 +208,5 @@ def _unit(x: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
         wide = x if x.dtype == torch.float64 else x.float()
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        # a zero vector is returned unchanged, so that its gradient is not multiplied by 1 / |x|
+        # a vector close to 0 is not divided by its norm, because its gradient would be multiplied by 1 / |x|
         return (wide / torch.where(norm < 1e-6, 1.0, norm)).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Small networks for the built-in data sets, registered with timm as ``topk_convnet`` and ``topk_mlp``."""
+"""Two small networks for the built-in data sets. Their names in timm are ``topk_convnet`` and ``topk_mlp``."""
 
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -22,21 +22,23 @@ def _preprocessing(channels: int, side: int) -> dict[str, Any]:
     }
 
 
-# timm reads this name from the module of a model
+# timm reads the variable ``default_cfgs`` of each module that registers a model
 default_cfgs = generate_default_cfgs({"topk_convnet": _preprocessing(3, 32), "topk_mlp": _preprocessing(3, 8)})
 
 
 class TopKConvNet(nn.Module):
-    """Convolutional network for 32 x 32 images with the model interface of timm.
+    """Convolutional network for 32 x 32 images. The class has the methods that timm expects of a model.
 
-    The network has three 3 x 3 convolutions of stride 2, average pooling to 4 x 4, and a linear classifier.
+    The network has three 3 x 3 convolutions of stride 2, average pooling to 4 x 4, and a linear classifier. ReLU
+    follows each convolution.
 
     Args:
-        num_classes: number of scores. If 0, the model returns features.
+        num_classes: number of classes. If 0, the network has no classifier and returns features.
         in_chans: number of channels of the images.
-        width: channels of the first convolution. The second and third have 2 and 4 times as many.
-        norm: add batch normalization after each convolution.
-        drop_rate: dropout before the classifier.
+        width: number of output channels of the first convolution. The second convolution has 2 * width output
+            channels, and the third convolution has 4 * width.
+        norm: whether batch normalization follows each convolution.
+        drop_rate: dropout probability before the classifier.
     """
 
     def __init__(
@@ -80,15 +82,17 @@ class TopKConvNet(nn.Module):
 
 
 class TopKMLP(TopKConvNet):
-    """Multilayer perceptron over all pixels, for feature vectors stored as small images (``topk/ambiguous``).
+    """Multilayer perceptron with all pixels of an image as input.
+
+    This network is for data sets such as ``topk/ambiguous``, which stores each feature vector as a small image.
 
     Args:
-        num_classes: number of scores. If 0, the model returns features.
+        num_classes: number of classes. If 0, the network has no classifier and returns features.
         in_chans: number of channels of the images.
         side: height and width of the images.
-        width: units per hidden layer.
+        width: number of units of each hidden layer.
         depth: number of hidden layers.
-        drop_rate: dropout before the classifier.
+        drop_rate: dropout probability before the classifier.
     """
 
     def __init__(

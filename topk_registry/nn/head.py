@@ -1,4 +1,4 @@
-"""The prediction head: top-k marginals as a module."""
+"""A module that computes top-k marginals from logits, for predictions and for export."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,27 +11,28 @@ from topk_registry.ops.values import integer, number
 
 
 class TopKOutput(NamedTuple):
-    """Scores, top-k marginals, and the k classes with the largest scores in descending order."""
+    """Logits, top-k marginals, and the k classes with the largest logits. :class:`TopKHead` returns this tuple."""
 
-    logits: Tensor  # [..., n]; -inf for classes that ``allowed`` excludes
-    marginals: Tensor  # [..., n], sums to k
-    indices: Tensor  # [..., k], most probable first; -1 if fewer than k classes are allowed
+    logits: Tensor  # [..., n]: the given logits, but -inf for classes that are not allowed
+    marginals: Tensor  # [..., n]: probability that the class is in a random set of k classes
+    indices: Tensor  # [..., k]: classes in descending order of logits; -1 in the last places if too few are allowed
 
 
 class TopKHead(nn.Module):
-    """Compute top-k marginals: for each class, the probability that the class is in a random set of k classes.
+    """A module that computes the top-k marginal of each class and selects the k classes with the largest logits.
 
-    The marginal of class i is pi_i = P(i in S), where S is a random set of k classes. The probability of a set is
-    proportional to the product of exp(logit / temperature) over its members. The marginals of a row sum to k. Marginals
-    are differentiable. For k = 1, they are softmax. For logits in half precision, the marginals are float32.
+    The top-k marginal of class i is P(i in S), where S is a random set of k classes. The probability of a set is
+    proportional to the product of exp(logit / temperature) over the classes in the set. The marginals of a row sum to
+    k. If k = 1, the marginals are softmax(logits / temperature). The marginals are differentiable with respect to the
+    logits. For logits in half precision, the marginals are float32.
 
-    ``head(logits, allowed=mask)`` restricts the set to allowed classes. The marginal of every other class is 0. If at
-    most k classes are allowed and have a logit above -inf, each of these classes has the marginal 1.
+    ``head(logits, allowed=mask)`` allows only sets of the classes for which ``mask`` is True. Every other class has the
+    marginal 0. If at most k of the allowed classes have a logit above -inf, each of these classes has the marginal 1.
 
     Args:
-        k: size of the set, 1 <= k <= n - 1.
+        k: number of classes in the set, 1 <= k <= n - 1.
         temperature: positive number by which logits are divided. For a model trained with ``topk_nll`` or
-            ``smooth_topk_svm``, use k * tau, see :meth:`of_loss`.
+            ``smooth_topk_svm``, use k * tau. :meth:`of_loss` reads this number from the loss.
 
     Shape: logits [..., n], allowed bool [n] or [..., n] -> :class:`TopKOutput`.
 
@@ -55,10 +56,11 @@ class TopKHead(nn.Module):
 
     @classmethod
     def of_loss(cls, loss: nn.Module) -> "TopKHead":
-        """Return the head for the marginals that a loss trains, from the loss's ``k`` and ``temperature``.
+        """Return a head with the attributes ``k`` and ``temperature`` of a loss.
 
-        ``topk_nll`` is tau times the negative log of the label's marginal. For a loss with several k, the head has the
-        largest k.
+        The marginals of this head are the probabilities that the loss trains. For example, the value of ``topk_nll`` is
+        -tau log(marginal of the label). If the loss has several k, the head uses the largest k. If the loss lacks an
+        attribute, the method raises ValueError.
 
         Example:
             >>> TopKHead.of_loss(create_loss("topk_nll", k=5, tau=0.2))
@@ -76,7 +78,7 @@ class TopKHead(nn.Module):
         if allowed is not None:
             _check_allowed(allowed, logits)
             logits = logits.masked_fill(~allowed, -torch.inf)
-        # ranked by logits: marginals have the same order but saturate at 1, which would cause ties
+        # classes are ranked by logits, because several marginals of a row can round to 1 and would then be equal
         top, indices = logits.topk(self.k)
         if allowed is not None:
             indices = torch.where(top == -torch.inf, -1, indices)
@@ -91,9 +93,9 @@ class TopKHead(nn.Module):
 
 
 def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
-    """Compute marginals. An exported model gets a form with fixed shapes and standard operators."""
     if not torch.compiler.is_exporting():
         return topk_marginals(logits, k, temperature=temperature)
+    # graph.marginals has fixed shapes and uses only standard operators, as an exported model needs
     rows = logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
     return graph.marginals(rows, k, temperature).view(logits.shape)
 

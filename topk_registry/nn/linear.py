@@ -1,4 +1,4 @@
-"""A linear classifier with the smooth top-k SVM, for a number of classes whose logits do not fit in memory."""
+"""A linear classifier with the smooth top-k SVM loss, for so many classes that their logits do not fit in memory."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -39,40 +39,45 @@ def linear_smooth_topk(
     process_group: Any = None,
     num_classes: int | None = None,
 ) -> Tensor:
-    """Compute the smooth top-k SVM of ``F.linear(features, weight, bias)``, one chunk of classes at a time.
+    """Compute the smooth top-k SVM loss of the logits ``F.linear(features, weight, bias)``.
 
-    L = tau softplus(alpha / tau - l_y), where l_y is the log-odds that the label is in the random set of k classes.
-    With alpha = 0, the loss is the top-k likelihood. Loss and gradients equal the loss and gradients from all logits at
-    once. The backward pass recomputes the logits instead of storing them. If all classes fit into one chunk, the logits
-    are computed at once.
+    The function computes the logits of one chunk of classes at a time, and the backward pass computes them again. So
+    the logits [B, n] are never in memory at once, but loss and gradients are the same as from all logits. If all
+    classes fit into one chunk, the function computes all logits at once. The loss of a row with the label y is
 
-    With ``process_group``, the classes are divided among its ranks. Each rank passes its own rows of the batch and the
-    weight of its own classes: ceil(n / ranks) classes, fewer on the last ranks. Targets must then be class indices.
-    Every rank returns the loss of all rows and must call ``backward``. The gradient of the features is multiplied by
-    the number of ranks, because ``DistributedDataParallel`` averages the gradients of the backbone over ranks.
+        L = tau softplus(alpha / tau - l_y),    l_y = log(p / (1 - p)),
+
+    where p is the probability that a random set of k classes contains y. The probability of a set is proportional to
+    the product of exp(logit / (k tau)) over the classes in the set. If alpha = 0, then L = -tau log(p).
+
+    With ``process_group``, the classes and the batch are divided among the ranks of the group. Each rank passes the
+    features and targets of its own rows, and the weight and bias of its own classes. A rank has ceil(n / ranks)
+    classes, but the last ranks may have fewer. Targets must be class indices from 0 to n - 1. Every rank must call
+    ``backward``. The gradient with respect to the features is multiplied by the number of ranks. This factor cancels,
+    because ``DistributedDataParallel`` averages the gradients of the backbone over ranks.
 
     Args:
         features: [B, d].
-        weight: [n, d], or the rows for the classes of this rank.
-        bias: [n], or None.
+        weight: [n, d]. With ``process_group``: the rows of this rank's classes.
+        bias: [n], or None. With ``process_group``: the entries of this rank's classes.
         target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`. Distributions, mixtures and label
             smoothing need one more pass over all chunks. Label smoothing together with ``class_weight`` needs memory
             for [B, n].
-        k: size of the set that should contain the label, 1 <= k <= n - 1.
+        k: number of classes in the random set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive.
-        alpha: required margin, at least 0: one number, or one per class [n], including classes of other ranks.
-        class_weight: one non-negative factor per class [n], including classes of other ranks.
+        alpha: required margin, at least 0: one number, or one number for each of the n classes of all ranks.
+        class_weight: one non-negative factor for each of the n classes of all ranks.
         reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. With ``process_group``, ``"mean"`` and
-            ``"sum"`` are over the rows of all ranks, and ``"none"`` returns the losses of this rank's rows.
-        chunk: number of classes per chunk. None: this function chooses a fast number.
+            ``"sum"`` include the rows of all ranks, and ``"none"`` returns the losses of this rank's rows.
+        chunk: number of classes per chunk. None: a number that is fast on the device.
         process_group: the ranks that share the classes, such as ``mesh.get_group("classes")``.
-        num_classes: expected n. None: the sum over ranks.
+        num_classes: expected n, for a check. None: no check.
 
     Returns:
-        The loss, [] or [B], in float32 or float64. A loss that was computed in chunks is differentiable once.
+        The loss, [] or [B], in float32 or float64. A loss that was computed in chunks has no second derivatives.
 
     Raises:
-        ValueError: invalid input on any rank, or different options on two ranks. Every rank raises.
+        ValueError: an argument is invalid, or two ranks pass different options. In both cases, every rank raises.
 
     Example:
         >>> features = torch.randn(8, 64, requires_grad=True)
@@ -126,10 +131,14 @@ def linear_topk(
     process_group: Any = None,
     num_classes: int | None = None,
 ) -> TopClasses:
-    """Return the k largest scores of ``F.linear(features, weight, bias)`` and their marginals, computed in chunks.
+    """Return the k classes with the largest logits ``F.linear(features, weight, bias)``, computed chunk by chunk.
 
-    The result is not differentiable. The arguments are as in :func:`linear_smooth_topk`. With ``process_group``, the
-    result has only the rows of this rank.
+    The result has the indices of these classes, their logits and their top-k marginals, each [B, k] in descending
+    order. The top-k marginal is the probability that a random set of k classes contains the class. The probability of a
+    set is proportional to the product of exp(logit / temperature) over the classes in the set.
+
+    The result is not differentiable. The other arguments are as in :func:`linear_smooth_topk`. With ``process_group``,
+    the result has only the rows of this rank.
 
     Example:
         >>> linear_topk(torch.eye(3), torch.eye(3), None, 1).marginals.T
@@ -160,7 +169,7 @@ def linear_topk(
 
 @outside_graphs
 def _in_chunks(reduction: str, *args: Any) -> Tensor:
-    # the sum, too: a compiled graph that began with the losses would ask them for .grad, which warns
+    # the sum is outside of compiled graphs too: a graph with the losses as input would read losses.grad, which warns
     return _reduced(_losses(*args), reduction)
 
 
@@ -179,7 +188,7 @@ def _losses(
 
 
 def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
-    """Return the masses of a chunk of classes, whose scores are s [B, m]. The first class of the chunk is ``first``."""
+    """Return the weight in the loss of each class from ``first`` to ``first + m - 1``: [B, m], as the scores ``s``."""
     m = s.shape[1]
     if masses.dense is not None:
         return masses.dense[:, first : first + m].to(s)
@@ -210,14 +219,14 @@ def _over_ranks(
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
-    """Reduce losses whose masses already include the divisor of the mean. The mean of no rows is NaN."""
+    """Reduce losses that are already divided by the divisor of the mean. The mean of no rows is NaN, as in PyTorch."""
     if reduction == "none":
         return losses
     return losses.mean() if reduction == "mean" and not len(losses) else losses.sum()
 
 
 def _agree(check, k: int, group: Group, num_classes: int | None, device: torch.device) -> tuple[list[int], int, int]:
-    """Return the number of rows of each rank, the first class of this rank and the number of all classes."""
+    """Check the arguments of all ranks. Return the rows per rank, the first class of this rank and the value of n."""
     of_ranks = agreed(check, group, device, may_differ=("number of rows", "classes"))
     first, n = first_class(of_ranks["classes"], num_classes, group)
     if n <= 2 * k:
@@ -248,21 +257,22 @@ def _check_layer(features: Tensor, weight: Tensor, bias: Tensor | None, k: int, 
 
 
 class LinearSmoothTopK(nn.Module):
-    """``nn.Linear`` and the smooth top-k SVM in one module, for a million classes or more.
+    """A linear classifier and the smooth top-k SVM loss in one module, for a million classes or more.
 
-    ``head(features, target)`` returns the training loss. ``head.topk(features)`` returns the k best classes and their
-    top-k marginals. Neither call stores the logits of all classes at once.
+    ``head(features, target)`` returns the training loss. ``head.topk(features)`` returns the k classes with the largest
+    logits. Neither call stores the logits of all classes at once.
 
     Args:
         in_features: length d of a feature vector.
-        num_classes: n.
-        bias: learn a bias.
+        num_classes: number of classes n.
+        bias: whether the classifier has a bias.
         k, tau, alpha, class_weight, reduction, label_smoothing, ignore_index, chunk: as in
             :func:`linear_smooth_topk`.
-        process_group: ranks that share the classes. Each rank stores the rows of weight and bias for its own classes.
+        process_group: ranks that share the classes. Each rank then stores only the rows of ``weight`` and ``bias`` for
+            its own classes.
 
-    Shape: features [B, in_features], target [B] int64 or a distribution -> the loss. ``weight`` [n, d] and ``bias`` [n]
-    have the names and the initial values of ``nn.Linear``.
+    Shape: features [B, d], target int64 [B] or a distribution [B, n] or a :class:`LabelMixture` -> loss [] or [B]. The
+    parameters ``weight`` [n, d] and ``bias`` [n] have the same names as in ``nn.Linear``.
 
     Example:
         >>> backbone = timm.create_model("resnet50", num_classes=0)  # images to features
@@ -317,12 +327,12 @@ class LinearSmoothTopK(nn.Module):
                 shapes = [(num_classes,)] + [()] * (name == "alpha")
                 if tensor.shape not in shapes or not bool((tensor >= 0).all()):
                     raise ValueError(f"{name} must be non-negative, one per class [{num_classes}], got {values!r}")
-            # not in the state_dict, so that checkpoints are compatible with nn.Linear
+            # the state_dict omits these buffers, so that checkpoints are compatible with nn.Linear
             self.register_buffer(name, tensor, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize weight and bias as ``nn.Linear`` does: uniformly within +-1 / sqrt(in_features)."""
+        """Draw weight and bias from the uniform distribution on [-b, b] with b = 1 / sqrt(d), as ``nn.Linear`` does."""
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1 / math.sqrt(self.in_features), 1 / math.sqrt(self.in_features))
 
@@ -344,14 +354,17 @@ class LinearSmoothTopK(nn.Module):
             num_classes=self.num_classes,
         )
 
-    if TYPE_CHECKING:  # torch declares that a call returns anything
+    if TYPE_CHECKING:  # torch annotates the return type as Any
 
         def __call__(self, features: Tensor, target: Tensor | LabelMixture) -> Tensor: ...
 
     def topk(self, features: Tensor, *, temperature: float | None = None) -> TopClasses:
-        """Return ``indices``, ``logits`` and ``marginals`` of the k best classes in descending order, each [B, k].
+        """Return the ``indices``, ``logits`` and ``marginals`` of the k classes with the largest logits: each [B, k].
+
+        :func:`linear_topk` explains the result.
 
         Args:
+            features: [B, d].
             temperature: number by which logits are divided for the marginals. Default: k tau, as in the loss.
         """
         return linear_topk(

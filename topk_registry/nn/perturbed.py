@@ -1,4 +1,4 @@
-"""The perturbed k-th largest entry as a module for use inside networks."""
+"""A module that computes the k-th largest score, smoothed by random noise."""
 
 from typing import TYPE_CHECKING
 
@@ -8,16 +8,18 @@ from topk_registry.ops.perturbed.api import checked_options, perturbed_topk
 
 
 class PerturbedTopK(nn.Module):
-    """The smoothed k-th largest entry of the last axis: :func:`perturbed_topk` as a module.
+    """A module that calls :func:`perturbed_topk`: the k-th largest score, smoothed by random noise.
 
-    Unlike dropout, the module also draws noise in evaluation mode, because the noise defines the function. For
-    reproducible values, pass a seeded generator. For less variance, increase ``num_samples``. With ``epsilon=0``, the
-    result is the plain k-th largest entry.
+    The module adds Gaussian noise to the scores and takes the k-th largest sum of each row. The result is the mean over
+    ``num_samples`` draws of the noise. In contrast to dropout, the module adds noise in evaluation mode too. For
+    reproducible results, pass a seeded ``generator``. With ``epsilon=0``, the result is the k-th largest score.
 
     Args:
-        k: rank of the entry, where 1 is the largest, 1 <= k <= n.
+        k: rank of the score, 1 <= k <= n. The largest score has rank 1.
         epsilon: standard deviation of the noise, in units of the scores.
-        num_samples: number of noise draws in the average.
+        num_samples: number of draws of the noise. More draws reduce the variance of the result.
+
+    Shape: scores [..., n] -> [...]. ``noise`` [num_samples, ..., n] replaces the random draws.
 
     Example:
         >>> import torch

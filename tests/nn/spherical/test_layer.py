@@ -366,6 +366,7 @@ def test_misuse_raises():
         ({"loss": "focal"}, "from_sums"),
         ({"loss": "log_taylor_softmax", "loss_options": {"label_smoothing": 0.1}}, "label_smoothing"),
         ({"loss": "mse", "loss_options": {"epsilon": 1}}, "no options"),
+        ({"loss": tr.create_loss("log_taylor_softmax"), "loss_options": {"epsilon": 1}}, "no options"),
         ({"loss": "log_taylor_softmax", "loss_options": {"reduction": "sum"}}, "reduction"),
         ({"loss": tr.create_loss("spherical_bound", ignore_index=0)}, "ignore_index"),
         ({"dtype": torch.float16}, "float32"),

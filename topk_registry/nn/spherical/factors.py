@@ -1,4 +1,7 @@
-"""The factored weight W = V U + 1 omega^T and its exact SGD step. README.md has the formulas (1) to (12)."""
+"""The weight W = V U + 1 omega^T of a spherical layer, stored as factors, and the SGD step on these factors.
+
+Formula numbers, such as (3), refer to README.md in this folder. ``1`` is a vector of ones.
+"""
 
 import math
 from dataclasses import dataclass, fields
@@ -10,30 +13,30 @@ from torch import Tensor, nn
 from topk_registry.nn.spherical.links import same_label
 from topk_registry.ops.distributed import all_gather, gather_rows
 
-SINGULAR = 1e3  # maximum growth of |R| for which the inverse in (8) is used
-MAX_CONDITION = 100.0  # |U| |U^-1| / d above which rounding errors in V are amplified too much
-FOLD_ROWS = 1 << 16  # rows of V per block
+SINGULAR = 1e3  # if |R| exceeds this multiple of |U^-T H^T|, the inverse in (8) is too imprecise
+MAX_CONDITION = 100.0  # if |U| |U^-1| / d exceeds this number, rounding errors in V are amplified too much
+FOLD_ROWS = 1 << 16  # number of rows of V that a fold processes at once
 
 
 class SingularStepError(FloatingPointError):
-    """Raised when the result of a step is not finite. The layer is unchanged."""
+    """Raised if the weight after a step would not be finite. The weight stays as before the step."""
 
 
 @dataclass
 class Batch:
-    """The part of a backward pass that a step needs: m samples with K labels each, in double precision."""
+    """The results of a backward pass that a step needs: m samples with K labels each, in double precision."""
 
     H: Tensor  # [m, d] features
-    HQ: Tensor  # [m, d] H Q
-    s: Tensor  # [m]
-    labels: Tensor  # [m, K]
-    gs: Tensor  # [m]
-    gq: Tensor  # [m]
-    ga: Tensor  # [m, K]
-    dH: Tensor  # [m, d]  # noqa: N815  the README's symbol
+    HQ: Tensor  # [m, d] product H Q, where Q = W^T W
+    s: Tensor  # [m] sum of all scores of each sample
+    labels: Tensor  # [m, K] class indices
+    gs: Tensor  # [m] derivative of the loss with respect to s
+    gq: Tensor  # [m] derivative with respect to q, the sum of the squares of all scores
+    ga: Tensor  # [m, K] derivative with respect to the scores of the labels
+    dH: Tensor  # [m, d] gradient with respect to the features  # noqa: N815  the README's symbol
 
     def scaled(self, factor: Tensor | float) -> "Batch":
-        """Multiply the loss of the samples by ``factor``: one number, or one per sample [m]."""
+        """Return the batch for losses multiplied by ``factor``, which is one number, or one number per sample [m]."""
         column = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
         scaled = {name: getattr(self, name) * factor for name in ("gs", "gq")}
         scaled |= {name: getattr(self, name) * column for name in ("ga", "dH")}
@@ -41,7 +44,10 @@ class Batch:
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Concatenate batches. Labels are padded to the largest K with weight 0."""
+    """Concatenate the samples of several batches.
+
+    A batch with a smaller K than the largest K is padded with labels whose derivative ``ga`` is 0.
+    """
     K = max(batch.labels.shape[1] for batch in batches)
 
     def column(name: str) -> Tensor:
@@ -54,7 +60,10 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
-    """Return the samples of all ranks, with the loss divided by the number of ranks."""
+    """Return one batch with the samples of all ranks, for the loss divided by the number of ranks.
+
+    If no rank has a batch, return None. Without several ranks, return ``own`` unchanged.
+    """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return own
     d, device = factors.Q.shape[0], factors.V.device
@@ -75,7 +84,10 @@ def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
 
 
 class FactoredWeight(nn.Module):
-    """W [n, d] as V U + 1 omega^T, with Q = W^T W and w = W^T 1. All factors except V are in double precision."""
+    """The weight W [n, d], stored as the factors of W = V U + 1 omega^T, together with Q = W^T W and w = W^T 1.
+
+    V [n, d] has the dtype of the given weight. All other tensors are in double precision.
+    """
 
     V: nn.Parameter
     U: Tensor
@@ -89,7 +101,7 @@ class FactoredWeight(nn.Module):
         super().__init__()
         d = weight.shape[1]
         small = {"dtype": torch.float64, "device": weight.device}
-        # a parameter, so that it is counted and moved with the module; it has no gradient
+        # V is a parameter so that parameter counts include V. Autograd computes no gradient for V.
         self.V = nn.Parameter(weight, requires_grad=False)
         for name, value in (
             ("U", torch.eye(d, **small)),
@@ -103,7 +115,7 @@ class FactoredWeight(nn.Module):
         self.fold()
 
     def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
-        # half(), float() and to(dtype) apply to V only: the rest stays in double precision
+        # half(), float() and to(dtype) convert V only, and all buffers stay in double precision
         kept = {name: buffer.dtype for name, buffer in self._buffers.items() if buffer is not None}
         values = {name: buffer.clone() for name, buffer in self._buffers.items() if buffer is not None}
         super()._apply(fn, recurse)
@@ -118,11 +130,11 @@ class FactoredWeight(nn.Module):
         return self.V.shape[0]
 
     def rows(self, classes: Tensor) -> Tensor:
-        """Return rows of V [..., d] in double precision."""
+        """Return the rows of V for class indices [...] in double precision: [..., d]."""
         return self.V[classes].double()
 
     def sums(self, H: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return H Q [m, d], and s [m], q [m] and a [m, K] of formula (3)."""
+        """Return H Q [m, d], and the sums s [m] and q [m] and the label scores a [m, K] of formula (3)."""
         HQ = H @ self.Q
         s = H @ self.w
         a = (self.rows(labels) * (H @ self.U.T)[:, None]).sum(-1) + (H @ self.omega)[:, None]
@@ -131,12 +143,12 @@ class FactoredWeight(nn.Module):
         return HQ, s, q, a
 
     def feature_gradient(self, HQ: Tensor, labels: Tensor, gs: Tensor, gq: Tensor, ga: Tensor) -> Tensor:
-        """Return the gradient dH [m, d] of the features, by formulas (4) and (5)."""
+        """Return dH [m, d], the gradient with respect to the features, by formulas (4) and (5)."""
         Z = (ga[..., None] * self.rows(labels)).sum(1) @ self.U + ga.sum(1)[:, None] * self.omega + gs[:, None] * self.w
         return 2 * gq[:, None] * HQ + Z
 
     def gram(self, x: Batch) -> Tensor:
-        """Return M [m, m] of formula (10): inner products of the score gradients of the samples."""
+        """Return M = G G^T [m, m] of formula (10), where G [m, n] is the gradient with respect to the scores."""
         Z = x.dH - 2 * x.gq[:, None] * x.HQ
         total = x.ga.sum(1)
         X = 2 * x.gq[:, None] * (x.H @ Z.T) + torch.outer(x.gs, total)
@@ -146,12 +158,15 @@ class FactoredWeight(nn.Module):
         return squares + self.n * torch.outer(x.gs, x.gs) + sparse @ sparse.T + X + X.T
 
     def gradient_norm(self, x: Batch) -> Tensor:
-        """Return |dW|_F of the dense gradient."""
+        """Return the Frobenius norm of the gradient with respect to W."""
         return (self.gram(x) * (x.H @ x.H.T)).sum().clamp(min=0).sqrt()
 
     @torch.no_grad()
     def update(self, x: Batch, lr: float, weight_decay: float) -> None:
-        """Set W to (1 - lr weight_decay) W - lr dW by (6) to (12). If this is not finite, raise without a change."""
+        """Set W to (1 - lr weight_decay) W - lr dW by formulas (6) to (12), where dW is the gradient.
+
+        If the new weight would not be finite, raise SingularStepError and change nothing.
+        """
         rho = 1 - lr * weight_decay
         B = 2 * lr * x.gq
         BH = B[:, None] * x.H
@@ -167,7 +182,7 @@ class FactoredWeight(nn.Module):
             )
         inverse = self._inverse(x, U, BH, rho)
         self.U, self.omega, self.Q, self.w = U, omega, (Q + Q.T) / 2, w
-        if inverse is None:  # section 4 of the README
+        if inverse is None:  # the first case in section 4 of README.md
             self._fold_into_v()
             self._subtract(x, lr, x.H)
             self.U_inverse_t = torch.eye(len(U), dtype=U.dtype, device=U.device)
@@ -177,12 +192,12 @@ class FactoredWeight(nn.Module):
         self.steps += 1
 
     def condition(self) -> float:
-        """Return |U|_F |U^-1|_F / d. The result is 1 right after a fold."""
+        """Return |U|_F |U^-1|_F / d. If U is the identity, the result is 1."""
         return float(self.U.norm() * self.U_inverse_t.norm()) / len(self.U)
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Replace V with the dense weight and recompute Q and w."""
+        """Set V to W, U to the identity and omega to 0. Then compute Q and w from V."""
         self._fold_into_v()
         self.U_inverse_t = self.U.clone()
         self.Q, self.w = torch.zeros_like(self.Q), torch.zeros_like(self.w)
@@ -192,12 +207,12 @@ class FactoredWeight(nn.Module):
             self.w += rows.sum(0)
 
     def dense(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return rows of W [stop - start, d] in the dtype of V."""
+        """Return the rows of W from ``start`` to ``stop`` (None: all further rows), in the dtype of V."""
         rows = self.V[start:stop].double()
         return rows.mm(self.U).add_(self.omega).to(self.V.dtype)
 
     def _inverse(self, x: Batch, U: Tensor, BH: Tensor, rho: float) -> tuple[Tensor, Tensor] | None:
-        """Return U'^-T [d, d] and R^T [m, d] of formula (8), or None if these matrices would be too imprecise."""
+        """Return U'^-T [d, d] and R^T [m, d] of formula (8), or None if the matrices would be too imprecise."""
         m, d = x.H.shape
         before = x.H @ self.U_inverse_t.T
         if rho == 0:
@@ -209,7 +224,7 @@ class FactoredWeight(nn.Module):
             C = rho * torch.eye(m, dtype=U.dtype, device=U.device) - BH @ x.H.T
             R, info = torch.linalg.solve_ex(C.T, before)
             U_inverse_t = (self.U_inverse_t + R.T @ BH) / rho
-        # for rho far below 1, even a well-conditioned step scales R by 1 / rho
+        # multiply by |rho|, because R contains a factor 1 / rho, which does not show that R is imprecise
         if bool(info != 0) or not bool(R.norm() * abs(rho) <= SINGULAR * before.norm()):
             return None
         return (U_inverse_t, R) if bool(U_inverse_t.isfinite().all()) else None

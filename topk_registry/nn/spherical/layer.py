@@ -1,4 +1,4 @@
-"""A linear output layer and its spherical loss in one module. README.md in this folder explains the algorithm."""
+"""A linear output layer and its spherical loss in one module. README.md in this folder has the formulas."""
 
 import math
 import warnings
@@ -16,35 +16,39 @@ from topk_registry.ops.ksubset.linear import TopClasses
 from topk_registry.ops.values import choice, integer, number
 
 CHUNK = 1 << 20  # number of scores per chunk
-FOLD_EVERY = 10_000  # number of steps after which the small state is recomputed from the weight
-MAX_PENDING = 1000  # number of backward passes without a step that triggers a warning
+FOLD_EVERY = 10_000  # after this number of steps, the small matrices are recomputed from the weight
+MAX_PENDING = 1000  # after this number of backward passes without a step, the layer warns
 Target = Tensor | tuple[Tensor, Tensor]
 
 
 class SphericalLinear(nn.Module):
-    """A linear classifier trained by a spherical loss at a cost that does not depend on the number of classes.
+    """A linear classifier with a spherical loss. The time of a training step does not depend on the number of classes.
 
-    ``layer(features, target)`` returns the loss, and the backward pass computes the exact gradient of the features.
-    Then ``layer.step(lr)`` or :class:`SphericalSGD` applies the same update as SGD on the dense weight [n, d], in
-    O(d^2) per sample. Train the backbone with a separate optimizer. Any other optimizer skips this layer, because the
-    weight of the layer has no gradient. README.md lists the update rules that are exact.
+    A spherical loss depends only on the label's score, the sum of all scores, and the sum of the squares of all scores.
+    Therefore the layer need not compute the scores of the other classes, or the gradient of the whole weight [n, d].
 
-    The spherical losses rank well at any n, but their probabilities are limited. Let p_c be the largest probability of
-    class c over all feature vectors. Then the sum of p_c over classes is at most d + 1. With many more classes than
-    features, the likelihood remains poor.
+    ``layer(features, target)`` returns the loss. ``loss.backward()`` computes the exact gradient with respect to the
+    features. Then ``layer.step(lr)`` or :class:`SphericalSGD` changes the weight exactly as SGD would, in O(d^2) per
+    sample. Train the backbone with a separate optimizer. No other optimizer can train this layer, because the weight
+    has no ``grad``.
+
+    Spherical losses can rank any number of classes, but their probabilities are limited. Let p_c be the largest
+    probability that class c can get from any feature vector. Then the sum of p_c over all classes is at most d + 1. So
+    if n is much larger than d, most classes get a small probability from every feature vector.
 
     Args:
         in_features: length d of a feature vector.
-        num_classes: n.
-        bias: learn a bias, as a feature that is always 1.
-        loss: name of a registered spherical loss, an instance of one, or ``"mse"``: the squared error to the
-        weights of the target, summed over classes. If a target repeats a class, the weights of the class are added.
-        loss_options: options of the loss by name, such as ``{"epsilon": 0.1}``.
+        num_classes: number of classes n.
+        bias: whether the layer has a bias. The bias is the weight of an additional feature that is always 1.
+        loss: name of a registered spherical loss, or such a loss itself, or ``"mse"``. ``"mse"`` is the squared error,
+            summed over all n classes. The target vector [n] has the given weights at the labels, and 0 elsewhere. If a
+            class occurs twice among the labels of a row, both weights are added.
+        loss_options: options of the loss by name, such as ``{"epsilon": 0.1}``, if ``loss`` is a name.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        ignore_index: rows with this label have loss and gradient 0, and do not count in the mean.
-        dtype: dtype of the large factor V. The small state is in double precision.
+        ignore_index: a row with this label has loss 0 and gradient 0, and does not count in the mean.
+        dtype: dtype of the large matrix V: float32 or float64. The small matrices are in double precision.
 
-    Shape: features [B, d]; target class indices [B], or (indices [B, K], weights [B, K]).
+    Shape: features [B, d], target class indices [B] or a pair (class indices [B, K], weights [B, K]) -> loss [] or [B].
 
     Example:
         >>> layer = SphericalLinear(16, 1000, loss="mse")
@@ -96,7 +100,7 @@ class SphericalLinear(nn.Module):
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, **options: Any) -> "SphericalLinear":
-        """Return a layer with the weight and the bias of ``linear``."""
+        """Return a layer with the weight and bias of ``linear``. ``options`` are passed to the constructor."""
         weight = linear.weight.detach()
         if linear.bias is not None:
             weight = torch.cat((weight, linear.bias.detach()[:, None]), 1)
@@ -108,11 +112,11 @@ class SphericalLinear(nn.Module):
         return layer
 
     def forward(self, features: Tensor, target: Target) -> Tensor:
-        """Return the loss of features [B, d] for these targets, computed in double precision."""
+        """Return the loss, computed in double precision and converted to the dtype of the features."""
         rows, labels, weights, share = self._targets(features, target)
         kept = features if rows is None else features[rows]
         with torch.autocast(features.device.type, enabled=False):
-            # the weight needs a backward pass even if the features need no gradient
+            # this input requires a gradient, so a backward pass is possible even if the features require no gradient
             anchor = torch.zeros((), requires_grad=torch.is_grad_enabled())
             losses = _Losses.apply(kept, labels, weights, self, anchor)
         if self.reduction == "none":
@@ -121,7 +125,7 @@ class SphericalLinear(nn.Module):
         total = losses.sum()
         return (total if self.reduction == "sum" else total / share.sum()).to(features.dtype)
 
-    if TYPE_CHECKING:  # torch declares that a call gives anything
+    if TYPE_CHECKING:  # torch annotates the return type as Any
 
         def __call__(self, features: Tensor, target: Target) -> Tensor: ...
 
@@ -129,17 +133,17 @@ class SphericalLinear(nn.Module):
     def step(
         self, lr: float, *, weight_decay: float = 0.0, max_norm: float | None = None, grad_scale: float = 1.0
     ) -> None:
-        """Apply the update of ``torch.optim.SGD(lr=lr, weight_decay=weight_decay)`` on the dense weight.
+        """Change the weight as ``torch.optim.SGD(lr=lr, weight_decay=weight_decay)`` would change the dense weight.
 
         The gradient is the sum over all backward passes since the last step. If there was no backward pass, the method
-        warns and leaves the weight unchanged. In a process group, all ranks must call this method. The gradient is then
-        the mean over ranks, as with DDP.
+        warns and does not change the weight. In a process group, all ranks must call this method, and the gradient is
+        the mean over ranks, as with ``DistributedDataParallel``.
 
         Args:
             lr: learning rate.
-            weight_decay: L2 decay.
-            max_norm: clip the norm of the dense gradient to this value, as ``clip_grad_norm_`` does.
-            grad_scale: factor by which the loss was multiplied, such as the scale of a gradient scaler.
+            weight_decay: factor of the L2 decay.
+            max_norm: largest norm of the gradient [n, d]. A larger gradient is scaled down, as by ``clip_grad_norm_``.
+            grad_scale: factor by which the loss was multiplied before ``backward``, for example by a ``GradScaler``.
 
         Raises:
             SingularStepError: the new weight would not be finite. The weight is unchanged.
@@ -161,18 +165,18 @@ class SphericalLinear(nn.Module):
 
     @torch.no_grad()
     def gradient_norm(self) -> float:
-        """Return the norm of the gradient of the dense weight, summed over all backward passes since the last step."""
+        """Return the norm of the next step's gradient [n, d]. In a process group, all ranks must call this method."""
         batch = self._batch(1.0)
         return 0.0 if batch is None else float(self.factors.gradient_norm(batch))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of all backward passes since the last step."""
+        """Discard the gradients of all backward passes since the last step."""
         super().zero_grad(set_to_none)
         self._pending = []
 
     @torch.no_grad()
     def scores(self, features: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Return scores of features [B, d] for the given classes [B, K], or for all classes [B, n]."""
+        """Return the scores of features [B, d] for class indices [B, K]: [B, K]. Default: for all classes, [B, n]."""
         H = self._rows(features)
         if classes is None:
             blocks = [chunk for _, chunk in self._chunks(H, None)]
@@ -181,11 +185,17 @@ class SphericalLinear(nn.Module):
 
     @torch.no_grad()
     def topk(self, features: Tensor, k: int, *, chunk: int | None = None) -> TopClasses:
-        """Return the k most probable classes of features [B, d], best first. Scores are computed in chunks of classes.
+        """Return the k classes with the largest logits for features [B, d], in descending order.
+
+        Args:
+            features: [B, d].
+            k: number of classes, 1 <= k <= n - 1.
+            chunk: number of classes whose scores are computed at once. None: a number that limits memory.
 
         Returns:
-            ``indices``, ``logits`` and ``marginals``, each [B, k]. Logits are logarithms of unnormalized
-            probabilities. For ``"mse"``, logits are the scores. Marginals are exact top-k marginals of these logits.
+            ``indices``, ``logits`` and ``marginals``, each [B, k]. A logit is the logarithm of the unnormalized
+            probability that the loss gives to the class. For ``"mse"``, a logit is the score. A marginal is the
+            probability that a random set of k classes contains the class (see :class:`TopKHead`).
         """
         if not 1 <= k < self.num_classes:
             raise ValueError(f"k must be an integer from 1 to n - 1 = {self.num_classes - 1}, got {k!r}")
@@ -198,7 +208,7 @@ class SphericalLinear(nn.Module):
 
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:
-        """Return a dense layer with the same scores."""
+        """Return an ``nn.Linear`` that computes the same scores as this layer."""
         W = self.factors.dense()
         linear = nn.Linear(self.in_features, self.num_classes, self.bias, device=W.device, dtype=W.dtype)
         linear.weight.copy_(W[:, : self.in_features])
@@ -207,9 +217,9 @@ class SphericalLinear(nn.Module):
         return linear
 
     def to_classifier(self) -> nn.Module:
-        """Return a module whose softmax gives the probabilities of the loss: the dense layer followed by a link.
+        """Return a module for export that computes logits: their softmax gives the probabilities of the loss.
 
-        Use this module for export. The scores of the layer itself are logits of a softmax only for ``spherical_bound``.
+        The module is :meth:`to_linear`, followed by :class:`LogWeights` unless the loss is ``"mse"``.
         """
         linear = self.to_linear()
         return linear if self.loss is None else nn.Sequential(linear, LogWeights(self.loss))
@@ -222,7 +232,7 @@ class SphericalLinear(nn.Module):
         )
 
     def _rows(self, features: Tensor) -> Tensor:
-        """Return features [B, d] in double precision, with a column of ones for the bias."""
+        """Return features [B, d] in double precision. If the layer has a bias, append a column of ones."""
         if features.ndim != 2 or features.shape[1] != self.in_features or not features.is_floating_point():
             raise ValueError(
                 f"features must be floating point [B, {self.in_features}], got {features.dtype} {list(features.shape)}"
@@ -241,7 +251,10 @@ class SphericalLinear(nn.Module):
         return labels.long()
 
     def _targets(self, features: Tensor, target: Target) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-        """Return the m valid rows (None: all), their labels and weights [m, K], and their shares of the mean [m]."""
+        """Return the indices of the m rows that are not ignored, their labels [m, K], weights [m, K] and shares [m].
+
+        If no row is ignored, the indices are None. The sum of the shares is the divisor of the mean.
+        """
         B, like = len(features), {"dtype": torch.float64, "device": features.device}
         if isinstance(target, tuple):
             labels, given = target
@@ -271,7 +284,7 @@ class SphericalLinear(nn.Module):
         return labels, weights, weights.sum(1)
 
     def _batch(self, grad_scale: float) -> Batch | None:
-        """Return the pending gradients of all ranks. A rank without a backward pass contributes no samples."""
+        """Return the samples of all backward passes on all ranks since the last step, or None if there are none."""
         batch = over_ranks(joined(self._pending) if self._pending else None, self.factors)
         return batch if batch is None or grad_scale == 1.0 else batch.scaled(1 / grad_scale)
 
@@ -285,7 +298,7 @@ class SphericalLinear(nn.Module):
             )
 
     def _chunks(self, H: Tensor, chunk: int | None, least: int = 1) -> Iterator[tuple[int, Tensor]]:
-        """Yield, for each chunk of classes, its first class and the scores [B, chunk]."""
+        """Yield the index of the first class of each chunk, and the scores of the chunk [B, chunk]."""
         chunk = max(CHUNK // max(len(H), 1), 1024) if chunk is None else int(chunk)
         if chunk < 1:
             raise ValueError(f"chunk must be a number of classes of at least 1, got {chunk!r}")
@@ -295,7 +308,7 @@ class SphericalLinear(nn.Module):
 
 
 class _Losses(torch.autograd.Function):
-    """Losses [B] with the gradient of the features. The backward pass stores a :class:`Batch` in the layer."""
+    """The autograd function of the losses [B]. The backward pass also gives a Batch to the layer, for the next step."""
 
     @staticmethod
     def forward(
@@ -324,13 +337,13 @@ class _Losses(torch.autograd.Function):
 
 
 class SphericalSGD(torch.optim.Optimizer):
-    """Plain SGD on the dense weight of a :class:`SphericalLinear`, in O(d^2) per sample.
+    """An optimizer that trains one :class:`SphericalLinear` by SGD without momentum, through :meth:`step` of the layer.
 
     Args:
-        layer: the layer to train. Other parameters need a separate optimizer.
-        lr: learning rate. Schedulers of torch change the rate through ``param_groups``.
-        weight_decay: L2 decay, as in ``torch.optim.SGD``.
-        max_norm: clip the gradient of the dense weight to this norm.
+        layer: the layer to train. The rest of the model needs a separate optimizer.
+        lr: learning rate. The schedulers of ``torch.optim.lr_scheduler`` can change this rate.
+        weight_decay: factor of the L2 decay, as in ``torch.optim.SGD``.
+        max_norm: largest norm of the gradient [n, d]. A larger gradient is scaled down to this norm.
 
     Example:
         >>> layer = SphericalLinear(16, 1000)
@@ -348,14 +361,14 @@ class SphericalSGD(torch.optim.Optimizer):
         super().__init__([layer.factors.V], {"lr": lr, "weight_decay": weight_decay, "max_norm": max_norm})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise unless the group contains only the weight of the layer."""
+        """Add a group of parameters. Raise TypeError unless the group contains only the weight of the layer."""
         if param_group["params"] != [self._layer.factors.V]:
             raise TypeError("SphericalSGD trains the weight of one SphericalLinear: use another optimizer for the rest")
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        """Apply the gradient of all backward passes since the last step."""
+        """Call :meth:`SphericalLinear.step`. If a closure is given, call the closure first and return its result."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -365,7 +378,7 @@ class SphericalSGD(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop the gradients of all backward passes since the last step."""
+        """Discard the gradients of all backward passes since the last step."""
         self._layer.zero_grad(set_to_none)
 
 

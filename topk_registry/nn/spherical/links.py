@@ -1,4 +1,7 @@
-"""Spherical losses as functions of the sums (s, q) and the label's score, and how each loss ranks the classes."""
+"""The interface through which :class:`SphericalLinear` calls a spherical loss.
+
+A spherical loss depends only on the label's score, the sum s of all scores, and the sum q of the squares of all scores.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -11,19 +14,29 @@ SQUARED_ERROR = "mse"
 
 
 class SumsLoss(Protocol):
-    """Interface of a spherical loss for :class:`SphericalLinear`."""
+    """The methods that a loss must have for :class:`SphericalLinear`."""
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-        """Return the loss of each label [m, K] from its score [m, K] and the sums s and q over all n scores [m, 1]."""
+        """Return the loss for each of K labels of m rows: [m, K].
+
+        Args:
+            s: sum of all n scores of each row: [m, 1].
+            q: sum of the squares of all n scores of each row: [m, 1].
+            score: scores of the labels: [m, K].
+            n: number of classes.
+        """
         ...
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        """Return logarithms of unnormalized probabilities elementwise. Classes are ranked by these logarithms."""
+        """Convert each score into the logarithm of an unnormalized probability. The shape does not change."""
         ...
 
 
 class LogWeights(nn.Module):
-    """Convert scores of a spherical layer into logits whose softmax gives the probabilities of the loss."""
+    """A module that converts the scores of a spherical layer into logits.
+
+    The softmax of these logits gives the probabilities that the loss defines.
+    """
 
     def __init__(self, loss: SumsLoss) -> None:
         super().__init__()
@@ -34,14 +47,18 @@ class LogWeights(nn.Module):
 
 
 def resolve(loss: str | nn.Module, options: Mapping[str, Any]) -> SumsLoss | None:
-    """Return the loss: a registered loss by name, or the given loss. Return None for the squared error.
+    """Return the loss for :class:`SphericalLinear`. For the squared error (``"mse"``), return None.
+
+    Args:
+        loss: name of a registered spherical loss, or the loss itself, or ``"mse"``.
+        options: options for creating the loss, if ``loss`` is a name.
 
     Raises:
-        ValueError: the loss cannot be computed from the sums, or an option has no effect here.
+        ValueError: the loss is not spherical, or has an option that the layer would ignore.
     """
+    if options and (loss == SQUARED_ERROR or not isinstance(loss, str)):
+        raise ValueError(f"loss {loss!r} takes no options, got {', '.join(options)}")
     if loss == SQUARED_ERROR:
-        if options:
-            raise ValueError(f"loss {SQUARED_ERROR!r} takes no options, got {', '.join(options)}")
         return None
     criterion: Any = create_loss(loss, **options) if isinstance(loss, str) else loss
     if not (hasattr(criterion, "from_sums") and hasattr(criterion, "log_weights")):
@@ -61,10 +78,16 @@ def resolve(loss: str | nn.Module, options: Mapping[str, Any]) -> SumsLoss | Non
 def loss_per_sample(
     loss: SumsLoss | None, s: Tensor, q: Tensor, a: Tensor, labels: Tensor, weight: Tensor, n: int
 ) -> Tensor:
-    """Return the loss [m] of rows with K labels of the given weights [m, K].
+    """Return the loss of each row: [m].
 
-    The squared error is summed over classes. The target has these weights at the labels and 0 elsewhere. Any other loss
-    is the weighted sum of the losses of the labels.
+    For a spherical loss, the result is the sum over labels of weight * loss of the label. For the squared error, the
+    target vector has the weights at the labels and 0 elsewhere, and the result is the sum over all n classes.
+
+    Args:
+        loss: spherical loss. None: squared error.
+        s, q: sum of all scores, and sum of their squares: [m].
+        a, labels, weight: score, class index and weight of each label: [m, K].
+        n: number of classes.
     """
     if loss is None:
         squares = (weight[:, :, None] * weight[:, None]).masked_fill(~same_label(labels), 0).sum((1, 2))
@@ -73,5 +96,5 @@ def loss_per_sample(
 
 
 def same_label(labels: Tensor) -> Tensor:
-    """Return which pairs of labels in a row [m, K] are equal: booleans [m, K, K]."""
+    """Return, for each pair (i, j) of labels in a row, whether label i equals label j: [m, K] -> bool [m, K, K]."""
     return labels[:, :, None] == labels[:, None]

@@ -1,4 +1,4 @@
-"""Select the largest scores of a row."""
+"""Select the largest scores of a row of scores."""
 # pyright: reportCallIssue=false
 # numba's intrinsics are called without their first parameter
 
@@ -8,14 +8,14 @@ from topk_registry.ops.cpu.masks import places_above
 from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import NO_CLASS, ZERO, borrowing, compiled, copy, number_at, place_of, tiny
 
-HALVINGS = 20  # bisection steps; the remaining interval is about 1/500 of a number's size if scores span 2^31 numbers
+HALVINGS = 20  # bisection steps; in float32, the rest of the interval is below 1/2000 of the number
 RANKED = np.int64(256)  # up to this many candidates are ranked by counting
 LAST = np.iinfo(np.int64).max
 
 
 @borrowing
 def lines_of_search(n, T):
-    """Return the stride of the search for maxima in :func:`largest`, about sqrt(n T); 0 for short rows."""
+    """Return the number of maxima that :func:`largest` uses for T of n scores: about sqrt(n T), or 0 for small n."""
     lines = 32
     while lines < 2 * (T + 1) or (lines * lines < n * T and 4 * lines <= n):
         lines *= 2
@@ -24,13 +24,16 @@ def lines_of_search(n, T):
 
 @compiled
 def scratch(n, T, dtype):
-    """Return scratch memory for :func:`largest`, in which all classes may be candidates."""
+    """Return scratch memory for :func:`largest`: arrays for maxima, candidate classes and candidate scores."""
     return empty(lines_of_search(n, T), dtype), empty(n, np.int64), empty(n + 64, dtype)
 
 
 @borrowing
 def largest(row, skip, top, where, space):
-    """Write the T largest scores in descending order and their classes, without class ``skip``. False if too few."""
+    """Fill ``top`` with the largest scores of a row in descending order, and ``where`` with the classes of the scores.
+
+    The class ``skip`` is left out. Return False if the row has fewer than len(top) other scores that are not NaN.
+    """
     _, classes, scores = space
     candidates = _candidates(row, skip, len(top), RANKED, space)
     if candidates < len(top):
@@ -41,11 +44,11 @@ def largest(row, skip, top, where, space):
 
 @borrowing
 def _candidates(row, skip, T, short, space):
-    """Write the T largest scores, and possibly more, in class order, with their classes. Return how many are written.
+    """Write the T largest scores except class ``skip``, and possibly more, to ``space``. Return how many are written.
 
-    Vector instructions read most scores twice. The first pass takes the maximum of every len(maxima)-th score, and so
-    gets a bound that at least T scores reach. The second pass collects the scores that reach the bound. A row without
-    maxima gets a bound only if it has more than ``short`` scores.
+    The scores are written in class order, with their classes. A first pass over the row finds a bound that at least T
+    scores reach. A second pass collects all scores that reach the bound. If ``space`` has no memory for maxima and the
+    row has at most ``short`` scores, all scores are collected.
     """
     maxima, classes, scores = space
     n, candidates, least = len(row), ZERO, row.dtype.type(-np.inf)
@@ -59,7 +62,7 @@ def _candidates(row, skip, T, short, space):
         reached = n
         for i in range(n):
             classes[i] = i
-    for j in range(reached):  # without a branch, because branch prediction would fail
+    for j in range(reached):  # without a branch, because the branch would be hard to predict
         i = classes[j]
         classes[candidates], scores[candidates] = i, row[i]
         candidates += (row[i] >= least) & (i != skip)
@@ -68,7 +71,7 @@ def _candidates(row, skip, T, short, space):
 
 @borrowing
 def in_order(scores, classes, candidates, top, where):
-    """Write the largest of the first ``candidates`` scores in descending order, with classes. Ties keep their order."""
+    """Write the largest of the first ``candidates`` scores to ``top`` in descending order. Ties keep their order."""
     T = len(top)
     for j in range(candidates):
         v, place = scores[j], min(j, T)
@@ -84,10 +87,10 @@ def in_order(scores, classes, candidates, top, where):
 
 @borrowing
 def _lower_bound(row, maxima, folded, T):
-    """Return a number that at least T + 1 scores reach. So at least T scores reach it without the class to skip.
+    """Return a number that at least T + 1 scores reach, so that at least T scores remain if one class is left out.
 
-    The number comes from the maxima of lines. Lines are first merged to fewer than 4 (T + 1), which costs little
-    accuracy.
+    The row is divided into len(maxima) parts, and at least T + 1 of the maxima of parts reach this number. To save
+    time, parts are first merged until fewer than 4 (T + 1) parts remain.
     """
     maxima_of_lines(row, maxima)
     lines = few = len(maxima)
@@ -103,7 +106,7 @@ def _lower_bound(row, maxima, folded, T):
 
 @borrowing
 def maxima_of_lines(row, maxima):
-    """Write the maximum of every len(maxima)-th score per start. The row must be at least as long as ``maxima``."""
+    """Write to ``maxima[j]`` the maximum of ``row[j::len(maxima)]``, for a row at least as long as ``maxima``."""
     # "+ 0" changes only -0, and prevents masked stores of LLVM, which are slow on AMD processors
     n, lines, zero = len(row), len(maxima), row.dtype.type(0)
     copy(row, maxima)
@@ -118,11 +121,8 @@ def maxima_of_lines(row, maxima):
 
 @borrowing
 def reached_by(x, count):
-    """Return a number that at least ``count`` of the scores reach, and few more scores.
-
-    The search bisects the interval of floats in sorted order until few scores remain. The search begins above -inf,
-    because -inf is far from all other floats.
-    """
+    """Return a number that at least ``count`` scores reach, but few more; -inf if fewer scores exceed -inf."""
+    # bisect the floats between the smallest score above -inf and the largest score
     lowest = np.int64(place_of(x.dtype.type(-np.inf)))
     low, high, numbers = np.int64(LAST), lowest, 0
     for v in x:
@@ -143,7 +143,7 @@ def reached_by(x, count):
 
 @borrowing
 def _less_than(v, x):
-    """Return a number slightly below v, and below 0 if v is 0 or denormal."""
+    """Return the next number below v. If v is 0 or a denormal number, return the largest negative normal number."""
     least = tiny(x.dtype)
     return -least if abs(v) < least else _number_at(np.int64(place_of(v)) - 1, x)
 

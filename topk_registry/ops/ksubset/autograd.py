@@ -1,4 +1,4 @@
-"""Definition of the smooth top-k hinge in PyTorch operations, and its gradient in blocks of rows."""
+"""The smooth top-k loss in PyTorch operations, and its gradient, computed for blocks of rows."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -11,12 +11,16 @@ from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import graph
 from topk_registry.ops.tensors import Route, route
 
-LEAST_TEMPERATURE = 1e-300  # the reciprocal is finite in double precision, and margins already equal their limit at 0
+LEAST_TEMPERATURE = 1e-300  # has a finite reciprocal in double precision; margins already equal their limit at 0
 BLOCK = 1 << 24  # approximate number of values that a block of rows stores for its backward pass
 
 
 class Parts(NamedTuple):
-    """Tensors of the masses of a batch. Absent parts are None."""
+    """The masses of all classes of a batch: the weights with which the losses of the classes are added.
+
+    The mass of class c in row r is the sum of three numbers: the shares of all labels of row r that equal c, even[r],
+    and dense[r, c]. A tensor that is None counts as 0.
+    """
 
     labels: Tensor | None  # [B, m]
     shares: Tensor | None  # [B, m], the masses of the labels
@@ -28,14 +32,13 @@ class Parts(NamedTuple):
         return self.labels is not None and self.labels.shape[1] == 1 and self.even is None and self.dense is None
 
     def rows(self, rows: slice) -> "Parts":
-        """Return the masses of a slice of rows."""
         return Parts(*(None if part is None else part[rows] for part in self))
 
     def to(self, device: torch.device) -> "Parts":
         return Parts(*(None if part is None else part.to(device) for part in self))
 
     def table(self, like: Tensor) -> Tensor:
-        """Return the mass of each class in the dtype and shape of scores [B, n]."""
+        """Return the masses of all classes as one tensor with the shape [B, n] and the dtype of ``like``."""
         q = torch.zeros_like(like) if self.dense is None else self.dense.to(like.dtype)
         if self.even is not None:
             q = q + self.even.to(like.dtype)[:, None]
@@ -45,13 +48,23 @@ class Parts(NamedTuple):
 
 
 def working_dtype(s: Tensor, k: int, temperature: float) -> torch.dtype:
-    """Return the dtype for computations: single precision on GPUs for small k and usual temperatures, else double."""
+    """Return the dtype in which PyTorch operations compute the margins of the scores s [B, n].
+
+    The dtype is single precision if the scores are on a GPU and not in double precision, min(k, n - k) is at most 64,
+    and the temperature is between 1e-30 and 1e30. Otherwise, the dtype is double precision.
+    """
     small = min(k, s.shape[1] - k) <= graph.SMALL_K and 1e-30 < temperature < 1e30
     return torch.float32 if s.is_cuda and small and s.dtype != torch.float64 else torch.float64
 
 
 def losses_of(logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor) -> Tensor:
-    """Return sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) [B] from differentiable operations."""
+    """Return the smooth top-k loss of each row [B], computed by differentiable PyTorch operations.
+
+    The loss of a row is sum_c q_c tau softplus((alpha_c - m_c / k) / tau). Here q_c is the mass of class c, and m_c is
+    the margin of class c at temperature k tau. A row without mass has loss 0. The required margin ``alpha`` is one
+    number [] or one number per class [n]. The losses are in double precision for logits in double precision, else in
+    single precision.
+    """
     tau = max(tau, LEAST_TEMPERATURE)
     s = logits.to(working_dtype(logits, k, k * tau))
     alpha = alpha.to(s)
@@ -71,13 +84,16 @@ def losses_of(logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor) -
 def losses_and_gradient(
     logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor, needs_grad: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the losses [B] and their gradient [B, n], computed in blocks of rows."""
+    """Return the losses [B] of :func:`losses_of`, and their gradient with respect to the logits [B, n].
+
+    If ``needs_grad`` is False, the second result is None. The rows are processed in blocks to limit memory.
+    """
     losses, gradients = [], []
     for rows in _blocks(logits, k):
         with torch.set_grad_enabled(needs_grad):
             s = logits[rows].detach().requires_grad_(needs_grad)
             block = losses_of(s, parts.rows(rows), k, tau, alpha)
-            total = block.sum()  # a cotangent of the losses would make torch import sympy, for half a second
+            total = block.sum()  # with grad_outputs for the losses, torch would import sympy, which takes half a second
         losses.append(block.detach())
         if needs_grad:
             gradients.append(torch.autograd.grad(total, s)[0])
@@ -85,7 +101,11 @@ def losses_and_gradient(
 
 
 def in_blocks(function: Callable[..., Tensor], s: Tensor, k: int, temperature: float) -> Tensor:
-    """Return function(s, k, temperature) [B, n]. Large inputs are processed in blocks of rows to limit memory."""
+    """Return ``function(s, k, temperature)`` [B, n] for scores s [B, n]. The function must treat each row separately.
+
+    If the scores are large, the function is called for one block of rows at a time, and again in the backward pass.
+    This limits memory.
+    """
     if len(_blocks(s, k)) == 1 or route(s) is not Route.KERNELS:
         return function(s, k, temperature)
     return _InBlocks.apply(s, k, lambda rows: function(rows, k, temperature))  # pyright: ignore[reportReturnType]
@@ -98,7 +118,7 @@ def _blocks(s: Tensor, k: int) -> list[slice]:
 
 
 class _InBlocks(torch.autograd.Function):
-    """Apply a function to blocks of rows. Only the scores are saved for the backward pass."""
+    """Apply a function to blocks of rows. The backward pass calls the function again, so only the scores are saved."""
 
     @staticmethod
     def forward(ctx, s: Tensor, k: int, function: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,6 +1,7 @@
-"""The smooth top-k hinge on the CPU, compiled by numba: losses and gradient in single precision, k up to 64.
+"""Smooth top-k losses and their gradients on the CPU, in single precision and for k up to 64, compiled by numba.
 
-Threads share the rows. The result of a row depends neither on other rows nor on the thread.
+README.md in this folder defines the terms. Several threads share the rows of a batch. The result of a row depends
+neither on the other rows nor on the thread that computes the row.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 
@@ -21,29 +22,38 @@ from topk_registry.ops.ksubset.split import CERTAIN, INVALID, power_sums, scratc
 from topk_registry.ops.tensors import laid_out
 
 LARGEST_K = 64
-LIMIT = 1 / 2  # maximum odds in the tail
-LEAST_TAU = 4 * torch.finfo(torch.float32).tiny  # the reciprocal is finite, and hinges already equal their limit at 0
-LEAST_WORK = 1 << 14  # minimum number of steps per thread: about 20 microseconds of work
-ROWS_AT_ONCE = 16  # maximum number of rows that a thread takes at a time: their polynomials fill vectors
-SCORES_AT_ONCE = 1 << 16  # approximate number of scores that a thread takes at a time: they fit in its cache
+LIMIT = 1 / 2  # classes with larger odds belong to the top group
+LEAST_TAU = 4 * torch.finfo(torch.float32).tiny  # has a finite reciprocal; losses already equal their limit at tau = 0
+LEAST_WORK = 1 << 14  # a further thread is used only for at least this many steps, about 20 microseconds of work
+ROWS_AT_ONCE = 16  # maximum number of rows that a thread takes at a time; vector instructions compute them together
+SCORES_AT_ONCE = 1 << 16  # approximate number of scores that a thread takes at a time; its cache holds these scores
 
-# space: scratch of split; x: scores of a row; odds: odds of each row; scratch: one block; c: coefficients; size, u,
-# most, a: results of split; of_label: score of the label; where, members: top groups; powers: power sums of a row
+# Scratch memory of a thread. One row at a time uses space (for split), x (scores), scratch, c (coefficients) and powers
+# (power sums). These fields have an entry per row: odds; size, u, most and a (results of split); of_label (score of the
+# label); where and members (classes and odds of the top group).
 Memory = namedtuple("Memory", "space x odds scratch c size u most a of_label where members powers")
 
 
 def losses(
     s: Tensor, masses: tuple[Tensor | None, ...], k: int, tau: float, alpha: Tensor, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses [B] and their gradient [B, n].
+    """Compute the smooth top-k loss of each row, and the gradient of the losses with respect to the scores.
+
+    The loss of a row is sum_c q_c tau softplus((alpha_c - m_c / k) / tau). The margin m_c of class c is the result of
+    ``topk_margins(s, k, temperature=k * tau)``. The mass q_c is the weight of class c in the target of the row.
 
     Args:
-        s: scores [B, n] in single precision, 2k <= n, k <= LARGEST_K, plain memory on the CPU.
-        masses: labels [B, m], shares [B, m], even [B] and dense [B, n]. Absent parts are None.
-        k: size of the set.
-        tau: temperature of the hinge.
-        alpha: required margin [] or [n].
-        out: memory for the gradient, which may be the memory of s.
+        s: scores [B, n] in single precision on the CPU, with 2k <= n.
+        masses: the tuple (labels [B, m], shares [B, m], even [B], dense [B, n]). ``dense`` holds the masses of all
+            classes. If ``dense`` is None, ``shares`` holds the masses of the classes in ``labels``, and every class has
+            the additional mass ``even``. If ``even`` is None, this additional mass is 0.
+        k: number of classes in a set, at most LARGEST_K.
+        tau: smoothing temperature of the loss.
+        alpha: required margin, as one number [] or as one number per class [n].
+        out: memory [B, n] for the gradient. This may be the memory of ``s``. By default, new memory is allocated.
+
+    Returns:
+        The losses [B] and the gradient [B, n], both in single precision.
     """
     labels, shares, even, dense = masses
     B, n = s.shape
@@ -69,16 +79,16 @@ def losses(
 
 @lru_cache(maxsize=1024)
 def _threads_and_block(k: int, B: int, n: int, most: int) -> tuple[int, int]:
-    """Return the number of threads, at most ``most``, and the number of rows that a thread takes at a time."""
+    """Return the number of threads, which is at most ``most``, and the number of rows that a thread takes at a time."""
     polynomials = (2 * k + 3) ** 2
-    steps = B * (n + 500 + 2 * polynomials)  # measured work for the scores and per row
+    steps = B * (n + 500 + 2 * polynomials)  # fitted to measured times
     count = max(1, min(most, B, steps // LEAST_WORK))
     return count, max(1, min(ROWS_AT_ONCE, SCORES_AT_ONCE // n, SCORES_AT_ONCE // polynomials, -(-B // count)))
 
 
 @borrowing
 def _read(job):
-    """Return the values of a job: sizes, tau, and the tensors of :func:`losses`."""
+    # the values of a job are the arguments of run in :func:`losses`, after a counter of rows
     _, B, n, pitch, k, block, m, gaps = array(job, 8, np.int64)
     tau, field = array(job, 9, np.float64)[8], array(job, 17, np.int64)
     s, value = array(field[9], (B, pitch), np.float32), array(field[10], B, np.float32)
@@ -89,7 +99,7 @@ def _read(job):
 
 @kernel
 def label_body(job):
-    """Compute rows with one label each."""
+    """Compute the losses and gradients of the rows of a job. Each row has a mass for one label only."""
     B, n, k, block, tau, s, value, gradient, alpha, labels, shares = _read(job)
     memory = memory_for(block, n, k)
     for i, j in spans(job, block, B):
@@ -98,7 +108,7 @@ def label_body(job):
 
 @kernel
 def mass_body(job):
-    """Compute rows with masses on several classes."""
+    """Compute the losses and gradients of the rows of a job. A row may have masses for several classes."""
     B, n, k, block, tau, s, value, gradient, alpha, labels, shares = _read(job)
     field = array(job, 17, np.int64)
     even = array(field[15], B if field[15] != 0 else 0, np.float64)
@@ -113,7 +123,7 @@ def mass_body(job):
 
 @compiled
 def memory_for(width, n, k):
-    """Return memory for up to ``width`` rows."""
+    """Return the scratch memory that :func:`label_rows` needs for up to ``width`` rows of n scores."""
     m = blocks.padded(n)
     members = min(3 * k, m)
     return Memory(
@@ -125,17 +135,19 @@ def memory_for(width, n, k):
 
 @compiled
 def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
-    """Write the losses share tau softplus((alpha_y - m_y / k) / tau) of rows with one label y, and their gradient.
+    """Write the losses and the gradients of rows that have one label each.
 
-    The polynomial is computed without the factor of the label.
+    If a row has label y, and the label has mass q, the loss of the row is q tau softplus((alpha_y - m_y / k) / tau).
+    Here m_y is the margin of the label. Formula (10) of README.md gives the gradient.
 
     Args:
-        s: scores [B, n or more].
-        label, share: label of each row and its mass [B]. A row without mass is not read.
-        alpha: required margin of each class [n], or [1].
-        k, theta, tau: size of the set, temperature of the margins, and temperature of the hinge.
-        value, gradient: losses [B] and gradient [B, n], written.
-        memory: of :func:`memory_for`.
+        s: scores [B, n or more]. Columns after the first n are ignored.
+        label: label of each row [B]. If a label is not a class from 0 to n - 1, the loss and the gradient are NaN.
+        share: mass of each label [B]. If a mass is 0, the loss and the gradient are 0, and the scores are not read.
+        alpha: required margin of each class [n], or one number for all classes [1].
+        k, theta, tau: number of classes in a set, temperature of the margins k tau, and smoothing temperature.
+        value, gradient: output, losses [B] and their gradient with respect to the scores [B, n].
+        memory: result of :func:`memory_for`.
     """
     B, memory = len(value), borrowed(memory)
     P = zeros((k, B))
@@ -150,9 +162,8 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
 
 @borrowing
 def _split_rows(s, label, share, k, theta, n, memory, P):
-    """Split each row without its label. Write the power sums P [k, B] of the tails. Return how many are not 0."""
     space, x, odds, scratch, _, size, u, most, a, of_label, where, members, power = memory
-    powers = ZERO
+    powers = ZERO  # largest number of power sums of a row that are not 0
     for r in range(len(label)):
         y, size[r], u[r] = label[r], INVALID, 1.0
         if share[r] == 0:
@@ -176,7 +187,6 @@ def _split_rows(s, label, share, k, theta, n, memory, P):
 
 @borrowing
 def _write_rows(label, share, alpha, k, theta, tau, value, gradient, memory, before, in_top):
-    """Write the losses and gradients of rows from the polynomials of :func:`polynomial.top_group`."""
     _, _, odds, scratch, c, size, u, most, a, of_label, where, _, _ = memory
     for r in range(len(label)):
         w, y = odds[r], label[r]

@@ -1,4 +1,4 @@
-"""The smooth top-k hinges of a few rows with masses on several classes, and their gradient."""
+"""Smooth top-k losses and gradients on the CPU, for rows that have masses for several classes, compiled by numba."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import math
@@ -14,23 +14,25 @@ from topk_registry.ops.ksubset import passes, polynomial
 from topk_registry.ops.ksubset.split import CERTAIN, INVALID, balance, power_sums, scratch_space, split, to_odds
 
 ZERO_32 = np.float32(0)
-FEW_CLASSES = 8  # up to this many classes with mass are computed one by one
-LIMIT = 1 / 4  # maximum odds in the tail, whose cotangents pass through the polynomials
-NO_MASS = -3  # code for a row without mass, in place of the size of the top group
+FEW_CLASSES = 8  # if at most this many classes have mass, only the losses of these classes are computed
+LIMIT = 1 / 4  # classes with larger odds belong to the top group
+NO_MASS = -3  # stored in place of the size of the top group if a row has no mass
 
-# space: scratch of split; x, odds, direct: scores, odds and direct gradient of each row; mass: mass of each class of a
-# row; scratch: four blocks; c, g_c: coefficients and their cotangents; where, members: top groups; powers, slopes: of
-# one row; alphas, gains: alpha and exp(-alpha / tau) of each class, or CACHE_BLOCK equal numbers
+# Scratch memory of a thread. One row at a time uses space (for split), mass (of each class), scratch (four blocks), c
+# and g_c (coefficients and their gradient), powers and slopes. These fields have an entry per row: x (scores), odds,
+# direct (gradient at fixed coefficients), where and members (classes and odds of the top group). alphas and gains hold
+# alpha and exp(-alpha / tau) of each class. If alpha is one number, both have CACHE_BLOCK equal numbers.
 Memory = namedtuple("Memory", "space x odds direct mass scratch c g_c where members powers slopes alphas gains")
-# Lanes from B on have the second tilt, with an expected k + 1/2 classes, for the k largest classes. size [2 B]; kth, a
-# [B]: reference scores of odds; u [2 B]; to_next [B]: odds from kth to a; most [B]: largest tilted odds of the tail; P:
-# power sums; p, q, before, after: results of polynomial.top_group; T: largest size
+# Polynomials of B rows at two tilts. The tilt of lanes 0..B-1 selects about k - 1/2 classes. The tilt of lanes B..2B-1
+# selects about k + 1/2 classes, and is for the margins of the k largest classes. size and u [2 B] are results of split.
+# kth and a [B] are the k-th and the (k + 1)-th largest score. to_next [B] is exp((a - kth) / theta). most [B] is the
+# largest of the tail's odds times u. P, p, q, before and after are as in polynomial.top_group. T is the largest size.
 Tilts = namedtuple("Tilts", "size kth a u to_next most P p q before after T")
 
 
 @compiled
 def memory_for(width, n, k, alpha, tau):
-    """Return memory for up to ``width`` rows, with alphas and gains of the classes."""
+    """Return the scratch memory that :func:`mass_rows` needs for up to ``width`` rows of n scores."""
     m, members = blocks.padded(n), min(5 * k + 5, blocks.padded(n))
     length = m if len(alpha) > 1 else blocks.CACHE_BLOCK
     alphas, gains = zeros(length, np.float32), zeros(length, np.float32)
@@ -50,17 +52,21 @@ def memory_for(width, n, k, alpha, tau):
 
 @compiled
 def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradient, memory):
-    """Write the losses sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of rows, and their gradient.
+    """Write the losses sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of rows, and the gradients of the losses.
+
+    The mass q_c is the weight of class c in the target of a row, and m_c is the margin of class c at temperature
+    ``theta``. If ``dense`` has rows, ``dense`` gives all masses. Otherwise, q_c is the sum of ``even`` and the shares
+    of all labels c.
 
     Args:
-        s: scores [B, n or more].
-        labels, shares: labels and their masses [B, m].
-        even: mass of every class [B], or [0].
-        dense: mass of each class [B, n], or [0, n].
-        alpha: required margin of each class [n], or [1].
-        k, theta, tau: size of the set, temperature of the margins, and temperature of the hinge.
-        value, gradient: losses [B] and gradient [B, n], written.
-        memory: of :func:`memory_for`.
+        s: scores [B, n or more]. Columns after the first n are ignored.
+        labels, shares: classes and their masses, both [B, m].
+        even: mass that every class has in addition [B]. An array of length 0 stands for no additional mass.
+        dense: masses of all classes [B, n] or [0, n].
+        alpha: required margin of each class [n], or one number for all classes [1].
+        k, theta, tau: number of classes in a set, temperature of the margins k tau, and smoothing temperature.
+        value, gradient: output, losses [B] and their gradient with respect to the scores [B, n].
+        memory: result of :func:`memory_for`.
     """
     (B, n), memory, scale = gradient.shape, borrowed(memory), 1 / k
     few, few_mass = empty(FEW_CLASSES + 1, np.int64), empty(FEW_CLASSES)
@@ -72,7 +78,7 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
         x, g = memory.x[r], memory.direct[r]
         if size[r] < 0:
             value[r] = 0.0 if size[r] == NO_MASS else np.nan
-            if size[r] == CERTAIN:  # only one set is possible
+            if size[r] == CERTAIN:
                 count = _masses(r, labels, shares, even, dense, memory.mass[:n], few, few_mass)
                 value[r] = _loss_of_certain(x, count, memory.mass[:n], few, few_mass)
             continue
@@ -128,7 +134,6 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
 
 @compiled
 def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
-    """Split each row and compute the polynomials at both tilts. Odds of the tail are relative to score k + 1."""
     B = len(s)
     size, kth, a, most = empty(2 * B, np.int64), empty(B, np.float32), empty(B, np.float32), zeros(B)
     to_next, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
@@ -150,7 +155,7 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
         count = power_sums(memory.odds[r], most[r], memory.powers, memory.scratch)
         powers = max(powers, count)
         u[r] = u[B + r]
-        if size[r] > 0:  # if the top group is empty, one tilt is enough
+        if size[r] > 0:  # if the top group is empty, both tilts are equal
             kth[r] = memory.space[0][k - 1]
             to_next[r] = math.exp((np.float64(a[r]) - np.float64(kth[r])) / theta)
             for j in range(size[r]):
@@ -162,19 +167,15 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
             factor *= to_next[r]
             P[j, r], P[j, B + r] = memory.powers[j] * factor, memory.powers[j]
     T = largest_integer(size)
-    p, q, before, after = (
-        empty((T, 2 * B)),
-        empty((T, 2 * B)),
-        empty((T + 1, k + 1, 2 * B)),
-        empty((T + 1, k + 1, 2 * B)),
-    )
+    p, q = empty((T, 2 * B)), empty((T, 2 * B))
+    before, after = empty((T + 1, k + 1, 2 * B)), empty((T + 1, k + 1, 2 * B))
     polynomial.top_group(members, size, u, P, powers, p, q, before, after)
     return Tilts(size, kth, a, u, to_next, most, P, p, q, before, after, T)
 
 
 @compiled
 def _leave_one_out(before, after):
-    """Return coefficients k - 1 and k of the product without each factor, both [T, lanes]."""
+    """For each factor, return coefficients k - 1 and k of the product of all other factors: two arrays [T, lanes]."""
     T, k, lanes = len(before) - 1, before.shape[1] - 1, before.shape[2]
     below, last = empty((T, lanes)), empty((T, lanes))
     for j in range(T):
@@ -203,7 +204,11 @@ def _has_mass(r, shares, even, dense, few):
 
 @compiled
 def _masses(r, labels, shares, even, dense, mass, few, few_mass):
-    """Return the number of classes with mass, and write these classes to ``few``. Or return -1, and fill ``mass``."""
+    """Write the masses of row r to ``few`` and ``few_mass``, or to ``mass``.
+
+    If a list of at most FEW_CLASSES classes suffices, write the classes to ``few`` and their masses to ``few_mass``,
+    and return the length of the list. Otherwise, write the mass of every class to ``mass``, and return -1.
+    """
     m = labels.shape[1]
     if len(dense) > 0:
         count = places_unequal(dense[r], ZERO_32, few)
@@ -241,7 +246,7 @@ def _contains(classes, i):
 
 @compiled
 def _loss_of_certain(x, count, mass, few, few_mass):
-    """Return the loss of a row with one possible set. If a class outside of the set has mass, the loss is inf."""
+    """Return the loss of a row with at most k scores above -inf: inf if a class with score -inf has mass, else 0."""
     for f in range(count):
         if few_mass[f] != 0 and x[few[f]] == -np.inf:
             return np.inf
@@ -252,8 +257,7 @@ def _loss_of_certain(x, count, mass, few, few_mass):
 
 
 @compiled
-def _one_hinge(distance, alpha, mass, v, c, shift, theta, scale, tau, g_c):
-    """Return the hinge of one class of the tail and its direct gradient times ``mass``. See passes.tail_hinges."""
+def _one_hinge(distance, alpha, mass, v, c, shift, theta, scale, tau, g_c):  # as passes.tail_hinges, for one class
     k, d, e = len(c) - 1, 0.0, 0.0
     for j in range(k):
         e = d - v * e
@@ -270,8 +274,7 @@ def _one_hinge(distance, alpha, mass, v, c, shift, theta, scale, tau, g_c):
 
 
 @compiled
-def _product_cotangents(product, lane, rho, g_c, g_product):
-    """Convert cotangents of balanced coefficients into cotangents of the coefficients of the product."""
+def _product_cotangents(product, lane, rho, g_c, g_product):  # the gradient of polynomial.balanced
     scale, back = 1 / product[len(g_c) - 1, lane], 1 / rho
     for j in range(len(g_c) - 1, -1, -1):
         g_product[j, lane] = g_c[j] * scale
@@ -280,10 +283,11 @@ def _product_cotangents(product, lane, rho, g_c, g_product):
 
 @compiled
 def _top_cotangents(tilts, below, last, g_below, g_product):
-    """Propagate cotangents of the top group's log-odds and of the whole product through the polynomials.
+    """Propagate gradients of the losses backward to the scores of the top groups and to the power sums of the tails.
 
-    P becomes the cotangents of the power sums of the tail's odds, times their powers. g_below becomes the cotangents of
-    the scores of the top group.
+    ``g_below`` holds gradients with respect to the log-odds of the top group. These become gradients with respect to
+    the scores of the top group. tilts.P[j - 1] becomes j times the gradient with respect to the j-th power sum of the
+    tail's odds.
     """
     P, u, to_next, T = tilts.P, tilts.u, tilts.to_next, tilts.T
     k, lanes = P.shape
@@ -291,7 +295,7 @@ def _top_cotangents(tilts, below, last, g_below, g_product):
     g_x, g_last = zeros((T, lanes)), zeros((T, lanes))
     for j in range(T):
         for i in range(lanes):
-            if g_below[j, i] != 0:  # with the other tilt, the ratio may be 0 / 0
+            if g_below[j, i] != 0:  # in the lane of the other tilt, ``below`` and ``last`` may be 0
                 g_last[j, i] = -g_below[j, i] / last[j, i]
                 g_below[j, i] /= below[j, i]
     if T > 0:
@@ -304,19 +308,18 @@ def _top_cotangents(tilts, below, last, g_below, g_product):
         if tilts.size[r] < 0:
             continue
         first, second = to_next[r] * u[r], u[B + r]
-        for j in range(k):  # from cotangents of tilted power sums to cotangents of powers of odds
+        for j in range(k):  # the power sums were multiplied by powers of the tilts
             P[j, r] = (j + 1) * (P[j, r] * first + P[j, B + r] * second)
             first, second = first * to_next[r] * u[r], second * u[B + r]
 
 
 @compiled
 def _add_slopes(r, tilts, memory, g_top, out):
-    """Add the gradient through the polynomials to the direct gradient of a row."""
     P, most, largest = tilts.P, tilts.most[r], 0.0
     count = passes.reach(most / (1 - most), len(P))
     for j in range(len(P)):
         largest = max(largest, abs(P[j, r]))
-    for j in range(len(memory.slopes)):  # smaller slopes do not change results but could be denormal
+    for j in range(len(memory.slopes)):  # tiny slopes do not change results, but could give slow denormal numbers
         memory.slopes[j] = P[j, r] if j < count and abs(P[j, r]) > 1e-20 * largest else 0.0
     passes.add_slopes(memory.odds[r], memory.slopes, count, out, memory.scratch)
     for j in range(tilts.size[r]):

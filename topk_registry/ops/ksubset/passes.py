@@ -1,7 +1,7 @@
-"""Passes over the scores of one row, in single precision.
+"""Loops over the scores of one row on the CPU, in single precision, compiled by numba.
 
-Long passes work in blocks that fit in the first-level cache. They do several steps of a recurrence at once, because
-loads and stores take most of the time.
+Long loops process blocks of scores that fit in the first-level cache. Each loop does several steps of a recurrence at
+once, because loads and stores take most of the time.
 """
 
 import math
@@ -12,10 +12,11 @@ from topk_registry.ops.cpu.blocks import CACHE_BLOCK, largest_size, total
 from topk_registry.ops.cpu.memory import zeros
 from topk_registry.ops.cpu.numbers import LOG2E, borrowing, compiled, inlined, log32, power_of_2_32, summing
 
-FRONT = 4  # zeros in front of coefficients, see first_of_fours
-FLOOR = np.float32(-50.4)  # odds below 2^FLOOR are 0: products of them would be denormal numbers, which are slow
-# Parts of a block's scratch memory: v, d, e and x / d of :func:`tail_hinges`. They are parts of one array because the
-# compiler checks any two arrays that a loop reaches for overlap, and gives up beyond a number of pairs.
+FRONT = 4  # number of zeros in front of the coefficients, see first_of_fours
+FLOOR = np.float32(-50.4)  # odds below 2^FLOOR become 0, because products of them would be slow denormal numbers
+# The scratch memory of a block holds v, d, e and x / d of :func:`tail_hinges`, from the indices 0, D, E and COST on.
+# These share one array, because the compiler checks each pair of arrays in a loop for overlap. If a loop uses many
+# arrays, the compiler gives up and omits vector instructions.
 D, E, COST = CACHE_BLOCK, 2 * CACHE_BLOCK, 3 * CACHE_BLOCK
 
 
@@ -34,7 +35,10 @@ def _odds(row, a, inverse, w):
 
 @borrowing
 def odds(row, a, theta, w):
-    """Write w = exp(min((row - a) / theta, 0)), with tiny results set to 0, and return the sum. NaN stays NaN."""
+    """Write the odds w = exp(min((s - a) / theta, 0)) of the scores s in ``row``, and return the sum of the odds.
+
+    Odds below 2^FLOOR become 0. A score NaN gives the odds NaN.
+    """
     mass, inverse = 0.0, np.float32(LOG2E / theta)
     for start in range(0, len(row), CACHE_BLOCK):
         mass += np.float64(_odds(row[start : start + CACHE_BLOCK], a, inverse, w[start : start + CACHE_BLOCK]))
@@ -43,7 +47,10 @@ def odds(row, a, theta, w):
 
 @borrowing
 def reach(v, k):
-    """Return how many powers of odds up to v < 1 are needed. Higher powers are below rounding."""
+    """Return the smallest j with v^j <= 2^-34 / k, but at most k.
+
+    For odds up to v < 1, sums over the powers 1..j are sufficient, because higher powers are below the rounding error.
+    """
     if v >= 0.95:
         return k
     count, power, least = 1, v, 2.0**-34 / k
@@ -55,10 +62,10 @@ def reach(v, k):
 
 @borrowing
 def power_sums(w, P, scratch):
-    """Write P[j - 1] = sum_i w_i^j, j = 1..k, four powers at a time.
+    """Write the power sums P[j - 1] = sum_i w_i^j of the odds w, for j from 1 to len(P).
 
-    Odds whose last power of the four would be denormal are skipped. The squares of these odds are at most 2^-48 of the
-    largest square, and do not change the sum.
+    From j = 2 on, tiny odds are skipped, because their powers could be denormal numbers, which are slow. The powers of
+    these odds are too small to change a sum.
     """
     k = len(P)
     P[:] = 0
@@ -85,7 +92,6 @@ def _add_powers(P, j, sums):
 
 @summing
 def _up_to_fifth(base):
-    """Return the sums of w^2, w^3, w^4 and w^5, for odds w above 2^-24."""
     zero, least = np.float32(0), np.float32(2.0**-24)
     first = second = third = fourth = zero
     for i in range(len(base)):
@@ -100,7 +106,7 @@ def _up_to_fifth(base):
 
 @summing
 def _four_powers(base, v, least):
-    """Return the sums of v w, v w^2, v w^3 and v w^4, for odds w above ``least``. Overwrite v with v w^4."""
+    """Return the sums of v w, v w^2, v w^3 and v w^4 over all odds w above ``least``. Replace v by v w^4."""
     zero = np.float32(0)
     first = second = third = fourth = zero
     for i in range(len(base)):
@@ -118,24 +124,34 @@ def _four_powers(base, v, least):
 
 @compiled
 def coefficients(k):
-    """Return memory for c_0..c_k, with zeros in front for :func:`first_of_fours`."""
+    """Return memory for FRONT zeros, followed by the coefficients c_0..c_k."""
     return zeros(FRONT + k + 1, np.float32)
 
 
 @borrowing
 def first_of_fours(stop, count):
-    """Return where the last ``count`` of c_0..c_{stop-1} begin in c. Horner's rule takes a multiple of four.
+    """Return the index at which a loop over ``count`` coefficients must begin, to end with coefficient stop - 1.
 
-    The additional coefficients and leading zeros do not change the result.
+    Coefficient 0 has the index FRONT. The number of coefficients is rounded up to a multiple of four, because loops
+    process four coefficients at a time. The additional coefficients, or the zeros in front of coefficient 0, do not
+    change results.
     """
     return FRONT + stop - max(4, (count + 3) // 4 * 4)
 
 
 @borrowing
 def label_gradient(w, c, scale, slope, count, scratch):
-    """Replace odds w by slope v (d_{k-2} (1 + v) - 1), v = scale w, d = c / (1 + v X), c_{k-1} = c_k = 1.
+    """Replace the odds w of the tail's classes by the gradient of the loss with respect to their scores.
 
-    Only the last ``count`` of the other coefficients are used.
+    The gradient is slope v (d_{k-2} (1 + v) - 1) with v = scale w, where d_j is the coefficient j of c / (1 + v X).
+
+    Args:
+        w: odds of the classes, replaced by the gradient.
+        c: result of :func:`polynomial.balanced`, coefficients c_0..c_k with c_{k-1} = c_k = 1.
+        scale: number by which the odds are multiplied.
+        slope: derivative of the loss with respect to the label's margin.
+        count: number of coefficients before c_{k-1} that are used. All others are too small to change results.
+        scratch: memory for CACHE_BLOCK numbers.
     """
     k, one = len(c) - FRONT - 1, np.float32(1)
     c = c[first_of_fours(k - 1, min(count, k - 1)) : FRONT + k - 1]
@@ -161,7 +177,7 @@ def label_gradient(w, c, scale, slope, count, scratch):
 
 @borrowing
 def add_slopes(w, slopes, count, out, scratch):
-    """Add sum_j slopes[j - 1] w^j, j = 1..count, to out: the gradient through the power sums."""
+    """Add sum_{j=1..count} slopes[j - 1] w_i^j to out_i, the part of the gradient that comes from power sums of w."""
     for start in range(0, len(w), CACHE_BLOCK):
         v, result = w[start : start + CACHE_BLOCK], out[start : start + CACHE_BLOCK]
         if count <= 5:
@@ -172,7 +188,7 @@ def add_slopes(w, slopes, count, out, scratch):
         sums = scratch[: len(v)]
         for i in range(len(v)):
             sums[i] = 0
-        j = (count + 3) // 4 * 4 - 4  # slopes after the last are 0
+        j = (count + 3) // 4 * 4 - 4  # the slopes from ``count`` on are 0
         while j >= 0:
             first, second, third, fourth = slopes[j], slopes[j + 1], slopes[j + 2], slopes[j + 3]
             for i in range(len(v)):
@@ -184,27 +200,29 @@ def add_slopes(w, slopes, count, out, scratch):
 
 @borrowing
 def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scale, tau, g, dc, scratch):
-    """Return the sum of the tail's hinges, weighted by ``mass``, and write their direct gradient.
+    """Return the sum of the losses of all classes of the tail, and write the gradient of this sum.
 
-    With d = c / (1 + v X), v = odds_scale w, e = d / (1 + v X), x = d_k + gain v d_{k-1}, gain = exp(-alpha / tau), and
-    r = 1 / (x d_{k-1}), one division and one logarithm give
+    The loss of a class is L = mass tau softplus((alpha - scale m) / tau), where m is the margin of the class. The
+    computation is as follows, where d_j and e_j are the coefficients j of d and e:
 
-        L = alpha + scale (a - s) + tau (log(x / d_{k-1}) - shift),   chain = -mass scale r,
-        dL/ds = chain e_{k-1},   dL/dc_j = chain (-v)^(k-1-j),   dL/dc_k = -chain d_{k-1}.
+        v = odds_scale w,   d = c / (1 + v X),   e = d / (1 + v X),
+        x = d_k + gain v d_{k-1},   r = 1 / (x d_{k-1}),   chain = -mass scale r,
+        L = mass (alpha + scale (a - s) + tau (log(x / d_{k-1}) - shift)),
+        dL/ds = chain e_{k-1},   dL/dc_j = chain (-v)^(k-1-j) for j < k,   dL/dc_k = -chain d_{k-1}.
 
     Args:
-        row: scores. Padding is -inf and has no mass.
-        w: odds of the tail, 0 elsewhere.
-        mass: mass of each class.
-        alpha, gain: one number per class, or CACHE_BLOCK equal numbers.
-        c: coefficients with c_{k-1} = c_k = 1.
+        row: scores s. The padding is -inf.
+        w: odds of the classes of the tail, and 0 for all other classes.
+        mass: mass of each class, and 0 for the top group and for the padding.
+        alpha, gain: required margin and exp(-alpha / tau), for each class or as CACHE_BLOCK equal numbers.
+        c: coefficients c_0..c_k with c_{k-1} = c_k = 1.
         a: reference score of the odds.
-        powers: number of coefficients before c_k that are used.
-        odds_scale, shift: tilt of the odds and its logarithm.
-        scale, tau: scale and temperature of the hinge.
-        g: output, the direct gradient.
-        dc: output, the cotangents of c.
-        scratch: 4 CACHE_BLOCK numbers.
+        powers: number of coefficients before c_k that are used. All others are too small to change results.
+        odds_scale, shift: number by which the odds are multiplied, and the logarithm of this number.
+        scale, tau: 1 / k, and smoothing temperature of the loss.
+        g: output, the gradient with respect to the scores at fixed c.
+        dc: output, the gradient with respect to c, summed over the classes.
+        scratch: memory for 4 CACHE_BLOCK numbers.
     """
     n, k, value = len(w), len(dc) - 1, 0.0
     powers = min(powers, k)
@@ -235,8 +253,7 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
 
 
 @borrowing
-def _chains_of_five(w, c, odds_scale, mass, gain, scale, scratch, out):
-    """Compute :func:`_horner_twice` and :func:`_chains` for five coefficients at once."""
+def _chains_of_five(w, c, odds_scale, mass, gain, scale, scratch, out):  # _horner_twice, then _chains
     first, second, third, fourth, fifth = c[0], c[1], c[2], c[3], c[4]
     one = np.float32(1)
     for i in range(len(w)):
@@ -254,7 +271,7 @@ def _chains_of_five(w, c, odds_scale, mass, gain, scale, scratch, out):
 
 @borrowing
 def _horner_twice(w, c, scale, scratch):
-    """Write v = scale w, and d_{k-1} and e_{k-2}, the last coefficients of c / (1 + v X) and c / (1 + v X)^2."""
+    """Write v = scale w, and the last coefficients of the power series c / (1 + v X) and c / (1 + v X)^2."""
     for i in range(len(w)):
         scratch[i], scratch[D + i], scratch[E + i] = scale * w[i], 0, 0
     for j in range(0, len(c), 4):
@@ -269,8 +286,7 @@ def _horner_twice(w, c, scale, scratch):
 
 
 @borrowing
-def _chains(mass, gain, scale, scratch, out):
-    """Write e = chain, out = dL/ds, and x / d."""
+def _chains(mass, gain, scale, scratch, out):  # see tail_hinges: scratch gets chain and x / d, out gets dL/ds
     one = np.float32(1)
     for i in range(len(mass)):
         v, y = scratch[i], scratch[D + i]
@@ -283,14 +299,13 @@ def _chains(mass, gain, scale, scratch, out):
 
 @inlined
 def _distance(a, score):
-    return a - score  # exact, so it must not be reordered with other sums
+    return a - score  # this difference is exact, so other sums must not be merged with it
 
 
 @summing
 def _sum_of_hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
-    """Return the sums of mass times L and of chain times d."""
     zero = np.float32(0)
-    value = of_last = zero
+    value = of_last = zero  # sums of L and of chain d_{k-1}
     for i in range(len(mass)):
         cost = alpha[i] + scale * _distance(a, scores[i]) + tau * (log32(scratch[COST + i]) - shift)
         value += cost * mass[i] if mass[i] != zero else zero
@@ -300,11 +315,7 @@ def _sum_of_hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
 
 @summing
 def _five_moments(e, v):
-    """Return the sums of e, -v e, v^2 e, -v^3 e and v^4 e.
-
-    Odds below 2^-20 are skipped in the last three sums, because their powers do not change the sums but could be
-    denormal.
-    """
+    """Return the sums of e, -v e, v^2 e, -v^3 e and v^4 e. The last three sums skip odds v up to 2^-20."""
     zero, least = np.float32(0), np.float32(2.0**-20)
     first = second = third = fourth = fifth = zero
     for i in range(len(v)):
@@ -321,7 +332,7 @@ def _five_moments(e, v):
 
 @borrowing
 def _add_moments(e, v, count, dc):
-    """Add the sum of e (-v)^j to dc_{k-1-j}, j < count. Overwrite e. Terms that would be denormal are 0."""
+    """Add the sum of e (-v)^j to dc_{k-1-j}, for j < count. Overwrite e."""
     k, least = len(dc) - 1, np.float32(1e-20) * largest_size(e)
     for j in range(0, count, 3):
         sums = _three_moments(e, v, least)
@@ -331,7 +342,7 @@ def _add_moments(e, v, count, dc):
 
 @summing
 def _three_moments(e, v, least):
-    """Return the sums of e, -v e and v^2 e. Overwrite e with -v^3 e."""
+    """Return the sums of e, -v e and v^2 e. Replace e by -v^3 e. Small terms, up to ``least``, become 0."""
     zero = np.float32(0)
     first = second = third = zero
     for i in range(len(v)):
@@ -349,7 +360,7 @@ def _three_moments(e, v, least):
 
 @borrowing
 def hinge(margin, alpha, scale, tau):
-    """Return tau softplus((alpha - scale margin) / tau) and its derivative with respect to the margin."""
+    """Return the loss tau softplus((alpha - scale margin) / tau), and its derivative with respect to the margin."""
     violation = alpha - scale * margin
     z = violation / tau
     if z < -700.0:

@@ -1,6 +1,7 @@
-"""Polynomials of several rows at once, in double precision.
+"""Polynomials prod_i (q_i + p_i X) of several rows at once, in double precision, compiled by numba.
 
-The last axis of every array has one lane per row, for vector instructions. The tilt t is stored as u = exp(-t).
+The last axis of every array has one entry per row. This entry is a *lane*. Vector instructions compute several lanes at
+once. README.md in this folder defines top group, tail, odds and tilt.
 """
 
 from topk_registry.ops.cpu.memory import zeros
@@ -10,16 +11,21 @@ from topk_registry.ops.ksubset.passes import FRONT
 
 @borrowing
 def top_group(members, size, u, P, powers, p, q, before, after):
-    """Multiply the polynomial of the tail by the factors q + p X of the top group, per lane.
+    """Compute, for each lane, the product of the factors q + p X of a top group and the polynomial of a tail.
+
+    The top group contains the classes of a row with the largest odds. All other classes are the tail. A class with odds
+    w has q = 1 / (1 + u w) and p = u w / (1 + u w). The tail is given by the power sums P_j = sum_i w_i^j of its odds.
 
     Args:
-        members: odds of the top groups [lanes, .].
-        size: number of odds per lane, at most T = len(p).
-        u: factor of the tilt per lane.
-        P: power sums of the tails [k, lanes], overwritten with the power sums of the tilted odds.
-        powers: number of power sums that are not 0.
-        p, q: the factors [T, lanes], written. Lanes with fewer factors have additional factors of 1.
-        before, after: see :func:`products` [T + 1, k + 1, lanes], written.
+        members: odds of the classes in the top groups [lanes, at least T].
+        size: number of classes in the top group of each lane [lanes], at most T.
+        u: number by which all odds of a lane are multiplied [lanes].
+        P: power sums of the tails [k, lanes]. The function replaces P_j by u^j P_j.
+        powers: the power sums P_j with j > ``powers`` are 0.
+        p, q: output, coefficients of the factors [T, lanes]. A lane with fewer than T classes gets additional factors
+            of 1.
+        before, after: output, products [T + 1, k + 1, lanes] as in :func:`products`. before[0] is the tail's
+            polynomial.
     """
     T, width = p.shape
     for i in range(width):
@@ -38,9 +44,15 @@ def top_group(members, size, u, P, powers, p, q, before, after):
 
 @borrowing
 def tail_polynomial(P, powers, b):
-    """Write b_0..b_k of prod (1 + w_i X) from power sums P[j - 1] = sum w_i^j, by Newton's identities.
+    """Write the coefficients b_0..b_k of prod_i (1 + w_i X), times one common factor.
 
-    The coefficients are scaled by exp(-P_1 / 2). This factor is between the first and the largest coefficient.
+    Newton's identities j b_j = sum_{i=1..j} (-1)^(i-1) b_{j-i} P_i give the coefficients from the power sums P_j =
+    sum_i w_i^j. The common factor exp(-P_1 / 2) prevents overflow.
+
+    Args:
+        P: power sums [k, lanes], where P[j - 1] holds P_j.
+        powers: the power sums P_j with j > ``powers`` are 0.
+        b: output, coefficients [k + 1, lanes].
     """
     for i in range(b.shape[1]):
         b[0, i] = exp64(-0.5 * min(P[0, i], 1200.0))
@@ -55,7 +67,14 @@ def tail_polynomial(P, powers, b):
 
 @borrowing
 def products(q, p, before, after):
-    """Write before[i], which is before[0] times the first i factors, and after[i], the product of factors from i on."""
+    """For every i, write the product of the factors before i and the product of the factors from i on, up to degree k.
+
+    Args:
+        q, p: coefficients of the T factors q_i + p_i X [T, lanes].
+        before: products [T + 1, k + 1, lanes]. The caller sets before[0]. The function sets before[i] to before[0]
+            times the factors 0..i-1.
+        after: output, products [T + 1, k + 1, lanes]. after[i] is the product of the factors i..T-1, and after[T] is 1.
+    """
     T = len(p)
     after[T] = 0
     after[T, 0] = 1
@@ -76,7 +95,10 @@ def _times(c, q, p, out):
 
 @borrowing
 def without(before, after, left_out, degree, e):
-    """Write the coefficient of this degree of the product without one factor."""
+    """Write to e [lanes] the coefficient ``degree`` of before[0] times all factors except the factor ``left_out``.
+
+    This product is before[left_out] times after[left_out + 1], where :func:`products` wrote ``before`` and ``after``.
+    """
     e[:] = 0
     for j in range(degree + 1):
         for i in range(len(e)):
@@ -85,7 +107,16 @@ def without(before, after, left_out, degree, e):
 
 @borrowing
 def label_gradient(p, q, before, after, g):
-    """Write g[i] = p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), with e the product without factor i. Overwrite q."""
+    """Write the gradient of the label's margin with respect to the scores of the top group.
+
+    The gradient for class i is p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k). Here c_j are the coefficients of the product
+    over all classes except the label, and e_j are the coefficients of the same product without the factor of class i.
+
+    Args:
+        p, q: coefficients of the factors q_i + p_i X [T, lanes]. The function overwrites q.
+        before, after: products [T + 1, k + 1, lanes] that :func:`products` wrote. before[T] holds c.
+        g: output, gradient [T, lanes].
+    """
     (T, width), k = p.shape, before.shape[1] - 1
     for j in range(T):
         below, two_below = g[j], q[j]
@@ -99,10 +130,13 @@ def label_gradient(p, q, before, after, g):
 
 @borrowing
 def balanced(products, T, lane, out):
-    """Return rho = c_{k-1} / c_k of one lane of products[T], and write its coefficients tilted by log rho and scaled.
+    """Write the balanced coefficients c_j / (c_k rho^(k-j)) of one lane, with rho = c_{k-1} / c_k, and return rho.
 
-    The last two coefficients are then 1. Tiny coefficients become 0, because Horner's rule would give denormal numbers.
-    ``out`` is memory from :func:`passes.coefficients`.
+    The balanced coefficients k - 1 and k are 1. Balanced coefficients up to 2^-70 are replaced by 0, because sums with
+    them would give denormal numbers, which are slow.
+
+    The coefficient c_j is products[T, j, lane]. The function writes the balanced coefficient j to out[FRONT + j], where
+    ``out`` is the result of :func:`passes.coefficients`.
     """
     k = products.shape[1] - 1
     rho = products[T, k - 1, lane] / products[T, k, lane]
@@ -116,13 +150,16 @@ def balanced(products, T, lane, out):
 
 @compiled
 def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
-    """Compute the backward pass of :func:`products` and :func:`without`.
+    """Propagate the gradient of a loss backward through :func:`products` and :func:`without`.
 
     Args:
-        q, p, before, after: factors and results of ``products``.
-        g_below, g_last: cotangents of coefficients k - 1 and k of the product without each factor.
-        g_product: cotangents of the whole product, overwritten with the cotangents of before[0].
-        g_x: output, cotangents of x, where p = sigmoid(x).
+        q, p: coefficients of the factors q_i + p_i X [T, lanes].
+        before, after: products [T + 1, k + 1, lanes] that :func:`products` wrote.
+        g_below: gradient [T, lanes]. Row i is for coefficient k - 1 of the product of all factors except factor i.
+        g_last: the same as ``g_below`` for coefficient k.
+        g_product: gradient [k + 1, lanes] with respect to the product of all factors. The function replaces this
+            gradient by the gradient with respect to before[0].
+        g_x: output, gradient [T, lanes] with respect to x_i, where p_i = sigmoid(x_i) and q_i = 1 - p_i.
     """
     T, k, lanes = len(p), before.shape[1] - 1, p.shape[1]
     g_q, g_p = zeros((T, lanes)), zeros((T, lanes))
@@ -146,8 +183,7 @@ def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
 
 
 @borrowing
-def _through_factor(c, g, q, p, g_q, g_p, passed):
-    """Compute the backward pass of :func:`_times`. Overwrite ``passed`` with the cotangents of c."""
+def _through_factor(c, g, q, p, g_q, g_p, passed):  # the gradient of _times
     for j in range(len(c)):
         for i in range(len(q)):
             g_q[i] += g[j, i] * c[j, i]
@@ -156,8 +192,7 @@ def _through_factor(c, g, q, p, g_q, g_p, passed):
 
 
 @borrowing
-def _add_correlation(c, g_below, g_last, g):
-    """Compute the backward pass of :func:`without` for one of the two products. The other product is c."""
+def _add_correlation(c, g_below, g_last, g):  # the gradient of a product with c, for coefficients k - 1 and k
     k = len(c) - 1
     for j in range(k + 1):
         for i in range(len(g_last)):
@@ -169,9 +204,12 @@ def _add_correlation(c, g_below, g_last, g):
 
 @borrowing
 def power_sum_cotangents(P, b, g):
-    """Compute the backward pass of :func:`tail_polynomial` with constant b_0. P gets the power sums' cotangents.
+    """Propagate the gradient of a loss backward through :func:`tail_polynomial`.
 
-    From b = exp(sum_i (-1)^(i-1) P_i X^i / i) follows db_j / dP_i = (-1)^(i-1) b_{j-i} / i.
+    The polynomial b is b_0 exp(sum_i (-1)^(i-1) P_i X^i / i), so db_j / dP_i = (-1)^(i-1) b_{j-i} / i. The function
+    treats b_0 as a constant, because b_0 cancels in the loss. P [k, lanes] is overwritten with the gradient with
+    respect to the power sums. b [k + 1, lanes] are the coefficients, and g [k + 1, lanes] is the gradient with respect
+    to b.
     """
     k, lanes = len(P), P.shape[1]
     for power in range(1, k + 1):

@@ -1,7 +1,7 @@
-"""Split a row into its top group and its tail. See README.md.
+"""Split the classes of a row of scores into a top group and a tail, in kernels that are compiled by numba.
 
-The top group consists of the classes whose odds exceed a limit, at the tilt with an expected number of k - 1/2 classes.
-If no softmax probability of a row exceeds limit / k, the row is flat: the top group is empty, and no search is needed.
+If no softmax probability of a row exceeds limit / k, the top group is empty, and the row is called flat. A flat row
+needs no search for the largest scores. README.md in this folder defines the terms.
 """
 
 import numpy as np
@@ -12,26 +12,33 @@ from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import NO_CLASS, borrowing, compiled, exp64, summing
 from topk_registry.ops.ksubset import passes
 
-MAX_GAP = 600.0  # maximum of (s - a) / theta: odds and sums stay finite, and larger gaps do not change results
-MANY, AT_ONCE = 8, 0.6  # if the first round finds more than MANY classes, the limit is multiplied by AT_ONCE
-INVALID, CERTAIN = -1, -2  # codes in place of a size: a score is NaN; only one set is possible
+MAX_GAP = 600.0  # maximum of (s - a) / theta: odds and their sums are finite, and larger values give the same results
+MANY, AT_ONCE = 8, 0.6  # if the first round of split finds more than MANY classes, it multiplies the limit by AT_ONCE
+INVALID, CERTAIN = -1, -2  # returned in place of a size if a score is NaN, or if only one set of classes is possible
 
 
 @borrowing
 def split(row, k, depth, limit, theta, space, w, members, where):
-    """Split a row for sets of k classes at the tilt with an expected depth - 1/2 classes; depth is k or k + 1.
+    """Split the classes of a row of scores into a top group and a tail.
+
+    Class i with score s_i has the odds w_i = exp((s_i - a) / theta), where a is a reference score. The function finds a
+    number u such that sum_i u w_i / (1 + u w_i) is about depth - 1/2. The top group contains the classes with u w_i >
+    limit. All other classes are the tail.
 
     Args:
-        row: scores, padded with -inf, which excludes a class.
-        k, depth, theta: as above.
-        limit: maximum odds in the tail.
-        space: memory from :func:`scratch_space`.
-        w: output, odds of the tail relative to a, and 0 elsewhere.
-        members, where: output, odds relative to a and classes of the top group, with the k largest first.
+        row: scores, padded with -inf. Classes with the score -inf are excluded.
+        k: number of classes in a set.
+        depth: k or k + 1.
+        limit: maximum of u w_i in the tail.
+        theta: temperature.
+        space: result of :func:`scratch_space`.
+        w: output, odds of all classes of the tail. The odds of all other classes are set to 0.
+        members, where: output, odds and class indices of the top group. The k largest classes come first.
 
     Returns:
-        (size, a, u, most): the size of the top group, or INVALID or CERTAIN; the reference score a of odds; the tilt u
-        = exp(-t); and the largest tilted odds in the tail.
+        (size, a, u, most). ``size`` is the number of classes in the top group, and ``most`` is the largest u w_i in the
+        tail. If fewer than ``depth`` scores are above -inf, ``size`` is CERTAIN. If a score is NaN, or ``depth`` scores
+        are inf, ``size`` is INVALID.
     """
     top, places, scratch = space
     a = blocks.largest_of(row)
@@ -55,11 +62,11 @@ def split(row, k, depth, limit, theta, space, w, members, where):
     to_odds(members[:depth], a, theta)
     mass, size = blocks.total_of(w), depth
     u = balance(members[:size], mass, depth, 0.0)
-    while size <= len(members):  # u grows when classes join, because the tail overestimated their odds
+    while size <= len(members):  # u grows when a class joins, because the tail counts u w in place of u w / (1 + u w)
         joined = places_above(w, w.dtype.type(limit / u), where[size:])
         if joined == 0:
             break
-        if size == depth and joined > MANY:  # u will grow by much, so more classes join at once, which saves a round
+        if size == depth and joined > MANY:  # u will grow by much, so a lower limit saves a round
             joined = places_above(w, w.dtype.type(AT_ONCE * limit / u), where[size:])
         for j in range(size, size + joined):
             members[j] = row[where[j]]
@@ -70,7 +77,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
         u = balance(members[:size], mass, depth, u)
     if size == depth:
         for j in range(depth - 1, -1, -1):
-            if members[j] * u <= limit:  # belongs to the tail as well, but a class after the k largest is moved first
+            if members[j] * u <= limit:  # this class belongs to the tail
                 size -= 1
                 w[where[j]] = members[j]
                 members[j], where[j] = members[size], where[size]
@@ -79,15 +86,16 @@ def split(row, k, depth, limit, theta, space, w, members, where):
 
 @compiled
 def scratch_space(n, depth):
-    """Return scratch memory for :func:`split`."""
+    """Return the scratch memory that :func:`split` needs for rows of n scores."""
     return empty(depth, np.float32), empty(depth, np.int64), select.scratch(n, depth, np.float32)
 
 
 @borrowing
 def power_sums(w, most, P, scratch):
-    """Write the power sums of a tail and return how many are needed. All other power sums are 0.
+    """Write the power sums P[j - 1] = sum_i w_i^j of the odds w of a tail, and return how many power sums are needed.
 
-    ``most`` is the largest of the tilted odds.
+    The other power sums are set to 0, because these power sums do not affect results. ``most`` is the largest of the
+    odds after they are multiplied by the tilt.
     """
     count = passes.reach(most / (1 - most), len(P))
     passes.power_sums(w, P[:count], scratch)
@@ -98,7 +106,7 @@ def power_sums(w, most, P, scratch):
 
 @borrowing
 def to_odds(scores, a, theta):
-    """Replace scores by odds relative to a."""
+    """Replace each score s by the odds exp((s - a) / theta). The exponent is limited to MAX_GAP in absolute value."""
     reference = np.float64(a)
     for j in range(len(scores)):
         scores[j] = exp64(min(max((scores[j] - reference) / theta, -MAX_GAP), MAX_GAP))
@@ -106,12 +114,15 @@ def to_odds(scores, a, theta):
 
 @borrowing
 def balance(members, mass, k, u):
-    """Return u with sum_i E_i u / (1 + E_i u) + mass u = k - 1/2 approximately, for odds E of a top group.
+    """Return the tilt u for which sum_i u E_i / (1 + u E_i) + u mass is about k - 1/2.
 
-    ``mass`` is the sum of the odds of the tail. The k-th largest class has odds of 1. ``u`` is a lower bound or 0,
-    because Newton's method converges from below.
+    Args:
+        members: odds E of the top group, where the k-th largest is 1.
+        mass: sum of the odds of the tail.
+        k: number of classes in a set.
+        u: lower bound of the result, or 0 if no bound is known. From a lower bound, Newton's method converges.
     """
-    if u == 0:  # where sum_i min(E_i u, 1) + mass u = k, k/2 to k classes are drawn: a few Newton steps suffice
+    if u == 0:  # begin at the solution of sum_i min(u E_i, 1) + u mass = k, which is near: a few Newton steps suffice
         least = 1.0
         for _ in range(len(members) + 1):
             certain, rest = _apart(members, least)
@@ -130,8 +141,7 @@ def balance(members, mass, k, u):
 
 @summing
 def _apart(members, least):
-    """Return the number of odds above ``least``, and the sum of the other odds."""
-    certain = rest = 0.0
+    certain = rest = 0.0  # number of odds above ``least``, and sum of all other odds
     for j in range(len(members)):
         certain += 1.0 if members[j] > least else 0.0
         rest += members[j] if members[j] <= least else 0.0
@@ -140,8 +150,7 @@ def _apart(members, least):
 
 @summing
 def _drawn(members, u):
-    """Return the expected number of classes in the set from a top group at tilt u, and its derivative in u."""
-    drawn = slope = 0.0
+    drawn = slope = 0.0  # expected number of classes of the top group in the set, and its derivative in u
     for j in range(len(members)):
         q = 1 / (1 + members[j] * u)
         drawn += members[j] * u * q
