@@ -83,7 +83,7 @@ def ratio(part: Tensor, whole: Tensor) -> float:
 
 
 def set_sizes(k: int | Sequence[int]) -> list[int]:
-    """Return the argument ``k`` of a metric as a list. Raise ValueError unless all its entries are positive integers."""
+    """Return the argument ``k`` of a metric as a list. Raise ValueError unless its entries are positive integers."""
     sizes = list(k) if isinstance(k, Sequence) else [k]
     if not sizes or not all(isinstance(size, Integral) and not isinstance(size, bool) and size > 0 for size in sizes):
         raise ValueError(f"k must be one or several integers of at least 1, got {k!r}")
