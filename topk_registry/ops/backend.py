@@ -29,6 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 SelfTest = Callable[[torch.device], bool]
 
 _wanted: ContextVar[str | None] = ContextVar("topk_registry_backend", default=None)
+_environment: dict[str, str] = {}  # the environment variable when it was first needed
 _problems: dict[tuple[Any, ...], str] = {}  # results of self-tests: the problem, or "" if there is none
 
 
@@ -117,13 +118,16 @@ def use_backend(name: str) -> Iterator[None]:
 
 def preferred() -> str:
     """Return the backend that :func:`use_backend` or else the environment variable selects, or "auto"."""
-    chosen = _wanted.get()
-    if chosen is None:
-        if VARIABLE not in os.environ:  # three times as fast as get() if the variable is absent
-            return "auto"
-        chosen = os.environ[VARIABLE] or "auto"
-        check_name(chosen, VARIABLE)
-    return chosen
+    return _wanted.get() or _from_environment()
+
+
+@constant_in_graphs
+def _from_environment() -> str:
+    """Read the variable at the first call only, because a lookup in os.environ costs as much as a small tensor."""
+    if VARIABLE not in _environment:
+        check_name(name := os.environ.get(VARIABLE) or "auto", VARIABLE)
+        _environment[VARIABLE] = name
+    return _environment[VARIABLE]
 
 
 @cache
@@ -144,6 +148,7 @@ def too_old(device: torch.device) -> str:
 
 def forget_choices() -> None:
     load.cache_clear()
+    _environment.clear()
     too_old.cache_clear()
     _problems.clear()
 
