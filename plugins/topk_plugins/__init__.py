@@ -1,8 +1,9 @@
-"""The losses of this project: one file per paper or family of losses. The registry finds the losses by entry points.
+"""Loss classes of this package. Each file has the losses of one paper or of one family of losses.
 
     from topk_plugins import SmoothTopKSVM
 
-Each class is imported on first use.
+Python imports the file of a class when the class is first used. ``topk_registry.create_loss`` finds the same losses by
+name, because the package declares them as entry points.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Margins per class that grow as classes get rarer (Cao et al. 2019)."""
+"""Margins per class that are larger for rarer classes (Cao et al. 2019), and checks of class counts and margins."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,16 @@ from topk_registry.options import numbers
 
 
 def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
-    """Return the margin of each class relative to the margin of the rarest class: (min_j n_j / n_c)^(1/4).
+    """Return the required margin of each class, divided by the margin of the rarest class: (min_j n_j / n_c)^(1/4).
 
-    A class without samples gets the margin of the rarest class that has samples.
+    Here n_c is the number of training samples of class c. A class without samples gets the margin of the rarest class
+    that has samples.
 
     Args:
         class_counts: number of training samples of each class [n].
 
     Returns:
-        Numbers in (0, 1] [n] in double precision.
+        Numbers above 0 and at most 1, in double precision [n].
 
     Example:
         >>> relative_gaps([16, 1, 0]).tolist()
@@ -30,14 +31,21 @@ def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
 
 
 def checked_gaps(alpha: float | Tensor | Sequence[float]) -> Tensor:
-    """Return the margins in double precision: one number, or one per class. Raise if a margin is negative."""
+    """Return alpha as a tensor in double precision: [] for one margin, [n] for one margin per class.
+
+    Raises:
+        ValueError: a margin is negative or not finite.
+    """
     return numbers(alpha, "alpha", at_least=0, or_one=True)
 
 
 def checked_counts(class_counts: Tensor | Sequence[float] | None) -> Tensor:
-    """Return the number of training samples per class [n] in double precision.
+    """Return the number of training samples of each class in double precision [n].
 
     A class without samples gets the count of the rarest class that has samples.
+
+    Raises:
+        ValueError: ``class_counts`` is None, a count is negative or not finite, or all counts are 0.
 
     Example:
         >>> checked_counts([16, 1, 0]).tolist()

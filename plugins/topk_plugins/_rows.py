@@ -1,4 +1,4 @@
-"""Functions of scores [B, n] that several losses share."""
+"""Tensor functions that several losses of this package use."""
 
 import torch
 from torch import Tensor
@@ -13,9 +13,13 @@ def at_labels(table: Tensor, labels: Tensor) -> Tensor:
 
 
 def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
-    """Set the losses and gradients of rows with a NaN score to NaN, because comparisons and sorts would hide the NaN.
+    """Return the losses, with NaN for each row that has a NaN score. The gradients of these rows are NaN too.
 
-    ``losses`` is [B] or, for each possible label, [B, n]. Valid scores are not multiplied by 0: 0 times -inf is NaN.
+    Without this function, comparisons and sorts in a loss could hide a NaN score.
+
+    Args:
+        losses: losses of the rows [B], or losses of each row for each possible label [B, n].
+        scores: scores from which the losses were computed [B, n].
     """
     broken = scores.isnan().any(-1, keepdim=True)
     nothing = torch.where(broken, scores, 0.0) * torch.where(broken, torch.nan, 0.0).to(scores.dtype)
@@ -23,14 +27,18 @@ def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
 
 
 def one_minus_p(nll: Tensor) -> Tensor:
-    """Return 1 - p from -log p, at least the smallest normal number, so that powers and logs have finite gradients."""
+    """Return 1 - p for nll = -log p, but at least the smallest positive normal number.
+
+    This lower bound keeps the gradients of powers and logarithms of 1 - p finite.
+    """
     return (-torch.expm1(-nll)).clamp(min=torch.finfo(nll.dtype).tiny)
 
 
 def softmax_log_odds(logits: Tensor) -> Tensor:
-    """Return log p - log(1 - p) [B, n] for p = softmax(logits), precise even if p rounds to 1.
+    """Return log p - log(1 - p) [B, n] for p = softmax(logits). The result is precise even if p rounds to 1.
 
-    Only the class with the largest score can have p above 1/2. Its odds come from the sum over all other classes.
+    Only the class with the largest logit can have p > 1/2. The log-odds of this class are the difference between the
+    largest logit and the logsumexp of all other logits.
     """
     top = logits.max(1, keepdim=True).indices
     log_p = logits.log_softmax(1).scatter(1, top, -1.0)  # placeholder: log(1 - p) has no finite gradient at p = 1

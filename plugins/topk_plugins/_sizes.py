@@ -1,4 +1,4 @@
-"""Losses of several set sizes at once: their options, and the likelihood of a mixture of set sizes."""
+"""Losses with one or several values of k: their options, and the likelihood of a mixture over the values of k."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,11 +11,15 @@ from topk_registry.options import integer, numbers
 
 
 class SeveralSizes(TopKLoss):
-    """Base of losses with one set size or several. The attribute ``k`` is the largest size.
+    """Base class of losses that take one value of k or several values.
+
+    The attribute ``sizes`` has the values of k with a positive weight, ``shares`` has the weights of these values
+    divided by the sum of the weights, and ``k`` is the largest value in ``sizes``.
 
     Args:
-        k, k_weights: as for :func:`set_sizes`.
-        options: options of :class:`TopKLoss`.
+        k: one integer of at least 1, or several different integers.
+        k_weights: one non-negative weight per value of k. None: equal weights.
+        options: keyword arguments of :class:`TopKLoss`.
     """
 
     sizes: tuple[int, ...]
@@ -40,7 +44,17 @@ class SeveralSizes(TopKLoss):
 def set_sizes(
     k: int | Sequence[int], k_weights: Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[float, ...], str]:
-    """Return the set sizes with positive weight, their normalized weights, and the sizes as text.
+    """Check the values of k and their weights. Return the values, the normalized weights, and the values as text.
+
+    The result leaves out each value of k with weight 0. The remaining weights sum to 1. The text is ``"5"`` for one
+    value and ``"[1, 5]"`` for several values.
+
+    Args:
+        k: one integer of at least 1, or several different integers.
+        k_weights: one non-negative weight per value of k. None: equal weights.
+
+    Raises:
+        ValueError: k or the weights are invalid.
 
     Example:
         >>> set_sizes([1, 5], [1, 3])
@@ -62,7 +76,10 @@ def set_sizes(
 
 
 def mixture_nll(losses: Tensor, shares: Sequence[float]) -> Tensor:
-    """Return -log sum_j P_j exp(-losses_j) [...] of losses [J, ...], without cancellation if the result is near 0."""
+    """Return -log sum_j P_j exp(-L_j) for losses L [J, ...] and J weights P. The result has the shape [...].
+
+    Results near 0 are precise. If all losses are infinite, the result is infinite and has no gradient.
+    """
     least = losses.detach().amin(0)
     share = torch.tensor(shares, dtype=losses.dtype, device=losses.device).view(-1, *(1 for _ in losses.shape[1:]))
     # if all losses are infinite, the result is infinite and has no gradient; inf - inf would be NaN

@@ -1,4 +1,4 @@
-"""Training for small prediction sets: Stutz et al. 2022, and the low-variance version of Noorani et al. 2025."""
+"""Training for small prediction sets: Stutz et al. 2022, and the low-variance gradient of Noorani et al. 2025."""
 
 from typing import ClassVar
 
@@ -8,46 +8,55 @@ from torch import Tensor
 from topk_registry import BatchLoss
 from topk_registry.options import integer, number
 
-ROUNDED = 1 + 2**-50  # exceeds the rounding error of alpha times a number of rows
+ROUNDED = 1 + 2**-50  # alpha times a number of rows times ROUNDED is never rounded down below an integer
 LEAST = 1e-8  # added before the logarithm, as in the authors' code
 
 
 class ConformalTraining(BatchLoss):
-    r"""Size of conformal prediction sets. One half of each batch calibrates the sets, and the other half gets the sets.
+    """Size of conformal prediction sets, which the loss computes and calibrates within each batch.
 
-    .. math:: L = \log \frac1{|P|} \sum_{i \in P} \Bigl(1 - C_{y_i} +
-        \lambda \bigl(\textstyle\sum_c C_c - \kappa\bigr)_+\Bigr) + \mu \, \text{cross-entropy}, \qquad
-        C_c = \operatorname{sigmoid} \frac{\log p_c(x_i) - q}{\tau}
+        L = log(mean over i in P of (1 - C_i(y_i) + lambda (sum_c C_i(c) - kappa)_+)) + mu cross-entropy,
+        C_i(c) = sigmoid((log p_i(c) - q) / tau)
 
-    P is the predicted half. q is the conformal quantile of the m rows of the half that calibrates: the r-th smallest
-    :math:`\log p_{y_j}(x_j)`, where :math:`r = \lfloor \alpha (m + 1) \rfloor`, at least 1. The score of the true class
-    exceeds q for at least a share of 1 - alpha of new images. C is the smoothed prediction set with the score ``lac``.
-    The loss penalizes large sets and sets that miss the label.
+    The prediction set of row i has all classes c whose log-probability log p_i(c) is at least a threshold q. Here p_i
+    is the softmax of the logits of row i, and y_i is the label. The loss divides each batch into two parts:
 
-    The gradient of q is the gradient of the row at the quantile. If ``neighbours`` is above 1, the gradient is the mean
-    over the rows with scores nearest to q. This mean has less variance and a small bias
-    (``conformal_training_low_variance``).
+    - The m rows of the first part set the threshold. q is the r-th smallest log-probability of a label in these rows,
+      where r = max(1, floor(alpha (m + 1))).
+    - The loss computes smoothed prediction sets for the rows P of the second part. C_i(c) is near 1 if class c is in
+      the set of row i, and near 0 otherwise. The term 1 - C_i(y_i) penalizes sets that miss the label. The term with
+      lambda penalizes sets of more than kappa classes, where (z)_+ is max(z, 0).
 
-    The loss is defined on a whole batch. There is no loss per row, and class weights, mixup and label smoothing are not
-    supported. With several processes, the quantile is over the rows of all processes. If all rows of one half are
-    ignored, the loss is NaN.
+    The last term is the mean cross-entropy of all rows of the batch.
+
+    The threshold q is the log-probability of one row, so the gradient of q is the gradient of this log-probability. If
+    ``neighbours`` is above 1, the loss replaces this gradient by the mean gradient of the log-probabilities nearest to
+    q. The mean has a smaller variance and a small bias.
+
+    The loss of a row depends on the other rows. Therefore there are no losses per row, and class weights, mixup and
+    label smoothing are not supported. With several processes, the loss computes q from the rows of all processes. If
+    all rows of one part are ignored, the loss is NaN.
 
     Use when:
-        The model will return conformal prediction sets, and their mean size matters. In the study here on feature
-        vectors, sets were as large as with cross-entropy (3.52 and 3.52 classes).
+        You will predict with conformal prediction sets, the mean size of the sets matters, and the model is already
+        trained.
 
     Avoid when:
-        A batch has fewer than 2 / alpha rows, because the quantile is then the lowest score. Training starts from
-        random weights, because all sets then have similar sizes: start from a trained model or add cross-entropy.
+        A batch has fewer than 2 / alpha rows, because q is then the lowest log-probability. Also avoid training from
+        random weights, because all sets then have similar sizes: start from a trained model or set
+        ``cross_entropy_weight``.
+
+    Evidence:
+        In this project's study on feature vectors, the mean set size was the same as with cross-entropy: 3.52 classes.
 
     Args:
-        alpha: miscoverage, the share of labels that sets may miss, above 0 and below 1.
+        alpha: miscoverage, the share of samples whose set may miss the label, above 0 and below 1.
         tau: temperature of the sigmoid that smooths the sets, positive.
-        kappa: set size without a penalty, at least 0.
-        size_weight: lambda, the weight of the size.
-        cross_entropy_weight: mu, the weight of the cross-entropy term.
-        calibration: share of the rows of a batch that calibrate. These are the first rows.
-        neighbours: number of rows over which the gradient of the quantile is averaged.
+        kappa: largest set size without a penalty, at least 0.
+        size_weight: lambda, the factor of the set size, at least 0.
+        cross_entropy_weight: mu, the factor of the cross-entropy, at least 0.
+        calibration: fraction of the rows of a batch that form the first part, above 0 and below 1.
+        neighbours: number of rows over which the gradient of q is averaged, at least 1.
         ignore_index: rows with this label do not affect the loss.
 
     Shape: logits [B, n], labels [B] -> [].
@@ -56,7 +65,8 @@ class ConformalTraining(BatchLoss):
         >>> loss = create_loss("conformal_training", alpha=0.1)
         >>> loss(torch.randn(64, 10, requires_grad=True), torch.arange(64) % 10).backward()
 
-    Reference: Stutz, Dvijotham, Cemgil, Doucet 2022; Noorani, Romero, Dal Fabbro, Hassani, Pappas 2025.
+    Reference: Stutz, Dvijotham, Cemgil, Doucet. Learning Optimal Conformal Classifiers. ICLR 2022. For ``neighbours``:
+    Noorani, Romero, Dal Fabbro, Hassani, Pappas 2025.
     """
 
     option_ranges: ClassVar = {
@@ -100,10 +110,17 @@ class ConformalTraining(BatchLoss):
         return value
 
     def quantile(self, own: Tensor, counted: Tensor) -> Tensor:
-        """Return the conformal quantile [] of valid label scores [m], with the mean gradient of the nearest scores."""
+        """Return the threshold q [] from the log-probabilities of the labels.
+
+        The gradient of q is the mean gradient of the ``neighbours`` log-probabilities nearest to q.
+
+        Args:
+            own: log-probability of the label of each row [m].
+            counted: False for rows that are ignored [m].
+        """
         known = own.detach().masked_fill(~counted, torch.inf)
         count = counted.sum()
-        # compensates for binary rounding: 0.21 * 300 is 63, not 62.99999
+        # ROUNDED compensates for binary rounding: 0.21 * 300 should be 63, not 62.99999
         rank = ((count + 1).double() * (self.alpha * ROUNDED)).long()
         rank = torch.minimum(rank, count).clamp(min=1)
         value = known.sort().values.gather(0, (rank - 1)[None])[0]
@@ -124,23 +141,26 @@ class ConformalTraining(BatchLoss):
 
 
 class LowVarianceConformalTraining(ConformalTraining):
-    r"""``conformal_training`` with a low-variance gradient of the quantile: the mean over several rows.
+    """``conformal_training`` with a gradient of lower variance, because the gradient of the threshold is a mean.
 
-    .. math:: \nabla q \approx \frac1N \sum_{j \in \text{nearest}} \nabla \log p_{y_j}(x_j)
+        gradient of q = mean over the N nearest rows j of the gradient of log p_j(y_j)
 
-    The mean is over N rows of the half that calibrates: the rows whose scores are nearest to the quantile q. Everything
-    else is as in :class:`ConformalTraining`.
+    Here q is the threshold of the prediction sets, and log p_j(y_j) is the log-probability of the label of row j. The
+    nearest rows are the N rows of the first part of the batch whose log-probabilities are nearest to q. By default,
+    ``conformal_training`` uses the gradient of one row. The two losses do not differ otherwise.
 
     Use when:
-        You train for small sets with small batches, in which the gradient of a single row is noisy. In the study here
-        on feature vectors, this loss did not differ from ``conformal_training``.
+        You train for small prediction sets with small batches, in which the gradient of one row is noisy.
 
     Avoid when:
-        A batch has only a few more than N rows: the mean then includes rows far from the quantile.
+        The first part of a batch has only a few more than N rows, because the mean then includes rows far from q.
+
+    Evidence:
+        In this project's study on feature vectors, this loss did not differ from ``conformal_training``.
 
     Args:
-        alpha, tau, kappa, size_weight, cross_entropy_weight, calibration, ignore_index: as ``conformal_training``.
-        neighbours: N, the number of rows over which the gradient of the quantile is averaged.
+        alpha, tau, kappa, size_weight, cross_entropy_weight, calibration, ignore_index: as in ``conformal_training``.
+        neighbours: N, the number of rows over which the gradient of q is averaged, at least 1.
 
     Shape: logits [B, n], labels [B] -> [].
 

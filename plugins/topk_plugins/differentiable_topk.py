@@ -1,12 +1,12 @@
-r"""Differentiable top-k classification: the likelihood that the label is among the first k of a relaxed ranking.
+"""Differentiable top-k classification: the likelihood that a soft ranking places the label among the first k classes.
 
-A relaxed ranking is a matrix P [n, n]. P[r, c] is the probability that class c has rank r. With a weight P_K(k) for
-each k, the loss is
+A soft ranking (*relaxed* in the papers) is a matrix P of probabilities: P[r, c] is the probability that class c has
+rank r, where rank 1 is the highest. For several values k_j with the weights w_j, the loss of the label y is
 
-    L = -log sum_k P_K(k) sum_{r <= k} P[r, y].
+    L = -log sum_j w_j sum_{r <= k_j} P[r, y].
 
-By default, the first row for k = 1 is replaced by softmax, as in the authors' code. Only the highest scores and the
-label are ranked.
+By default, the softmax of the scores replaces P[1, y] in the term for k_j = 1, as in the authors' code. Only the label
+and the classes with the highest other scores are ranked.
 """
 
 import math
@@ -24,18 +24,18 @@ from topk_registry import CommonOptions
 from topk_registry.options import choice, integer, number
 
 RELAXATIONS, TOP1 = ("neuralsort", "softsort"), ("softmax", "sort")
-FEWEST = 16  # minimum number of candidates, as in the paper
+FEWEST = 16  # minimum of candidates="auto", as in the paper
 LEAST = -1e30  # replaces -inf, because inf - inf is NaN
 
 
 class Ranking(NamedTuple):
-    """Parameters of a relaxed ranking and the weight of each rank in the likelihood."""
+    """Options of a soft ranking of the classes, and the weight of each rank in the likelihood of the label."""
 
-    weights: tuple[float, ...]  # weight of softmax, then of ranks 1, 2, ...
-    k: int  # at least k + 1 scores must be above -inf
+    weights: tuple[float, ...]  # weight of the softmax, then weights of the ranks 1, 2, ...
+    k: int  # the largest k; at least k + 1 scores of a row must be above -inf
     relaxation: str
     tau: float
-    candidates: int | None
+    candidates: int | None  # number of classes that are ranked; None: all
 
     @property
     def ranks(self) -> int:
@@ -47,36 +47,41 @@ class Ranking(NamedTuple):
 
 
 class DifferentiableTopK(SeveralSizes):
-    r"""Top-k classification loss over a relaxed ranking, for one k or several.
+    """Likelihood that a soft ranking of the classes places the label among the first k, for one k or several values.
 
-    .. math:: L(s, y) = -\log \sum_j P_j \sum_{r \le k_j} P_{r y}
+        L(s, y) = -log sum_j w_j sum_{r <= k_j} P[r, y]
+
+    Here s are the n logits of one sample, y is the label, w_j is the weight of the value k_j, and P[r, y] is the
+    probability that the label has rank r in a soft (*relaxed*) ranking of the logits. Rank 1 is the highest. By
+    default, the softmax probability of the label replaces P[1, y] in the term for k_j = 1.
 
     Use when:
-        You train for several k at once, or compare relaxations of a ranking. This class implements the paper. No study
-        here has evaluated the loss.
+        You train for several values of k at once and want the ranking of the paper, or you compare soft rankings.
 
     Avoid when:
-        You need no relaxed ranking: ``topk_nll`` also takes several k, and computes an exact likelihood.
+        You do not need a soft ranking. ``topk_nll`` also takes several values of k, and computes an exact likelihood.
+
+    Evidence:
+        No study of this project has evaluated this loss.
 
     Args:
-        k: size of the set that should contain the label, 1 <= k <= n - 1, or several sizes.
-        k_weights: weight of each k. The weights are divided by their sum. None: equal weights.
-        relaxation: ``"neuralsort"`` or ``"softsort"``. The sorting networks of the paper are not implemented.
-        tau: temperature of the relaxation, positive. As tau goes to 0, the ranking becomes hard.
-        candidates: number of classes that are ranked: the label and the best other classes. All other classes are
-            excluded, from the softmax too. The number must exceed every k. None ranks all classes. ``"auto"`` is the
-            larger of 16 and 2 k + 2 for the largest k. If the only k is 1 and ``top1`` is ``"softmax"``, ``"auto"`` is
-            None and the loss is cross-entropy.
-        top1: source of the probabilities for k = 1: ``"softmax"``, or ``"sort"`` for the first row of the ranking.
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
-
-    For soft targets, the loss is computed for each class as the label, from one ranking.
+        k: number of classes that should include the label, 1 <= k <= n - 1, or a list of several such numbers.
+        k_weights: weight of each k. The loss divides the weights by their sum. None: equal weights.
+        relaxation: algorithm of the soft ranking, ``"neuralsort"`` or ``"softsort"``. The sorting networks of the paper
+            are not implemented.
+        tau: temperature of the soft ranking, positive. As tau goes to 0, all probabilities of ranks become 0 or 1.
+        candidates: number of classes that are ranked: the label and the classes with the highest other logits. All
+            other classes are ignored, in the softmax too. The number must exceed every k. None: all classes are ranked.
+            ``"auto"``: the larger of 16 and 2 k + 2, for the largest k. If the only k is 1 and ``top1`` is
+            ``"softmax"``, ``"auto"`` ranks all classes, and the loss is cross-entropy.
+        top1: probability of the label in the term for k = 1: ``"softmax"``, or ``"sort"`` for P[1, y].
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> DifferentiableTopK(k=[1, 3])(torch.zeros(1, 4), torch.tensor([0]))
         tensor(0.6931)
 
-    Reference: Petersen, Kuehne, Borgelt, Deussen. Differentiable Top-k Classification Learning. ICML 2022. Relaxations:
+    Reference: Petersen, Kuehne, Borgelt, Deussen. Differentiable Top-k Classification Learning. ICML 2022. Rankings:
     Grover, Wang, Zweig, Ermon 2019 (NeuralSort); Prillo, Eisenschlos 2020 (SoftSort).
     """
 
@@ -110,7 +115,7 @@ class DifferentiableTopK(SeveralSizes):
         return super().checked_option(name, value)
 
     def ranking(self) -> Ranking:
-        """Return the ranking with the weight of each rank r: the sum of the weights of all k_j >= r."""
+        """Return the options of the soft ranking. The weight of rank r is the sum of the weights w_j with k_j >= r."""
         softmax = self.top1 == "softmax"
         ranked = [(k, share) for k, share in zip(self.sizes, self.shares, strict=True) if k > 1 or not softmax]
         first = sum(share for k, share in zip(self.sizes, self.shares, strict=True) if k == 1 and softmax)
@@ -149,7 +154,7 @@ def _number_of(candidates: int | str | None, k: int, top1: str) -> int | None:
 
 
 def _mixture(ranking: Ranking, softmax: Tensor, ranks: Tensor) -> Tensor:
-    """Return -log sum_r W_r P_r [...]. ``softmax`` [...] is log P of softmax, ``ranks`` [R, ...] log P of the ranks."""
+    # -log sum_r W_r P_r, from log P of the softmax [...] and log P of the R ranks [R, ...]
     terms = torch.cat((softmax[None], ranks)) if ranking.weights[0] else ranks
     weights = [weight for weight in ranking.weights if weight]
     shares = torch.cat([terms.new_full((1,), math.log(weight)) for weight in weights])  # no copy from the CPU
@@ -166,7 +171,7 @@ def _of_label(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
 
 
 def _of_candidates(ranking: Ranking, s: Tensor) -> Tensor:
-    """Return the losses [B, m]: for each of the candidates [B, m], the loss if it were the label."""
+    # the loss for each of the m candidates as the label [B, m], from the scores of the candidates [B, m]
     kept = s > -torch.inf
     ranks = rank_logits(s / ranking.tau, ranking.ranks, ranking.relaxation).log_softmax(-1)
     softmax = torch.where(kept, s, LEAST).log_softmax(-1)
@@ -174,16 +179,14 @@ def _of_candidates(ranking: Ranking, s: Tensor) -> Tensor:
 
 
 def _checked(ranking: Ranking, kept: Tensor, loss: Tensor) -> Tensor:
-    """Set the loss to NaN if at most k scores are above -inf, because each set of k then has all these classes."""
+    # if at most k scores of a row are above -inf, the first k ranks contain all classes that are not excluded
     return torch.where(kept.sum(-1, keepdim=True) > ranking.k, loss, torch.nan)
 
 
 def _table(ranking: Ranking, s: Tensor) -> Tensor:
-    """Return the loss of each row for each possible label [B, n].
-
-    The m classes with the highest scores are ranked together. If any other class is the label, the label has the lowest
-    score of the m candidates. So the scores of the m - 1 highest classes determine the rank probabilities of the label.
-    """
+    # The m classes with the highest scores are ranked together. If another class is the label, the candidates are the
+    # label and the m - 1 highest classes. The label is then the lowest candidate, so its rank probabilities have a
+    # closed form.
     m = min(ranking.candidates or s.shape[1], s.shape[1])
     top = s.topk(m, dim=1)
     inside = _of_candidates(ranking, top.values)
@@ -195,7 +198,7 @@ def _table(ranking: Ranking, s: Tensor) -> Tensor:
 
 
 def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
-    """Return losses [B, n] for each possible label. Only entries of classes below all rivals [B, m - 1] are valid."""
+    # losses for each possible label [B, n]; entries of classes above the lowest rival are not valid
     kept = rivals > -torch.inf
     low = torch.where(kept, rivals, torch.inf).amin(-1, keepdim=True)
     low = torch.where(low < torch.inf, low, 0.0)
@@ -207,9 +210,19 @@ def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
 
 
 def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Return t [R + 1, B] and slope [R + 1]: a class at distance d below all rivals has log-odds -(t + slope d).
+    """Return the log-odds that a class has rank r, as a linear function of the score of the class.
 
-    The first entry is for softmax, the others are for the ranks. ``low`` is the lowest score of the rivals.
+    The m - 1 rivals are the other classes that are ranked together with the class. The score of the class must be below
+    the scores of all rivals. Let d be the score of the lowest rival minus the score of the class, divided by tau. The
+    log-odds are -(t_r + slope_r d).
+
+    Args:
+        ranking: options of the ranking, with R ranks.
+        rivals: scores of the rivals [B, m - 1]. A rival with the score -inf is ignored.
+        low: lowest score of the rivals that are not ignored [B, 1].
+
+    Returns:
+        t [R + 1, B] and slope [R + 1]. Entry r is for rank r. Entry 0 is for the softmax probability of the class.
     """
     kept, m = rivals > -torch.inf, rivals.shape[1] + 1
     x = torch.where(kept, rivals - low, 0.0) / ranking.tau
@@ -223,9 +236,15 @@ def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tenso
 
 
 def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
-    """Return logits [B, k, n] of a relaxed sort of x [B, n]. Softmax over classes turns them into rank probabilities.
+    """Return logits [B, k, n] of the ranks 1 to k for scores x [B, n].
 
-    Scores of -inf are ignored.
+    Entry [b, r - 1, c] belongs to rank r and class c. Softmax over the classes turns the logits of a rank into the
+    probabilities that each class has this rank. A class with the score -inf has the probability 0.
+
+    Args:
+        x: scores.
+        k: number of ranks.
+        relaxation: ``"neuralsort"`` or ``"softsort"``.
     """
     kept = x > -torch.inf
     low = torch.where(kept, x, torch.inf).amin(-1, keepdim=True)
@@ -235,15 +254,15 @@ def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
 
 
 def _neuralsort(x: Tensor, kept: Tensor, k: int) -> Tensor:
-    """Return the logits of NeuralSort [B, k, n]: (n + 1 - 2r) x_i - sum_j |x_i - x_j| for rank r and class i."""
+    # (n + 1 - 2r) x_i - sum_j |x_i - x_j| for rank r and class i [B, k, n]
     n = kept.sum(-1, keepdim=True)
-    spread = _absolute_differences(x) - (x.shape[1] - n) * (x - x.amin(-1, keepdim=True))  # excluded: lowest
+    spread = _absolute_differences(x) - (x.shape[1] - n) * (x - x.amin(-1, keepdim=True))  # excluded: lowest score
     factors = n + 1 - 2 * torch.arange(1, k + 1, dtype=x.dtype, device=x.device)
     return factors[:, :, None] * x[:, None] - spread[:, None]
 
 
 def _absolute_differences(x: Tensor) -> Tensor:
-    """Return sum_j |x_i - x_j| [B, n] in O(n log n), from sorted scores."""
+    # sum_j |x_i - x_j| for each i [B, n] in O(n log n), from sorted scores
     n = x.shape[1]
     ordered, where = x.sort(-1, descending=True)
     steps = ordered[:, :-1] - ordered[:, 1:]
@@ -256,6 +275,6 @@ def _absolute_differences(x: Tensor) -> Tensor:
 
 
 def _softsort(x: Tensor, k: int) -> Tensor:
-    """Return the logits of SoftSort [B, k, n]: -|x_i - x_[r]| for rank r and class i."""
+    # -|x_i - x_[r]| for rank r and class i [B, k, n], where x_[r] is the r-th largest score
     highest = x.topk(k, dim=1).values
     return -(highest[:, :, None] - x[:, None]).abs()

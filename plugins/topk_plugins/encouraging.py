@@ -1,8 +1,8 @@
-"""Rewards for well-classified examples (Zhao et al. 2022).
+"""Losses with a bonus for samples that the model already classifies well (Zhao et al. 2022).
 
-The gradient of cross-entropy vanishes as p goes to 1. The losses of this module add a bonus that grows with p and
-mirrors the loss. The bonus is log(1 - p) for cross-entropy, and the reversed power for squared error. Without
-truncation, cross-entropy plus its bonus is minus the log-odds of p, whose gradient does not vanish.
+The gradient of cross-entropy vanishes as the label's probability p goes to 1. The losses of this module add a bonus
+whose gradient does not vanish. For cross-entropy, the bonus is log(1 - p). Cross-entropy plus this bonus is minus the
+log-odds of p. For the squared error (1 - p)^2, the bonus is -p^2.
 """
 
 import math
@@ -24,39 +24,45 @@ LINKS = ("sigmoid", "softmax")
 
 
 class Encouraging(SoftmaxLoss):
-    """Cross-entropy with a bonus for likely labels.
+    """Cross-entropy with a bonus for labels with a high probability, where the gradient of cross-entropy vanishes.
 
         L(s, y) = -log p_y + rho * (b(max(p_y, bonus_start)) - b(bonus_start)),    p = softmax(s),
         b(p) = log(max(1 - p, 1e-5))                  for p <= LE,
-        b(p) = log(1 - LE) - (p - LE) / (1 - LE)      above: its tangent, whose gradient stays bounded
+        b(p) = log(1 - LE) - (p - LE) / (1 - LE)      for p > LE
 
-    The paper has three bonuses. *Normal* is ``log_end=1``. *Conservative* is ``log_end`` of 0.75 or 0.5, for optimizers
-    that become unstable with large gradients. *Aggressive* is ``log_end=1, bonus_start=0.5``: only labels with p above
-    one half get a bonus. The paper uses this bonus on long-tailed data.
+    Here s are the n logits of one sample, y is the label, p_y is the probability of the label, b is the bonus, and LE
+    is the option ``log_end``. Above LE, the bonus is the tangent of the logarithm at LE, so its slope is bounded.
+
+    The paper has three kinds of bonus. The *normal* bonus is ``log_end=1``. The *conservative* bonus is
+    ``log_end=0.75`` or 0.5, for optimizers that become unstable with large gradients. The *aggressive* bonus is
+    ``log_end=1, bonus_start=0.5``: only labels with a probability above 0.5 get a bonus. The paper uses the aggressive
+    bonus on long-tailed data.
+
+    If you pass ``schedule`` or ``start_epoch``, call ``set_epoch`` before each epoch, as ``timm train`` does.
 
     Use when:
-        Labels are clean and the network should keep learning from samples that it classifies correctly. In the studies
-        here, this loss did not differ from cross-entropy on feature vectors and was 2.2 points of top-1 behind
-        cross-entropy on images.
+        Labels are clean, and the model should keep learning from samples that it already classifies correctly.
 
     Avoid when:
-        Labels are noisy, because the bonus also rewards confidence in wrong labels. Also avoid this loss when
+        Labels are noisy, because the bonus also rewards a high probability of a wrong label. Also avoid this loss if
         probabilities must be calibrated.
 
-    Args:
-        log_end: LE, the p from which a tangent replaces the logarithm, in [0, 1]. 1: no tangent.
-        bonus_start: labels below this p get no bonus, in [0, 1).
-        rho: weight of the bonus. At 0 the loss is cross-entropy.
-        schedule: factor of ``scheduled`` as a function of t = epoch / total_epochs: ``"constant"`` is 1; ``"linear"``
-            is t; ``"cosine"`` is (1 - cos(pi t)) / 2; ``"exponential"`` is exp(rate (t - 1)), or 1 - exp(rate t) for a
-            negative rate.
-        scheduled: what the factor multiplies: rho (``"bonus"``) or LE (``"log_end"``).
-        rate: rate of the exponential schedule.
-        start_epoch: first epoch with a bonus ("deferred encouraging" in the paper).
-        total_epochs: number of training epochs. Only a schedule requires this number.
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+    Evidence:
+        In this project's studies, top-1 accuracy did not differ from cross-entropy on feature vectors, and was 2.2
+        points behind cross-entropy on images.
 
-    With a schedule or ``start_epoch``, call ``set_epoch`` before each epoch. ``timm train`` does so.
+    Args:
+        log_end: LE, the probability above which a tangent replaces the logarithm, in [0, 1]. 1: no tangent.
+        bonus_start: labels with a probability below this number get no bonus, in [0, 1).
+        rho: factor of the bonus, at least 0. For rho = 0, the loss is cross-entropy.
+        schedule: factor f as a function of t = min(1, epoch / total_epochs). ``"constant"``: f = 1. ``"linear"``: f =
+            t. ``"cosine"``: f = (1 - cos(pi t)) / 2. ``"exponential"``: f = exp(rate (t - 1)) for a positive rate, else
+            f = 1 - exp(rate t).
+        scheduled: option that f multiplies: ``"bonus"`` for rho, ``"log_end"`` for LE.
+        rate: rate of the exponential schedule.
+        start_epoch: first epoch with a bonus, counted from 0 ("deferred encouraging" in the paper).
+        total_epochs: number of training epochs. All schedules but ``"constant"`` require this number.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> Encouraging(log_end=1.0)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))  # minus the log-odds
@@ -113,7 +119,6 @@ class Encouraging(SoftmaxLoss):
         self.epoch.fill_(epoch)
 
     def _shares(self) -> tuple[Tensor, Tensor]:
-        """Return the factors of the bonus and of LE in this epoch."""
         share, one = self._share(), torch.ones_like(self.epoch)
         bonus, log_end = (share, one) if self.scheduled == "bonus" else (one, share)
         return torch.where(self.epoch >= self.start_epoch, bonus, 0.0), log_end
@@ -142,7 +147,7 @@ class Encouraging(SoftmaxLoss):
     def _bonus(self, not_p: Tensor, not_end: Tensor) -> Tensor:
         if self.log_end == 1 and self.scheduled == "bonus":
             return not_p.log().clamp(min=FLOOR)
-        # if a schedule brings LE to 1, the tangent would be steeper than the clamped logarithm
+        # if a schedule raises LE to 1, the tangent would be infinitely steep
         not_end = not_end.clamp(min=1e-5)
         tangent = not_end.log() - 1 + not_p / not_end
         return torch.where(not_p < not_end, tangent, not_p.log())
@@ -153,26 +158,27 @@ class Encouraging(SoftmaxLoss):
 
 
 class Mirror(ClassificationLoss):
-    """Squared (or absolute) error of class probabilities minus its mirror image.
+    """Squared or absolute error of the class probabilities, minus a bonus that mirrors the error.
 
         L(s, y) = 1/n sum_c [ y_c (1 - p_c)^a + (1 - y_c) p_c^a ] - rho/n sum_c [ y_c p_c^g + (1 - y_c) (1 - p_c)^g ]
 
-    y is one-hot, a = 2 for ``base="mse"`` and a = 1 for ``"mae"``. At p = y, the gradient of the squared error is 0 and
-    the gradient of its mirror image is largest. With a = g = 2 and rho = 1, the sum is 2 abs(p - y) - 1 per class, an
-    absolute error.
+    Here s are the n logits of one sample, and p_c is the sigmoid or softmax probability of class c. y_c is 1 for the
+    label and 0 for the other classes. The exponent a is 2 for ``base="mse"`` and 1 for ``base="mae"``, and g is the
+    option ``gamma``. For p = y, the gradient of the squared error is 0, but the gradient of the bonus is largest. With
+    a = g = 2 and rho = 1, the loss is the mean over classes of 2 abs(p_c - y_c) - 1, an absolute error.
 
     Use when:
         You reproduce the paper's study of squared and absolute errors.
 
     Avoid when:
-        Accuracy matters: with many classes, training on squared or absolute errors of probabilities is slow.
+        Accuracy matters. With many classes, training with squared or absolute errors of probabilities is slow.
 
     Args:
-        base: ``"mse"`` or ``"mae"``.
-        gamma: g, exponent of the bonus. The authors' experiments use 2.
-        rho: weight of the bonus. The authors use 1. At 0 the loss is the plain error.
-        link: function from scores to p, ``"sigmoid"`` or ``"softmax"``.
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        base: error, ``"mse"`` (squared) or ``"mae"`` (absolute).
+        gamma: g, the exponent of the bonus, positive. The authors' experiments use 2.
+        rho: factor of the bonus, at least 0. The authors use 1. For rho = 0, the loss is the error without a bonus.
+        link: function from logits to probabilities, ``"sigmoid"`` or ``"softmax"``.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> Mirror()(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))  # at p = 1/2, error and bonus cancel
@@ -200,7 +206,7 @@ class Mirror(ClassificationLoss):
 
     @property
     def power(self) -> int:
-        """Exponent a of the error."""
+        """Exponent a of the error: 2 for ``base="mse"``, 1 for ``base="mae"``."""
         return BASES[self.base]
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -215,14 +221,13 @@ class Mirror(ClassificationLoss):
         return (others.sum(1, keepdim=True) + (self._terms(p, not_p) - others)) / logits.shape[1]
 
     def _probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return p and 1 - p [B, n], both without cancellation."""
         if self.link == "sigmoid":
             return logits.sigmoid(), (-logits).sigmoid()
         log_p = logits.log_softmax(1)
         return log_p.exp(), one_minus_p(-log_p)
 
     def _terms(self, right: Tensor, wrong: Tensor) -> Tensor:
-        """Return wrong^a - rho right^gamma. For the class of the label, right is p and wrong is 1 - p."""
+        # for the label, right is p and wrong is 1 - p; for the other classes, right is 1 - p and wrong is p
         error = wrong.square() if self.power == 2 else wrong
         if self.rho == 0:
             return error

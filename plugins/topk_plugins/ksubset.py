@@ -1,7 +1,8 @@
-"""Likelihood of a set of labels under the k-subset distribution, for multi-label targets.
+"""Likelihood of a set of labels under the k-subset distribution, for images with several labels.
 
-For a row with a set Y of k labels, P(S = Y) = exp(sum_{i in Y} x_i) / sigma_k(exp x), where x = s / theta. With one
-label per row, this is softmax cross-entropy. The gradient is (pi - 1_Y) / theta, where pi are the marginals for k.
+In this distribution, each set of k classes has a probability proportional to exp(sum of x_i over the set), where x = s
+/ theta for the logits s and the temperature theta. With one label per image, the likelihood is the softmax probability
+of the label.
 """
 
 from collections.abc import Sequence
@@ -18,31 +19,43 @@ from topk_registry.options import number
 
 
 class KSubsetNLL(ClassificationLoss):
-    r"""Negative log-likelihood of the set of labels of each row. Rows may have different numbers of labels.
+    """Negative log-likelihood of the set of labels of a sample, for images with several labels.
 
-    .. math:: L(s, Y) = \log \sigma_k(e^x) - \sum_{i \in Y} x_i, \qquad k = |Y|, \quad x = s / \theta
+        L(s, Y) = log sigma_k(exp x) - sum_{i in Y} x_i,    x = s / theta
 
-    A k-hot target [B, n] is 1 at the labels of each row: floating point, integer or boolean. The loss of a row with no
-    label or with all labels is 0, because there is only one such set. For class indices [B], the loss is cross-entropy.
+    Here s are the n logits of one sample, Y is the set of the k labels of the sample, and theta is the option
+    ``temperature``. sigma_k(exp x) is the sum of exp(sum_{i in S} x_i) over all sets S of k classes. Therefore exp(-L)
+    is the probability of Y among all sets of k classes. Samples may have different numbers of labels.
 
-    A soft target [B, n] has the probability of each label, between 0 and 1. If the sum of a row is an integer k, the
-    loss of the row is the expected loss of a random k-set with these inclusion probabilities. Otherwise the loss
-    interpolates between the two integers around the sum. ``label_smoothing`` spreads this share of the sum evenly over
-    all classes.
+    The target is one of:
 
-    Rows are grouped by k. Reading k synchronizes with the GPU and breaks a compiled graph. Under ``torch.func.vmap``
-    over targets, k cannot be read, and each row costs O(n^2).
+    - A k-hot target [B, n], which is 1 for the labels of a row and 0 for other classes. The dtype is floating point,
+      integer or boolean. If a row has no label, or if all classes are labels, the loss of the row is 0. Such a row
+      counts in the mean.
+    - A soft target [B, n] with a probability from 0 to 1 for each class. If the probabilities of a row sum to an
+      integer k, the loss is the mean loss of a random set of k labels with these probabilities. Otherwise, log sigma_k
+      is interpolated linearly between the two integers k around the sum.
+    - Class indices [B]. The loss is then the cross-entropy of x.
+
+    ``label_smoothing`` spreads this fraction of the sum of a row evenly over all classes. The loss reads the number of
+    labels of each row from the target. This read synchronizes with a GPU, and causes a graph break under
+    ``torch.compile``. Under ``torch.func.vmap`` over targets, the loss cannot read this number, and each row takes
+    O(n^2) operations.
 
     Use when:
-        Images have several labels and you want a likelihood of the whole set. In the study here, this loss is 6.2
-        points of mAP ahead of ``bce``, and behind ``twoway``, ``zlpr``, ``asl`` and weighted ``bce``.
+        Images have several labels, and you want the likelihood of the whole set.
 
     Avoid when:
-        The number of labels must be predicted: use ``bce``. With one label per image, this loss is cross-entropy.
+        You must predict the number of labels: use ``bce``. With one label per image, this loss is cross-entropy.
+
+    Evidence:
+        In this project's study on generated images, this loss was 6.2 points of mean average precision ahead of
+        ``bce``, and behind ``twoway``, ``zlpr``, ``asl`` and ``bce`` with weights per class.
 
     Args:
-        temperature: theta, the positive number by which scores are divided.
-        weight: one factor per class [n]. The weight of a row is the mean over its labels.
+        temperature: theta, the positive number by which the logits are divided.
+        weight: one non-negative factor per class [n]. The loss of a row is multiplied by the mean factor of the labels
+            of the row.
         reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -81,7 +94,11 @@ class KSubsetNLL(ClassificationLoss):
         return -(logits / self.temperature).log_softmax(-1)
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses of the rows; None for class indices, for which the base class computes cross-entropy."""
+        """Return the losses of the rows [B].
+
+        If the target is class indices, return None, because the base class computes cross-entropy. If there are both
+        class weights and label smoothing, this method computes the losses for class indices too.
+        """
         target = masses.target
         n, dtype = logits.shape[1], torch.promote_types(logits.dtype, torch.float32)
         rows = logits.new_ones(len(logits), dtype=torch.float64)  # weight of each row in the mean
@@ -128,7 +145,6 @@ class KSubsetNLL(ClassificationLoss):
 
 
 def _log_sigma(x: Tensor, k: Tensor) -> Tensor:
-    """Return log sigma_k(exp x) [B] for rows x [B, n] with k [B], 0 <= k <= n."""
     n = x.shape[1]
     log_partition = KSubset(x, k.clamp(1, n - 1), validate_args=False).log_partition()
     return torch.where(k == 0, 0.0, torch.where(k == n, x.sum(-1), log_partition))

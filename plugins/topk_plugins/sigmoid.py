@@ -1,4 +1,4 @@
-"""Squared and absolute error of sigmoid outputs: baselines of the paper on well-classified examples."""
+"""Squared and absolute error of sigmoid outputs, two baselines of Zhao et al. 2022."""
 
 from torch import Tensor
 
@@ -6,7 +6,7 @@ from topk_registry import ClassificationLoss
 
 
 class _SigmoidLoss(ClassificationLoss):
-    """Mean over j of |p_j - [j = c]|^a, p = sigmoid(s). 1 - p is computed as sigmoid(-s), precise if p rounds to 1."""
+    """Base class: the mean over the classes j of abs(p_j - [j = y])^power for p = sigmoid(logits) and the label y."""
 
     power: int
 
@@ -24,50 +24,57 @@ class _SigmoidLoss(ClassificationLoss):
 
 
 class SigmoidMSE(_SigmoidLoss):
-    r"""Mean squared error of independent sigmoid outputs.
+    """Mean squared error between the sigmoid of each logit and the one-hot label.
 
-    .. math:: L(s, y) = \frac1n \sum_j (p_j - [j = y])^2, \qquad p = \sigma(s)
+        L(s, y) = 1/n sum_j (p_j - [j = y])^2,    p = sigmoid(s)
+
+    Here s are the n logits of one sample, y is the label, and p_j is the sigmoid of the logit of class j. The bracket
+    is 1 for the label and 0 for the other classes.
 
     Use when:
-        You want the baseline of the paper below.
+        You want this baseline of the paper below.
 
     Avoid when:
-        There are many classes, because the gradient of an unlikely label vanishes. Use ``bce``.
+        There are many classes. The gradient is almost 0 if the label has a low probability. Use ``bce`` instead.
 
     Args:
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> SigmoidMSE()(torch.zeros(1, 4), torch.tensor([0]))
         tensor(0.2500)
 
-    Reference: Zhao, Yang, Sun et al. 2022, "Well-classified Examples are Underestimated in Classification with Deep
-    Neural Networks", where this loss is a baseline.
+    Reference: Zhao, Yang, Ren, Li, Wu, Sun. Well-classified Examples are Underestimated in Classification with Deep
+    Neural Networks. AAAI 2022. The paper uses this loss as a baseline.
     """
 
     power = 2
 
 
 class SigmoidMAE(_SigmoidLoss):
-    r"""Mean absolute error of independent sigmoid outputs.
+    """Mean absolute error between the sigmoid of each logit and the one-hot label.
 
-    .. math:: L(s, y) = \frac1n \sum_j |p_j - [j = y]|, \qquad p = \sigma(s)
+        L(s, y) = 1/n sum_j abs(p_j - [j = y]),    p = sigmoid(s)
+
+    Here s are the n logits of one sample, y is the label, and p_j is the sigmoid of the logit of class j. The bracket
+    is 1 for the label and 0 for the other classes.
 
     Use when:
-        You want the baseline of the paper below.
+        You want this baseline of the paper below.
 
     Avoid when:
-        Accuracy matters: the gradient of an unlikely label vanishes, and with many classes training does not start.
+        Accuracy matters. The gradient is almost 0 if the label has a low probability. With many classes, the accuracy
+        therefore stays at the level of random guesses.
 
     Args:
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> SigmoidMAE()(torch.zeros(1, 4), torch.tensor([0]))
         tensor(0.5000)
 
-    Reference: Zhao, Yang, Sun et al. 2022, "Well-classified Examples are Underestimated in Classification with Deep
-    Neural Networks", where this loss is a baseline.
+    Reference: Zhao, Yang, Ren, Li, Wu, Sun. Well-classified Examples are Underestimated in Classification with Deep
+    Neural Networks. AAAI 2022. The paper uses this loss as a baseline.
     """
 
     power = 1

@@ -1,14 +1,15 @@
-"""Smooth top-k SVM and top-k likelihood.
+"""Smooth top-k SVM (``smooth_topk_svm``) and the negative log-likelihood of top-k marginals (``topk_nll``).
 
-Let x = s / (k tau), and let l_y be the log-odds that the label is in a random set of k classes with probability
-proportional to prod exp(x). Both losses are tau softplus(alpha / tau - l_y). The margin m_y = k tau l_y is a smooth gap
-between the score of the label and the k-th best other score. So both losses are a softened hinge on alpha - m_y / k.
+Both losses use a random set S of k classes. For logits s and a temperature tau, the probability of S is proportional to
+exp(sum_{j in S} s_j / (k tau)). Let l_y be the log-odds that S contains the label y. Both losses are
 
-For several k, the loss is the mean of such losses, or one likelihood -tau log sum_j P_j sigmoid(l_y^(j) - alpha / tau)
-in which all k share one x. This likelihood is the loss of Petersen et al. with these marginals.
+    L(s, y) = tau softplus(alpha / tau - l_y),
 
-References: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018. Petersen,
-Kuehne, Borgelt, Deussen, *Differentiable Top-k Classification Learning*, ICML 2022.
+where ``topk_nll`` has alpha = 0. The product k tau l_y is a smooth version of the difference between the label's logit
+and the k-th largest logit of the other classes. Therefore the first loss is a smooth version of a hinge loss.
+
+References: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018. For several
+values of k: Petersen, Kuehne, Borgelt, Deussen, *Differentiable Top-k Classification Learning*, ICML 2022.
 """
 
 from collections.abc import Sequence
@@ -26,35 +27,39 @@ from topk_registry.options import choice, number
 
 
 class SmoothTopKSVM(SeveralSizes):
-    r"""Smooth top-k SVM: a hinge on the k-th best other score, smoothed by the temperature tau.
+    """Smooth top-k SVM: a smooth hinge loss that becomes small once the label is among the k highest classes.
 
-    .. math:: L(s, y) = \tau \log\Bigl(1 + \exp\bigl(\tfrac{\alpha}{\tau} - l_y\bigr)\Bigr), \qquad
-        l_y = \log \frac{\pi_y}{1 - \pi_y}
+        L(s, y) = tau log(1 + exp(alpha / tau - l_y)),    l_y = log(pi_y / (1 - pi_y))
 
-    :math:`\pi_y` is the probability that the label is in a random set S of k classes with probability proportional to
-    :math:`\exp \sum_{j \in S} x_j`, where :math:`x = s / (k \tau)`. This loss equals the paper's loss over all sets of
-    k classes,
+    Here s are the n logits of one sample, y is the label, and pi_y is the probability that a random set S of k classes
+    contains the label. The probability of S is proportional to exp(sum_{j in S} s_j / (k tau)). As tau goes to 0, the
+    loss becomes the hinge max(0, alpha - (s_y - r) / k), where r is the k-th largest logit of the other classes. For
+    any tau, the loss equals the paper's loss, which sums over all sets of k classes:
 
-    .. math:: \tau \log \sum_{|S| = k} \exp \frac{\alpha [y \notin S] + \frac1k \sum_{j \in S} s_j}{\tau}
-        - \tau \log \sum_{|S| = k,\; S \ni y} \exp \frac{\frac1k \sum_{j \in S} s_j}{\tau}
+        tau log sum_S exp((alpha [y not in S] + 1/k sum_{j in S} s_j) / tau) - tau log sum_{S with y} exp(1/k sum_{j in
+        S} s_j / tau)
 
     Use when:
-        You show k answers, and labels are wrong within groups of similar classes or images are few. The gradient
-        vanishes once the label is in the top k by the required margin.
+        You show k answers per sample. Also, labels confuse similar classes, or there are few images per class.
 
     Avoid when:
-        You show one answer, because the loss does not train the order of the k best classes. If macro accuracy on a
-        long tail matters, use ``logit_adjustment``.
+        You show one answer, because the loss does not train the order of the k classes with the highest logits. If
+        macro accuracy on a long tail of rare classes matters, use ``logit_adjustment``.
+
+    Evidence:
+        The paper trains on CIFAR-100 with labels that confuse similar classes. There, top-5 accuracy is 2.7 to 5.2
+        points higher than with cross-entropy. In this project's studies with such labels, top-5 accuracy is 1.6 to 12.3
+        points higher on generated data, and equal on characters from fonts. Top-1 accuracy is up to 8 points lower.
 
     Args:
-        k: size of the set that should contain the label, 1 <= k <= n - 1, or several sizes.
-        tau: temperature, positive. As tau goes to 0, the loss becomes ``topk_svm``. The paper uses 0.1 on ImageNet and
-            1 on CIFAR-100.
-        alpha: required margin, at least 0: one number, or one per class [n]. The gradient vanishes once the score of
-            the label exceeds the k-th best other score by more than k alpha.
-        k_weights: weight of each k. The weights are divided by their sum. None: equal weights.
-        combine: how several k become one loss. ``"mean"`` is the weighted mean of the losses of each k.
-            ``"likelihood"`` is -tau log sum_j P_j exp(-L_j / tau_j) with one temperature max(k) tau for all k.
+        k: number of classes that should include the label, 1 <= k <= n - 1, or a list of several such numbers.
+        tau: smoothing temperature in units of logits, positive. The paper uses 0.1 on ImageNet and 1 on CIFAR-100.
+        alpha: required margin, at least 0: one number, or one number per class [n]. The gradient becomes small once the
+            label's logit exceeds the k-th largest logit of the other classes by clearly more than k alpha.
+        k_weights: weight of each k. The loss divides the weights by their sum. None: equal weights.
+        combine: how several values of k become one loss. ``"mean"``: the weighted mean of the losses of each k.
+            ``"likelihood"``: -tau log sum_j P_j sigmoid(l_j - alpha / tau). P_j is the weight of the j-th value of k,
+            and l_j is the log-odds of the label for this value. For all values, the logits are divided by max(k) tau.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Shape: logits [B, n]; target [B] int64, a distribution [B, n] or a :class:`LabelMixture`.
@@ -65,7 +70,8 @@ class SmoothTopKSVM(SeveralSizes):
         >>> create_loss("smooth_topk_svm", k=[1, 5], k_weights=[0.25, 0.75])
         SmoothTopKSVM(tau=0.1, alpha=1, k=[1, 5], k_weights=[0.25, 0.75], combine='mean', reduction='mean', ...)
 
-    Reference: Berrada, Zisserman, Kumar 2018, equations 6 and 8; Petersen, Kuehne, Borgelt, Deussen 2022.
+    Reference: Berrada, Zisserman, Kumar. Smooth Loss Functions for Deep Top-k Classification. ICLR 2018, equations 6
+    and 8. For several k: Petersen, Kuehne, Borgelt, Deussen. Differentiable Top-k Classification Learning. ICML 2022.
     """
 
     option_ranges: ClassVar = {"tau": "(0, inf)", "alpha": "[0, inf)", "combine": ("mean", "likelihood")}
@@ -100,18 +106,21 @@ class SmoothTopKSVM(SeveralSizes):
 
     @property
     def temperature(self) -> float:
-        """Temperature k tau of the top-k marginals. With several k, the temperature is max(k) tau."""
+        """Number by which the top-k marginals divide the logits: k tau, where k is the largest value of k."""
         return self.k * self.tau
 
     def of_linear(
         self, features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor | LabelMixture, **spread: Any
     ) -> Tensor:
-        """Return the loss of ``F.linear(features, weight, bias)``, computed for one chunk of classes at a time.
+        """Return the loss of the logits ``F.linear(features, weight, bias)``. Compute the logits in chunks of classes.
 
         Args:
-            features, weight, bias, target: as in ``linear_smooth_topk``; ``weight`` may be the classes of this rank
-                only.
-            spread: further options of that function, such as ``process_group``, ``num_classes`` and ``sample``.
+            features, weight, bias, target: as in :func:`topk_registry.functional.linear_smooth_topk`. If the classes
+                are divided among ranks, pass the weight and bias of the classes of this rank.
+            spread: further keyword arguments of ``linear_smooth_topk``, such as ``process_group`` and ``num_classes``.
+
+        Raises:
+            ValueError: there are several values of k with ``combine="likelihood"``.
         """
         if not self._is_linear:
             raise ValueError("combine='likelihood' needs all scores at once: with a linear layer, set combine='mean'")
@@ -132,7 +141,7 @@ class SmoothTopKSVM(SeveralSizes):
         return len(self.sizes) == 1 or self.combine == "mean"
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses of the rows [B] from the operator; None for a likelihood of several k."""
+        """Return the losses [B] or their sum []. Return None for several values of k with ``combine="likelihood"``."""
         if not self._is_linear:
             return None
         alpha, sums = self._checked_alpha(logits), self.reduction != "none" and logits.shape[0] > 0
@@ -171,32 +180,49 @@ class SmoothTopKSVM(SeveralSizes):
 
 
 def _table(logits: Tensor, k: int, tau: float, alpha: Tensor) -> Tensor:
-    """Return tau softplus(alpha / tau - l) for each possible label [B, n]. The temperature of l is k tau."""
+    # tau softplus(alpha / tau - l) for each possible label [B, n], where l are the log-odds at temperature k tau
     return soft_hinge(alpha - topk_margins(logits, k, temperature=k * tau) / k, tau)
 
 
 class TopKNLL(SmoothTopKSVM):
-    r"""Negative log-likelihood that the label is in a random set of k classes: ``smooth_topk_svm`` at alpha = 0.
+    """Negative log-likelihood that a random set of k classes contains the label: ``smooth_topk_svm`` with alpha = 0.
 
-    .. math:: L(s, y) = -\tau \log \pi_y, \qquad x = s / (k \tau)
+        L(s, y) = -tau log pi_y
 
-    ``TopKHead.of_loss(loss)``, which is ``TopKHead(k, temperature=k * tau)``, computes the same marginals :math:`\pi`.
-    For k = 1 and tau = 1, the loss is cross-entropy. The options are the options of :class:`SmoothTopKSVM` without
-    ``alpha``. For several k with ``combine="likelihood"``, the loss is -tau log sum_j P_j pi_y^(j).
+    Here s are the n logits of one sample, y is the label, and pi_y is the probability that a random set S of k classes
+    contains the label (the top-k marginal of the label). The probability of S is proportional to exp(sum_{j in S} s_j /
+    (k tau)). For k = 1 and tau = 1, the loss is cross-entropy. ``TopKHead.of_loss(loss)`` returns a layer that predicts
+    the same marginals, ``TopKHead(k, temperature=k * tau)``.
 
     Use when:
-        You show k answers with their marginals, because the loss is the likelihood under these marginals. No study here
-        finds a difference in accuracy from ``smooth_topk_svm``.
+        You show k answers per sample with their marginals, because the loss is the likelihood under these marginals.
 
     Avoid when:
-        You show one answer, or labels are noisy, because the gradient does not vanish for labels in the top k. With
-        ``smooth_topk_svm``, the gradient vanishes.
+        You show one answer, or a wrong label can be any class. The gradient of this loss does not vanish for labels
+        among the k best classes. For such labels, the gradient of ``smooth_topk_svm`` vanishes.
+
+    Evidence:
+        In this project's study on characters from fonts, top-5 accuracy of this loss minus top-5 accuracy of
+        ``smooth_topk_svm`` is +0.7 points if labels confuse similar classes, -0.2 points for clean labels, and -1.3
+        points if a wrong label can be any class.
+
+    Args:
+        k: number of classes in S, 1 <= k <= n - 1, or a list of several such numbers.
+        tau: temperature in units of logits, positive.
+        k_weights: weight of each k. The loss divides the weights by their sum. None: equal weights.
+        combine: how several values of k become one loss. ``"mean"``: the weighted mean of the losses of each k.
+            ``"likelihood"``: -tau log sum_j P_j pi_j. P_j is the weight of the j-th value of k, and pi_j is the
+            marginal of the label for this value. For all values, the logits are divided by max(k) tau.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> create_loss("topk_nll", k=1)(torch.zeros(1, 4), torch.tensor([0]))
         tensor(1.3863)
         >>> create_loss("topk_nll", k=[1, 3], combine="likelihood")(torch.zeros(1, 4), torch.tensor([0]))
         tensor(0.6931)
+
+    Reference: Berrada, Zisserman, Kumar. Smooth Loss Functions for Deep Top-k Classification. ICLR 2018. For several k:
+    Petersen, Kuehne, Borgelt, Deussen. Differentiable Top-k Classification Learning. ICML 2022.
     """
 
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}

@@ -1,9 +1,11 @@
-r"""Sparse top-k: the hard top-k mask, smoothed by a quadratic term such that it stays sparse.
+"""Sparse top-k loss. The loss compares two masks over the classes, of which most entries are exactly 0 or 1.
 
-    mask(x, k) = argmax_mu  x mu - |mu|^2 / 2  over 0 <= mu <= 1, sum mu = k  =  clip(x - theta, 0, 1),  x = s / tau
+For scores x = s / tau, the mask with sum k is
 
-is the top-k mask of Sander et al. for p = 2. The loss is the value of this maximum minus the maximum over masks with
-mu_y = 1. For k = 1, this is the sparsemax loss.
+    mask(x, k) = argmax_mu (x mu - |mu|^2 / 2) over 0 <= mu <= 1, sum mu = k
+               = clip(x - theta, 0, 1), with theta such that the entries sum to k.
+
+Here x mu is the inner product. This is the top-k mask of Sander et al. for a quadratic regularizer (p = 2).
 """
 
 from typing import ClassVar
@@ -19,26 +21,33 @@ from topk_registry.options import number
 
 
 class SparseTopK(TopKLoss):
-    r"""Value of the best sparse mask minus the value of the best mask that contains the label.
+    """Sparse top-k loss: except at the label, the gradient is 0 for all logits far from the k-th largest logit.
 
-    .. math:: L(s, y) = \tau \Bigl(\max_{\mu} \Omega(\mu) - \max_{\mu: \mu_y = 1} \Omega(\mu)\Bigr), \qquad
-        \Omega(\mu) = \frac{s^\top \mu}{\tau} - \frac12 \|\mu\|^2
+        L(s, y) = tau (max_mu V(mu) - max_{mu with mu_y = 1} V(mu)),    V(mu) = sum_i (mu_i s_i / tau - mu_i^2 / 2)
 
-    over :math:`0 \le \mu \le 1, \sum_i \mu_i = k`. The mask is the mask of the paper for p = 2. The loss on this mask
-    is a construction of this package. If the score of the label exceeds the (k+1)-th largest score by tau, then
-    :math:`\mu_y = 1` in the best mask, and the loss is 0. A gradient is the difference of two masks, so it is sparse.
+    Here s are the n logits of one sample, y is the label, and mu is a mask: one number from 0 to 1 per class, with the
+    sum k. The first maximum is over all masks. The second maximum is over the masks in which the label has the entry 1.
+    If the label's logit exceeds the (k+1)-th largest logit by at least tau, both maxima are equal, so the loss is 0.
+    The gradient is the difference between the two best masks, which are equal for most classes.
+
+    The mask is from Sander et al. (for p = 2). The loss on this mask is a construction of this package. For k = 1 and
+    tau = 1, the loss is the sparsemax loss.
 
     Use when:
-        Gradients should be exactly zero for classes that do not compete for the k places. No study here has evaluated
-        the loss.
+        You want gradients that are exactly 0 for most classes.
 
     Avoid when:
-        Speed matters: each row solves small problems in double precision. ``topk_nll`` is the dense counterpart.
+        Speed matters, because the loss sorts the scores of each row in double precision. ``topk_nll`` is faster, and
+        its gradient reaches all classes.
+
+    Evidence:
+        No study of this project has evaluated this loss.
 
     Args:
-        k: size of the set that should contain the label, 1 <= k <= n - 1.
-        tau: strength of the quadratic term, positive. As tau goes to 0, the mask becomes the hard top-k.
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        k: number of classes that should include the label, 1 <= k <= n - 1.
+        tau: temperature in units of logits, positive. As tau goes to 0, the entries of the k largest logits become 1
+            and all other entries become 0.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> SparseTopK(k=1)(torch.tensor([[0.5, 0.0]]), torch.tensor([0]))
@@ -70,10 +79,10 @@ class SparseTopK(TopKLoss):
         return nan_if_invalid((self.tau * _gains(x, self.k)).to(s.dtype), s)
 
     def _relative(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores, and x = s / tau in double precision minus its k-th largest entry."""
+        # x = s / tau in double precision, shifted so that the k-th largest x of each row is 0
         s = torch.where(logits == torch.inf, torch.nan, logits)
         x = s.double() / self.tau
-        # scores more than 2 above the k-th largest have mu = 1 in every mask and cancel
+        # a score more than 2 above the k-th largest has mu = 1 in both masks of the loss, so its value cancels
         return s, (x - x.detach().topk(self.k, dim=-1).values[:, -1:]).clamp(max=2)
 
     def extra_repr(self) -> str:
@@ -89,7 +98,7 @@ def _gains(x: Tensor, k: int) -> Tensor:
         return torch.where(mask < 1, own + (half.sum(-1, keepdim=True) - half), 0.0)
 
     falling, order = u.detach().sort(-1, descending=True)
-    # thresholds are in [0, 1]: for every label, scores below 0 have mu = 0 and scores above 2 have mu = 1
+    # all thresholds are in [0, 1], so scores below 0 have mu = 0 and scores above 2 have mu = 1, whatever the label
     ends = _threshold_of_others(u.detach().clamp(-1, 2), k - 1).clamp(0, 1)
     first = torch.searchsorted(-falling, -(1 + ends), right=True)  # number of classes with mu = 1
     last = torch.searchsorted(-falling, -ends)  # number of classes with mu > 0
@@ -110,7 +119,7 @@ def _gains(x: Tensor, k: int) -> Tensor:
 
 def _gain(x: Tensor, label: Tensor, k: int) -> Tensor:
     mask, theta = topk_mask(x, k)
-    theta = theta.detach()  # cancels, because all masks have the same sum
+    theta = theta.detach()  # theta cancels in the loss, because all masks have the same sum
     held = x.gather(1, label[:, None]) - theta - 0.5
     if k > 1:
         place = torch.arange(x.shape[1] - 1, device=x.device)
@@ -124,7 +133,10 @@ def _value(x: Tensor, mask: Tensor, theta: Tensor) -> Tensor:
 
 
 def topk_mask(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the mask clip(x - theta, 0, 1) [B, n], whose rows sum to k, and theta [B, 1]."""
+    """Return the mask clip(x - theta, 0, 1) [B, n] for scores x [B, n], and theta [B, 1].
+
+    The function chooses theta so that the mask entries of each row sum to k. Both results are differentiable.
+    """
     theta = _threshold(x.detach(), k)
     free = (x > theta) & (x < theta + 1)
     fixed = (x - theta).detach().clamp(0.0, 1.0)  # detached, also for a score equal to the threshold
@@ -135,7 +147,7 @@ def topk_mask(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _threshold(x: Tensor, k: int) -> Tensor:
-    """Return the largest theta [B, 1] for which the mask sums to k."""
+    # the largest theta [B, 1] for which the mask entries of each row sum to k
     last, next_one = x.topk(k + 1, dim=-1).values[:, -2:].split(1, dim=-1)
     points, active, sums = _line(torch.minimum(x, last + 1))  # larger scores have mu = 1 as well
     place = ((sums < k).sum(-1, keepdim=True) - 1).clamp(min=0)  # no such place in a row of NaN
@@ -144,7 +156,7 @@ def _threshold(x: Tensor, k: int) -> Tensor:
 
 
 def _threshold_of_others(x: Tensor, k: int) -> Tensor:
-    """Return for each class the threshold [B, n] at which the mask of all other classes sums to k."""
+    # theta [B, n] for each class, such that the mask entries of all other classes sum to k
     points, active, sums = _line(x)
     count, place, step = points.shape[1], torch.zeros_like(x, dtype=torch.int64), 1
     while 2 * step < count:
@@ -161,14 +173,9 @@ def _threshold_of_others(x: Tensor, k: int) -> Tensor:
 
 
 def _line(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sum of the mask as a piecewise linear function of theta.
-
-    As theta decreases, class i enters the mask at x_i and reaches mu = 1 at x_i - 1.
-
-    Returns:
-        The points x_i and x_i - 1 [B, 2 n] in descending order, the slope of the sum below each point, and the sum at
-        each point.
-    """
+    # The sum of the mask entries of a row is a piecewise linear function of theta. As theta decreases, the entry of
+    # class i rises from 0 at theta = x_i to 1 at theta = x_i - 1. Returns three tensors [B, 2 n]: the points x_i and
+    # x_i - 1 in descending order, the slope of the sum below each point, and the sum at each point.
     points, order = torch.cat((x, x - 1), 1).sort(-1, descending=True)
     active = torch.where(order < x.shape[1], 1.0, -1.0).to(x.dtype).cumsum(-1)
     rises = active[:, :-1] * (points[:, :-1] - points[:, 1:])

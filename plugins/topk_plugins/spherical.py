@@ -1,12 +1,13 @@
-"""Spherical losses: functions of only the label's logit, the sum and the sum of squares of all logits.
+"""Spherical losses, which depend only on the label's logit, the sum of all logits and the sum of their squares.
 
-An output layer of D classes on d features is trained exactly in O(d^2), for any D. Two of the losses are
-log-likelihoods. Their probabilities are proportional to a polynomial of the logit instead of its exponential,
+With such a loss, ``SphericalLinear`` trains an output layer of D classes on d features in O(d^2) per sample, for any D.
+Two of the losses are negative log-likelihoods. The probability of class i is proportional to a polynomial w_i of the
+logit o_i:
 
-    spherical softmax  w_i = o_i^2 + eps              Taylor softmax  w_i = 1 + o_i + o_i^2 / 2
+    spherical softmax: w_i = o_i^2 + eps              Taylor softmax: w_i = 1 + o_i + o_i^2 / 2
 
-The third loss bounds cross-entropy from above. With the first two losses, w_i is not monotonic in o_i, so do not
-predict with the argmax of the logits: predict with ``probabilities(logits)``.
+With these two losses, a larger logit can mean a lower probability. Therefore predict with
+``loss.probabilities(logits)``, not with the argmax of the logits. The third loss is an upper bound on cross-entropy.
 
 Reference: de Brebisson, Vincent. An Exploration of Softmax Alternatives Belonging to the Spherical Loss Family. ICLR
 2016.
@@ -28,7 +29,7 @@ NEWTON_STEPS = 6
 
 
 class _LogLikelihood(ClassificationLoss):
-    """L(o, c) = log sum_i w_i - log w_c with w_i = (o_i + shift)^2 + epsilon."""
+    """Base class: negative log-likelihoods with (logit + shift)^2 + epsilon in place of the softmax's exponential."""
 
     epsilon: float = 1.0
     shift: float = 0.0  # added to all logits
@@ -42,41 +43,57 @@ class _LogLikelihood(ClassificationLoss):
         return _log_sum_of_weights(x, self.epsilon) - _log_weight(x, self.epsilon)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the probability of each class [B, n], in at least single precision."""
+        """Return the probability of each class [B, n]. Logits in half precision are first converted to float32."""
         return self.log_weights(wide(logits)).softmax(-1)
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        """Return log w_i elementwise. Softmax of log w_i gives the probabilities."""
-        # log(x^2 + y^2) from the larger and the smaller: squares overflow in fp32 from 2e19 on, and ONNX has no hypot
+        """Return log((score + shift)^2 + epsilon) for each score. Softmax over the classes gives the probabilities."""
+        # log(x^2 + y^2) without x^2, which overflows in float32 from x = 2e19 on; ONNX has no hypot
         x, y = (scores + self.shift).abs(), scores.new_full((), math.sqrt(self.epsilon))
         larger = torch.maximum(x, y)
         return 2 * larger.log() + (torch.minimum(x, y) / larger).square().log1p()
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-        """Return the loss from the label's score, the sum s and the sum of squares q of all n scores."""
+        """Return the loss of each row from sums over the n scores of the row.
+
+        Args:
+            s: sum of the scores.
+            q: sum of the squares of the scores.
+            score: score of the label.
+            n: number of classes.
+        """
         total = q + 2 * self.shift * s + n * (self.shift**2 + self.epsilon)
         return total.log() - self.log_weights(score)
 
 
 class LogSphericalSoftmax(_LogLikelihood):
-    """Negative log-likelihood under the spherical softmax.
+    """Negative log-likelihood of the label if squared logits replace the exponentials of the softmax.
 
         L(o, c) = log(sum_i o_i^2 + n eps) - log(o_c^2 + eps)
 
+    Here o are the n logits of one sample, c is the label, and eps is the option ``epsilon``. The probability of class i
+    is proportional to o_i^2 + eps. A large negative logit means a high probability too. Therefore predict with
+    ``loss.probabilities(logits)``, not with the argmax of the logits.
+
     Use when:
-        The output layer is so large that its cost must not depend on the number of classes (``SphericalLinear``).
+        There are so many classes that the cost of the output layer must not depend on the number of classes. In this
+        case, use the loss in the layer ``SphericalLinear``.
 
     Avoid when:
-        Probabilities must be close to 0 or 1: for d features, the maxima of the probabilities of all classes sum to at
-        most d + 1. Very negative logits are as likely as very positive logits, because the loss is even.
+        The logits of all classes fit in memory. In this case, start with cross-entropy. Also avoid this loss if
+        probabilities must be close to 1. Each class has a highest probability that it can reach. If a linear layer
+        computes the logits from d features, these highest probabilities sum to at most d + 1 over all classes.
 
     Args:
-        epsilon: positive constant that keeps the loss finite if the label's logit is 0. This constant needs tuning.
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        epsilon: positive number that keeps the loss finite if the label's logit is 0. This number needs tuning.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> LogSphericalSoftmax()(torch.tensor([[0.0, 2.0]]), torch.tensor([1])).exp()
         tensor(1.2000)
+
+    Reference: de Brebisson, Vincent. An Exploration of Softmax Alternatives Belonging to the Spherical Loss Family.
+    ICLR 2016.
     """
 
     option_ranges: ClassVar = {"epsilon": "(0, inf)"}
@@ -96,47 +113,53 @@ class LogSphericalSoftmax(_LogLikelihood):
 
 
 class LogTaylorSoftmax(_LogLikelihood):
-    """Negative log-likelihood under the Taylor softmax, the second-order expansion of exp at 0.
+    """Negative log-likelihood of the label if the second-order Taylor expansion replaces exp in the softmax.
 
         L(o, c) = log(n + sum_i o_i + sum_i o_i^2 / 2) - log(1 + o_c + o_c^2 / 2)
 
-    Adding a constant to all logits changes the loss.
+    Here o are the n logits of one sample, and c is the label. The probability of class i is proportional to 1 + o_i +
+    o_i^2 / 2. Therefore predict with ``loss.probabilities(logits)``, not with the argmax of the logits. If you add a
+    constant to all logits, the loss changes.
 
     Use when:
-        The output layer is so large that its cost must not depend on the number of classes (``SphericalLinear``), and
-        you want a loss without an option to tune.
+        There are so many classes that the cost of the output layer must not depend on the number of classes, and you do
+        not want to tune an option of the loss. In this case, use the loss in the layer ``SphericalLinear``.
 
     Avoid when:
-        The logits of all classes fit in memory: start with cross-entropy.
+        The logits of all classes fit in memory. In this case, start with cross-entropy.
 
     Args:
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> LogTaylorSoftmax()(torch.tensor([[0.0, 2.0]]), torch.tensor([1])).exp()
         tensor(1.2000)
+
+    Reference: de Brebisson, Vincent. An Exploration of Softmax Alternatives Belonging to the Spherical Loss Family.
+    ICLR 2016.
     """
 
     shift = 1.0  # 1 + o + o^2/2 = ((o + 1)^2 + 1) / 2: spherical softmax of logits + 1 with eps = 1
 
 
 class SphericalBound(ClassificationLoss):
-    """Bouchard's upper bound on cross-entropy that is quadratic in the logits, with the tightest bound per row.
+    """Upper bound on cross-entropy that is quadratic in the logits (Bouchard 2007).
 
         L(o, c) = m - o_c + (xi/t) ((D-1)/D - D u^2/4) + D log(1 + e^-xi) + lambda(xi) sum_i (o_i - m)^2
 
-    m is the mean of the D logits, t = tanh(xi/2), u = 1 - t and lambda(xi) = t / (4 xi). Every xi gives a bound. For
-    the tightest bound, xi solves xi^2 (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2. Predict with softmax, as with
-    cross-entropy.
+    Here o are the D logits of one sample, c is the label, m is the mean of the logits, t = tanh(xi/2), u = 1 - t and
+    lambda(xi) = t / (4 xi). Every xi gives an upper bound. The loss uses the tightest bound, for which xi solves xi^2
+    (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2. Predict with the softmax, as with cross-entropy.
 
     Use when:
-        You need a bound on cross-entropy that is quadratic in the logits, for updates in closed form.
+        You need an upper bound on cross-entropy that is quadratic in the logits, for example to update weights in
+        closed form.
 
     Avoid when:
-        Accuracy matters: the bound is loose if scores are far apart. Use cross-entropy.
+        Accuracy matters, because the bound is far above cross-entropy if the logits differ much. Use cross-entropy.
 
     Args:
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> bound, log_softmax = SphericalBound(), torch.nn.CrossEntropyLoss()
@@ -144,7 +167,8 @@ class SphericalBound(ClassificationLoss):
         >>> log_softmax(logits, target), bound(logits, target)
         (tensor(0.4076), tensor(1.1434))
 
-    Reference: Bouchard. Efficient bounds for the softmax function. NIPS workshop 2007, and the paper above.
+    Reference: Bouchard. Efficient bounds for the softmax function. NIPS workshop 2007. As a loss: de Brebisson,
+    Vincent. An Exploration of Softmax Alternatives Belonging to the Spherical Loss Family. ICLR 2016.
     """
 
     def per_class(self, logits: Tensor) -> Tensor:
@@ -156,46 +180,50 @@ class SphericalBound(ClassificationLoss):
         return (_log_partition_bound(centred) - centred.gather(1, labels[:, None]))[:, 0]
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """Return softmax [B, n], in at least single precision."""
+        """Return the softmax of the logits [B, n]. Logits in half precision are first converted to float32."""
         return wide(logits).softmax(-1)
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        """Return the scores, because the loss predicts with softmax."""
+        """Return the scores unchanged. The softmax of the scores over the classes gives the probabilities."""
         return scores
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-        """Return the loss from the label's score, the sum s and the sum of squares q of all n scores."""
+        """Return the loss of each row from sums over the n scores of the row.
+
+        Args:
+            s: sum of the scores.
+            q: sum of the squares of the scores.
+            score: score of the label.
+            n: number of classes.
+        """
         return _quadratic_bound_of_sums(s, q, score, n)
 
 
 def _log_sum_of_weights(x: Tensor, epsilon: float) -> Tensor:
-    """Return log sum_i (x_i^2 + epsilon) [B, 1] of rows [B, n]."""
+    # log sum_i (x_i^2 + epsilon) for each row of x [B, n]
     peak, sum_of_squares = _scaled_squares(x, math.sqrt(epsilon))
     return (sum_of_squares + x.shape[1] * (math.sqrt(epsilon) / peak).square()).log() + 2 * peak.log()
 
 
 def _log_weight(x: Tensor, epsilon: float) -> Tensor:
-    """Return log(x^2 + epsilon) elementwise, by hypot, because x^2 overflows in single precision from 2e19 on."""
+    # log(x^2 + epsilon) elementwise; x^2 overflows in single precision from x = 2e19 on
     return 2 * torch.hypot(x, x.new_full((), math.sqrt(epsilon))).log()
 
 
 def _log_partition_bound(centred: Tensor) -> Tensor:
-    """Return the bound [B, 1] on log sum_i exp(c_i) for centered scores [B, D].
-
-    The bound depends on the scores only through v = mean c_i^2. At the tightest xi, its first derivative in v is D
-    lambda(xi), and its second derivative is D dlambda/dv. Autograd gets both derivatives from a Taylor series around v.
-    """
+    # Bound on log sum_i exp(c_i) for centered scores c. The bound depends on the scores only through v = mean_i c_i^2.
+    # At the tightest xi, the first derivative of the bound with respect to v is D lambda(xi), and the second derivative
+    # is D dlambda/dv. Autograd computes both derivatives from a Taylor series around v.
     return _bound(*_scaled_squares(centred, torch.finfo(centred.dtype).tiny), centred.shape[1])
 
 
 def _quadratic_bound_of_sums(s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-    """Return the bound from the label's score, the sum s and the sum of squares q of all n scores, elementwise."""
     spread = (q - s.square() / n).clamp(min=0)
     return _bound(torch.ones_like(spread), spread, n) + s / n - score
 
 
 def _bound(peak: Tensor, sum_of_squares: Tensor, D: int) -> Tensor:
-    """Return the bound from the sum of squares of (s_i - m) / peak over the D scores."""
+    # the bound from the sum over the D scores of ((s_i - m) / peak)^2, where m is the mean score
     fixed = sum_of_squares.detach()
     with torch.no_grad():
         rms = peak * (fixed / D).sqrt()
@@ -215,17 +243,19 @@ def _bound(peak: Tensor, sum_of_squares: Tensor, D: int) -> Tensor:
 
 
 def optimal_xi(rms: Tensor, D: int) -> Tensor:
-    """Return the xi of the tightest bound elementwise, for scores with root mean square ``rms`` around their mean.
+    """Return the parameter xi of the tightest bound in :class:`SphericalBound`, for each entry of ``rms``.
 
-    With d = 2/D and u = 1 - tanh(xi/2), the equation is xi^2 W = rms^2 with W = (d - u)(2 - d - u) / (1 - u)^2. This
-    form has no cancellation for large D, and its left side increases with xi. The root is bracketed, because W <= c^2 =
-    d(2 - d), and W >= c^2 (1 - u/d) >= (c/1.5)^2 from xi = log(D-1) + 1 on. Newton's method from the middle of the
-    bracket reaches an error of 1e-9 in 5 steps for D from 3 to 1e8 and any rms. xi and rms are not squared, because
-    squares may overflow.
+    Args:
+        rms: square root of the mean of (s_i - m)^2, for logits s with the mean m.
+        D: number of logits, at least 2.
     """
+    # Let d = 2/D and u = 1 - tanh(xi/2). The equation is xi^2 W = rms^2, with W = (d - u)(2 - d - u) / (1 - u)^2.
+    # In this form, nothing cancels for large D. The left side increases with xi. W is at most c^2 = d(2 - d), and W is
+    # at least c^2 (1 - u/d) >= (c/1.5)^2 for xi >= log(D-1) + 1. These bounds on W give bounds on xi. Newton's method
+    # starts in the middle. After 5 steps, the error is below 1e-9 for D from 3 to 1e8 and any rms.
     d = 2 / D
     c = math.sqrt(d * (2 - d))
-    # for D = 2 and equal scores, xi = 0 is the limit; XI_MIN avoids 0/0, and the bound is flat there
+    # for D = 2 and equal scores, the limit is xi = 0; XI_MIN avoids 0/0, and the bound hardly depends on xi there
     low = (rms / c).clamp(min=max(math.log(D - 1), XI_MIN))
     if D == 2:  # W is 1
         return low
@@ -238,7 +268,7 @@ def optimal_xi(rms: Tensor, D: int) -> Tensor:
 
 
 def _w(xi: Tensor, d: float) -> tuple[Tensor, Tensor]:
-    """Return 1 - (1-d)^2 / tanh(xi/2)^2, clamped to 0, and its derivative."""
+    # W = 1 - (1-d)^2 / tanh(xi/2)^2, at least 0, and the derivative of W with respect to xi
     u = 2 * torch.sigmoid(-xi)
     t = 1 - u
     slope = 2 * (1 - d) ** 2 * u * (1 - u / 2) / t**3
@@ -246,10 +276,8 @@ def _w(xi: Tensor, d: float) -> tuple[Tensor, Tensor]:
 
 
 def _scaled_squares(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    """Return a scale p [B, 1] for each row, and sum_i (x_i / p)^2 [B, 1], which cannot overflow.
-
-    The scale is detached from autograd, because p^2 times the sum does not depend on p.
-    """
+    # Returns a scale p for each row, and sum_i (x_i / p)^2, which cannot overflow. Autograd does not need the gradient
+    # of p, because p^2 times the sum does not depend on p.
     fixed = x.detach()
     peak = torch.maximum(fixed.amax(-1, keepdim=True), -fixed.amin(-1, keepdim=True)).clamp(min=least)
     # a vector norm would save a temporary, but its error is 1e-3 in single precision at n = 1e6

@@ -1,8 +1,9 @@
-r"""Top-k hinge losses: the label's score must exceed the k-th best other score by a required margin.
+"""Top-k hinge losses: the label's logit must exceed the k-th largest logit of the other classes by a margin.
 
-s_[j] is the j-th largest score of a row, and s\y are the scores without the label's. A top-k error occurs if (s\y)_[k]
-exceeds s_y, so a hinge on that difference is an upper bound. The four losses of this module compare s_y with different
-scores. Yang and Koyejo show which of the four losses are consistent with top-k error.
+A top-k error occurs if the k-th largest logit of the other classes exceeds the label's logit. Therefore a hinge loss on
+the difference of these two logits is an upper bound on the number of errors. The four losses of this module compare the
+label's logit with different quantities. Yang and Koyejo (2020) show which of the four losses are consistent with the
+top-k error.
 """
 
 from collections.abc import Sequence
@@ -18,28 +19,32 @@ from topk_registry import CommonOptions, TopKLoss
 
 
 class TopKSVM(TopKLoss):
-    r"""Top-k multiclass SVM: the limit of the smooth top-k SVM at temperature 0.
+    """Top-k multiclass SVM: the label's logit must exceed the k-th largest logit of the other classes by k alpha.
 
-    .. math:: L(s, y) = \max\bigl(\tfrac1k ((s_{\setminus y})_{[k]} - s_y) + \alpha_y,\; 0\bigr)
+        L(s, y) = max(0, alpha_y + (r - s_y) / k)
+
+    Here s are the n logits of one sample, y is the label, alpha_y is the required margin, and r is the k-th largest
+    logit of the other classes. This loss is the limit of ``smooth_topk_svm`` as tau goes to 0.
 
     Use when:
-        You want the limit of ``smooth_topk_svm``, as a baseline or for a linear model.
+        You want a baseline for ``smooth_topk_svm``, or you train a linear model.
 
     Avoid when:
-        A deep network starts from random weights: the gradient reaches two scores per row, and accuracy stays at 1 / n.
+        You train a deep network from random weights. The gradient is nonzero for only two logits per sample, so
+        accuracy stays at the level of random guesses. Use ``smooth_topk_svm``.
 
     Args:
-        k: size of the set in which the label should be, 1 <= k < n.
-        alpha: required margin, at least 0: one number, or one per class [n]. The loss is 0 once the score of the label
-            exceeds the k-th best other score by k alpha.
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        k: number of classes that should include the label, 1 <= k < n.
+        alpha: required margin, at least 0: one number, or one number per class [n]. The loss is 0 if the label's logit
+            exceeds the k-th largest logit of the other classes by at least k alpha.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> TopKSVM(k=1)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([0]))
         tensor(0.5000)
 
-    Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM". The factor 1/k is as in Berrada, Zisserman, Kumar
-    2018, "Smooth Loss Functions for Deep Top-k Classification", equation 3.
+    Reference: Lapin, Hein, Schiele. Top-k Multiclass SVM. NIPS 2015. The factor 1/k is as in Berrada, Zisserman, Kumar.
+    Smooth Loss Functions for Deep Top-k Classification. ICLR 2018, equation 3.
     """
 
     option_ranges: ClassVar = {"alpha": "[0, inf)"}
@@ -93,26 +98,28 @@ class TopKSVM(TopKLoss):
 
 
 class TopKHinge(TopKLoss):
-    r"""Top-k hinge: the score of the label must exceed the k-th best other score by 1.
+    """Top-k hinge: the label's logit must exceed the k-th largest logit of the other classes by 1.
 
-    .. math:: L(s, y) = \bigl(1 + (s_{\setminus y})_{[k]} - s_y\bigr)_+
+        L(s, y) = max(0, 1 + r - s_y)
+
+    Here s are the n logits of one sample, y is the label, and r is the k-th largest logit of the other classes.
 
     Use when:
         You want a baseline, or you start from trained weights.
 
     Avoid when:
-        A deep network starts from random weights: the gradient reaches two scores per row, and training does not start.
-        Use ``smooth_topk_svm``.
+        You train a deep network from random weights. The gradient is nonzero for only two logits per sample, so
+        training does not start. Use ``smooth_topk_svm``.
 
     Args:
-        k: size of the set in which the label should be, 1 <= k < n.
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        k: number of classes that should include the label, 1 <= k < n.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> TopKHinge(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([2]))
         tensor(2.5000)
 
-    Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM".
+    Reference: Lapin, Hein, Schiele. Top-k Multiclass SVM. NIPS 2015.
     """
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -123,28 +130,29 @@ class TopKHinge(TopKLoss):
 
 
 class TopKHingeConvex(TopKLoss):
-    r"""Convex top-k hinge: the label must reach the mean of the k largest scores, with 1 added to all other scores.
+    """Convex top-k hinge: a hinge on the mean of the k largest logits, after 1 is added to all but the label's logit.
 
-    .. math:: L(s, y) = \Bigl(\tfrac1k \sum_{j=1}^k (s + 1 - \mathbf{1}_y)_{[j]} - s_y\Bigr)_+
+        L(s, y) = max(0, mean_k(s + 1 - onehot_y) - s_y)
 
-    The mean has k terms: the k - 1 best other scores, each plus 1, and a last term. The last term is the k-th best
-    other score plus 1, or the label's score if that is larger.
+    Here s are the n logits of one sample, y is the label, and onehot_y is the one-hot vector of the label. So 1 is
+    added to the logits of all classes except the label. Then mean_k is the mean of the k largest entries.
 
     Use when:
         You want a convex top-k loss for a linear model, or a baseline.
 
     Avoid when:
-        A deep network starts from random weights: the gradient reaches few scores per row. Use ``smooth_topk_svm``.
+        You train a deep network from random weights, because the gradient is nonzero for only a few logits per sample.
+        Use ``smooth_topk_svm``.
 
     Args:
-        k: size of the set in which the label should be, 1 <= k < n.
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        k: number of classes that should include the label, 1 <= k < n.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> TopKHingeConvex(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([2]))
         tensor(2.7500)
 
-    Reference: Lapin, Hein, Schiele 2015, "Top-k Multiclass SVM", the loss called alpha.
+    Reference: Lapin, Hein, Schiele. Top-k Multiclass SVM. NIPS 2015. The paper calls this loss alpha.
     """
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -160,31 +168,33 @@ class TopKHingeConvex(TopKLoss):
         return nan_if_invalid(losses, logits)
 
     def _hinge(self, better: Tensor, last: Tensor, score: Tensor) -> Tensor:
-        """Return the loss from the sum of the k - 1 best other scores, the k-th best other score and the label's."""
         return ((better + self.k - 1 + torch.maximum(last + 1, score)) / self.k - score).clamp(min=0)
 
 
 class TopKHingeCalibrated(TopKLoss):
-    r"""Top-k calibrated hinge: the score of the label must exceed the (k+1)-th largest of all scores by 1.
+    """Calibrated top-k hinge: the label's logit must exceed the (k+1)-th largest of all logits by 1.
 
-    .. math:: L(s, y) = \bigl(1 + s_{[k+1]} - s_y\bigr)_+
+        L(s, y) = max(0, 1 + r - s_y)
+
+    Here s are the n logits of one sample, y is the label, and r is the (k+1)-th largest logit of all classes, label
+    included. The loss is calibrated: the logits with the lowest expected loss rank the k most probable classes first.
 
     Use when:
-        You want the hinge whose minimizer ranks the true top k, for linear models or from trained weights.
+        You want a calibrated hinge for a linear model, or you start from trained weights.
 
     Avoid when:
-        A deep network starts from random weights: the gradient reaches two scores per row. ``noised_topk`` is the
-        smoothed version.
+        You train a deep network from random weights, because the gradient is nonzero for only two logits per sample.
+        Use ``noised_topk``, a smoothed version of this loss.
 
     Args:
-        k: size of the set in which the label should be, 1 <= k < n.
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        k: number of classes that should include the label, 1 <= k < n.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> TopKHingeCalibrated(k=2)(torch.tensor([[2.0, 1.5, 0.0]]), torch.tensor([1]))
         tensor(0.)
 
-    Reference: Yang, Koyejo 2020, "On the Consistency of Top-k Surrogate Losses".
+    Reference: Yang, Koyejo. On the Consistency of Top-k Surrogate Losses. ICML 2020.
     """
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -196,23 +206,22 @@ class TopKHingeCalibrated(TopKLoss):
 
 
 def _ranked(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k + 1 largest scores and their classes, both [B, k + 1]. In rows with a NaN, all scores are NaN."""
+    # the k + 1 largest scores and their classes, both [B, k + 1]; in rows with a NaN, all returned scores are NaN
     top, index = s.topk(k + 1, dim=1)
     return torch.where(top[:, :1].isnan(), torch.nan, top), index
 
 
 def _best_rival(s: Tensor, k: int) -> Tensor:
-    """Return for each class c the k-th largest score without c [B, n]: s_[k+1] for the top k classes, else s_[k].
-
-    Ties are broken as in ``torch.topk``, so that the gradient reaches one class only.
-    """
+    # The k-th largest score of the other classes, for each class [B, n]. For the k highest classes, this is the
+    # (k+1)-th largest score of the row. torch.topk breaks ties, so the gradient reaches only one class.
     top, index = _ranked(s, k)
     is_top = torch.zeros_like(s, dtype=torch.bool).scatter(1, index[:, :k], True)
     return torch.where(is_top, top[:, k:], top[:, k - 1 : k])
 
 
 def _lead_of_rival(s: Tensor, labels: Tensor, k: int) -> Tensor:
-    """Return (s without y)_[k] - s_y [B]. One gather reads both scores, so only one gradient has the size of s."""
+    # The k-th largest score of the other classes minus the label's score [B]. One gather reads both scores, so that
+    # autograd allocates only one gradient of the size of s.
     top, index = _ranked(s.detach(), k)
     is_top = (index[:, :k] == labels[:, None]).any(1)
     rival = torch.where(is_top, index[:, k], index[:, k - 1])

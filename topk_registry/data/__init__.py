@@ -1,19 +1,19 @@
-"""Image data sets: built-in data sets, folders, label noise, long tails and subsets.
+"""Image data sets: built-in data sets, image folders, and changes such as label noise, long tails and subsets.
 
     from topk_registry.data import open_dataset
     train = open_dataset("topk/hierarchy", "train", noise=0.4)
 
-Open
-    open_dataset(name, split, root, **options)   open a data set by a name of ``timm train --dataset``
-    Hierarchy                                    the built-in data set
-    Selection                                    samples of a data set with new labels
-Change any data set
+Open a data set
+    open_dataset(name, split, root, **options)   takes the same names as ``timm train --dataset``
+    Hierarchy                                    is the class of the built-in data set ``topk/hierarchy``
+    Selection                                    is the class of a data set with selected samples or changed labels
+Change a data set
     with_label_noise, long_tail, subset, hold_out, renumber, class_balanced_epoch
-Describe
+Read facts about a data set
     labels_of, class_names_of, class_counts, superclasses_of, is_indexed
 
-``topk_registry.data.folders`` reads folders as classes. ``topk_registry.data.agreement`` checks whether labels fit a
-model. Neither module imports torch.
+The module ``topk_registry.data.folders`` finds class folders, and the module ``topk_registry.data.agreement`` compares
+labels with the predictions of a model. These two modules do not import torch.
 """
 
 from importlib import import_module
@@ -35,7 +35,7 @@ _HOMES = {"Hierarchy": "hierarchy", "open_dataset": "open"}
 _HOMES |= dict.fromkeys(("class_counts", "class_names_of", "is_indexed", "labels_of", "superclasses_of"), "labels")
 
 
-def __getattr__(name: str) -> object:  # on first use: folders and agreement need no torch
+def __getattr__(name: str) -> object:  # imported on first use, because folders and agreement must not import torch
     if name in __all__:
         return getattr(import_module(f"topk_registry.data.{_HOMES.get(name, 'selection')}"), name)
     raise AttributeError(f"module 'topk_registry.data' has no attribute {name!r}")

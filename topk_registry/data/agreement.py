@@ -1,8 +1,9 @@
-"""Check whether labels fit the predictions of a model, or whether folders have wrong names.
+"""A comparison of labels with the predictions of a model. The comparison finds class folders with wrong names.
 
-If two folders are swapped, the images of each folder are predicted as the class of the other folder. If names are
-shifted, the images of each folder are predicted as the next class. If the model does not know a class, the images of
-this class are predicted as another class, but the images of the other class are predicted correctly.
+If the names of the folders A and B are exchanged, most images of A are predicted as B, and most images of B as A. If
+all names are shifted by one class, most images of each folder are predicted as the next class. But if the model does
+not know class A, only the images of A are predicted as another class B. The images of B are predicted correctly, so
+this case does not count as a wrong name.
 """
 
 from collections.abc import Sequence
@@ -13,23 +14,23 @@ from numpy.typing import NDArray
 
 from topk_registry.data.folders import listed
 
-MIN_IMAGES = 3  # minimum number of images per folder for a conclusion
-CHANCE_ODDS = 1.5  # accuracy is at chance level if its odds are below 1.5 times the odds of random guesses
+MIN_IMAGES = 3  # a folder with fewer images is not judged
+CHANCE_ODDS = 1.5  # accuracy a is close to random guesses if a / (1 - a) is at most 1.5 / (n - 1) for n classes
 
 
 class WrongLabelsError(ValueError):
-    """The labels contradict the predictions of a model, as if folders had wrong names."""
+    """Raised if the labels contradict the predictions of a model, as if class folders had wrong names."""
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Top-1 accuracy on labeled images, and the folders whose images are mostly predicted as one other class.
+    """The result of :func:`agreement`.
 
     Args:
-        accuracy: top-1 accuracy, from 0 to 1.
-        confused: pairs (label, predicted class) of folders with more than half of the images predicted as one other
-            class.
-        problem: why the labels look wrong. Empty if the labels look right.
+        accuracy: top-1 accuracy, from 0 to 1. NaN if there are no images.
+        confused: pairs of class names (label, predicted class). More than half of the images with this label are
+            predicted as this other class.
+        problem: reason why the labels look wrong, or an empty string if the labels look right.
     """
 
     accuracy: float
@@ -37,20 +38,26 @@ class Agreement:
     problem: str
 
     def check(self, *, force: bool = False) -> None:
-        """Raise ``WrongLabelsError`` if the labels look wrong. With ``force``, raise nothing."""
+        """Raise ``WrongLabelsError`` if the labels look wrong and ``force`` is False."""
         if self.problem and not force:
             raise WrongLabelsError(f"{self.problem}; check the class folders, or pass --force to continue")
 
 
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
-    """Compare the predicted class of each image [N] with its label [N].
+    """Compare the predicted class of each image with the label of the image.
 
-    Labels look wrong if the accuracy is close to the accuracy of random guesses, or if at least two folders look
-    exchanged: most images of folder A are predicted as one class B, and most images of folder B as one other class.
+    The labels look wrong in two cases. In the first case, the accuracy is close to the accuracy of random guesses. In
+    the second case, most images of a class A are predicted as another class B, and most images of B are also predicted
+    as another class. The second case requires at least two classes A.
+
+    Args:
+        predicted: class indices that a model predicts: [N].
+        labels: class indices: [N].
+        classes: class names in the order of the class indices.
     """
     n = len(classes)
     accuracy = float((predicted == labels).mean()) if len(labels) else float("nan")
-    usual: dict[int, int] = {}  # per folder, the wrong class as which most images of the folder are predicted
+    usual: dict[int, int] = {}  # label -> the wrong class that is predicted for most images with this label
     for label in np.unique(labels).tolist():
         counts = np.bincount(predicted[labels == label], minlength=n)
         other = int(counts.argmax())
@@ -68,5 +75,5 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
 
 
 def pairs(confused: Sequence[tuple[str, str]]) -> str:
-    """Return the first five pairs (label, predicted class) as text."""
+    """Return the first five pairs (label, predicted class) as text, such as ``'cat' as 'dog', 'owl' as 'hen'``."""
     return listed([f"{label!r} as {other!r}" for label, other in confused], 5)

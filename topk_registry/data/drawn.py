@@ -1,4 +1,4 @@
-"""Shared parts of the built-in data sets: splits, numbers of samples, and samples in memory."""
+"""Base class and functions of the built-in data sets, whose samples are generated from a seed."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,19 +10,19 @@ from PIL import Image
 
 from topk_registry.registry.ranges import Interval
 
-BLOCK = 1024  # number of samples per block
-SPLITS = {"train": 1, "validation": 2, "test": 3}  # part of the seed of each sample
+BLOCK = 1024  # number of samples that are generated at once
+SPLITS = {"train": 1, "validation": 2, "test": 3}  # the number of a split is a part of the seed of its samples
 SYNONYMS = {"val": "validation", "valid": "validation", "eval": "validation", "training": "train"}
 
 
 class DrawnImages:
-    """Images and labels that are generated from a seed and stored in memory.
+    """A map-style data set of pairs (image, target) in memory. A subclass sets the attributes.
 
     Attributes:
-        images: [N, height, width, 3] in 8 bits.
-        targets: labels [N], or k-hot vectors [N, n] for several labels per image.
-        classes: class names.
-        superclasses: superclass of each class, if classes have superclasses.
+        images: uint8 [N, height, width, 3].
+        targets: class indices [N], or k-hot vectors [N, n] if images have several labels.
+        classes: class names: [n].
+        superclasses: index of the superclass of each class: [n]. Missing if the classes have no superclasses.
     """
 
     images: NDArray[np.uint8]
@@ -34,7 +34,7 @@ class DrawnImages:
 
     @property
     def transform(self) -> Any:
-        """Function that is applied to each image, or None."""
+        """Function that is applied to each Pillow image. If None, ``dataset[i]`` returns the Pillow image itself."""
         return self._transform
 
     @transform.setter
@@ -46,14 +46,14 @@ class DrawnImages:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        if self._unchanged:  # faster than a transform of an image library
+        if self._unchanged:  # the result of the transform, but faster, because no Pillow image is created
             return torch.from_numpy(self.images[index]).permute(2, 0, 1), self.targets[index]
         image: Any = Image.fromarray(self.images[index])
         return (image if self._transform is None else self._transform(image)), self.targets[index]
 
 
 def _only_converts(transform: Any, size: tuple[int, ...]) -> bool:
-    """Return whether a transform only converts images of this size to 8-bit tensors, without augmentation."""
+    """Return whether a transform converts images of this size to uint8 tensors and changes no pixel."""
     from timm.data.transforms import MaybePILToTensor
     from torchvision.transforms import CenterCrop, PILToTensor, Resize
 
@@ -64,7 +64,11 @@ def _only_converts(transform: Any, size: tuple[int, ...]) -> bool:
 
 
 def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:
-    """Return the name of the split and its number of samples. Default: 5000 for training, 2000 otherwise."""
+    """Return the canonical name of a split, and the number of samples that ``size`` and ``eval_size`` give the split.
+
+    ``"val"``, for example, becomes ``"validation"``. ``eval_size`` applies to all splits except ``"train"``. If no
+    number applies, ``"train"`` has 5000 samples, and the other splits have 2000.
+    """
     split = SYNONYMS.get(split, split)
     if split not in SPLITS:
         raise ValueError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
@@ -76,21 +80,29 @@ def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple
 
 
 def draw(size: int, key: list[int], block: Callable[[np.random.Generator, int], tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Return images and targets from calls of ``block(generator, first)``. Samples do not depend on ``size``."""
+    """Generate ``size`` samples in blocks, and return their images and targets as arrays.
+
+    ``block(generator, first)`` returns the images and targets of ``BLOCK`` samples, from the sample with index
+    ``first`` on. The seed of the generator consists of ``key`` and the number of the block. Therefore a sample does not
+    depend on ``size``.
+    """
     blocks = [block(np.random.default_rng([*key, b]), b * BLOCK) for b in range(-(-size // BLOCK))]
     images, targets = (np.concatenate(parts)[:size] for parts in zip(*blocks, strict=True))
     return images, targets
 
 
 def check_counts(**counts: Any) -> None:
-    """Raise ValueError unless each option is an integer of at least 1."""
+    """Raise ValueError unless each keyword argument is an integer of at least 1."""
     for name, count in counts.items():
         if not isinstance(count, (int, np.integer)) or count < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
 
 
 def check_numbers(**numbers: tuple[Any, str]) -> None:
-    """Raise ValueError unless each option is in its interval. An interval is text such as ``"[0, inf)"``."""
+    """Raise ValueError unless each keyword argument ``name=(value, interval)`` has its value in the interval.
+
+    An interval is text, such as ``"[0, inf)"``.
+    """
     for name, (value, interval) in numbers.items():
         if not isinstance(value, (int, float, np.number)) or value not in Interval.parse(interval):
             raise ValueError(f"{name} must be in {interval}, got {value!r}")

@@ -1,8 +1,8 @@
-"""Folders of images as classes: names, files, and the class of a model for each folder.
+"""Functions that find class folders and their images, and that map class folders to the classes of a model.
 
-As in timm, the class of an image is the name of the folder that directly contains the image. Classes are numbered in
-natural order (c2 before c10). Files and folders whose name begins with a dot are skipped, such as ``._x.png`` from
-macOS archives and ``.ipynb_checkpoints``.
+As in timm, the class of an image is the name of the folder that directly contains the image. Classes are numbered from
+0 in natural order of their names (c2 before c10). Files and folders whose names begin with a dot are skipped. Such
+names are, for example, ``._x.png`` from macOS archives and ``.ipynb_checkpoints``.
 """
 
 import os
@@ -25,12 +25,12 @@ class FolderError(ValueError):
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """Class folders and the images in them.
+    """The class folders in a root folder, and the images in the class folders.
 
     Args:
         names: names of the folders that contain images, in natural order.
-        images: pairs (path, name of the folder), in natural order of paths.
-        notes: messages about skipped files and folders.
+        images: pairs (path of the image, name of its folder), in natural order of the paths.
+        notes: messages for the user about skipped files and folders.
     """
 
     names: list[str]
@@ -39,34 +39,43 @@ class ClassFolders:
 
 
 def natural_key(name: str) -> tuple[list[int | str], str]:
-    """Return a sort key as in timm: numbers sort by value, and letters without case. Plain order breaks ties."""
+    """Return a sort key for a name. As in timm, numbers in names sort by value, and case is ignored.
+
+    If two names differ only in case or in leading zeros, the usual order of strings decides.
+    """
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name.lower())], name
 
 
 def images_below(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> list[str]:
-    """Return the paths of all images in a folder and its subfolders, in natural order."""
+    """Return the paths of all images in ``root`` and in all folders below ``root``, in natural order."""
     paths = (os.path.join(folder, name) for folder, _, files in _walk(root) for name in files)
     return sorted((path for path in paths if is_image(path, suffixes)), key=natural_key)
 
 
 def is_image(path: str, suffixes: Collection[str] = IMAGE_SUFFIXES) -> bool:
-    """Return whether a file name has an image suffix."""
+    """Return whether a file name ends in one of the suffixes and does not begin with a dot. Case is ignored."""
     name = os.path.basename(path)
     return not name.startswith(".") and _suffix(name) in suffixes
 
 
 def split_folder(root: str | Path, split: str) -> Path | None:
-    """Return the folder of a split, by its name or a synonym that timm knows, or None if there is no such folder."""
+    """Return the subfolder of ``root`` for a split, or None if there is no such subfolder.
+
+    The subfolder has the name of the split or a synonym. For example, ``"val"`` also finds ``root/validation``.
+    """
     name = split.split("[")[0]
     synonyms = next((group for group in (TRAINING, EVALUATION) if name in group), ())
     return next((Path(root, each) for each in (name, *synonyms) if each and Path(root, each).is_dir()), None)
 
 
 def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> ClassFolders:
-    """Find the class folders in a root folder, and count the image files that are skipped because of their format.
+    """Find the class folders below ``root``, at any depth, and the images in these folders.
+
+    If image files have a suffix that is not in ``suffixes``, the files are skipped, and a note states their number.
+    Folders without images are skipped, and a note lists their names.
 
     Raises:
-        FolderError: there are no images, two folders have the same name, or images are outside of class folders.
+        FolderError: there are no images, two class folders have the same name, or an image is directly in ``root``.
     """
     places: dict[str, str] = {}
     images: list[tuple[str, str]] = []
@@ -122,20 +131,24 @@ def class_map(
     of: str = "the model",
     ignore_unknown: bool = False,
 ) -> tuple[dict[str, int], str]:
-    """Map folders to classes by name. If no name matches and there are as many folders as classes, map by order.
+    """Find the class of each folder.
+
+    The class of a folder is the class with the same name, with one exception. If there are as many folders as classes,
+    and no folder has the name of a class or the model has no class names, folders get the classes in natural order.
 
     Args:
         folders: folder names, all different.
-        classes: class names in order. If the model has no class names, pass the numbers from 0 on as text.
-        where: location of the folders, for messages.
-        of: owner of the classes, for messages.
-        ignore_unknown: skip folders without a class if at least one folder has the name of a class.
+        classes: class names in the order of the class indices. For a model without class names, pass "0", "1", ...
+        where: location of the folders, for error messages.
+        of: owner of the classes, for error messages.
+        ignore_unknown: whether to skip a folder without a class of the same name, instead of raising an error. At least
+            one folder must have the name of a class.
 
     Returns:
-        The class number of each folder that is not skipped, by folder name, and a description of the mapping.
+        A dictionary from folder names to class indices, without skipped folders, and a text that describes the mapping.
 
     Raises:
-        FolderError: a folder has no class, or two classes have the same name.
+        FolderError: a folder has no class, or two classes have the same name as a folder.
 
     Example:
         >>> class_map(["dog", "cat"], ["cat", "dog", "owl"])[0]
@@ -169,10 +182,10 @@ def class_map(
 
 
 def count_of(things: Sequence[object], name: str) -> str:
-    """Return a number and its noun as text, such as "1 image" or "2 images"."""
+    """Return the number of things with a noun, such as "1 image" or "2 images"."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 'es' if name.endswith('ss') else 's'}"
 
 
 def listed(names: Sequence[str], most: int = 10) -> str:
-    """Return the first names as text, followed by the number of further names."""
+    """Return the first ``most`` names, separated by commas. If there are more names, append "and 3 more"."""
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

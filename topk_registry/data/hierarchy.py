@@ -1,12 +1,14 @@
-"""A generated image data set whose classes form superclasses, to try top-k losses without a download.
+"""The data set ``topk/hierarchy``: generated images whose classes form superclasses. It needs no download.
 
-As in CIFAR-100, there are 20 superclasses of 5 fine classes and images of 32 x 32 pixels. Each superclass has a smooth
-random color field, and each fine class adds a finer and weaker field. An image of class c, in units of the standard
-deviation of the coarse field, is
+As in CIFAR-100, there are 20 superclasses with 5 classes each, and images have 32 x 32 pixels. Each of the S
+superclasses has a smooth random color pattern ``coarse``. Each class has a second, less smooth pattern ``fine``. An
+image of class c is
 
-    image = contrast * shift(coarse[c mod S] + fine_amplitude * fine[c]) + noise * Z,        Z ~ N(0, 1)
+    image = contrast * shift(coarse[c mod S] + fine_amplitude * fine[c]) + pixel_noise * Z.
 
-Superclasses are easy to distinguish, but the five classes of a superclass are not.
+``contrast`` is a random number from 0.6 to 1.4. ``shift`` moves the patterns by up to 4 pixels. Z is standard normal
+noise. All patterns have standard deviation 1, before the image is scaled to gray levels. A model can easily distinguish
+the superclasses, but not the five classes of a superclass.
 """
 
 import numpy as np
@@ -16,23 +18,24 @@ from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, c
 
 SIZE = 32
 SHIFT = 4
-SPREAD = 42.0  # standard deviation of an image in gray levels; values up to 3 standard deviations are not clipped
+SPREAD = 42.0  # standard deviation of an image in gray levels; the gray levels 128 +- 3 * 42 are in [0, 255]
 
 
 class Hierarchy(DrawnImages):
-    """Images of ``superclasses * fine`` classes, generated from a seed. Class c has superclass c mod ``superclasses``.
+    """Generated images of ``superclasses * fine`` classes. Class c belongs to superclass c mod ``superclasses``.
 
-    Image i depends only on the seed, the split and i. Classes alternate, so the numbers of images per class differ by
-    at most one. Images are stored in memory, 3 KiB each.
+    Image i does not depend on ``size`` or ``eval_size``. The labels repeat 0, 1, ..., n - 1, so the sizes of classes
+    differ by at most one. All images are in memory, with 3 KiB per image.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        size: number of images. Default: 5000 for training, 2000 otherwise.
-        eval_size: number of images of the other splits. Default: ``size``.
-        seed: seed of the class fields and of every image.
-        superclasses, fine: number of superclasses, and number of fine classes per superclass.
-        fine_amplitude: standard deviation of the fine field, in units of the coarse field.
-        pixel_noise: standard deviation of the noise, in units of the coarse field.
+        size: number of images of the split. Default: 5000 for ``"train"``, 2000 for the other splits.
+        eval_size: number of images of the validation split and of the test split. Default: ``size``.
+        seed: seed of all random numbers.
+        superclasses: number of superclasses.
+        fine: number of classes per superclass.
+        fine_amplitude: standard deviation of the fine pattern. The coarse pattern has standard deviation 1.
+        pixel_noise: standard deviation of the noise. The coarse pattern has standard deviation 1.
 
     Example:
         >>> image, label = Hierarchy("train", size=1000)[0]
@@ -76,7 +79,7 @@ class Hierarchy(DrawnImages):
 
 
 def _smooth(grid: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Enlarge [..., g, g] to [..., 32, 32] by periodic linear interpolation, and scale to unit standard deviation."""
+    """Enlarge [..., g, g] to [..., 32, 32] by periodic linear interpolation, and scale to standard deviation 1."""
     g = grid.shape[-1]
     place = np.arange(SIZE) * g / SIZE
     low = place.astype(int)

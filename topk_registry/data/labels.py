@@ -1,6 +1,7 @@
-"""Labels, class names and superclasses of any map-style data set. If possible, no image is decoded.
+"""Functions that read the labels, class names and superclasses of a map-style data set.
 
-If images have several labels, targets are k-hot: a vector [n] per image with 1 for each label and 0 elsewhere.
+If possible, the functions do not read images. If images can have several labels, targets are k-hot. A k-hot target is a
+vector [n] with 1 for each label of the image, and 0 for all other classes.
 """
 
 from collections.abc import Sized
@@ -14,9 +15,10 @@ MULTILABEL = "each image has several labels: use --task multilabel"
 
 
 def targets_of(dataset: Any) -> NDArray[Any] | None:
-    """Return all targets, [N] or k-hot [N, n], without reading images, or None if that is not possible.
+    """Return the targets of all samples: class indices [N], or k-hot vectors [N, n].
 
-    This is possible for data sets of torchvision, and for folders and Hugging Face data sets of timm.
+    If the targets cannot be read without the images, return None. They can be read if the data set has an attribute
+    ``targets`` or ``labels``, as in torchvision. They can also be read from folders and Hugging Face data sets of timm.
     """
     reader = getattr(dataset, "reader", dataset)
     stored = [getattr(dataset, name, None) for name in ("targets", "labels")]
@@ -31,7 +33,7 @@ def targets_of(dataset: Any) -> NDArray[Any] | None:
 
 
 def kept_labels_of(dataset: Any) -> Labels | None:
-    """Return the label of every sample [N] without reading images, or None if that is not possible."""
+    """Return the result of :func:`targets_of`: [N] or None. If the targets are k-hot, raise ValueError."""
     kept = targets_of(dataset)
     if kept is not None and kept.ndim > 1:
         raise ValueError(MULTILABEL)
@@ -39,7 +41,7 @@ def kept_labels_of(dataset: Any) -> Labels | None:
 
 
 def labels_of(dataset: Any) -> Labels:
-    """Return the label of every sample [N]. If the data set stores no labels, read all samples once."""
+    """Return the label of every sample: [N]. If necessary, read all images. For k-hot targets, raise ValueError."""
     kept = kept_labels_of(dataset)
     if kept is not None:
         return kept
@@ -51,7 +53,10 @@ def labels_of(dataset: Any) -> Labels:
 
 
 def class_names_of(dataset: Any) -> list[str] | None:
-    """Return the class names in order, or None if the data set has none."""
+    """Return the class names in the order of the class indices, or None if the data set has no class names.
+
+    If a class has several names, the result contains these names joined by "/".
+    """
     if getattr(dataset, "classes", None) is not None:
         return [str(name) for name in dataset.classes]
     reader = getattr(dataset, "reader", dataset)
@@ -65,12 +70,12 @@ def class_names_of(dataset: Any) -> list[str] | None:
 
 
 def is_indexed(dataset: object) -> bool:
-    """Return whether the samples of a data set have an index. The samples of a stream have no index."""
+    """Return whether a data set supports ``dataset[i]`` and ``len(dataset)``. Return False for a stream."""
     return hasattr(dataset, "__getitem__") and isinstance(dataset, Sized) and not hasattr(dataset, "__iter__")
 
 
 def class_counts(labels: Labels, num_classes: int) -> list[int]:
-    """Return the number of samples per class [num_classes]. Raise ValueError if a label is out of range."""
+    """Return the number of samples of each class: [num_classes]. If a label is out of range, raise ValueError."""
     if len(labels) and not (labels.min() >= 0 and labels.max() < num_classes):
         wrong = labels.min() if labels.min() < 0 else labels.max()
         raise ValueError(f"expected labels in [0, {num_classes - 1}], got {wrong}; see --num-classes")
@@ -78,6 +83,6 @@ def class_counts(labels: Labels, num_classes: int) -> list[int]:
 
 
 def superclasses_of(dataset: Any) -> list[int] | None:
-    """Return the superclass of every class [n], or None if the data set has no superclasses."""
+    """Return the index of the superclass of each class: [n]. If the data set has no superclasses, return None."""
     known = getattr(dataset, "superclasses", None)
     return None if known is None else list(known)

@@ -1,4 +1,4 @@
-"""Open a data set by name, optionally with label noise, a long tail or a subset."""
+"""Functions that open a data set by its name, and classes that read image files."""
 
 import struct
 import zlib
@@ -18,10 +18,10 @@ from topk_registry.registry.options import accepts, check_options, parameters
 
 PREFIX = "topk/"
 FOLDERS = ("", "folder", "topk/folder")
-# exceptions of Pillow for broken files
+# exceptions that Pillow raises for broken files
 DECODE_ERRORS = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, Image.DecompressionBombError)
 
-# options of every data set, with their defaults
+# options that every data set takes, with their defaults
 CHANGES = {"noise": 0.0, "noise_kind": "", "long_tail": 1.0, "subset": 1.0, "change_seed": 0}
 
 
@@ -38,24 +38,31 @@ def open_dataset(
     timm_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Open one split of a data set by a name of ``timm train --dataset``.
+    """Open one split of a data set. The names are the names that ``timm train --dataset`` takes.
 
     Args:
-        name: ``topk/NAME`` for a registered data set; ``topk/folder`` or an empty string for a folder with one
-            subfolder per class; or a name of timm such as ``torch/cifar100`` or ``hfds/USER/NAME``.
-        split: name of the split. If ``root`` has no subfolder of this name, ``root`` itself is the split.
-        root: data directory.
-        training: whether to open the training part. Default: True if the split is named ``train``.
-        held_out: fraction of each class of the split that is held out. The training part excludes these samples. The
-            evaluation part consists of these samples, with true labels.
-        multilabel: whether images have several labels.
-        mode: Pillow mode to which images from files are converted.
-        suffixes: suffixes of image files in folders.
-        timm_options: further arguments of ``timm.data.create_dataset``.
-        options: options of a registered data set. All data sets also take options that change only the training part:
-            ``noise``, share of wrong labels; ``noise_kind``, ``family`` (within superclasses) or ``uniform``;
-            ``long_tail``, ratio of the frequencies of the first and the last class; ``subset``, fraction of each
-            class; ``change_seed``, seed of these changes (default: ``seed`` of a registered data set, else 0).
+        name: ``"topk/NAME"`` selects a registered data set. ``"topk/folder"`` or ``""`` selects a folder with one
+            subfolder per class. Any other name is a name of timm, such as ``"torch/cifar100"``.
+        split: name of the split. If the folder ``root`` has no subfolder for this split, ``root`` is the split.
+        root: directory of the data.
+        training: whether the result is for training. Default: True if the split is ``"train"`` or ``"training"``.
+        held_out: fraction of each class that is held out. If the result is for training, it excludes the held-out
+            samples. Otherwise, it contains only the held-out samples, with labels without label noise.
+        multilabel: whether an image can have several labels.
+        mode: mode of Pillow, such as ``"RGB"``, to which images from files are converted.
+        suffixes: suffixes of the image files in a folder.
+        timm_options: further arguments of ``timm.data.create_dataset``, for a name of timm.
+        options: options of a registered data set, such as ``size``. In addition, every data set takes the following
+            options. These options have an effect only if the result is for training.
+
+            - ``noise``: share of samples whose label is replaced (default 0)
+            - ``noise_kind``: ``"family"`` or ``"uniform"``, as in :func:`with_label_noise`
+            - ``long_tail``: ratio of the sizes of the first class and the last class (default 1)
+            - ``subset``: fraction of each class that is kept (default 1)
+            - ``change_seed``: seed of these changes. Default: option ``seed`` of a registered data set, else 0
+
+    Returns:
+        A :class:`Selection`, or a data set of timm without random access (a stream).
 
     Raises:
         ValueError, OSError, TypeError: the data cannot be opened, or an option is invalid.
@@ -95,7 +102,7 @@ def open_dataset(
 
 
 def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a registered data set, and the options that this data set does not take."""
+    """Return a registered data set, and the options from ``CHANGES`` that the data set itself does not take."""
     factory = registry.datasets.builder(short := name.removeprefix(PREFIX))
     named = parameters(factory)[0]
     own = {option: value for option, value in options.items() if option in named or option not in CHANGES}
@@ -120,7 +127,7 @@ def _open_timm(name: str, split: str, root: Any, mode: str, options: dict[str, A
     encode = options.pop("target_transform", None)
     place = None if root is None else str(root)
     dataset: Any = create_dataset(name, root=place, split=split, input_img_mode=mode, **options)
-    if isinstance(dataset, ImageDataset):  # ReaderImages names unreadable images and stores labels
+    if isinstance(dataset, ImageDataset):  # the messages of ReaderImages name the unreadable file
         return ReaderImages(dataset.reader, mode, encode)
     if encode is not None:
         dataset.target_transform = encode
@@ -138,11 +145,11 @@ def _changed(
 
 
 def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
-    """Check a registered data set by its first sample. Return the problem as text, or an empty string.
+    """Check the first sample of a registered data set. Return a text that describes the problem, or an empty string.
 
-    A data set has a length. ``dataset[i]`` is a pair of a PIL image and a label from 0 to n - 1, or, with several
-    labels per image, a floating-point vector [n]. ``dataset.transform`` can be set and is applied to the image.
-    ``dataset.classes`` are the class names.
+    ``dataset[i]`` must be a pair (Pillow image, target). The target must be a class index from 0 to n - 1. If
+    ``multilabel`` is True, the target must instead be a vector [n] with 1 for each label. The data set must have a
+    length and an attribute ``transform``. A stream and an empty data set are not checked.
     """
     if not is_indexed(dataset):
         return "" if hasattr(dataset, "__iter__") else f"expected a data set with a length, got {dataset!r}"
@@ -164,7 +171,10 @@ def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
 
 
 class FolderReader:
-    """Files and labels of a folder with one subfolder per class, with the interface of timm readers."""
+    """A reader of a folder with one subfolder per class. The class has the interface of a reader of timm.
+
+    ``reader[i]`` is a pair (open file, class index).
+    """
 
     def __init__(self, root: Path, suffixes: tuple[str, ...]) -> None:
         folders = read_folders(root, suffixes)
@@ -184,9 +194,10 @@ class FolderReader:
 
 
 class ReaderImages:
-    """Pairs (image, target) from a :class:`FolderReader` or a reader of timm, with images in one Pillow mode.
+    """A data set of pairs (image, target) from the files of a reader: a :class:`FolderReader` or a reader of timm.
 
-    An image that cannot be read raises ``UnreadableImageError``.
+    All images are converted to the same mode of Pillow. If an image cannot be read, ``dataset[i]`` raises
+    ``UnreadableImageError``. If the reader has no label for a sample, the target is -1.
     """
 
     def __init__(self, reader: Any, mode: str, target_transform: Callable[[Any], Any] | None = None) -> None:
@@ -217,7 +228,10 @@ class ReaderImages:
 
 
 def check_depth(image: Image.Image) -> None:
-    """Raise ValueError for 16-bit and floating-point images, because Pillow would clip values outside of 0 to 255."""
+    """Raise ValueError if a 16-bit or floating-point image would lose information by a conversion to 8 bits.
+
+    Pillow clips values below 0 and above 255, and converts every floating-point value from 0 to 1 to either 0 or 1.
+    """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         extrema: Any = image.getextrema()
         low, high = extrema

@@ -1,7 +1,8 @@
-"""Selections of a data set with new labels: label noise, long tails, subsets, held-out parts, class numbers.
+"""Functions that change a data set: label noise, long tails, subsets, held-out parts and new class numbers.
 
-The functions return a :class:`Selection`, which does not copy images. A selection of a selection refers to the original
-data set, so changes can be chained. All random choices depend only on a seed.
+Most functions return a :class:`Selection`: a data set that stores indices and targets, and reads the images from the
+original data set. The functions also accept a :class:`Selection`, so several changes can follow each other. Random
+choices depend only on the argument ``seed``.
 """
 
 import sys
@@ -16,8 +17,8 @@ from tqdm import tqdm
 from topk_registry.data.labels import Labels, class_counts, class_names_of, labels_of, superclasses_of, targets_of
 
 Indices = NDArray[np.int64]
-MAX_MESSAGES = 10  # per process
-MAX_FAILURES = 10  # consecutive unreadable images
+MAX_MESSAGES = 10  # maximum number of messages about unreadable images per process
+MAX_FAILURES = 10  # after this number of consecutive unreadable images, reading fails
 
 
 class UnreadableImageError(OSError):
@@ -25,17 +26,20 @@ class UnreadableImageError(OSError):
 
 
 class Selection:
-    """Samples of a map-style data set in a new order and with new targets.
+    """A data set that consists of selected samples of another map-style data set, with the same or new targets.
 
-    If an image cannot be read, the next sample replaces this image, and a message goes to standard error.
+    If the image of a sample cannot be read, ``selection[i]`` returns the next sample whose image can be read, and
+    prints a message to standard error. If 10 images in sequence cannot be read, ``UnreadableImageError`` is raised.
 
     Args:
         dataset: data set of pairs (image, target), or another selection.
-        indices: indices of the samples in order [M]. Default: all samples.
-        targets: targets of these samples, [M] or k-hot [M, n]. Default: targets of the data set.
-        true_targets: targets of these samples before label noise. Default: ``targets``.
-        classes: class names. Default: class names of the data set.
-        notes: messages about the changes.
+        indices: indices of the selected samples in ``dataset``, in the new order: [M]. Default: all samples.
+        targets: targets of the selected samples: class indices [M] or k-hot vectors [M, n]. Default: the targets of
+            ``dataset``.
+        true_targets: targets of the selected samples without label noise. Default: ``targets`` if given, else the true
+            targets of ``dataset``.
+        classes: class names: [n]. Default: the class names of ``dataset``.
+        notes: messages for the user that describe the changes.
     """
 
     def __init__(
@@ -94,15 +98,16 @@ class Selection:
 def with_label_noise(
     dataset: Any, share: float, *, kind: str = "", superclasses: Sequence[int] | None = None, seed: int = 0
 ) -> Selection:
-    """Return a data set with wrong labels.
+    """Replace the labels of random samples, and return the data set with the new labels.
 
     Args:
         dataset: data set with one label per image.
-        share: share of samples whose label changes or is redrawn, in [0, 1].
-        kind: ``family`` redraws the labels within their superclass, including the true label (Berrada et al. 2018,
-            section 5.1). ``uniform`` replaces the labels with other classes. Default: ``family`` if superclasses are
-            known, else ``uniform``.
-        superclasses: superclass of each class [n]. Default: superclasses of the data set.
+        share: share of the samples whose label is replaced, from 0 to 1.
+        kind: With ``"family"``, the new label is drawn uniformly from the classes of the same superclass, so it can
+            equal the true label (Berrada et al. 2018, section 5.1). With ``"uniform"``, the new label is drawn
+            uniformly from all classes except the true class. Default: ``"family"`` if the data set has superclasses,
+            else ``"uniform"``.
+        superclasses: index of the superclass of each class: [n]. Default: the superclasses of the data set.
         seed: random seed.
     """
     if not 0.0 <= share <= 1.0:
@@ -123,7 +128,10 @@ def with_label_noise(
 
 
 def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, seed: int) -> Labels:
-    """Return the labels [N] with a random share redrawn uniformly within the superclass, including the true label."""
+    """Replace each label with probability ``share`` by a random class of the same superclass. Return all labels [N].
+
+    The new label can equal the old label.
+    """
     members = [np.flatnonzero(np.asarray(superclasses) == s) for s in superclasses]
     rng = np.random.default_rng([seed, 11])
     redrawn, place = rng.random(len(labels)) < share, rng.random(len(labels))
@@ -132,7 +140,7 @@ def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, s
 
 
 def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) -> Labels:
-    """Return labels [N] with exactly ``round(share * N)`` of them replaced by other classes, uniformly at random."""
+    """Replace exactly ``round(share * N)`` of the labels [N], each by a random different class. Return all labels."""
     rng = np.random.default_rng([seed, 17])
     wrong = rng.permutation(len(labels))[: round(share * len(labels))]
     noisy = labels.copy()
@@ -141,7 +149,10 @@ def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) 
 
 
 def subset(dataset: Any, fraction: float, *, seed: int = 0) -> Selection:
-    """Keep a random fraction of each class, at least one sample. With k-hot targets, keep a fraction of all samples."""
+    """Return a random selection with the given fraction of the samples of each class, and at least one per class.
+
+    If targets are k-hot, the fraction applies to all samples together.
+    """
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"the fraction must be in (0, 1], got {fraction!r}")
     labels, counts = _labels_and_counts(dataset, k_hot=True)
@@ -150,9 +161,11 @@ def subset(dataset: Any, fraction: float, *, seed: int = 0) -> Selection:
 
 
 def long_tail(dataset: Any, factor: float, *, seed: int = 0) -> Selection:
-    """Drop samples so that class frequencies fall exponentially, by ``factor`` from the first to the last class.
+    """Drop random samples so that class sizes decrease exponentially from the first class to the last.
 
-    Class c keeps a share of factor^(-c / (n - 1)) (Cui et al. 2019).
+    Class c keeps m factor^(-c / (n - 1)) samples, rounded, where m is the size of the largest class (Cui et al. 2019).
+    So the first class is ``factor`` times as large as the last class. A class with fewer samples keeps all of them.
+    Each class keeps at least one sample.
     """
     labels, counts = _labels_and_counts(dataset)
     kept = _pick(labels, long_tail_counts(counts, factor), seed=seed)
@@ -162,7 +175,7 @@ def long_tail(dataset: Any, factor: float, *, seed: int = 0) -> Selection:
 
 
 def long_tail_counts(counts: Sequence[int], factor: float) -> list[int]:
-    """Return the number of samples to keep per class [n], at least 1 and at most the available number."""
+    """Return the number of samples that each class keeps in :func:`long_tail`: [n], from class sizes ``counts`` [n]."""
     if not factor >= 1.0:
         raise ValueError(f"the factor of a long tail must be at least 1, got {factor!r}")
     share = factor ** -np.linspace(0.0, 1.0, len(counts))
@@ -170,11 +183,15 @@ def long_tail_counts(counts: Sequence[int], factor: float) -> list[int]:
 
 
 def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection, Selection]:
-    """Split a data set and return (rest, held-out part). The held-out part has the labels without label noise.
+    """Divide a data set at random into two parts, and return (rest, held-out part).
+
+    The labels of the held-out part are the labels without label noise. Each class has at least one sample in the rest.
+    If a class has at least two samples, it also has at least one sample in the held-out part.
 
     Args:
-        dataset: data set to split. The rest keeps at least one sample per class.
-        fraction: fraction of each class that is held out. For k-hot targets, the fraction is of all samples.
+        dataset: data set to divide.
+        fraction: fraction of the samples of each class that is held out. If targets are k-hot, the fraction applies to
+            all samples together.
         seed: random seed.
     """
     if not 0.0 < fraction < 1.0:
@@ -188,12 +205,15 @@ def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection
 
 
 def renumber(dataset: Any, numbers: Mapping[int, int], classes: Sequence[str]) -> Selection:
-    """Assign new class numbers. Samples and labels of classes without a new number are dropped.
+    """Give the classes new indices, and drop the classes that have no new index.
+
+    If a sample has one label and its class is dropped, the sample is dropped too. If targets are k-hot, all samples
+    remain, and only the labels of dropped classes are removed.
 
     Args:
-        dataset: data set to renumber.
-        numbers: new number by old class number.
-        classes: class names in the new order.
+        dataset: data set with old class indices.
+        numbers: dictionary from old class indices to new class indices.
+        classes: class names in the order of the new indices.
     """
     targets = targets_of(dataset)
     if targets is not None and targets.ndim == 2:
@@ -207,10 +227,11 @@ def renumber(dataset: Any, numbers: Mapping[int, int], classes: Sequence[str]) -
 
 
 def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
-    """Draw sample indices [N] for an epoch with equally frequent classes, in random order (Kang et al. 2020).
+    """Draw the N sample indices of an epoch in which all classes are equally frequent (Kang et al. 2020).
 
-    The method is systematic sampling. A sample occurs N / (classes * samples of its class) times on average. The actual
-    number is this number rounded up or down. The number of samples per class is rounded likewise.
+    The indices are in random order. Each of the C classes in ``labels`` occurs N / C times, rounded up or down. A
+    sample of a class with m samples occurs N / (C m) times, also rounded up or down. Over many epochs, the mean is
+    exactly N / (C m). The method is systematic sampling.
     """
     present, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = rng.permutation(len(labels))
@@ -222,7 +243,7 @@ def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
 
 
 def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, list[int]]:
-    """Return the label of each sample and the class sizes. With ``k_hot``, all k-hot targets count as one class."""
+    """Return the label of each sample and the class sizes. With ``k_hot``, all k-hot targets form one class."""
     targets = targets_of(dataset)
     if k_hot and targets is not None and targets.ndim == 2:
         return np.zeros(len(targets), np.int64), [len(targets)]
@@ -231,7 +252,8 @@ def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, li
 
 
 def _pick(labels: Labels, counts: Sequence[int], *, seed: int) -> Indices:
-    """Draw ``counts[c]`` samples of each class c as sorted indices. Larger counts keep the samples of smaller ones."""
+    """Draw ``counts[c]`` random samples of each class c. Return their indices in ascending order."""
+    # the first counts[c] samples of a random order, so a larger count draws all samples that a smaller count draws
     order = np.random.default_rng([seed, 13]).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     starts = np.searchsorted(labels[order], np.arange(len(counts)))

@@ -1,4 +1,4 @@
-"""The autograd function of both operators: forward computes the gradient, and backward scales it in place."""
+"""Autograd function for operators that compute the losses and the gradient in the same kernel."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,13 +14,15 @@ Kernel = Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]
 
 
 class Fused(torch.autograd.Function):
-    """Losses [B] of logits [B, n] by ``kernel(logits, needs_grad) -> (losses, gradient or None)``.
+    """Losses [B] of logits [B, n], computed by a kernel together with the gradient.
 
-    If ``sums`` is set, the result is the sum of the losses [], without an additional graph node.
+    ``kernel(logits, needs_grad)`` returns the losses [B] and their gradient [B, n] with respect to the logits.
+    The gradient may be None if ``needs_grad`` is False. If ``sums`` is True, the result is the sum [] of the losses.
 
-    Under ``create_graph=True``, and if gradients are batched, the gradient is recomputed from ``definition(logits)`` in
-    differentiable operations. A second backward pass through a retained graph calls the kernel again, because the first
-    backward pass has returned the memory of the gradient.
+    The forward pass stores the gradient, and the backward pass scales the stored gradient in place. A second backward
+    pass through the same graph therefore calls the kernel again. With ``create_graph=True``, and if gradients are
+    batched, the backward pass differentiates ``definition(logits)`` instead. ``definition`` must return the losses [B]
+    and use only differentiable operations.
     """
 
     @staticmethod
@@ -44,7 +46,11 @@ class Fused(torch.autograd.Function):
 
 
 def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Tensor) -> Tensor:
-    """Return the gradient for the cotangent g of losses [B] or of their sum [], differentiable in logits and g."""
+    """Return the gradient of the final loss with respect to the logits, by differentiation of ``definition(logits)``.
+
+    ``g`` is the gradient of the final loss with respect to ``definition(logits)``, or with respect to the sum [] of
+    ``definition(logits)``. If gradients are enabled, the result is differentiable with respect to ``logits`` and ``g``.
+    """
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
         s = logits if differentiable else logits.detach().requires_grad_()
@@ -53,10 +59,8 @@ def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Ten
 
 
 def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply a gradient [B, n] by the cotangent g of losses [B] or of their sum [], and convert the dtype.
-
-    For a sum, the cotangent is one number. This number is usually 1, and then there is no pass over the gradient.
-    """
+    """Multiply ``gradient`` [B, n] in place by ``g``, one factor per row [B] or one number []. Convert to ``dtype``."""
+    # one number is usually 1, and then the gradient is not read or written
     if g.ndim and g.numel() and g.stride() == (0,):
         g = g[0]
     if g.ndim == 0 and g.is_cpu:
@@ -64,7 +68,7 @@ def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
         if factor != 1.0:
             gradient.mul_(factor)
     elif g.ndim == 0 and _scales(gradient):
-        load("topk_registry.ops.gpu.scale").scale(gradient, g)  # reading g here would synchronize
+        load("topk_registry.ops.gpu.scale").scale(gradient, g)  # reading g here would wait for the GPU
     else:
         gradient.mul_(g.to(gradient.dtype) if g.ndim == 0 else g.to(gradient.dtype)[:, None])
     return gradient if gradient.dtype == dtype else gradient.to(dtype)

@@ -1,4 +1,4 @@
-"""Checks: the loss passes the conformance kit, has the paper's values, and is found by name."""
+"""Tests of the loss: the conformance kit of topk_registry, values of the paper's formula, and creation by name."""
 
 import pytest
 import torch

@@ -19,12 +19,8 @@ def check(row, T):
     np.testing.assert_array_equal(where, expected)
 
 
-@pytest.mark.parametrize(
-    "order", ["rising", "falling", "random", "equal", "few values", "holes", "one position"]
-)
-@pytest.mark.parametrize(
-    ("n", "T"), [(2, 1), (64, 64), (127, 3), (200, 16), (300, 17), (1000, 5), (3000, 64)])
-)
+@pytest.mark.parametrize("order", ["rising", "falling", "random", "equal", "few values", "holes", "one position"])
+@pytest.mark.parametrize(("n", "T"), [(2, 1), (64, 64), (127, 3), (200, 16), (300, 17), (1000, 5), (3000, 64)])
 def test_the_largest_of_a_row(n, T, order):
     generator = np.random.default_rng(0)
     check(

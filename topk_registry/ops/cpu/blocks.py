@@ -1,24 +1,24 @@
-"""Rows of scores in padded memory: load, store, sums and maxima."""
+"""Functions on rows of scores in padded memory: copies, sums and maxima."""
 
 import numpy as np
 
 from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import borrowing, compiled, number_at, place_of, summing
 
-BLOCK = 512  # block size of sums in the precision of the numbers; block sums are added in double precision
-CACHE_BLOCK = 1024  # number of scores per pass
+BLOCK = 512  # total_of() sums blocks of this length in the precision of the array, and adds these sums in float64
+CACHE_BLOCK = 1024  # a kernel applies several passes to this many scores at a time, while these are in the cache
 PAD = 64  # rows are padded to a multiple of this, so that vector loops have no remainder
 
 
 @borrowing
 def padded(n):
-    """Return the smallest multiple of PAD that is at least n."""
+    """Return the length of a padded row of n scores: the smallest multiple of PAD that is at least n."""
     return (n + PAD - 1) // PAD * PAD
 
 
 @borrowing
 def pad(row, x):
-    """Copy a row to padded memory and fill the padding with -inf."""
+    """Copy a row to the beginning of ``x``, and fill the rest of ``x`` with -inf."""
     for i in range(len(row)):
         x[i] = row[i]
     for i in range(len(row), len(x)):
@@ -40,7 +40,7 @@ def ones(count, kind):
 
 @borrowing
 def largest_of(x):
-    """Return the largest number, or -inf for an empty array. A NaN with a positive sign gives NaN."""
+    """Return the largest number, or -inf for an empty array. If there is a NaN with sign bit 0, return NaN."""
     best = place_of(x.dtype.type(-np.inf))
     for i in range(len(x)):
         best = max(best, place_of(x[i]))
@@ -49,7 +49,7 @@ def largest_of(x):
 
 @borrowing
 def largest_size(x):
-    """Return the largest absolute value, or NaN if a number is NaN."""
+    """Return the largest absolute value. If a number is NaN, return NaN. If the array is empty, return 0."""
     best = place_of(x.dtype.type(0))
     for i in range(len(x)):
         best = max(best, place_of(abs(x[i])))
@@ -66,7 +66,7 @@ def has_nan(x):
 
 @summing
 def total(w):
-    """Sum numbers in the precision of the array, in any order."""
+    """Return the sum of the numbers, computed in the dtype of the array and in any order."""
     sum = w.dtype.type(0)
     for i in range(len(w)):
         sum += w[i]
@@ -75,7 +75,7 @@ def total(w):
 
 @borrowing
 def total_of(x):
-    """Sum many numbers in double precision."""
+    """Return the sum of many numbers as a float64."""
     sum_of_blocks = 0.0
     for start in range(0, len(x), BLOCK):
         sum_of_blocks += np.float64(total(x[start : start + BLOCK]))

@@ -1,11 +1,12 @@
 """Compile a kernel at its first use, and run it on the threads of torch.
 
-A kernel is a C function ``body(job)``. All threads run the same body with the same job. Each thread takes rows with
-:func:`spans` until none are left, so the result of a row must not depend on the thread. A job is a counter, followed by
-8 bytes per value: integers, floats, and addresses of tensors.
+A kernel is a C function ``body(job)``. The job is an array with 8 bytes per entry. The first entry counts the rows that
+threads have taken. The other entries are the arguments: integers, floats and addresses of tensors. All threads run the
+same body with the same job. Each thread takes rows by :func:`spans` until no row is left.
 
-After each operation, torch's threads spin for a few milliseconds and wait for work. Separate threads would compete with
-torch's threads for cores. If torch has no OpenMP, a pool of threads is used.
+The kernels use the OpenMP threads of torch. After an operation, these threads keep their cores busy for a few
+milliseconds while they wait for work, so other threads would compete with them. If torch has no OpenMP, the kernels use
+a Python thread pool.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false, reportAttributeAccessIssue=false
 # numba's intrinsics are called without their first parameter, and pyright does not see attributes that numba sets
@@ -42,14 +43,17 @@ C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Kernel:
-    """A body that is compiled, or loaded from numba's cache, at its first run."""
+    """A function ``body(job)`` that is compiled, or loaded from numba's cache, at the first call of :meth:`run`."""
 
     def __init__(self, function: Callable) -> None:
         self.function = function
         self.body = cache(lambda: C_BODY(_compiled(function).address))
 
     def run(self, threads: int, *values: Tensor | float | None) -> None:
-        """Run the body on ``threads`` threads with one job of ``values``. Tensors must be plain contiguous memory."""
+        """Run the body on ``threads`` threads. The ``values`` are the arguments of the body.
+
+        For a tensor, the body gets the address of the memory, which must be contiguous. For None, it gets 0.
+        """
         job = _job(values)
         if threads == 1:
             self.body()(job)
@@ -63,13 +67,13 @@ class Kernel:
 
 
 def kernel(function: Callable) -> Kernel:
-    """Decorate ``body(job)`` as a :class:`Kernel`."""
+    """Make a :class:`Kernel` of a function ``body(job)``. Use this function as a decorator."""
     return Kernel(function)
 
 
 def _job(values: tuple[Tensor | float | None, ...]) -> ctypes.Array:
     layout, memory = _layout(tuple(map(type, values)))
-    addresses: Any = values  # a kernel gets numbers, and addresses of tensors
+    addresses: Any = values
     job = memory()
     layout.pack_into(job, 0, 0, *[v if type(v) in NUMBERS else v.data_ptr() if v is not None else 0 for v in addresses])
     return job
@@ -91,12 +95,12 @@ def _take(typing_context, job, count):
     return types.int64(types.voidptr, types.int64), codegen
 
 
-take: Any = _take  # take(job, count): take the next ``count`` rows of a job and return the first
+take: Any = _take  # take(job, count): take the next ``count`` rows of a job and return the index of the first row
 
 
 @compiled
 def spans(job, block, count):
-    """Yield (start, stop) of the rows for this thread, ``block`` rows at a time, until all ``count`` rows are taken."""
+    """Yield ranges (start, stop) of up to ``block`` rows for this thread, until no row of ``count`` rows is left."""
     start = take(job, block)
     while start < count:
         yield start, min(start + block, count)
@@ -105,7 +109,7 @@ def spans(job, block, count):
 
 @cache
 def _openmp() -> Callable | None:
-    """Return ``GOMP_parallel(body, job, threads, flags)`` from the library that torch is linked with."""
+    """Return the function ``GOMP_parallel(body, job, threads, flags)`` of torch's OpenMP library, None if missing."""
     try:
         parallel = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
     except (OSError, AttributeError):
@@ -116,7 +120,7 @@ def _openmp() -> Callable | None:
 
 @lru_cache(maxsize=1)
 def _pool(process: int) -> ThreadPoolExecutor:
-    """Return a pool of threads that sleep between calls. After a fork, the new process creates a new pool."""
+    # cached per process id, because the threads of a pool do not survive a fork
     return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="topk_registry")
 
 
@@ -133,8 +137,6 @@ def _compiled(function: Callable) -> CFunc:
 
 
 class _CFunc(CFunc):
-    """C function of numba that logs its compilation once."""
-
     def _compile_uncached(self) -> Any:
         _log_compiling(self._cache.cache_path)
         with _lean():
@@ -144,12 +146,13 @@ class _CFunc(CFunc):
 
 
 class _Linked(JITCodeLibrary):
-    """LLVM code of a function that is optimized only within the kernel body that calls it.
+    """LLVM code of a function that is optimized only as part of the kernel that calls this function.
 
-    By default, numba optimizes each function with all its callees, and creates machine code and wrappers for each
-    function. This takes more than half of the compilation time. The passes of numba over a single function remain,
-    because they set the data layout. Without this layout, loops are a third slower.
+    By default, numba optimizes every function together with the functions that it calls, and creates machine code for
+    every function. Creating this code would take more than half of the compilation time.
     """
+
+    # numba's passes over a single function stay, because they set the data layout that fast loops need
 
     is_machine_code = False
 
@@ -160,14 +163,13 @@ class _Linked(JITCodeLibrary):
         self._finalized = True
 
     def make_machine_code(self) -> None:
-        """Optimize the function with all linked code, and create machine code."""
         self._ensure_finalized()
         super()._optimize_final_module()
         super()._finalize_final_module()
         self.is_machine_code = True
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return the address of a function. Calling a function that was only linked from Python raises a TypeError."""
+        # without machine code, a call from Python raises a TypeError
         return super().get_pointer_to_function(name) if self.is_machine_code else _BAD_ARGUMENT
 
 
@@ -176,7 +178,7 @@ _BAD_ARGUMENT: Any = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_vo
 
 @contextmanager
 def _lean() -> Iterator[None]:
-    """In a ``with`` block, compile functions to :class:`_Linked` code, and infer the type of each operation once."""
+    """Within a ``with`` block, compile functions to :class:`_Linked` code, and cache the results of type inference."""
     codegen, typing, collects = cpu_target.target_context.codegen(), cpu_target.typing_context, gc.isenabled()
     resolve, known = typing.resolve_function_type, {}
 
@@ -212,7 +214,7 @@ def _log_compiling(folder: str | None) -> None:
 
 
 class _Cache(FunctionCache):
-    """Cache of numba that also detects changes in the source files of other modules."""
+    """numba's cache on disk. If the source file of any kernel has changed, all kernels are compiled again."""
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         return (*super()._index_key(sig, codegen), _edition())
@@ -232,7 +234,7 @@ class _Cache(FunctionCache):
 
 @cache
 def _edition() -> str:
-    """Return a digest of the sources of all kernels: the modules of this folder, and all modules that import them."""
+    """Return a hash of the source files of all kernels: all modules of this folder, and all modules that import one."""
     digest, here = hashlib.sha256(), Path(__file__).parent
     for file in sorted(here.parent.rglob("*.py")):
         source = file.read_bytes()

@@ -1,4 +1,4 @@
-"""Compare many numbers at once, with one bit per result, and find the bits that are 1."""
+"""Compare 64 numbers at once. The results are the bits of one integer. Other functions find the bits that are 1."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
@@ -14,7 +14,7 @@ from topk_registry.ops.cpu.numbers import compiled
 
 
 def numbers_from(context, builder, array_type, array, start, count):
-    """Return ``count`` numbers of an array from ``start`` on as one vector."""
+    """Return an LLVM vector of the ``count`` numbers ``array[start]``, ``array[start + 1]``, ..."""
     kind = context.get_value_type(array_type.dtype)
     data = context.make_array(array_type)(context, builder, array).data
     place = builder.bitcast(builder.gep(data, [start]), ir.VectorType(kind, count).as_pointer())
@@ -24,14 +24,14 @@ def numbers_from(context, builder, array_type, array, start, count):
 
 
 def repeated(builder, number, count):
-    """Return a vector with ``count`` copies of a number."""
+    """Return an LLVM vector with ``count`` copies of a number."""
     none = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
     first = builder.insert_element(none, number, ir.IntType(32)(0))
     return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))
 
 
 def _compared(sign: str) -> Any:
-    """Return ``compared(numbers, start, bound)``: one bit for each of 64 numbers from ``start`` on."""
+    """Return a function of 64 numbers: bit i of its result is 1 if ``numbers[start + i] > bound`` (or ``!=``)."""
 
     @intrinsic
     def compared(typing_context, numbers, start, bound):
@@ -50,7 +50,7 @@ at_least, unequal = _compared(">="), _compared("!=")
 
 @intrinsic
 def within(typing_context, numbers, start, bounds, of_bounds):
-    """Return 64 bits: whether each byte from ``start`` on is at most its bound, with bounds from ``of_bounds`` on."""
+    """Return 64 bits: bit i is 1 if ``numbers[start + i] <= bounds[of_bounds + i]``. The numbers are bytes."""
 
     def codegen(context, builder, signature, arguments):
         left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 64)
@@ -62,7 +62,7 @@ def within(typing_context, numbers, start, bounds, of_bounds):
 
 @intrinsic
 def lowest_bit(typing_context, bits):
-    """Return the position of the lowest bit that is 1, or 64 if there is none."""
+    """Return the index of the lowest bit that is 1, or 64 if all bits are 0."""
 
     def codegen(context, builder, signature, arguments):
         return builder.cttz(arguments[0], ir.IntType(1)(0))
@@ -73,7 +73,7 @@ def lowest_bit(typing_context, bits):
 def _places(compared: Any, compare: Any) -> Any:
     @compiled
     def places(x, bound, where):
-        """Write the positions of the numbers for which the comparison holds. Return the number of positions."""
+        """Write to ``where`` the first indices i with ``compare(x[i], bound)``. Return how many are written."""
         n, count, most = len(x), 0, len(where)
         for start in range(0, n - 63, 64):
             bits = compared(x, start, bound)

@@ -1,7 +1,7 @@
-"""Memory allocation inside of kernels, and arrays at an address.
+"""Memory allocation inside of kernels, and arrays at a given address.
 
-numba compiles ``np.empty`` and ``np.zeros`` for every type and number of dimensions, and twice if a default is omitted.
-The intrinsics of this module need no such compilation.
+numba would compile ``np.empty`` and ``np.zeros`` again for every dtype and number of dimensions. The intrinsics of this
+module need no such compilation.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
@@ -16,10 +16,10 @@ from numba.np.arrayobj import populate_array
 
 
 def numbers_at(context, builder, kind, data, lengths, owner=None):
-    """Return the LLVM value of a contiguous array of ``kind`` at the address ``data``. Its shape is ``lengths``.
+    """Return an LLVM value: the contiguous array of numba type ``kind`` and shape ``lengths`` at the address ``data``.
 
     ``owner`` is the object that owns the memory. The array holds a reference to the owner, so that the memory is not
-    freed while the array is in use. Without an owner, the array counts no references.
+    freed while the array is in use. If ``owner`` is None, the array holds no reference.
     """
     size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
     strides = [context.get_constant(types.intp, size)]
@@ -35,7 +35,7 @@ def array_type(shape: types.Type, kind: Any) -> types.Array:
 
 
 def lengths_of(context, builder, shape: types.Type, value) -> Sequence:
-    """Return the LLVM values of the lengths in a shape. A shape is one length or a tuple of lengths."""
+    """Return the lengths in a shape as LLVM values. The shape ``value`` is one length or a tuple of lengths."""
     several = isinstance(shape, types.BaseTuple)
     given = cgutils.unpack_tuple(builder, value) if several else [value]
     return [
@@ -67,8 +67,8 @@ def _taken(zero: bool) -> Any:
     return taken
 
 
-# empty(shape, kind), zeros(shape, kind): memory that is freed with the last array that uses it. The shape is a length
-# or a tuple of lengths. The kind is a type such as np.float64, the default.
+# empty(shape, kind) and zeros(shape, kind) return a new array. The memory is freed with the last array that uses it.
+# The shape is a length or a tuple of lengths. The kind is a type such as np.float64, which is the default.
 empty, zeros = _taken(False), _taken(True)
 
 
@@ -85,8 +85,8 @@ def _array(typing_context, address, shape, kind):
     return kind_of_array(place, shape, kind), codegen
 
 
-# array(address, shape, kind): the array at an address, as ``numba.carray``, but without compiling a function. The
-# address is an integer or the ``pointer`` argument of a C function. Shape and kind are as above.
+# array(address, shape, kind) returns the array at an address, like ``numba.carray``, but compiles no function. The
+# address is an integer or the pointer argument of a C function. Shape and kind are as above.
 array: Any = _array
 
 
@@ -99,11 +99,11 @@ def _address_of(typing_context, array):
     return types.int64(array), codegen
 
 
-address_of: Any = _address_of  # address_of(array): address of the first number, as integer
+address_of: Any = _address_of  # address_of(array) returns the address of the first number as an integer
 
 
 def _uncounted(context, builder, kind: types.Type, value):
-    """Return the LLVM value of an array, or of arrays in tuples, without a reference count."""
+    """Return an array (LLVM value) without its reference to the memory. In a tuple, convert every array."""
     if isinstance(kind, types.BaseTuple):
         values = cgutils.unpack_tuple(builder, value)
         parts = [_uncounted(context, builder, one, part) for one, part in zip(kind, values, strict=True)]
@@ -121,6 +121,6 @@ def _borrowed(typing_context, memory):
     )
 
 
-# The same memory without a reference count. Counting costs 10 ns per slice and 20 ns per array argument. The value is
-# an array or a tuple with arrays, and the caller must own the memory.
+# borrowed(memory) returns the same array, or tuple with arrays, without reference counts. A reference count costs 10 ns
+# per slice and 20 ns per argument. The caller must keep the original array as long as the result is used.
 borrowed: Any = _borrowed

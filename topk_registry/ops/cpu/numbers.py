@@ -1,4 +1,4 @@
-"""Compilation settings of the kernels, and elementary functions that compile to vector instructions."""
+"""Compilation settings of the CPU kernels, and elementary functions that compile to vector instructions."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
@@ -15,9 +15,10 @@ from numpy.polynomial import Chebyshev, Polynomial
 
 
 class Compiler(CompilerBase):
-    """The passes of numba's pipeline that kernels need.
+    """numba's compilation pipeline, reduced to the passes that the kernels need.
 
-    All other passes handle closures, literals, array expressions, branches on constants and annotated sources.
+    The other passes are for closures, literals, array expressions, branches on constants and annotated code. The
+    kernels use none of these.
     """
 
     def define_pipelines(self) -> list[PassManager]:
@@ -33,18 +34,19 @@ class Compiler(CompilerBase):
         return [passes]
 
 
-# products may be fused with sums, and long sums may be reordered; differences of scores may not, because they are exact
+# "contract": a product and a sum may become one instruction. "reassoc", only in `summing`: sums may be reordered.
+# No option may change a difference of two scores, because the kernels rely on exact differences.
 _COMMON = {"error_model": "numpy", "pipeline_class": Compiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 compiled = njit(fastmath={"contract"}, _nrt=True, **_COMMON)
-# for functions that allocate no memory and return no array: without reference counts
+# `borrowing` and `inlined` functions allocate no memory and return no array, so they need no reference counts (_nrt)
 borrowing = njit(fastmath={"contract"}, _nrt=False, **_COMMON)
 summing = njit(fastmath={"contract", "reassoc"}, _nrt=False, **_COMMON)
 inlined = njit(fastmath={"contract"}, forceinline=True, _nrt=False, **_COMMON)
 
-# numba compiles a function for each literal argument, so variables are initialized with this value
+# A kernel initializes a variable with ZERO instead of 0, because numba compiles a function again per literal argument.
 ZERO = np.int64(0)
 LOG2E = 1 / math.log(2)
-LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2; LN2_HIGH has nine bits, so its multiples are exact
+LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2 is the sum; a small multiple of LN2_HIGH is exact
 INVERSE_FACTORIALS = tuple(1 / math.factorial(j) for j in range(14))
 LN2_HIGH_32, LN2_LOW_32 = np.float32(LN2_HIGH), np.float32(LN2_LOW)
 # 2^f = sum_j OF_POWER_32[j] f^j
@@ -57,11 +59,11 @@ LOG_SERIES_32 = tuple(
     .convert(kind=Polynomial)
     .coef.astype(np.float32)
 )
-ROUND_32, ROUND = np.float32(1.5 * 2**23), 1.5 * 2**52  # added to a number, these leave no bits after the point
+ROUND_32, ROUND = np.float32(1.5 * 2**23), 1.5 * 2**52  # adding this number rounds to an integer
 
 
 def cast(source: types.Type, target: types.Type):
-    """Return a function that reads the bits of a number as another type."""
+    """Return an intrinsic that takes a number of type ``source`` and reads its bits as a number of type ``target``."""
 
     @intrinsic
     def _cast(typing_context, number):
@@ -78,7 +80,8 @@ bits_64, number_64 = cast(types.float64, types.int64), cast(types.int64, types.f
 
 
 def _reorder(integer: bool) -> Any:
-    """Convert floats to integers with the same order, or back, because a maximum of integers is vectorized."""
+    """Return an intrinsic that maps floats to integers in the same order, or back if ``integer`` is False."""
+    # the compiler vectorizes a maximum of integers, but no maximum of floats
 
     @intrinsic
     def reorder(typing_context, number):
@@ -101,7 +104,8 @@ place_of, number_at = _reorder(True), _reorder(False)
 
 @borrowing
 def exp64(u):
-    """Return exp(u) = 2^m (1 + e f) for u from -708 to 709, with an error of about 2e-16."""
+    """Return exp(u) for u from -708 to 709, with a relative error of about 2e-16."""
+    # exp(u) = 2^m exp(f) = 2^m (1 + e f) with an integer m
     shifted = u * LOG2E + ROUND
     m = shifted - ROUND
     f = (u - m * LN2_HIGH) - m * LN2_LOW
@@ -113,7 +117,7 @@ def exp64(u):
 
 @borrowing
 def power_of_2_32(u):
-    """Return 2^u for u from -126 to 127, with an error of 6e-9."""
+    """Return 2^u for u from -126 to 127, with a relative error of about 6e-9 before rounding."""
     shifted = u + ROUND_32
     f = u - (shifted - ROUND_32)
     e = OF_POWER_32[7]
@@ -124,7 +128,8 @@ def power_of_2_32(u):
 
 @borrowing
 def log32(x):
-    """Return log(x) for positive normal x as e log 2 + log(1 + f), where 1 + f = x / 2^e is within sqrt(2) of 1."""
+    """Return log(x) for positive normal numbers x."""
+    # log(x) = e log 2 + log(1 + f) with an integer e, and 1 + f = x / 2^e from 1 / sqrt(2) to sqrt(2)
     e = (bits_32(x) - np.int32(0x3F3504F3)) >> np.int32(23)
     f = number_32(bits_32(x) - (e << np.int32(23))) - np.float32(1)
     square, series = f * f, LOG_SERIES_32[7]
@@ -136,17 +141,15 @@ def log32(x):
 
 @borrowing
 def copy(source, out):
-    """Copy an array to an array of the same length.
-
-    An assignment of arrays would compile numba's broadcasting, and the errors of broadcasting need Python.
-    """
+    """Copy the numbers of ``source`` to ``out``. Both arrays have the same length."""
+    # for out[:] = source, numba would also compile broadcasting, which kernels cannot use because it needs Python
     for i in range(len(out)):
         out[i] = source[i]
 
 
 @borrowing
 def largest_integer(x):
-    """Return the largest of the integers and 0."""
+    """Return the largest of the integers, but at least 0."""
     most = 0
     for i in range(len(x)):
         most = max(most, x[i])

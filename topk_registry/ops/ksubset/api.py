@@ -1,4 +1,4 @@
-"""Public functions of the k-subset operator: margins and marginals of all classes, and the smooth top-k hinge."""
+"""Public functions of the k-subset operator: margins and marginals of all classes, and the smooth top-k loss."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,30 +16,33 @@ from topk_registry.ops.ksubset.custom_op import smooth_topk as in_graph
 from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import number
 
-LARGEST_K = {"cpu": 64, "cuda": 10}  # largest k of the kernels
+LARGEST_K = {"cpu": 64, "cuda": 10}  # largest k for which there are kernels
 MAX_TEMPERATURE = 1e30  # above this temperature, margins overflow in single precision
 
 
 def smooth_topk(
     logits: Tensor, masses: Any, *, k: int, tau: float = 1.0, alpha: float | Tensor = 1.0, sums: bool = False
 ) -> Tensor:
-    """Compute sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) for each row. The margins have temperature k tau.
+    """Compute the smooth top-k loss sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row.
 
-    The forward pass also computes the gradient, so the backward pass is at most one multiplication. A row without mass
-    has loss 0 and gradient 0 for any logits. If a row has at most k finite scores, classes with a finite score have
-    loss 0.
+    The mass q_c is the weight of class c in the target of the row. The margins m are ``topk_margins(logits, k,
+    temperature=k * tau)``. A row without mass has loss 0 and gradient 0, even if its logits are NaN. If at most k
+    logits of a row are above -inf, a class with the logit -inf has loss inf, and any other class has loss 0.
+
+    The forward pass also computes the gradient, so the backward pass only multiplies this gradient by a number.
 
     Args:
         logits: scores [B, n].
-        masses: an object with the masses q, such as :class:`losses.targets.Masses`: ``labels [B, m]`` with ``shares [B,
-            m]``, ``even [B]`` (mass of every class) and ``dense [B, n]``. Absent parts are None.
-        k: size of the set, 1 <= k <= n - 1.
+        masses: object with four attributes, such as :class:`losses.targets.Masses`. ``dense`` [B, n] holds the masses
+            of all classes. ``shares`` [B, m] holds the masses of the classes in ``labels`` [B, m], and ``even`` [B] is
+            a mass that every class has in addition. An attribute that is not needed is None.
+        k: number of classes in a set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive. Lower values approach a hard hinge.
-        alpha: required margin: one number, or one per class [n]. The margin gets no gradient.
-        sums: allow kernels to return the sum of the losses [] with one graph node.
+        alpha: required margin, as one number or as one number per class [n]. ``alpha`` gets no gradient.
+        sums: if True, and a compiled kernel computes the losses, return the sum of the losses [].
 
     Returns:
-        Losses [B], in single precision for half-precision logits, else in the dtype of the logits.
+        Losses [B], in double precision for logits in double precision, else in single precision.
     """
     check(logits, k, k * tau)
     parts = Parts(masses.labels, masses.shares, masses.even, masses.dense)
@@ -66,7 +69,10 @@ def smooth_topk(
 def run(
     logits: Tensor, needs_grad: bool, *, masses: Any, parts: Parts, k: int, tau: float, alpha: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the losses [B] and their gradient [B, n] from the fastest backend that works."""
+    """Compute the losses [B] of :func:`smooth_topk` and their gradient [B, n] with the fastest backend that works.
+
+    If ``needs_grad`` is False, the second result may be None. ``masses`` and ``parts`` hold the same masses.
+    """
     backend = _backend(logits, k, tau, parts.has_labels_only)
     if backend == "numba":
         s = logits.float()
@@ -92,7 +98,7 @@ def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
 
 
 def usual_backend(device: torch.device) -> str:
-    """Return the backend for class indices and scores in single precision on a device."""
+    """Return the backend for float32 logits and class indices on a device: "numba", "triton" or "torch"."""
     return _backend(torch.empty(0, 100, device=device), 5, 0.1, True)
 
 
@@ -112,7 +118,7 @@ def _gpu_works(device: torch.device) -> bool:
 
 
 def _works(device: torch.device, parts: Parts) -> bool:
-    """Return whether the kernels of a device and PyTorch operations give the same result on a few scores."""
+    """Return whether kernels and PyTorch operations give the same losses and gradients for three rows of scores."""
     s, alpha = torch.linspace(0, 30, 39).sin().view(3, 13), torch.ones(())
     expected = autograd.losses_and_gradient(s.double(), parts, 2, 0.25, alpha, True)
     on_device = parts.to(device)
@@ -128,19 +134,19 @@ def _works(device: torch.device, parts: Parts) -> bool:
 
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """Return the margin of each class: its score minus the k-th best other score, smoothed.
+    """Return the margin of each class: its score minus the k-th largest score of the other classes, smoothed.
 
-    margin_i = temperature * l_i(logits / temperature), with the log-odds l of :func:`topk_log_odds`. As the temperature
-    goes to 0, margin_i becomes logits_i minus the k-th largest other logit. Margins are finite for any temperature.
+    The margin is temperature * log(p / (1 - p)), where p is the probability that :func:`topk_marginals` returns. As the
+    temperature goes to 0, the margin becomes the score minus the k-th largest score of the other classes. If at most k
+    scores of a row are above -inf, the margins of their classes are inf, and all other margins are -inf.
 
     Args:
-        logits: scores [..., n]; -inf excludes a class. If at most k scores are finite, the margins of their classes are
-            inf.
-        k: size of the set, 1 <= k <= n - 1.
-        temperature: positive number by which logits are divided.
+        logits: scores [..., n]. A class with the score -inf is excluded.
+        k: number of classes in a set, 1 <= k <= n - 1.
+        temperature: positive number by which the scores are divided.
 
     Returns:
-        Margins [..., n], in single precision for half-precision logits, else in the dtype of the logits.
+        Margins [..., n], in double precision for logits in double precision, else in single precision.
 
     Example:
         >>> topk_margins(torch.tensor([3.0, 2.0, 1.0]), 2, temperature=1e-6)
@@ -150,11 +156,16 @@ def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
 
 
 def topk_log_odds(logits: Tensor, k: int) -> Tensor:
-    """Return the log-odds that each class is in a random k-set with probability proportional to prod exp(logits).
+    """Return the log-odds that a random set of k classes contains a class, for each class.
 
-    l_i = x_i + log sigma_{k-1}(e without i) - log sigma_k(e without i), where e = exp(x) and sigma_j is the j-th
-    elementary symmetric polynomial. Results are exact up to rounding and differentiable. Arguments are as in
-    :func:`topk_margins`.
+    The probability of a set is proportional to the product of e_i = exp(x_i) over its classes, where x are the logits.
+    The log-odds are l_i = x_i + log sigma_{k-1}(e without e_i) - log sigma_k(e without e_i). Here sigma_j is the j-th
+    elementary symmetric polynomial, the sum of the products of all sets of j numbers. The results are exact up to
+    rounding errors, and differentiable.
+
+    Args:
+        logits: scores [..., n]. A class with the score -inf is excluded.
+        k: number of classes in a set, 1 <= k <= n - 1.
 
     Example:
         >>> topk_log_odds(torch.zeros(4), 1)
@@ -166,11 +177,19 @@ def topk_log_odds(logits: Tensor, k: int) -> Tensor:
 
 
 def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """Return the probability that each class is in a random k-set: sigmoid of the log-odds of logits / temperature.
+    """Return the probability that a random set of k classes contains a class, for each class.
 
-    pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e). The marginals of a row sum to k. For k = 1, they are softmax. If
-    at most k scores are finite, the classes of these scores have probability 1. Arguments are as in
-    :func:`topk_margins`.
+    The probability of a set is proportional to exp((sum of the scores of the set) / temperature). The probabilities of
+    all classes of a row sum to k. For k = 1, they are the softmax. If at most k scores of a row are above -inf, the
+    classes with these scores have probability 1, and all other classes have probability 0.
+
+    Args:
+        logits: scores [..., n]. A class with the score -inf is excluded.
+        k: number of classes in a set, 1 <= k <= n - 1.
+        temperature: positive number by which the scores are divided.
+
+    Returns:
+        Probabilities [..., n], in double precision for logits in double precision, else in single precision.
 
     Example:
         >>> topk_marginals(torch.tensor([2.0, 1.0, 0.0, -1.0]), 2).sum()
@@ -180,7 +199,7 @@ def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tenso
 
 
 def topk_label_margins(logits: Tensor, label: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """Return the margins of :func:`topk_margins` at the labels [B], in double precision.
+    """For each row, return the margin of the label, see :func:`topk_margins`: [B] in double precision.
 
     Args:
         logits: scores [B, n].
@@ -210,7 +229,11 @@ def output_dtype(logits: Tensor) -> torch.dtype:
 
 
 def check(logits: Tensor, k: int, temperature: float) -> None:
-    """Raise unless logits are dense and floating point, k is from 1 to n - 1, and the temperature is positive."""
+    """Raise a ValueError if an argument is invalid.
+
+    The logits must be a dense floating-point tensor, k an integer from 1 to n - 1, and the temperature positive and
+    finite.
+    """
     check_dense(logits, "logits")
     if not logits.is_floating_point() or logits.ndim < 1:
         raise ValueError(f"logits must be floating point [..., n], got {logits.dtype} {list(logits.shape)}")

@@ -1,4 +1,4 @@
-"""The smooth top-k hinge as one node in compiled and exported graphs."""
+"""The smooth top-k loss as a custom operator of torch, which is one node in compiled and exported graphs."""
 
 import torch
 from torch import Tensor
@@ -9,16 +9,13 @@ from topk_registry.ops.ksubset.autograd import Parts, losses_of
 
 @torch.library.custom_op("topk_registry::smooth_topk", mutates_args=())
 def smooth_topk(
-    logits: Tensor,
-    labels: Tensor | None,
-    shares: Tensor | None,
-    even: Tensor | None,
-    dense: Tensor | None,
-    alpha: Tensor,
-    k: int,
-    tau: float,
-) -> tuple[Tensor, Tensor]:
-    """Return the losses [B] and their gradient [B, n] from the backend that works when the graph runs."""
+    logits: Tensor, labels: Tensor | None, shares: Tensor | None, even: Tensor | None, dense: Tensor | None,
+    alpha: Tensor, k: int, tau: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Compute the losses [B] of :func:`api.smooth_topk` and their gradient [B, n].
+
+    The backend is chosen when the graph runs.
+    """
     from topk_registry.ops.ksubset.api import run  # circular import
 
     parts = Parts(labels, shares, even, dense)

@@ -1,27 +1,16 @@
-"""The k-subset operator in PyTorch operations: formulas (5) to (13) of README.md.
+"""The k-subset operator in PyTorch operations. README.md in this folder has the formulas (5) to (13).
 
-Every function has static shapes, no data-dependent branch, and computes in the dtype of its input. Hence the same code
-is used for ONNX export, ``torch.func`` transforms, ``torch.compile``, double precision, derivatives of any order, and
-every k from 1 to n - 1.
+Shapes depend only on the shapes of the arguments, and no branch depends on data. The dtype of the input is the dtype of
+the computation. Therefore, ONNX export, ``torch.func`` transforms, ``torch.compile``, double precision and derivatives
+of any order use the same code, for every k from 1 to n - 1.
 
-Functions for all classes of a row:
+``marginals``, ``margins`` and ``log_odds`` take the scores of all classes. If the classes come in chunks,
+``summarize``, ``merge``, ``finish``, ``label_gradient`` and ``top_margins`` compute the same results for 2k <= n. These
+five functions record no gradients.
 
-- ``marginals(logits [B, n], k, temperature=1.0) -> [B, n]``: used by export. If a row has at most k finite scores,
-  their classes get 1 and all others get 0.
-- ``margins(s [B, n], k, theta) -> [B, n]``: theta times the log-odds of s / theta.
-- ``log_odds(x [B, n], k) -> [B, n]``.
-- ``tilt``, ``tilt_to_mean``, ``power_sums``, ``from_power_sums``, ``product_tree``, ``leave_one_out``, ``divide_out``:
-  steps of the computation.
-
-Functions for classes in chunks or on several ranks (2k <= n, no gradients recorded):
-
-- ``summarize(s [B, m], k, theta, first_class=0) -> State``, ``merge(states, theta) -> State``, and
-  ``finish(state, theta) -> Coefficients``.
-- ``label_gradient(s [B, m], f, theta, first_class=0) -> [B, m]`` from the Coefficients of all classes but the label.
-- ``chunk_margins(s [B, m], f, theta) -> [B, m]`` of tail classes; ``top_margins(state for k + 1, theta) -> [B, k]``.
-
-Polynomials are tensors [coefficients, B, classes], lowest degree first. The graph contains no Sigmoid, because
-onnxruntime's is wrong far below zero, and no MatMul, because GPUs round its inputs to TF32 and quantizers replace it.
+A polynomial is a tensor [coefficients, B, classes], with the coefficient of the lowest degree first. The code avoids
+the operator Sigmoid, because onnxruntime computes Sigmoid inaccurately far below zero. The code avoids MatMul, because
+GPUs round the inputs of MatMul to TF32, and because quantizers replace MatMul.
 """
 
 import math
@@ -32,18 +21,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-SMALL_K = 64  # up to this k, the tilt of formula (5) is precise enough, in single precision too
+SMALL_K = 64  # up to this k, the tilt of formula (5) prevents overflow, also in single precision
 WITH_TAIL = 500  # up to this k, the coefficients of a tail do not overflow in double precision
-MAX_GAP = 80.0  # odds above exp(80) give the same probabilities; exp(80) is finite in single precision
-HALVINGS = 20  # bisection steps of an interval of about 2 log(2n) that contains the tilt
+MAX_GAP = 80.0  # larger odds than exp(80) give the same probabilities, and exp(80) is finite in single precision
+HALVINGS = 20  # number of bisection steps for the tilt, from an interval of length 2 log(2n) or so
 
 
 def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
-    """Return the probability that each class is in a random set of k classes.
+    """Return the probability that each class is in a random set of k classes [B, n].
+
+    The probability of a set is proportional to exp((sum of the scores of the set) / temperature). If at most k scores
+    of a row are above -inf, their classes get the probability 1, and all other classes get 0.
 
     Args:
-        logits: scores [B, n], n > k; -inf excludes a class.
-        k: size of the set.
+        logits: scores [B, n], n > k. A class with the score -inf is excluded.
+        k: number of classes in the set.
         temperature: number by which scores are divided.
 
     Example:
@@ -64,11 +56,11 @@ def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
-    """Return the margins theta l(s / theta) of every class: [B, n] -> [B, n].
+    """Return the margin theta log(p / (1 - p)) of each class: [B, n] -> [B, n].
 
-    The margins of the k largest classes are computed with the tilt for k + 1 classes. The reason is that without one of
-    the k largest classes, the (k + 1)-th class takes its place. If at most k scores are finite, the margins of these
-    scores are inf.
+    Here p is the marginal of the class at temperature theta: the probability that the class is in a random set of k
+    classes. If at most k scores of a row are above -inf, the margins of their classes are inf, and all other margins
+    are -inf.
     """
     n = s.shape[1]
     if 2 * k > n:
@@ -79,6 +71,7 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
     certain = (top[:, k : k + 1] == -torch.inf) & ~top[:, :1].isnan()  # topk puts NaN first
     usual, top = torch.where(certain, 0.0, s), torch.where(certain, 0.0, top)
     group = usual.gather(1, where)
+    # for the k largest classes: without one of them, the (k + 1)-th class takes its place
     of_next = _solve(usual, top, group, where, k, k + 1, theta)
     of_kth = _solve(usual, top, group, where, k, k, theta, of_next)
     of_best = _group_margins(group, of_next, theta, slice(0, k))
@@ -93,7 +86,7 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
 
 
 def log_odds(x: Tensor, k: int) -> Tensor:
-    """Return the log-odds that each class is in a random set of k classes: [B, n] -> [B, n]."""
+    """Return the log-odds [B, n] of the probability that each class is in a random set of k classes."""
     return margins(x, k, 1.0)
 
 
@@ -101,35 +94,29 @@ class _Solution(NamedTuple):
     a: Tensor  # [B, 1], reference score
     t: Tensor  # [B, 1], the tilt
     mass: Tensor  # [B, 1], sum of the tail's odds before the tilt
-    tail: Tensor | None  # [B, n], odds; 0 at the top group
+    tail: Tensor | None  # [B, n], odds of the tail; 0 at the classes of the top group
     P: Tensor | None  # [B, k], power sums of the tail
-    p: Tensor  # [B, T], of the top group
-    q: Tensor  # [B, T], 1 - p
+    p: Tensor  # [B, T], w / (1 + w) for the odds w of the top group
+    q: Tensor  # [B, T], 1 / (1 + w)
     outside: Tensor  # [2, B, T], coefficients k - 1 and k of the product without each class of the top group
     c: Tensor  # [k + 1, B, 1], coefficients of the whole product
 
 
 def _group_size(k: int, n: int) -> int:
-    """Return the size of the top group: 2k + 1. With this size, the odds of all other classes are below 1."""
-    return min(n, 2 * k + 1) if k <= WITH_TAIL else n
+    return min(n, 2 * k + 1) if k <= WITH_TAIL else n  # after the 2k largest classes, odds are below 1
 
 
 def _solve(
-    s: Tensor,
-    top: Tensor,
-    group: Tensor,
-    where: Tensor,
-    k: int,
-    balance: int,
-    theta: float,
+    s: Tensor, top: Tensor, group: Tensor, where: Tensor, k: int, balance: int, theta: float,
     of_next: _Solution | None = None,
-) -> _Solution:
-    """Solve for k with the tilt for ``balance`` classes.
+) -> _Solution:  # fmt: skip
+    """Compute the polynomials for sets of k classes, at the tilt for sets of ``balance`` classes.
 
-    ``top`` are the largest scores [B, T], ``group`` the same scores with a gradient, and ``where`` their classes. The
-    solution for ``balance + 1`` has the same tail, except that odds differ by one factor per row.
+    ``top`` [B, T] contains the T largest scores of each row without gradient. ``group`` [B, T] contains the same scores
+    with gradient, and ``where`` [B, T] contains their classes. If the result for balance + 1 is given as ``of_next``,
+    the odds of the tail are computed from that result.
     """
-    # subtract this score first: scores and tilt far from 0 would lose precision
+    # scores far from 0 lose precision, so first subtract the score of a large class
     a = top[:, balance - 1 : balance].detach()
     x_top = ((top - a) / theta).detach()
     tail, P, start, mass, shift = None, None, torch.ones_like(a)[None], torch.zeros_like(a), 0.0
@@ -154,7 +141,7 @@ def _solve(
 
 
 def _probabilities(s: Tensor, top: Tensor, where: Tensor, k: int, theta: float, outside: int) -> Tensor:
-    """Return the probability [B, n] that each class is in the set, or outside of it, both without cancellation."""
+    """Return the probability [B, n] that each class is in the set. If outside = 1, return 1 minus this number."""
     f = _solve(s, top, top, where, k, k, theta)
     cases = f.p * f.outside[0], f.q * f.outside[1]  # in the set, outside of it
     in_top = cases[outside] / (cases[0] + cases[1])
@@ -165,34 +152,40 @@ def _probabilities(s: Tensor, top: Tensor, where: Tensor, k: int, theta: float, 
 
 
 def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) -> Tensor:
-    # only for these classes: with the tilt for other classes, the ratio may be 0 / 0 with a NaN gradient
+    # for other classes than ``members``, the ratio may be 0 / 0 at this tilt, and its gradient NaN
     below, last = f.outside[..., members]
     return (group - f.a)[:, members] + theta * ((below / last).log() - f.t)
 
 
 def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
-    """Return t [B, 1] of formula (5): min over m < k of log((sum of exp outside the m largest) / (k - m)).
+    """Return the tilt t [B, 1], the number that is subtracted from all scores before their exponentials are multiplied.
 
-    The tilt cancels from every result, so the tilt need not be precise. With this tilt, the expected number of classes
-    is between k/2 and k. Results are relative to the probability of exactly k classes, which may be 2^-k. Hence larger
-    k use ``tilt_to_mean``.
+    If R_m is the sum of exp(x_i) over all classes except the m largest, then t is the minimum of log(R_m / (k - m))
+    over m = 0..k-1. The tilt cancels from every result, and only prevents overflow. For k above SMALL_K, the result is
+    that of :func:`tilt_to_mean`.
 
     Args:
-        x: the top group [B, T], largest first, relative to the k-th.
-        mass: the sum of the odds of all other classes [B, 1].
-        k: number of classes to draw.
+        x: scores of the T largest classes in descending order, minus the k-th score and divided by the temperature [B,
+            T].
+        mass: sum of exp(x_i) over all other classes [B, 1].
+        k: number of classes in a set.
     """
     if k > SMALL_K:
         return tilt_to_mean(x, mass, k)
-    R = x.clamp_max(60.0).exp().flip(1).cumsum(1).flip(1)[:, :k] + mass  # sum outside the m largest, m = 0..k-1
+    R = x.clamp_max(60.0).exp().flip(1).cumsum(1).flip(1)[:, :k] + mass  # R_0, ..., R_{k-1}
     return (R / torch.arange(k, 0, -1, dtype=x.dtype, device=x.device)).amin(1, keepdim=True).log()
 
 
 def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
-    """Return the tilt t [B, 1] with an expected k - 1/2 classes, from x [B, n] relative to the k-th largest.
+    """Return the number t [B, 1] for which the sum of sigmoid(x_i - t) over all classes is k - 1/2.
 
-    The most probable number of classes is then k - 1 or k, with a probability of at least 1 / (n + 1). k may be a
-    tensor [B, 1]. ``mass`` is the sum of the odds of classes that are not in x.
+    If each class is selected with probability sigmoid(x_i - t), then k or k - 1 classes are selected with a probability
+    of at least 1 / (n + 1), so the polynomials do not overflow. The function uses bisection.
+
+    Args:
+        x: scores, minus the k-th largest score and divided by the temperature [B, T].
+        mass: sum of exp(x_i) over classes that are not in x [B, 1]. These classes add mass exp(-t) to the sum.
+        k: number of classes in a set, as an integer or as one number per row [B, 1].
     """
     size = torch.as_tensor(k, dtype=x.dtype, device=x.device)
     reach = (2.0 * size + x.shape[1] + mass).log() + math.log(2)  # t is between -reach and reach
@@ -205,10 +198,10 @@ def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
 
 
 def power_sums(w: Tensor, k: int) -> Tensor:
-    """Return P_j = sum_i w_i^j, j = 1..k: [B, n] -> [B, k].
+    """Return the power sums P_j = sum_i w_i^j for j = 1..k: [B, n] -> [B, k].
 
-    Powers that would be denormal are dropped, because denormal numbers are slow. The bound on odds increases each time
-    the powers reach the end of the exponent range. Dropped squares are at most 2^-50 (2^-120 in double precision) each.
+    Powers that would be denormal numbers are replaced by 0, because denormal numbers are slow. A square that is
+    replaced is at most 2^-50, or 2^-120 in double precision.
     """
     w = _blocks(w)  # [B, blocks, length]
     sums, power, base, reach = [w.sum(-1, keepdim=True)], w, w, 1.0
@@ -224,9 +217,9 @@ def power_sums(w: Tensor, k: int) -> Tensor:
 
 
 def _blocks(w: Tensor) -> Tensor:
-    """Return w [B, n] as [B, blocks, length], padded with zeros. Two short sums have less rounding than one long sum.
+    """Return w [B, n] as [B, blocks, length], padded with zeros, because two short sums have smaller rounding errors.
 
-    onnxruntime adds a row in order. For 20,000 equal values, this costs 1.5 digits.
+    onnxruntime adds the numbers of a row in order. For 20,000 equal numbers, 1.5 decimal digits would be lost.
     """
     n = w.shape[1]
     length = 1 << math.isqrt(n).bit_length()
@@ -235,9 +228,10 @@ def _blocks(w: Tensor) -> Tensor:
 
 
 def from_power_sums(P: Tensor) -> Tensor:
-    """Return coefficients 0..k of prod_i (1 + w_i X) by Newton's identities: [B, k] -> [k + 1, B, 1].
+    """Return the coefficients 0..k of prod_i (1 + w_i X), by Newton's identities: [B, k] -> [k + 1, B, 1].
 
-    For large k, all coefficients are scaled by one factor to avoid overflow.
+    The argument contains the power sums P_j = sum_i w_i^j for j = 1..k. For k above SMALL_K, all coefficients are
+    multiplied by exp(-P_1 / 2), which prevents overflow.
     """
     k = P.shape[1]
     signed = P * torch.tensor([(-1.0) ** i for i in range(k)], dtype=P.dtype, device=P.device)
@@ -248,9 +242,12 @@ def from_power_sums(P: Tensor) -> Tensor:
 
 
 def product_tree(factors: Tensor, k: int) -> list[Tensor]:
-    """Return the levels of a tree of products of T factors [2, B, T], up to degree k.
+    """Return the levels of a binary tree of products of T factors [2, B, T].
 
-    A level whose nodes have m leaves is [min(m, k) + 1, B, ceil(T / m)]. Node i has the children i and i + half.
+    The first level contains the factors, and the last level contains the product of all factors. Coefficients above
+    degree k are omitted. If the nodes of a level are products of m factors, the level has the shape [min(m, k) + 1, B,
+    ceil(T / m)]. The children of node i are the nodes i and i + half of the level below, where half is the number of
+    nodes of the level.
     """
     levels = [factors]
     while levels[-1].shape[-1] > 1:
@@ -260,17 +257,18 @@ def product_tree(factors: Tensor, k: int) -> list[Tensor]:
 
 
 def leave_one_out(levels: list[Tensor], start: Tensor, k: int, count: int) -> Tensor:
-    """Return the last ``count`` coefficients up to degree k without each factor: [count, B, T].
-
-    The product outside of a node is the product outside of its parent times its sibling. All terms are positive, so
-    there is no cancellation.
+    """For each factor, return the last ``count`` coefficients up to degree k of the product of all other factors.
 
     Args:
-        levels: result of ``product_tree``.
-        start: polynomial that is a factor of every product [m, B, 1].
+        levels: result of :func:`product_tree`.
+        start: polynomial that is multiplied into every product [m, B, 1].
         k: highest degree.
-        count: number of coefficients per class. Coefficients of negative degree are 0.
+        count: number of coefficients per product.
+
+    Returns:
+        Tensor [count, B, T]. Coefficients of a negative degree are 0.
     """
+    # The product outside of a node is the product outside of its parent, times the sibling of the node.
     needed = [max(0, k + 1 - count)]  # lowest degree that each level needs
     for level in levels[:-1]:
         needed.append(max(0, needed[-1] - len(level) + 1))
@@ -285,7 +283,6 @@ def leave_one_out(levels: list[Tensor], start: Tensor, k: int, count: int) -> Te
 
 
 def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Split the nodes of a level into two halves. If their number is odd, pad with the polynomial 1."""
     if x.shape[-1] % 2:
         x = torch.cat((F.pad(x[:1], (0, 1), value=1.0), F.pad(x[1:], (0, 1))))
     half = x.shape[-1] // 2
@@ -293,10 +290,15 @@ def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def product(a: Tensor, b: Tensor, first: int, low: int, high: int) -> Tensor:
-    """Return coefficients low to high of (a_0 + a_1 X + ...)(b_0 X^first + b_1 X^(first + 1) + ...)."""
+    """Return the coefficients of degree ``low`` to ``high`` of the product of two polynomials.
+
+    Args:
+        a: coefficients of the first polynomial [., B, classes], from degree 0 on.
+        b: coefficients of the second polynomial [., B, classes], from degree ``first`` on.
+    """
     if len(a) > len(b) and first == 0:
         a, b = b, a
-    if len(a) * (high - low + 1) > 4096:  # as a sum of shifted products, which needs less memory
+    if len(a) * (high - low + 1) > 4096:  # a loop over a needs less memory
         b = F.pad(b, (0, 0, 0, 0, max(0, len(a) - 1 + first - low), max(0, high + 1 - first - len(b))))
         origin = max(0, len(a) - 1 + first - low) - first
         return sum(a[i] * b[origin + low - i : origin + high + 1 - i] for i in range(len(a)))  # pyright: ignore[reportReturnType]
@@ -309,7 +311,11 @@ def product(a: Tensor, b: Tensor, first: int, low: int, high: int) -> Tensor:
 
 
 def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return coefficients k - 1 and k [B, n] of the product c [k + 1, B, 1] without the factor 1 + w_i X, w_i < 1."""
+    """For each class, return the coefficients k - 1 and k of c / (1 + w_i X): two tensors [B, n].
+
+    The polynomial c is [k + 1, B, 1], and the odds w are [B, n]. For w_i < 1, the rounding errors decrease from step to
+    step.
+    """
     d = c[0]
     for j in range(1, k):
         d = torch.addcmul(c[j], w, d, value=-1)
@@ -317,31 +323,34 @@ def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 class State(NamedTuple):
-    """Summary of the classes of a chunk: O(k) numbers per row, whatever the number of classes.
+    """Summary of the scores of some classes, in O(k) numbers per row.
 
-    Odds are exp((s - a) / theta), where ``a`` is the k-th largest score. Merging chunks can only raise ``a``, so odds
-    are only ever scaled down.
+    The odds of a class with score s are exp((s - a) / theta), where a is the k-th largest score. If states are merged,
+    a can only increase, so odds can only decrease.
     """
 
-    top: Tensor  # [B, T], the largest scores in descending order, T = 2k + 1, or all classes if they are fewer
-    classes: Tensor  # [B, T], their classes
+    top: Tensor  # [B, T], the 2k + 1 largest scores in descending order, or all scores if there are fewer
+    classes: Tensor  # [B, T], the classes of these scores
     P: Tensor  # [B, k], power sums of the odds of the other classes
 
 
 class Coefficients(NamedTuple):
-    """Result of :func:`finish`: values that margins and gradients of any class need from all other classes."""
+    """Result of :func:`finish`: the numbers from which margins and their gradients are computed."""
 
     a: Tensor  # [B, 1], the k-th largest score
-    shift: Tensor  # [B, 1], double: the margin of a class outside the state is (s - a) + shift
-    scale: Tensor  # [B, 1], factor from exp((s - a) / theta) to the tilted odds of c
+    shift: Tensor  # [B, 1], double precision: a class outside of the state with score s has the margin (s - a) + shift
+    scale: Tensor  # [B, 1], c is for odds of exp((s - a) / theta) times this number
     c: Tensor  # [k + 1, B, 1], with c_{k-1} = c_k = 1
-    classes: Tensor  # [B, T], the top group
-    in_top: Tensor  # [B, T], gradient of this margin with respect to the scores of the top group
+    classes: Tensor  # [B, T], classes of the top group
+    in_top: Tensor  # [B, T], gradient of that margin with respect to the scores of the top group
 
 
 @torch.no_grad()
 def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
-    """Return the state of classes first_class, first_class + 1, ... from their scores [B, m]; -inf excludes a class."""
+    """Return the state of the classes first_class, ..., first_class + m - 1 from their scores [B, m].
+
+    A class with the score -inf is excluded.
+    """
     top, classes = s.topk(min(2 * k + 1, s.shape[1]), dim=-1)
     e = ((s - _reference(top, k)) / theta).scatter(1, classes, -torch.inf).exp()
     return State(top, classes + first_class, power_sums(e, k))
@@ -349,9 +358,9 @@ def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
 
 @torch.no_grad()
 def merge(states: Sequence[State], theta: float) -> State:
-    """Return the state of the classes of all states, with power sums in double precision.
+    """Return the state of the classes of all states. The power sums are in double precision.
 
-    The result is bitwise reproducible for the same order of states.
+    Equal states in the same order give bitwise equal results.
     """
     k = states[0].P.shape[1]
     top, order = torch.cat([state.top for state in states], 1).sort(dim=1, descending=True, stable=True)
@@ -365,20 +374,22 @@ def merge(states: Sequence[State], theta: float) -> State:
 
 
 def _reference(top: Tensor, k: int) -> Tensor:
-    """Return the k-th largest score [B, 1], or the lowest finite number if there are fewer scores."""
+    """Return the k-th largest score [B, 1]. If fewer than k scores are above -inf, return the lowest finite number."""
     low = torch.finfo(top.dtype).min
     return top[:, k - 1 : k].clamp_min(low) if top.shape[1] >= k else top.new_full((len(top), 1), low)
 
 
 def _tilted(P: Tensor, shift: Tensor) -> Tensor:
-    """Return the power sums [B, k] of odds times exp(shift) [B, 1]. Power sums of 0 remain 0."""
     j = torch.arange(1, P.shape[1] + 1, dtype=P.dtype, device=P.device)
     return torch.where(P == 0, P, P * (shift * j).exp())
 
 
 @torch.no_grad()
 def finish(state: State, theta: float) -> Coefficients:
-    """Return the coefficients of the product over all classes of a state with at least k finite scores."""
+    """Return the coefficients of the product over all classes of a state.
+
+    At least k scores of each row must be above -inf.
+    """
     k, a = state.P.shape[1], state.top[:, state.P.shape[1] - 1 : state.P.shape[1]]
     x = (state.top.double() - a.double()) / theta
     t = tilt(x, state.P[:, :1].double(), k)
@@ -399,8 +410,11 @@ def finish(state: State, theta: float) -> Coefficients:
     )
 
 
-def _scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int) -> Tensor:
-    """Write values [B, T] at their classes into a chunk [B, m]. Classes of other chunks go to an extra column."""
+def scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int) -> Tensor:
+    """Return a chunk [B, m] of the classes from ``first_class`` on, with values [B, T] written at their classes [B, T].
+
+    Values of classes outside of the chunk are ignored.
+    """
     m, local = out.shape[1], classes - first_class
     place = torch.where((local >= 0) & (local < m), local, m)
     return F.pad(out, (0, 1)).scatter(1, place, values)[:, :m]
@@ -408,29 +422,22 @@ def _scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int)
 
 @torch.no_grad()
 def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 0) -> Tensor:
-    """Return the gradient of the label's margin with respect to the scores of a chunk [B, m], by formula (10).
+    """Return the gradient of the label's margin with respect to the scores s [B, m] of some classes, by formula (10).
 
-    ``f`` covers all classes but the label. At the label, the gradient is 1. The caller writes this gradient.
+    ``f`` must be computed from all classes except the label. The gradient with respect to the label's own score is 1,
+    and the caller must write that number.
     """
     k = len(f.c) - 1
-    v = ((s - f.a) / theta).clamp_max(0.0).exp() * f.scale  # entries of the top group are overwritten later
+    v = ((s - f.a) / theta).clamp_max(0.0).exp() * f.scale  # scatter_own overwrites the entries of the top group
     if k == 1:
-        return _scatter_own(-v, f.classes, f.in_top, first_class)
+        return scatter_own(-v, f.classes, f.in_top, first_class)
     below, _ = divide_out(f.c[:k], v, k - 1)  # d_{k-2}
-    return _scatter_own(v * (below * (1 + v) - 1), f.classes, f.in_top, first_class)
-
-
-@torch.no_grad()
-def chunk_margins(s: Tensor, f: Coefficients, theta: float) -> Tensor:
-    """Return the margins [B, m] of the classes of a chunk. Margins are valid outside of the top group of ``f``."""
-    v = ((s - f.a) / theta).clamp_max(0.0).exp() * f.scale
-    below, last = divide_out(f.c, v, len(f.c) - 1)
-    return (s - f.a) + f.shift.to(s) + theta * (below / last).log()
+    return scatter_own(v * (below * (1 + v) - 1), f.classes, f.in_top, first_class)
 
 
 @torch.no_grad()
 def top_margins(state: State, theta: float) -> Tensor:
-    """Return the margins [B, k] of the k largest classes in double precision, from a state for k + 1."""
+    """Return the margins of the k largest classes [B, k] in double precision. The state must be for sets of k + 1."""
     k = state.P.shape[1] - 1
     gap = state.top.double() - state.top[:, k : k + 1].double()
     x = gap / theta

@@ -1,9 +1,10 @@
-"""A linear classifier with the k-subset operator: scores exist for one chunk of classes at a time.
+"""The smooth top-k loss of a linear classifier with many classes, computed for one chunk of classes at a time.
 
-The forward pass summarizes the scores of each chunk in O(k) numbers per row (``graph.State``). The backward pass
-recomputes the scores of a chunk, converts them into their gradient, and multiplies this gradient into the gradients of
-features, weight and bias. With a process group, each rank processes only its own classes, and the ranks exchange the
-summaries (``ranks.py``).
+The scores of all classes are never in memory together. The forward pass summarizes the scores of each chunk in O(k)
+numbers per row (:class:`graph.State`). The backward pass computes the scores of each chunk again, then the gradient
+with respect to the scores, and then the gradients with respect to features, weight and bias.
+
+With a process group, each rank has some of the classes. The ranks exchange the summaries (``ranks.py``).
 """
 
 from collections.abc import Callable, Iterator
@@ -17,15 +18,15 @@ from torch.autograd.function import once_differentiable
 from topk_registry.ops.ksubset import graph, ranks
 from topk_registry.ops.ksubset.graph import State
 
-CPU_CHUNK = 1 << 20  # scores per chunk: a chunk fits in the cache
-GPU_CHUNK = 1 << 26  # large enough that kernel launches take less time than the work
-MIN_CHUNK = 1024  # classes: smaller matrix products are slow
-MAX_STATES = 32  # number of states that are collected before a merge
+CPU_CHUNK = 1 << 20  # number of scores per chunk on CPUs, so that a chunk fits in the cache
+GPU_CHUNK = 1 << 26  # number of scores per chunk on GPUs, so that kernel launches take little of the time
+MIN_CHUNK = 1024  # minimum number of classes per chunk, because smaller matrix products are slow
+MAX_STATES = 32  # number of states that are collected before they are merged
 MAX_K = graph.WITH_TAIL  # up to this k, the state of a row is small
 
 
 class TopClasses(NamedTuple):
-    """The k classes with the largest scores, in descending order."""
+    """The k classes with the largest scores of each row, in descending order of the scores."""
 
     indices: Tensor  # [B, k]
     logits: Tensor  # [B, k]
@@ -33,10 +34,10 @@ class TopClasses(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Parameters that all passes over the classes of a layer share."""
+    """Parameters of a linear classifier that is computed in chunks of classes."""
 
-    k: int
-    theta: float  # temperature of the scores
+    k: int  # number of classes in a set
+    theta: float  # temperature, by which scores are divided
     chunk: int  # number of classes per chunk
     dtype: torch.dtype  # dtype of matrix products
     first: int = 0  # first class of this rank
@@ -48,12 +49,15 @@ class Problem(NamedTuple):
 
 
 def min_classes(k: int) -> int:
-    """Return the minimum number of classes for chunks: 2 k + 3 in the top group for k + 1, and one in the tail."""
+    """Return the minimum number of classes for which a linear classifier can be computed in chunks.
+
+    At least one class must be outside of the top group, which has up to 2k + 3 classes.
+    """
     return 2 * k + 4
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which ``F.linear`` multiplies. Autocast does not change double precision."""
+    """Return the dtype in which ``F.linear`` multiplies x. Autocast changes this dtype, except in double precision."""
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -61,7 +65,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 
 def chunk_size(features: Tensor, chunk: int | None) -> int:
-    """Return the number of classes per chunk: the given number, or a number that is fast."""
+    """Return ``chunk``, or, if ``chunk`` is None, a number of classes per chunk that is fast for these features."""
     if chunk is not None:
         return chunk
     scores = CPU_CHUNK if features.device.type == "cpu" else GPU_CHUNK
@@ -69,10 +73,16 @@ def chunk_size(features: Tensor, chunk: int | None) -> int:
 
 
 def linear_label_margins(x: Tensor, weight: Tensor, bias: Tensor | None, label: Tensor, p: Problem) -> Tensor:
-    """Compute the margin theta l_y of each row's label: [B, d], [m, d], [m], [B] -> [B] in double precision.
+    """Compute the margin of each row's label [B] in double precision. The result can be differentiated once.
 
-    Labels are class indices over all ranks. The result is the same on all ranks and differentiable once. The gradient
-    with respect to x is this rank's part of a sum over ranks.
+    With a process group, the result is the same on all ranks. To get the gradient with respect to x, the caller must
+    sum the gradients of all ranks.
+
+    Args:
+        x: features [B, d].
+        weight, bias: weight [m, d] and bias [m] or None of this rank's classes.
+        label: class indices [B] over the classes of all ranks.
+        p: parameters of the classifier.
     """
     margins = _LabelMargins.apply(x, weight, bias, label, p)
     assert isinstance(margins, Tensor)
@@ -83,14 +93,16 @@ def linear_expected_hinge(
     x: Tensor, weight: Tensor, bias: Tensor | None, mass: Callable[[Tensor, int], Tensor], alpha: Tensor, tau: float,
     p: Problem,
 ) -> Tensor:  # fmt: skip
-    """Compute sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) of each row: [B] in double precision.
+    """Compute sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row: [B] in double precision.
+
+    All classes must be on this rank. m_c is the margin of class c. The result can be differentiated once.
 
     Args:
-        x, weight, bias: features [B, d], weight [n, d] and bias [n].
-        mass: ``mass(s [B, m], first)`` returns the masses q of a chunk that begins with the class ``first``.
+        x, weight, bias: features [B, d], weight [n, d], and bias [n] or None.
+        mass: function ``mass(s [B, m], first)`` that returns the masses q [B, m] of the m classes from ``first`` on.
         alpha: required margin, [] or [n].
         tau: smoothing temperature of the loss.
-        p: parameters, with the temperature k tau.
+        p: parameters of the classifier, with the temperature theta = k tau.
     """
     losses = _ExpectedHinge.apply(x, weight, bias, mass, alpha, tau, p)
     assert isinstance(losses, Tensor)
@@ -99,16 +111,17 @@ def linear_expected_hinge(
 
 @torch.no_grad()
 def linear_topk_classes(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> TopClasses:
-    """Return the k classes with the largest scores, over all ranks."""
+    """Return the k classes with the largest scores, among the classes of all ranks. The result has no gradient."""
     state = _state(x, weight, bias, p.k + 1, p)
     marginals = torch.sigmoid(graph.top_margins(state, p.theta) / p.theta)
     return TopClasses(state.classes[:, : p.k], state.top[:, : p.k].to(p.dtype), marginals.to(p.wide))
 
 
 def chunks(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield the first class, the rows of the weight [m, d] and the scores [B, m] of each chunk of this rank's classes.
+    """Yield (first, W, s) for each chunk of this rank's classes.
 
-    The first class is an index over the classes of all ranks.
+    ``first`` is the index of the first class, counted over all ranks. W [m, d] are the weights of the classes, and s
+    [B, m] are their scores.
     """
     x = x.to(p.dtype)
     for start in range(0, len(weight), p.chunk):
@@ -119,8 +132,6 @@ def chunks(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> Iterat
 
 
 class _Merged:
-    """The merged state of consecutive chunks."""
-
     def __init__(self, theta: float) -> None:
         self.theta, self.states = theta, list[State]()
 
@@ -134,7 +145,6 @@ class _Merged:
 
 
 def _state(x: Tensor, weight: Tensor, bias: Tensor | None, k: int, p: Problem) -> State:
-    """Return the state of the classes of all ranks, for a top group of k."""
     merged = _Merged(p.theta)
     with torch.autocast(x.device.type, enabled=False):
         for first, _, s in chunks(x, weight, bias, p):
@@ -144,16 +154,9 @@ def _state(x: Tensor, weight: Tensor, bias: Tensor | None, k: int, p: Problem) -
 
 
 def _locate(label: Tensor, first: int, m: int) -> tuple[Tensor, Tensor]:
-    """Return whether each label [B] is in a chunk of m classes, and its column in the chunk [B, 1]."""
+    """Return whether each label [B] is among the m classes from ``first`` on, and its column in this chunk [B, 1]."""
     local = label - first
     return (local >= 0) & (local < m), local.clamp(0, m - 1)[:, None]
-
-
-def _write(out: Tensor, classes: Tensor, values: Tensor, first: int) -> Tensor:
-    """Return a chunk [B, m] with values [B, T] at their classes. Classes of other chunks go to an extra column."""
-    m, local = out.shape[1], classes - first
-    place = torch.where((local >= 0) & (local < m), local, m)
-    return F.pad(out, (0, 1)).scatter(1, place, values)[:, :m]
 
 
 class _LabelMargins(torch.autograd.Function):
@@ -193,7 +196,10 @@ def _gradients(
     slopes: Callable[[Tensor, int], Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem,
     needed: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Return the gradients of features, weight and bias, from the gradients ``slopes(s, first)`` of scores."""
+    """Return the gradients with respect to x, weight and bias. A gradient that is not needed is None.
+
+    ``slopes(s, first)`` returns the gradient with respect to the scores s [B, m] of the classes from ``first`` on.
+    """
     dx = torch.zeros_like(x, dtype=p.wide) if needed[0] else None
     dW = torch.empty_like(weight) if needed[1] else None
     db = torch.empty_like(bias) if needed[2] and bias is not None else None
@@ -211,7 +217,7 @@ def _gradients(
 
 
 class _Group(NamedTuple):
-    """Values that the margins of all classes share, differentiable in the scores and power sums of the top group."""
+    """Results for the top group, from which the margins of all classes are computed."""
 
     a: Tensor  # [B, 1], the (k + 1)-th largest score, reference of the power sums
     t: Tensor  # [B, 1], the tilt: a constant, because the tilt cancels
@@ -220,14 +226,11 @@ class _Group(NamedTuple):
 
 
 def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
-    """Solve for the top group [B, T] and the power sums [B, k] of all other classes.
-
-    The margins of the k largest classes are computed with the tilt for k + 1 classes. The reason is that without one of
-    the k largest classes, the (k + 1)-th class takes its place.
-    """
+    """Compute the results for the top group with the scores ``top``. P are the power sums of all other classes."""
     a = top[:, k : k + 1].detach()
     x, margins = (top - a) / theta, []
     t = c = a
+    # the k largest classes need the tilt for k + 1: without one of them, the (k + 1)-th class takes its place
     for balance, members in ((k + 1, slice(0, k)), (k, slice(k, None))):
         r = x[:, balance - 1 : balance].detach()
         t = r + graph.tilt(x.detach() - r, P[:, :1].detach() * (-r).exp(), balance)
@@ -236,7 +239,7 @@ def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
         powers = torch.arange(1, k + 1, dtype=P.dtype, device=P.device)
         start = graph.from_power_sums(P * (-t * powers).exp())
         levels = graph.product_tree(torch.stack((q, w * q)), k)
-        # without the classes of the other tilt, for which this may be 0 / 0
+        # only for ``members``: for other classes, ``below`` and ``last`` may be 0 at this tilt
         below, last = graph.leave_one_out(levels, start, k, 2)[..., members]
         margins.append((top - a)[:, members] + theta * ((below / last).log() - t))
         c = graph.product(levels[-1], start, 0, 0, k)
@@ -244,7 +247,11 @@ def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
 
 
 class _ExpectedHinge(torch.autograd.Function):
-    """Losses in three passes: the state; losses and gradients of top group and coefficients; gradients of scores."""
+    """Autograd function of :func:`linear_expected_hinge`, which reads the classes three times.
+
+    The forward pass reads them for the state, and again for the losses and the gradients with respect to the results
+    for the top group. The backward pass reads them for the gradients with respect to the scores.
+    """
 
     @staticmethod
     def forward(ctx, x, weight, bias, mass, alpha, tau, p):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -290,14 +297,14 @@ class _ExpectedHinge(torch.autograd.Function):
             e, sums = ((s.detach() - f.a.to(s)) / p.theta).clamp_max(0.0).exp(), torch.zeros_like(s)
             for slope in of_powers.flip(1).split(1, 1):  # Horner: sum_j slope_j e^j
                 sums = (sums + slope) * e
-            return _write(ds + sums, classes, in_top, first)
+            return graph.scatter_own(ds + sums, classes, in_top, first)
 
         return *_gradients(slopes, x, weight, bias, p, ctx.needs_input_grad), None, None, None, None
 
 
 def _margins(s: Tensor, f: _Group, margins: Tensor, c: Tensor, classes: Tensor, first: int, p: Problem) -> Tensor:
-    """Return the margins [B, m] of a chunk: ``margins`` for the top group, and computed margins for other classes."""
-    s = _write(s, classes, torch.full_like(margins, -torch.inf), first)
+    """Return the margins of the classes of a chunk [B, m]. ``margins`` are the margins of the top group."""
+    s = graph.scatter_own(s, classes, torch.full_like(margins, -torch.inf), first)
     gap = s - f.a.to(s)
     below, last = graph.divide_out(c, (gap / p.theta - f.t.to(s)).exp(), p.k)
-    return _write(gap + p.theta * ((below / last).log() - f.t.to(s)), classes, margins, first)
+    return graph.scatter_own(gap + p.theta * ((below / last).log() - f.t.to(s)), classes, margins, first)

@@ -1,6 +1,7 @@
-"""Classes on the ranks of a process group: assignment to ranks, and exchange of states.
+"""Assignment of classes to the ranks of a process group, and exchange of the ranks' summaries of scores.
 
-Each of R ranks has ceil(n / R) of the n classes. The last ranks have fewer classes, or none.
+Of n classes, each of R ranks has ceil(n / R) consecutive classes, except that the last ranks have fewer classes, or
+none.
 """
 
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def classes_per_rank(n: int, ranks: int) -> list[int]:
-    """Return the number of classes per rank.
+    """Return the number of classes of each rank, for n classes.
 
     Example:
         >>> classes_per_rank(9, 4)
@@ -31,10 +32,15 @@ def classes_per_rank(n: int, ranks: int) -> list[int]:
 
 
 def first_class(sizes: Sequence[float], n: int | None, group: Any) -> tuple[int, int]:
-    """Return the first class of this rank, and the number of all classes, from the number of classes per rank.
+    """Return the index of the first class of this rank, and the number of classes of all ranks.
+
+    Args:
+        sizes: number of classes of each rank.
+        n: number of classes of all ranks. If ``n`` is None, this is the sum of ``sizes``.
+        group: process group.
 
     Raises:
-        ValueError: the classes per rank differ from ``classes_per_rank``.
+        ValueError: ``sizes`` differs from ``classes_per_rank(n, ranks)``.
     """
     counts = [int(size) for size in sizes]
     n = sum(counts) if n is None else n
@@ -45,13 +51,15 @@ def first_class(sizes: Sequence[float], n: int | None, group: Any) -> tuple[int,
 
 
 def exchange(state: State | None, score: Tensor | None, k: int, x: Tensor, p: "Problem") -> tuple[State, Tensor]:
-    """Return the state of the classes of all ranks, and the largest score [B], bitwise equal on all ranks.
+    """Return the state of the classes of all ranks, and the largest score [B]. Both are bitwise equal on all ranks.
 
     Args:
-        state: state of this rank's classes for a top group of k, or None if this rank has no classes.
-        score: scores to compare [B]. None: the largest score of the state.
+        state: state of this rank's classes, for sets of k classes. If this rank has no classes, None.
+        score: a score per row [B], of which the largest over all ranks is returned. None stands for the largest score
+            of the state.
+        k: number of classes in a set.
         x: features [B, d].
-        p: the process group, and the dtype of scores.
+        p: parameters with the process group. If the group is None, the arguments are returned.
     """
     B, T = len(x), 2 * k + 1
     if state is None:
@@ -62,7 +70,7 @@ def exchange(state: State | None, score: Tensor | None, k: int, x: Tensor, p: "P
         return state, score
     missing = T - state.top.shape[1]
     top, classes = F.pad(state.top, (0, missing), value=-torch.inf), F.pad(state.classes, (0, missing), value=-1)
-    # one message: class indices are exact in double precision
+    # all numbers fit in one message, because double precision is exact for class indices
     message = torch.cat([part.double() for part in (top, classes, state.P, score[:, None])], 1)
     states, scores = [], []
     for part in all_gather(message, p.group).unbind(0):

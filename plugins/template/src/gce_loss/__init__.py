@@ -1,4 +1,4 @@
-"""Generalized cross-entropy: between cross-entropy, which trains fast, and the mean absolute error, which is robust."""
+"""Generalized cross-entropy, a loss between cross-entropy and the mean absolute error, for noisy labels."""
 
 from typing import Any
 
@@ -9,16 +9,18 @@ from topk_registry.options import number
 
 
 class GeneralisedCrossEntropy(SoftmaxLoss):
-    """Box-Cox transform of the likelihood, robust to wrong labels.
+    """Generalized cross-entropy: cross-entropy with less weight on samples whose label has a low probability.
 
         L(s, y) = (1 - p_y^q) / q,    p = softmax(s)
 
-    As q goes to 0, the loss becomes cross-entropy. At q = 1, the loss is half the mean absolute error of the
-    probabilities. The gradient of a sample is weighted by p_y^q, so unlikely labels get less weight.
+    Here s are the n logits of one sample, y is the label, and p_y is the probability of the label. The gradient is
+    p_y^q times the gradient of cross-entropy. Wrong labels tend to have a low probability, so wrong labels have less
+    influence.
 
     Args:
-        q: exponent in (0, 1].
-        common: weight, reduction, label_smoothing, ignore_index, as in ``torch.nn.CrossEntropyLoss``.
+        q: exponent, above 0 and at most 1. As q goes to 0, the loss becomes cross-entropy. For q = 1, the loss is 1 -
+            p_y, which is half of the absolute error between p and the one-hot label.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> loss = topk_registry.create_loss("gce", q=0.5)
