@@ -30,6 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 SelfTest = Callable[[torch.device], bool]
 
 _wanted: ContextVar[str | None] = ContextVar("topk_registry_backend", default=None)
+_environment: dict[str, str] = {}  # the environment variable when it was first needed
 _problems: dict[tuple[Any, ...], str] = {}  # results of self-tests: the problem, or "" if there is none
 
 
@@ -118,13 +119,16 @@ def use_backend(name: str) -> Iterator[None]:
 
 def preferred() -> str:
     """Return the name given to :func:`use_backend`, else the value of the environment variable, else "auto"."""
-    chosen = _wanted.get()
-    if chosen is None:
-        if VARIABLE not in os.environ:  # faster than get() if the variable is not set
-            return "auto"
-        chosen = os.environ[VARIABLE] or "auto"
-        check_name(chosen, VARIABLE)
-    return chosen
+    return _wanted.get() or _from_environment()
+
+
+@constant_in_graphs
+def _from_environment() -> str:
+    """Read the variable at the first call only, because a lookup in os.environ costs as much as a small tensor."""
+    if VARIABLE not in _environment:
+        check_name(name := os.environ.get(VARIABLE) or "auto", VARIABLE)
+        _environment[VARIABLE] = name
+    return _environment[VARIABLE]
 
 
 @cache
@@ -145,6 +149,7 @@ def too_old(device: torch.device) -> str:
 
 def forget_choices() -> None:
     load.cache_clear()
+    _environment.clear()
     too_old.cache_clear()
     _problems.clear()
 
