@@ -43,8 +43,8 @@ def _compared(sign: str) -> Any:
     return compared
 
 
-# above(numbers, start, bound) returns 64 bits: bit i is 1 if numbers[start + i] > bound. unequal() tests for "!=".
-above, unequal = _compared(">"), _compared("!=")
+# at_least(numbers, start, bound) returns 64 bits: bit i is 1 if numbers[start + i] >= bound. unequal() tests for "!=".
+at_least, unequal = _compared(">="), _compared("!=")
 
 
 @intrinsic
@@ -88,5 +88,5 @@ def _places(compared: Any, compare: Any) -> Any:
     return places
 
 
-# places_above(x, bound, where) writes to where the first indices i with x[i] > bound, and returns how many are written.
-places_above, places_unequal = _places(above, operator.gt), _places(unequal, operator.ne)
+# places_from(x, bound, where) writes to where the first indices i with x[i] >= bound, and returns how many are written.
+places_from, places_unequal = _places(at_least, operator.ge), _places(unequal, operator.ne)

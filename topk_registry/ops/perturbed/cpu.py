@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topk_registry.ops.cpu.blocks import fill, largest_size
+from topk_registry.ops.cpu.blocks import fill, has_nan, largest_size
 from topk_registry.ops.cpu.driver import kernel, spans
 from topk_registry.ops.cpu.masks import lowest_bit, within
 from topk_registry.ops.cpu.memory import address_of, array, borrowed, empty
@@ -159,7 +159,7 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
         guess: where the search for a threshold begins. This number affects only the time.
         space: memory from :func:`scratch`.
     """
-    if _has_nan(row):
+    if has_nan(row):
         fill(index, 0)
         return np.nan, guess
     limit, words, calls, u, v = space
@@ -189,14 +189,6 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
             height, lower = np.float64(np.float32(height - lower)), np.inf
             set_limits(row, height, epsilon, limit)
     return total / len(index), guess
-
-
-@summing
-def _has_nan(row):
-    nans = np.float32(0)
-    for i in range(len(row)):
-        nans += np.float32(row[i] != row[i])
-    return nans > 0
 
 
 @compiled
