@@ -21,7 +21,7 @@ OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime
 
 @dataclass
 class Report:
-    """What the command found: facts by name, notes, and problems. With at least one problem, the exit status is 1."""
+    """Facts by name, notes, and problems of the installation. If there is a problem, the exit status is 1."""
 
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

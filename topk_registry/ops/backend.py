@@ -1,8 +1,9 @@
 """Choose the backend of an operator: numba on CPUs, Triton on GPUs, or PyTorch operations on any device.
 
-Before its first use, a backend runs a self-test. If the backend cannot be used, one warning states the reason, and the
-operator uses PyTorch operations. The choice has three levels: :func:`use_backend` around a call, then the environment
-variable ``TOPK_REGISTRY_BACKEND``, then the fastest backend that works.
+Within :func:`use_backend`, the argument of this function decides. Otherwise, the environment variable
+``TOPK_REGISTRY_BACKEND`` decides. If this variable is not set, an operator uses the fastest backend that works. A
+backend works if it is installed and passes a self-test before its first use. If the fastest backend does not work, one
+warning states the reason, and the operator uses PyTorch operations.
 """
 
 import os
@@ -23,22 +24,23 @@ import torch
 NAMES = ("numba", "triton", "torch")
 VARIABLE = "TOPK_REGISTRY_BACKEND"
 OLDEST_GPU = (8, 0)  # minimum compute capability for the Triton kernels
-OPERATORS = ("ksubset", "perturbed")  # each has ``topk_registry.ops.NAME.api`` with ``usual_backend(device) -> str``
+OPERATORS = ("ksubset", "perturbed")  # topk_registry.ops.NAME.api of each defines usual_backend(device) -> str
 
 F = TypeVar("F", bound=Callable[..., Any])
 SelfTest = Callable[[torch.device], bool]
 
 _wanted: ContextVar[str | None] = ContextVar("topk_registry_backend", default=None)
+_environment: dict[str, str] = {}  # the environment variable when it was first needed
 _problems: dict[tuple[Any, ...], str] = {}  # results of self-tests: the problem, or "" if there is none
 
 
 def choose(device: torch.device, backend: str | None, self_test: SelfTest) -> str:
-    """Return the backend for a call: the given ``backend`` if it is enabled and works, else "torch".
+    """Return ``backend`` if the user chose no other backend and the self-test passes. Otherwise, return "torch".
 
     Args:
         device: device of the scores.
-        backend: backend with a kernel for the call, "numba" or "triton", or None.
-        self_test: function that checks the kernel on a few numbers, called once per device.
+        backend: the backend that has a kernel for this call, "numba" or "triton". None if there is no kernel.
+        self_test: function that returns whether the kernel gives correct results on a device. Called once per device.
     """
     if backend is None or preferred() not in ("auto", backend):
         return "torch"
@@ -46,9 +48,9 @@ def choose(device: torch.device, backend: str | None, self_test: SelfTest) -> st
 
 
 def constant_in_graphs(function: F) -> F:
-    """Let the compiler call a function and keep the result as a constant, instead of tracing the function.
+    """Make ``torch.compile`` call a function once and use the result as a constant, instead of tracing the function.
 
-    This has the effect of ``torch.compiler.assume_constant_result``, which would import the compiler for two seconds.
+    ``torch.compiler.assume_constant_result`` does the same, but imports the compiler, which takes two seconds.
     """
     function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
     return function
@@ -56,11 +58,11 @@ def constant_in_graphs(function: F) -> F:
 
 @constant_in_graphs
 def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
-    """Return whether a backend works on a device. If it does not work, warn once."""
+    """Return whether a backend works on a device. If the backend does not work, the first call gives a warning."""
     key = backend, device, self_test
     if (why := _problems.get(key)) is None:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return True  # a self-test would break graph capture
+            return True  # a self-test would be captured into the CUDA graph
         why = _problems[key] = _fault(backend, device, self_test)
         if why:
             warnings.warn(f"{why}: the top-k losses are slower", stacklevel=3)
@@ -80,13 +82,13 @@ def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:
 
 
 def in_clean_thread(function: Callable[[], Any]) -> Any:
-    """Call a function in a new thread, without fake tensors, transforms and autocast of the caller."""
+    """Call a function in a new thread, where no fake tensors, transforms or autocast of the caller are active."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
 
 def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
-    """Raise unless ``name`` is "auto" or the name of a backend."""
+    """Raise a ValueError unless ``name`` is "auto" or one of ``names``. The message calls the argument ``what``."""
     if name not in ("auto", *names):
         raise ValueError(f"{what} must be 'auto' or one of {', '.join(map(repr, names))}, got {name!r}")
 
@@ -95,8 +97,8 @@ def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
 def use_backend(name: str) -> Iterator[None]:
     """Choose the backend of every operator within a ``with`` block, or within a decorated function.
 
-    The choice applies to the thread or task that enters the block. If the backend does not support a call, PyTorch
-    operations are used.
+    The choice applies only to the thread or asyncio task that enters the block. If the backend does not support a call,
+    the call uses PyTorch operations.
 
     Args:
         name: ``"auto"`` for the fastest backend that works, ``"torch"`` for PyTorch operations only, ``"numba"`` for
@@ -116,14 +118,17 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def preferred() -> str:
-    """Return the backend that :func:`use_backend` or else the environment variable selects, or "auto"."""
-    chosen = _wanted.get()
-    if chosen is None:
-        if VARIABLE not in os.environ:  # three times as fast as get() if the variable is absent
-            return "auto"
-        chosen = os.environ[VARIABLE] or "auto"
-        check_name(chosen, VARIABLE)
-    return chosen
+    """Return the name given to :func:`use_backend`, else the value of the environment variable, else "auto"."""
+    return _wanted.get() or _from_environment()
+
+
+@constant_in_graphs
+def _from_environment() -> str:
+    """Read the variable at the first call only, because a lookup in os.environ costs as much as a small tensor."""
+    if VARIABLE not in _environment:
+        check_name(name := os.environ.get(VARIABLE) or "auto", VARIABLE)
+        _environment[VARIABLE] = name
+    return _environment[VARIABLE]
 
 
 @cache
@@ -133,7 +138,7 @@ def load(module: str) -> ModuleType:
 
 @cache
 def too_old(device: torch.device) -> str:
-    """Return the reason why Triton kernels do not run on a GPU, or "" if the kernels run."""
+    """Return the reason why Triton kernels cannot run on a GPU, or "" if the kernels can run."""
     if torch.version.hip is not None:
         return "the GPU kernels are compiled for CUDA, not for ROCm"
     capability = torch.cuda.get_device_capability(device)
@@ -144,6 +149,7 @@ def too_old(device: torch.device) -> str:
 
 def forget_choices() -> None:
     load.cache_clear()
+    _environment.clear()
     too_old.cache_clear()
     _problems.clear()
 
@@ -159,7 +165,7 @@ class Record:
 
 
 def report() -> list[Record]:
-    """Load and test all kernels, and return the backend of each operator on each device of this machine."""
+    """Run the self-tests of all kernels. Return one record per operator and device of this machine."""
     devices = [torch.device("cpu"), *(torch.device("cuda", i) for i in range(torch.cuda.device_count()))]
     return [_record(name, device) for name in OPERATORS for device in devices]
 

@@ -1,7 +1,7 @@
-"""Collectives with gradients, and errors that every rank raises.
+"""Communication between the ranks of a process group.
 
-Every rank of a group must call the same functions in the same order. Some functions wait for numbers from other ranks,
-so ``outside_graphs`` ends a compiled graph before these functions.
+Every rank of a group must call the same functions in the same order. The decorator ``outside_graphs`` keeps a function
+out of compiled graphs, because the function waits for numbers from other ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ def _named(group: Group) -> Any:
 
 
 def all_gather(x: Tensor, group: Group) -> Tensor:
-    """Stack a tensor of the same shape from every rank: [...] -> [ranks, ...]."""
+    """Return the tensors ``x`` [...] of all ranks, stacked to [ranks, ...], without a gradient. All have one shape."""
     ranks = dist.get_world_size(group)
     if not x.numel():
         return x.new_empty(ranks, *x.shape)
@@ -38,14 +38,15 @@ def all_gather(x: Tensor, group: Group) -> Tensor:
 
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
-    """Return the sum of a tensor over the ranks."""
+    """Return the sum of the tensors ``x`` of all ranks, in the same shape. The sum has no gradient."""
     return _functional().all_reduce(x.detach(), "sum", _named(group)) if x.numel() else x
 
 
 def gather_rows(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
-    """Gather the rows of all ranks in the order of ranks: [B_r, ...] -> [sum of sizes, ...].
+    """Concatenate the tensors ``x`` [B_r, ...] of all ranks in rank order to [B_1 + B_2 + ..., ...].
 
-    In the backward pass, the gradient of a row is summed over ranks and returned to the rank of the row.
+    ``sizes`` lists the numbers of rows B_1, B_2, ... of all ranks. In the backward pass, each rank gets the gradient
+    with respect to its own ``x``: the sum of the gradients that all ranks computed for these rows.
     """
     most = max(sizes)
     if not most or 0 in x.shape[1:]:
@@ -57,7 +58,11 @@ def gather_rows(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
 
 
 class OwnRows(torch.autograd.Function):
-    """Select the rows of this rank from the rows of all ranks. The backward pass gathers the gradients of all ranks."""
+    """Select the rows of this rank from a tensor ``x`` with the rows of all ranks, in rank order.
+
+    ``sizes`` lists the number of rows of each rank. In the backward pass, the gradient with respect to ``x`` is the
+    concatenation of the gradients of all ranks.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -73,14 +78,15 @@ class OwnRows(torch.autograd.Function):
 def agreed(
     check: Callable[[], Mapping[str, float]], group: Group, device: torch.device, *, may_differ: Sequence[str] = ()
 ) -> dict[str, list[float]]:
-    """Exchange arguments between ranks. If a rank has an error or two ranks disagree, raise on all ranks.
+    """Check arguments on every rank and compare them between ranks. If a check fails, raise an error on all ranks.
 
     Args:
-        check: function that checks the arguments of this rank, raises a ValueError or returns numbers by name.
-        may_differ: names of numbers that may differ between ranks.
+        check: function that checks the arguments of this rank. It raises a TypeError or ValueError, or returns a
+            dictionary from names of arguments to numbers. Every number must be the same on all ranks.
+        may_differ: names of arguments that may differ between ranks.
 
     Returns:
-        The numbers of all ranks by name.
+        A dictionary from each name to the list of the numbers of all ranks.
     """
     error, own = None, {}
     try:

@@ -1,4 +1,4 @@
-"""The smoothed hinge as a function of violations and of margins."""
+"""The smoothed hinge loss."""
 
 from typing import NamedTuple
 
@@ -8,15 +8,15 @@ from torch.nn import functional as F
 
 
 def invertible(temperature: float, dtype: torch.dtype) -> float:
-    """Return the temperature, or the smallest one with a finite reciprocal in this precision.
+    """Return the temperature, but at least the smallest temperature with a finite reciprocal in this dtype.
 
-    At this temperature, margins and hinges already equal their limit at 0.
+    At this smallest temperature, margins and hinges are already equal to their limits for temperature 0.
     """
     return max(temperature, 4 * torch.finfo(dtype).tiny)
 
 
 def soft_hinge(violation: Tensor, tau: float) -> Tensor:
-    """Return the hinge max(v, 0), smoothed with temperature tau > 0: tau softplus(v / tau).
+    """Return the smoothed hinge tau softplus(v / tau) of violations v. For tau near 0, this is about max(v, 0).
 
     Example:
         >>> soft_hinge(torch.tensor([-1.0, 0.0, 1.0]), 0.1)
@@ -26,18 +26,18 @@ def soft_hinge(violation: Tensor, tau: float) -> Tensor:
 
 
 class Hinge(NamedTuple):
-    """Loss L(m) = tau softplus((alpha_y - scale m) / tau) of margins m of labels, with required margin alpha.
+    """Smoothed hinge L(m) = tau softplus((alpha_y - scale m) / tau) of the margin m of a label y.
 
-    Kernels compute the loss and its derivative together, because on small batches separate operations would cost as
-    much as the pass over the scores. :meth:`definition` computes both in torch operations.
+    The margin says how far the label is above the other classes. Kernels compute L and dL/dm. The method
+    :meth:`definition` computes the same numbers by PyTorch operations.
     """
 
-    alpha: Tensor  # [] or [n], contiguous
+    alpha: Tensor  # required margin: one number [], or one per class [n], contiguous
     scale: float
-    tau: float
+    tau: float  # smoothing temperature
 
     def definition(self, margin: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Return L and dL/dm [B] in the dtype of alpha, for margins [B] in double precision."""
+        """Return L [B] and dL/dm [B] in the dtype of ``alpha``, for margins m [B] in float64 and labels [B]."""
         alpha = self.alpha[label] if self.alpha.ndim else self.alpha
         violation = alpha.double() - self.scale * margin
         slope = torch.sigmoid(violation / invertible(self.tau, torch.float64)) * -self.scale

@@ -1,6 +1,7 @@
 """Decide whether a kernel may read a tensor, and convert tensors to the layout of kernels.
 
-Kernels access memory by address. Addresses are valid only for plain tensors of the device.
+A kernel reads memory at an address. Only a plain tensor has such memory: a tensor that is not traced, not wrapped by a
+transform such as ``torch.func.vmap``, and not of a subclass of Tensor.
 """
 
 from contextlib import nullcontext
@@ -22,15 +23,15 @@ NUMBERS = frozenset((bool, int, float, type(None)))
 
 
 class Route(Enum):
-    """Possible routes of a call through an operator."""
+    """How an operator computes a call."""
 
-    KERNELS = "kernels"  # plain memory: compiled kernels read it
-    GRAPH = "graph"  # no values (traced, fake, meta): a node registered with torch.library
-    OPERATIONS = "operations"  # values behind a transform or a subclass: torch operations only
+    KERNELS = "kernels"  # by compiled kernels, because all tensors are plain
+    GRAPH = "graph"  # by an operator of torch.library, because tensors have no values (traced, fake or meta)
+    OPERATIONS = "operations"  # by PyTorch operations, because of a transform or a subclass of Tensor
 
 
 def route(*tensors: Tensor | None) -> Route:
-    """Return whether compiled kernels, a registered operator or plain torch operations serve these tensors."""
+    """Return how an operator must compute a call with these tensors. None entries are ignored."""
     if torch.compiler.is_compiling():
         return Route.GRAPH
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
@@ -49,13 +50,13 @@ def route(*tensors: Tensor | None) -> Route:
 
 
 def is_plain(t: Tensor) -> bool:
-    """Return whether a tensor has plain memory: neither a subclass nor wrapped by a transform."""
-    # wrappers have type Tensor too; wrappers of is_grads_batched exist outside of torch.func transforms
+    """Return whether a tensor is neither of a subclass of Tensor nor wrapped by a transform."""
+    # wrappers also have the type Tensor; the second check is for torch.autograd.grad(is_grads_batched=True)
     return type(t) in PLAIN and not (is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
 
 
 def is_hidden(t: Tensor) -> bool:
-    """Return whether the values of a tensor cannot be read, as under ``torch.func.vmap`` or on the meta device."""
+    """Return whether a tensor has no values to read, for example within ``torch.func.vmap`` or on the meta device."""
     if torch.compiler.is_compiling():
         return False
     if t.is_meta:
@@ -68,20 +69,23 @@ def is_hidden(t: Tensor) -> bool:
 
 
 def check_dense(t: Tensor, name: str) -> None:
-    """Raise unless a tensor is dense: not sparse, nested or quantized."""
+    """Raise a ValueError if a tensor is sparse, nested or quantized. The message calls the tensor ``name``."""
     if t.layout != torch.strided or t.is_quantized or t.is_nested:
         kind = "quantised" if t.is_quantized else "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
         raise ValueError(f"{name} must be a dense tensor, got a {kind} one")
 
 
 def laid_out(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor as a contiguous tensor of this dtype, without a copy if possible."""
+    """Return a contiguous tensor with the same values in this dtype. If ``t`` already is one, return ``t``."""
     as_it_is = t.dtype == dtype and t.is_contiguous() and not t.is_neg()
     return t if as_it_is else t.detach().to(dtype).resolve_neg().contiguous()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launch a Triton kernel on a grid of programs, on the device of its first argument."""
+    """Launch a Triton kernel on a grid of programs. The first argument is a tensor on the device of the kernel.
+
+    Raise a TypeError if a tensor is on another device, or is not plain contiguous memory.
+    """
     device, seen = args[0].device, None
     for value in (*args, *options.values()):
         if type(value) in NUMBERS or value is seen or not isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Check numbers that users pass as options. Errors name the option."""
+"""Check numbers that users pass as options. Every error message contains the name of the option."""
 
 import math
 import reprlib
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-LARGEST = 2**31 - 1  # largest integer; kernels can add and multiply such integers in 64 bits
+LARGEST = 2**31 - 1  # largest integer that an option may be; kernels add and multiply such integers in 64 bits
 
 
 def number(
@@ -23,7 +23,7 @@ def number(
 ) -> float:
     """Return an option as a float. Raise a ValueError unless the option is a finite number within the bounds.
 
-    Booleans and text are not numbers. A tensor [] is a number.
+    The value may be a tensor []. Booleans and text are not allowed.
 
     Example:
         >>> number(1, "tau", above=0)
@@ -40,7 +40,7 @@ def number(
         and (below is None or value < below)
         and (at_most is None or value <= at_most)
     ):
-        return value  # fast path, because losses may be created per call
+        return value  # a fast path, because some losses check numbers in every call
     bounds = _Bounds(above, at_least, below, at_most)
     given = value.item() if isinstance(value, Tensor) and value.ndim == 0 else value
     if isinstance(given, bool) or not isinstance(given, Real) or not _is_finite(given) or not bounds.contains(given):
@@ -77,10 +77,10 @@ def numbers(
     at_most: float | None = None,
     or_one: bool = False,
 ) -> Tensor:
-    """Return an option with one finite number per class [n] as a new tensor in double precision.
+    """Return an option with one number per class as a new float64 tensor [n].
 
-    Args:
-        or_one: whether one number for all classes, [], is allowed too.
+    Raise a ValueError unless all numbers are finite and within the bounds. If ``or_one`` is True, the value may also be
+    one number for all classes, and the result is a tensor [].
 
     Example:
         >>> numbers([1, 2.5], "weight", at_least=0)
@@ -100,7 +100,7 @@ def numbers(
 
 
 def choice(value: Any, name: str, choices: Sequence[str]) -> str:
-    """Return an option if it is one of these words. Otherwise, raise a ValueError that lists the words.
+    """Return an option if its value is one of ``choices``. Otherwise, raise a ValueError that lists the choices.
 
     Example:
         >>> choice("sum", "combine", ("mean", "likelihood"))
@@ -151,7 +151,7 @@ def _tensor(value: Any) -> Tensor | None:
 
 
 def shown(value: Any) -> str:
-    """Return a value as text for an error message. Long lists are shortened, and large tensors show their shape."""
+    """Return a value as text for an error message. A long list is shortened. For a large tensor, return the shape."""
     if isinstance(value, Tensor):
         return str(value.tolist() if value.numel() <= 10 else list(value.shape))
     return reprlib.repr(value) if isinstance(value, (list, tuple)) else repr(value)

@@ -83,9 +83,7 @@ class LossCheck:
             CHECKS[self.name](self.subject)
 
     def run(self) -> CheckResult:
-        """Run the check and return the result instead of raising an exception. Any exception of the loss is a
-        failure.
-        """
+        """Run the check and return the result. Any exception of the loss becomes a result with the status "failed"."""
         try:
             self()
         except NotApplicableError as reason:

@@ -109,9 +109,7 @@ class Subject:
         return not torch.equal(loss(logits, labels), loss(logits, labels))
 
     def logits(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return random logits [batch, n]. The step of a finite difference does not change the order of a row's
-        logits.
-        """
+        """Return random logits [batch, n]. The step of a finite difference does not change their order in a row."""
         generator = torch.Generator().manual_seed(SEED)
         return torch.randn(batch, self.num_classes, generator=generator, dtype=torch.float64).to(dtype)
 

@@ -1,1 +1,1 @@
-"""Numerics, memory and threads for numba kernels, independent of any loss."""
+"""Arithmetic, memory and threads for numba kernels. These modules do not depend on any loss."""

@@ -57,6 +57,14 @@ def largest_size(x):
 
 
 @summing
+def has_nan(x):
+    nans = np.float32(0)
+    for i in range(len(x)):
+        nans += np.float32(x[i] != x[i])
+    return nans > 0
+
+
+@summing
 def total(w):
     """Return the sum of the numbers, computed in the dtype of the array and in any order."""
     sum = w.dtype.type(0)

@@ -45,7 +45,7 @@ def _compared(sign: str) -> Any:
     return compared
 
 
-above, unequal = _compared(">"), _compared("!=")
+at_least, unequal = _compared(">="), _compared("!=")
 
 
 @intrinsic
@@ -90,4 +90,4 @@ def _places(compared: Any, compare: Any) -> Any:
     return places
 
 
-places_above, places_unequal = _places(above, operator.gt), _places(unequal, operator.ne)
+places_from, places_unequal = _places(at_least, operator.ge), _places(unequal, operator.ne)

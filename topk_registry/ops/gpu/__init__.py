@@ -1,1 +1,1 @@
-"""Arithmetic, tiles and memory layout for Triton kernels, independent of any loss."""
+"""Arithmetic, tiles and memory layout for Triton kernels. These modules do not depend on any loss."""

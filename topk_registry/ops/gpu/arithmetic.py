@@ -1,5 +1,5 @@
 # type: ignore
-"""Exponentials, logarithms and reciprocals that compile to one instruction."""
+"""Exponential, logarithm and reciprocal for Triton kernels. Each compiles to one GPU instruction."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 @triton.jit
 def exp2(x):
-    """Return 2^x. Denormal results become 0, because they would take four more instructions."""
+    """Return 2^x, or 0 if 2^x is a denormal number. Exact denormal results would take four more instructions."""
     if INTERPRETED:
         return tl.exp2(x)
     else:
@@ -20,7 +20,7 @@ def exp2(x):
 
 @triton.jit
 def log2(x):
-    """Return log2 of positive normal numbers."""
+    """Return the logarithm to base 2 of positive normal numbers."""
     if INTERPRETED:
         return tl.log2(x)
     else:
@@ -29,7 +29,7 @@ def log2(x):
 
 @triton.jit
 def reciprocal(x):
-    """Return 1 / x for normal numbers, with an error of at most one bit."""
+    """Return 1 / x for normal numbers, with an error of at most one unit in the last place."""
     if INTERPRETED:
         return 1.0 / x
     else:

@@ -1,4 +1,4 @@
-"""Memory layout of rows of scores, and distribution of rows over kernel programs."""
+"""Memory layout of rows of scores, and the number of rows, tiles and warps per kernel program."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -8,15 +8,16 @@ from torch import Tensor
 
 from topk_registry.ops.tensors import laid_out
 
-TILE_OF_A_WARP = 256  # scores of a row per warp, eight per thread
-HELD = 4  # maximum number of tiles that a row has in registers
-BYTES_OF_A_WARP = 1 << 14  # bytes per warp for a row that is read again in each pass
+TILE_OF_A_WARP = 256  # scores per tile and warp: eight per thread
+HELD = 4  # a row with at most this many tiles stays in registers
+BYTES_OF_A_WARP = 1 << 14  # bytes of a row per warp, if the row does not stay in registers
 
 
 def in_rows(s: Tensor) -> tuple[Tensor, int]:
-    """Return the memory of rows [B, n] from the first score on, in any shape, and the stride between rows.
+    """Return a tensor that begins at the first score of ``s`` [B, n] in memory, and the distance between its rows.
 
-    Rows that are slices of longer rows, such as the logits of some classes, are not copied. Any other view is copied.
+    If ``s`` is a slice of columns of a tensor with at most 2 n columns, such as the logits of some classes, the scores
+    are not copied. The scores of any other tensor that is not contiguous are copied.
     """
     (B, n), (step, of_classes) = s.shape, s.stride()
     if s.is_contiguous() or of_classes != 1 or not n <= step <= 2 * n or s.is_neg():
@@ -25,21 +26,24 @@ def in_rows(s: Tensor) -> tuple[Tensor, int]:
 
 
 def like_rows(shape: torch.Size, stride: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return new memory for rows with this stride, and the rows [B, n] as a view."""
+    """Return new memory [B, stride] for rows of ``shape`` [B, n], and a view [B, n] of the rows in this memory."""
     memory = torch.empty(shape[0], stride, dtype=dtype, device=device)
     return memory, memory if stride == shape[1] else memory[:, : shape[1]]
 
 
 def tiles(n: int, stride: int, size: int) -> Mapping[str, int | bool]:
-    """Return kernel constants: rows per program, tiles per row, numbers per 16-byte vector. ``size`` is in bytes."""
+    """Return the compile-time constants of a kernel for rows of n numbers, such as R, N and TILES in ``tiles.py``.
+
+    ``stride`` is the distance between the first numbers of two rows, in numbers. ``size`` is the bytes per number.
+    """
     return _tiles(n, stride, size, TILE_OF_A_WARP)
 
 
 @cache
 def _tiles(n: int, stride: int, size: int, of_a_warp: int) -> Mapping[str, int | bool]:
     vector, rows, length = 16 // size, 1, power_of_two(n)
-    # Four tiles per thread in registers. A longer row needs many tiles per thread, because each thread has a fixed
-    # cost. With few warps per row, however, the rows in flight exceed the L2 cache.
+    # Up to n = 4096, a warp keeps four tiles in registers. In longer rows, a warp gets more tiles, because each warp
+    # has a fixed cost. With too few warps per row, however, the rows in work exceed the L2 cache.
     warps = max(1, length // 1024) if n <= 4096 else max(2, min(8, length * size // BYTES_OF_A_WARP))
     N = of_a_warp * warps
     if n <= N // 2:
@@ -53,9 +57,9 @@ def _tiles(n: int, stride: int, size: int, of_a_warp: int) -> Mapping[str, int |
 
 
 def compiled_for(warps: int) -> dict[str, int | bool]:
-    """Return compile options: the number of warps, and fused multiply-add."""
-    # the number of warps must depend on n, k and precision only, because it determines the order of sums and the last
-    # bit
+    """Return the compile options of a kernel: the number of warps, 1 to 16, and fused multiply-add."""
+    # The number of warps determines the order of sums, and so the last bit of the result. Therefore, the number of
+    # warps may depend only on n, k and the dtype.
     return {"num_warps": min(16, max(1, warps)), "enable_fp_fusion": True}
 
 

@@ -12,7 +12,7 @@ PROGRAMS = 1024  # a few programs per multiprocessor of a large GPU
 
 
 def scale(gradient: torch.Tensor, g: torch.Tensor) -> None:
-    """Multiply contiguous memory by the number g []. If g is 1, the memory is not accessed."""
+    """Multiply a contiguous ``gradient`` in place by the number ``g`` []. If ``g`` is 1, the gradient is not read."""
     count = gradient.numel()
     if count:
         launch(multiply, (min(PROGRAMS, -(-count // BLOCK)),), gradient, g, count, BLOCK=BLOCK, num_warps=8)

@@ -1,9 +1,10 @@
 # type: ignore
 """Tiles of rows for kernels: positions, loads and stores.
 
-A program works on R rows. A row with few tiles stays in registers. A longer row is read from the cache again in each
-pass. Tiles begin at multiples of VECTOR numbers, so all but the first and the last tile move whole vectors. The stride
-between rows is S numbers. ``SHIFTED`` means that rows may begin inside of a tile.
+A program works on R rows. A row of n numbers is divided into TILES tiles of N numbers. If HELD is True, all tiles of a
+row stay in registers. Otherwise, each pass over the row reads the tiles again. In memory, a row begins S numbers after
+the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and stores move whole vectors. Therefore,
+a row may begin inside of its first tile if SHIFTED is True. The number of entries before the row is called ``shift``.
 """
 
 import triton
@@ -12,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
-    """Return the position of the first tile of a row, and the number of entries before the row in this tile."""
+    """Return the position in memory of the first tile of a row, and the number of entries before the row there."""
     if S % VECTOR == 0:
         return row * S, (row * 0).to(tl.int32)
     else:
@@ -22,12 +23,12 @@ def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def others(s_ptr, live, y, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """Return the scores of a tile [R, N], with -inf for the label and for entries outside of the row."""
+    """Return the scores of a tile [R, N]. The score of the label ``y`` and entries outside of the row become -inf."""
     place = tile * N + tl.arange(0, N)[None, :]
     pointers = s_ptr[:, None] + place
     if R > 1:
         s = masked(pointers, place, live, y, shift, n, SHIFTED)
-    else:  # most tiles need no comparisons: they are inside of the row and do not contain the label
+    else:  # most tiles are inside of the row and do not contain the label, so these tiles need no comparisons
         first = tile * N - tl.sum(shift, 0)
         label = tl.sum(y, 0)
         if (first >= 0) & (first + N <= n) & ((label < first) | (label >= first + N)):
@@ -52,7 +53,7 @@ def masked(pointers, place, live, y, shift, n: tl.constexpr, SHIFTED: tl.constex
 def store(
     out_ptr, values, wanted, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr
 ):
-    """Write a tile for the rows in ``wanted``. If a program has only one row, ``wanted`` is ignored."""
+    """Write the tile ``values`` [R, N] for each row whose entry in ``wanted`` [R] is True. If R is 1, always write."""
     place = tile * N + tl.arange(0, N)[None, :]
     pointers = out_ptr[:, None] + place
     values = values.to(out_ptr.dtype.element_ty)
@@ -80,7 +81,7 @@ def clear(
     value_ptr, gradient_ptr, row, shift, wanted,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write a loss and a gradient of zero for the rows in ``wanted``."""
+    """Write the loss 0 and a gradient of zeros for each row whose entry in ``wanted`` [R] is True."""
     tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=wanted)
     for tile in range(TILES):
         store(gradient_ptr, tl.zeros((R, N), tl.float32), wanted, shift, tile, n, R, N, SHIFTED)
@@ -91,7 +92,7 @@ def tiles_of(
     s_ptr, live, y, shift, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
     HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the tiles of the rows, in registers. Unless ``HELD``, return no tiles."""
+    """Return all tiles of the rows as a tuple. If ``HELD`` is False, return an empty tuple."""
     held = ()
     if HELD:
         for tile in tl.static_range(TILES):
@@ -104,7 +105,7 @@ def held_and_largest(
     s_ptr, live, y, shift,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the result of :func:`tiles_of`, and the largest score of each row."""
+    """Return the result of :func:`tiles_of`, and the largest score of each row except the score of the label, [R]."""
     held = tiles_of(s_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
     if HELD:
         best = held[0]
@@ -119,7 +120,7 @@ def held_and_largest(
 
 @triton.jit
 def classes(shift, tile, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """Return the classes of a tile, and whether each of these classes exists."""
+    """Return the class of each entry of a tile, and whether the entry is inside of the row."""
     col = tile * N + tl.arange(0, N)[None, :]
     if not SHIFTED:
         there = col < n

@@ -1,4 +1,4 @@
-"""Public functions of the perturbed top-k operator: check of arguments, and choice of the backend."""
+"""Public functions of the perturbed top-k operator. They check the arguments and choose the backend."""
 
 import math
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import integer, number
 
 SEEDS = 2**63 - 1
-EPSILONS = 1e-30, 1e30  # range in which single precision can divide by epsilon
+EPSILONS = 1e-30, 1e30  # range of epsilon in which kernels can divide by epsilon in float32
 KERNELS = {"cpu": "numba", "cuda": "triton"}
-GPU_MAX_N = 16384  # largest row that fits with its noise into the registers of one program
-GPU_MAX_K = 64  # number of maxima to take
+GPU_MAX_N = 16384  # longest row that fits into the registers of one program together with the noise
+GPU_MAX_K = 64  # the GPU kernel takes k maxima one after the other, which is slow for large k
 
 
 def perturbed_topk(
@@ -29,28 +29,28 @@ def perturbed_topk(
     generator: Generator | None = None,
     noise: Tensor | None = None,
 ) -> Tensor:
-    """Return the k-th largest score smoothed by Gaussian noise: an unbiased estimate from a few draws.
+    """Estimate the expected k-th largest of scores plus Gaussian noise, for each row of scores.
 
         f_eps(s) = E[(s + eps Z)_[k]],   grad f_eps(s) = E[one-hot of the class that is k-th in s + eps Z]
 
-    Value and gradient are means over the same draws of Z ~ N(0, I). With ``epsilon=0``, the result is the plain k-th
-    largest score. A row with NaN gives NaN for this row only.
+    Here, (x)_[k] is the k-th largest entry of x, and Z is standard normal noise. The result and the gradient are
+    unbiased estimates: both are means over the same random draws of Z. With ``epsilon=0``, the result is the k-th
+    largest score without noise. If a row contains NaN, the result of this row is NaN.
 
-    The same generator gives different noise on different backends. PyTorch operations fill whole tensors with noise
-    from the generator. Kernels take one number per call from the generator. They compute the noise from this number,
-    the row index, the draw and the class. This noise does not depend on the number of threads, the scores or the other
-    rows.
+    With the same seed of the generator, two backends generate different noise. PyTorch operations generate a tensor of
+    noise per draw. The kernels take one random number per call from the generator. Each noise value is a function of
+    this number, the row index, the draw and the class.
 
     Args:
-        scores: floating point [..., n].
+        scores: floating-point tensor [..., n].
         k: rank of the score, where 1 is the largest, 1 <= k <= n.
         epsilon: standard deviation of the noise, in units of the scores.
-        num_samples: number of draws B.
+        num_samples: number of random draws.
         generator: source of the noise, on the device of the scores. Default: the global generator of torch.
-        noise: fixed draws [B, ..., n] in place of random draws.
+        noise: values of Z to use instead of random draws, [num_samples, ..., n].
 
     Returns:
-        The estimate [...], differentiable, in single precision for half-precision scores.
+        The estimate [...], differentiable. It has the dtype of the scores, or float32 for half-precision scores.
 
     Example:
         >>> scores = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
@@ -81,24 +81,27 @@ def perturbed_hinge(
     scale: float = 1.0,
     sums: bool = False,
 ) -> Tensor:
-    """Return sum_j q_j scale (alpha_{y_j} + f_eps(s) - s_{y_j})_+ per row, f_eps(s) as in :func:`perturbed_topk`.
+    """Return a hinge loss of labels against the k-th largest of scores plus noise, for each row s of the logits.
 
-    The noise comes from the global generator of torch. A row without mass has loss 0 and gradient 0 for any logits.
-    Second derivatives are 0. A gradient under ``create_graph=True`` uses the same draws.
+        loss = sum_j q_j scale max(0, alpha_{y_j} + f_eps(s) - s_{y_j})
+
+    Here, f_eps(s) is the result of :func:`perturbed_topk` with noise from the global generator of torch. If all shares
+    of a row are 0, the loss and the gradient of this row are 0, even if logits are NaN. Second derivatives are 0. With
+    ``create_graph=True``, the gradient is computed from the same random draws as the loss.
 
     Args:
-        logits: scores [B, n].
-        labels: classes y [B, m], each in [0, n).
-        shares: masses q of the labels [B, m].
-        k: rank of the score that labels are compared with, 1 <= k <= n.
+        logits: scores s [B, n].
+        labels: m classes y_1, ..., y_m per row [B, m], each in [0, n).
+        shares: factors q_1, ..., q_m of the labels [B, m].
+        k: rank of the score that the labels are compared with, 1 <= k <= n.
         epsilon: standard deviation of the noise, in units of the scores.
-        num_samples: number of draws that estimate the expectation and the gradient.
-        alpha: required margin: one number, or one per class [n]. The margin gets no gradient.
+        num_samples: number of random draws.
+        alpha: required margin: one number, or one number per class [n]. The margin gets no gradient.
         scale: factor of the loss.
-        sums: allow kernels to return the sum of the losses [] with one graph node.
+        sums: whether a kernel may return the sum [] of the losses, which saves a node of the graph.
 
     Returns:
-        Losses [B], in single precision for half-precision logits, else in the dtype of the logits.
+        The losses [B], in the dtype of the logits, or in float32 for half-precision logits.
     """
     k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
     _check_shapes(logits, k, num_samples, None)
@@ -130,7 +133,8 @@ def _hinges(
     s = torch.where((shares != 0).any(1, keepdim=True), _wide(logits), 0.0)
     q, gap = shares.to(s.dtype), alpha.to(s)[labels] if isinstance(alpha, Tensor) else alpha
     violation = (gap + threshold(s)[:, None] - s.gather(1, labels)).clamp(min=0)
-    # 0 * inf is NaN; finite losses stay in the product, because they are the gradient of the mass
+    # If a share is 0, the product is 0 even if the loss is infinite or NaN. Finite losses are kept, because the
+    # gradient with respect to the share is the loss.
     return (q * scale * violation.masked_fill((q == 0) & ~violation.isfinite(), 0.0)).sum(1)
 
 
@@ -152,7 +156,7 @@ def _threshold(
 
 
 def _backend(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> str:
-    """Return the backend for a call. Kernels draw their own noise, in single precision."""
+    # kernels generate the noise themselves, in float32
     n, device = rows.shape[-1], rows.device
     fits = noise is None and EPSILONS[0] <= epsilon <= EPSILONS[1] and rows.dtype != torch.float64
     if device.type == "cuda":
@@ -161,12 +165,12 @@ def _backend(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> str:
 
 
 def usual_backend(device: torch.device) -> str:
-    """Return the backend for a default call on a device."""
+    """Return the backend for a small call with default options on a device."""
     return _backend(torch.empty(1, 10, device=device), 5, 1.0, None)
 
 
 def _works(device: torch.device) -> bool:
-    """Return whether the kernels of a device find the second largest score if the noise is negligible."""
+    # with negligible noise, a kernel must find the second largest of 13 scores
     scores = torch.linspace(0, 30, 39).sin().view(3, 13).to(device)
     kernel = custom_op.kernel(KERNELS[device.type])
     value, index = kernel(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
@@ -175,7 +179,7 @@ def _works(device: torch.device) -> bool:
 
 
 def checked_options(k: int, epsilon: float, num_samples: int) -> tuple[int, float, int]:
-    """Return k, epsilon and num_samples. Raise unless these options are valid for some scores."""
+    """Return the options as int, float and int. Raise a ValueError unless 1 <= k, 0 <= epsilon and 1 <= num_samples."""
     k, num_samples = integer(k, "k", at_least=1), integer(num_samples, "num_samples", at_least=1)
     return k, number(epsilon, "epsilon", at_least=0), num_samples
 

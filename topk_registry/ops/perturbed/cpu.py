@@ -1,10 +1,11 @@
 """The perturbed k-th largest score and its hinge on the CPU, compiled by numba.
 
-Normal noise is computed only for the classes that can matter. For each row, a search finds a threshold (``height``): in
-nearly every draw, at least k scores reach it, but few more than k do. The threshold gives a limit for each class. If
-the first byte of a class's uniform number exceeds the limit, its score cannot reach the threshold, so its normal number
-is not computed. If fewer than k scores of a draw reach the threshold, the draw is repeated with a lower threshold, then
-with all classes.
+Noise is computed only for classes whose perturbed score, the score plus noise, can be among the k largest. For each
+row, a search finds a threshold, called ``height``. In nearly every draw, at least k perturbed scores reach the
+threshold, but few more. The noise of a class is a function of a uniform random number. If the first byte of this number
+exceeds a limit for the class, the perturbed score cannot reach the threshold, so the noise is not computed. If fewer
+than k perturbed scores reach the threshold, the same draw is computed again with a lower threshold. If even this
+threshold is too high, the draw is computed with all classes.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # numba's intrinsics are called without their first parameter
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topk_registry.ops.cpu.blocks import fill, largest_size
+from topk_registry.ops.cpu.blocks import fill, has_nan, largest_size
 from topk_registry.ops.cpu.driver import kernel, spans
 from topk_registry.ops.cpu.masks import lowest_bit, within
 from topk_registry.ops.cpu.memory import address_of, array, borrowed, empty
@@ -23,26 +24,26 @@ from topk_registry.ops.cpu.numbers import compiled, inlined, number_32, summing
 from topk_registry.ops.perturbed.noise import TABLE, first_bytes, normal, other_bytes, table
 from topk_registry.ops.tensors import laid_out
 
-LEAST_WORK = 1 << 15  # minimum of scores times draws per thread: about 20 microseconds of work
-SCORES_AT_ONCE = 1 << 14  # maximum number of scores that a thread takes at a time
-PAD = 256  # first bytes are generated for a multiple of this number of classes, so that vector loops have no remainder
-AT_ONCE = 16  # other bytes are generated for a multiple of this number of candidates
+LEAST_WORK = 1 << 15  # a thread gets at least this many scores times draws, about 20 microseconds of work
+SCORES_AT_ONCE = 1 << 14  # a thread takes at most this many scores at a time
+PAD = 256  # first bytes are generated for a multiple of 256 classes, so that vector loops have no remainder
+AT_ONCE = 16  # other bytes are generated for a multiple of 16 candidates
 
-# Q(x) < 2^-(1 + LINEAR x + SQUARE x^2) for 0 < x < 9.6, by less than 4 percent below 3.3
+# Upper bound of Q(x) for 0 < x < 9.6: 2^-(1 + LINEAR x + SQUARE x^2). For x < 3.3, the bound is less than 4 % too high.
 LINEAR, SQUARE = 1.001, 0.6125
-HALF_BITS = np.float32(126 << 23)  # bits of 1/2 in single precision; an octave is 2^23
+HALF_BITS = np.float32(126 << 23)  # bits of 1/2 in float32; subtracting 2^23 from the bits halves a number
 LINEAR_BITS, SQUARE_BITS = np.float32(LINEAR * 2**23), np.float32(SQUARE * 2**23)
 FARTHEST = np.float32(12)
 BYTES = np.float32(256.1)  # 256 plus a margin for rounding
-# Expected number of scores above the threshold, relative to the minimum: target, and maximum
+# The search for a threshold aims at AIM times the least number of scores above the threshold, and accepts up to MOST.
 AIM, MOST = 1.2, 1.7
 
 
 def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
-    """Return the mean k-th largest score [B] over the draws, and its class in each draw [B, num_samples].
+    """Return the mean over draws [B] of the k-th largest of scores + epsilon * noise, and the k-th class [B, draws].
 
     Args:
-        scores: [B, n] in single precision.
+        scores: [B, n] in float32.
         seed: int64 []. The noise is a function of the seed, the row index, the draw and the class.
         k, epsilon, num_samples: rank, standard deviation of the noise, number of draws.
     """
@@ -62,12 +63,12 @@ def hinge(
     alpha: float | Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses sum_j shares_j scale (alpha + f(s) - s_{y_j})_+ [B] and their gradient, f as in :func:`kth`.
+    """Return the losses [B] and their gradient [B, n]: sum_j shares_j scale max(0, alpha_{y_j} + f(s) - s_{y_j}).
 
     Args:
-        scores, seed, k, epsilon, num_samples: as in :func:`kth`.
+        scores, seed, k, epsilon, num_samples: as in :func:`kth`, whose first result is f(s).
         needs_grad: unused, because the gradient costs little.
-        labels, shares: classes y [B, m] and their masses.
+        labels, shares: m classes y_j per row [B, m], and one factor per label [B, m].
         alpha: required margin, one number or one per class [n].
         scale: factor of the loss.
     """
@@ -95,7 +96,7 @@ def _run(
 
 @kernel
 def body(job):
-    """Compute rows of :func:`kth`, or of :func:`hinge` if there are labels."""
+    """Compute rows for :func:`kth`. If there are labels (m > 0), compute rows for :func:`hinge`."""
     field, real, key = array(job, 19, np.int64), array(job, 15, np.float64), array(job, 14, np.uint32)[12:]
     B, n, k, draws, block, m = field[1], field[2], field[3], field[4], field[5], field[12]
     epsilon, alpha, scale = real[7], real[13], real[14]
@@ -120,7 +121,7 @@ def body(job):
 
 @compiled
 def hinges(row, threshold, labels, shares, gaps, alpha, scale, index, g):
-    """Return the loss of a row, and add the gradient of the loss to ``g``."""
+    """Return the hinge loss of a row against ``threshold``, and add the gradient of the loss to ``g`` [n]."""
     if threshold != threshold:
         fill(g, np.nan)
         return np.nan
@@ -139,7 +140,7 @@ def hinges(row, threshold, labels, shares, gaps, alpha, scale, index, g):
 
 @compiled
 def scratch(n):
-    """Return scratch memory for :func:`of_row`: a limit and a first byte per class, and candidates."""
+    """Return scratch memory for :func:`of_row`: limits, first bytes, generator calls, uniform numbers and scores."""
     size = (n + PAD - 1) // PAD * PAD
     words, u, calls = empty(size // 8, np.uint64), empty(size, np.uint64), empty(size, np.uint64)
     return empty(size, np.uint8), words, calls, u, empty(size, np.float64)
@@ -147,16 +148,16 @@ def scratch(n):
 
 @compiled
 def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
-    """Return the mean over draws of the k-th largest perturbed score, and a guess of the threshold of the next row.
+    """Return the mean over the draws of the k-th largest of scores plus noise, and a guess for the next row.
 
     Args:
         row: scores [n].
-        r: row index in the batch. Row index, key, draw and class determine the noise.
-        index: output, the class that is k-th at each draw [draws].
-        guess: guess of the threshold. The guess affects only the time.
+        r: row index in the batch. The noise is a function of row index, key, draw and class.
+        index: output [draws]: the k-th class in each draw.
+        guess: where the search for a threshold begins. This number affects only the time.
         space: memory from :func:`scratch`.
     """
-    if _has_nan(row):
+    if has_nan(row):
         fill(index, 0)
         return np.nan, guess
     limit, words, calls, u, v = space
@@ -188,20 +189,12 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
     return total / len(index), guess
 
 
-@summing
-def _has_nan(row):
-    nans = np.float32(0)
-    for i in range(len(row)):
-        nans += np.float32(row[i] != row[i])
-    return nans > 0
-
-
 @compiled
 def find_height(row, k, epsilon, guess, limit):
-    """Return a threshold that at least k, but few more, scores reach in nearly every draw; -inf if none is found.
+    """Return a threshold that at least k of the scores plus noise reach in nearly every draw, but few more than k.
 
-    About one draw in a hundred has fewer than k scores above the threshold, and is computed again. Each further score
-    costs a normal number per draw. ``limit`` gets the limits for this threshold.
+    In about one of a hundred draws, fewer than k reach the threshold. If no threshold is found, return -inf. The
+    limits for the threshold are written to ``limit``.
     """
     few, low, high, height, step = k + 1.5 * math.sqrt(k) + 2, -np.inf, np.inf, np.float64(guess), epsilon
     for _ in range(24 if few < len(row) else 0):
@@ -221,7 +214,7 @@ def find_height(row, k, epsilon, guess, limit):
 
 @inlined
 def set_limits(row, height, epsilon, limit):
-    """Write the limits of all classes for a threshold, and return the expected number of scores above the threshold."""
+    """Write the limits of :func:`tails`. Return the expected number of scores plus noise above the threshold."""
     if height == -np.inf:
         fill(limit, 255)
         return np.float64(len(row))
@@ -230,9 +223,10 @@ def set_limits(row, height, epsilon, limit):
 
 @summing
 def tails(row, height, inverse, limit):
-    """Write the largest first byte of U with which each class can reach the threshold. ``inverse`` is 1 / epsilon.
+    """Write to ``limit`` the largest first byte of a uniform number with which each class can reach the threshold.
 
-    Return the expected number of scores above the threshold, slightly overestimated.
+    The threshold is ``height``. Return an upper bound on the expected number of scores plus noise above it. ``inverse``
+    is 1 / epsilon.
     """
     count = np.float32(0)
     for i in range(len(row)):
@@ -244,7 +238,8 @@ def tails(row, height, inverse, limit):
 
 @inlined
 def tail(x):
-    """Return a float slightly above Q(x): 2^-(1 + ...), linear within each octave, or 1 for x <= 0."""
+    """Return a number slightly above Q(x), the probability that standard normal noise exceeds x; 1 if x <= 0."""
+    # 2^-(1 + LINEAR x + SQUARE x^2), where the power of 2 is interpolated linearly between integer exponents
     y = x if x < FARTHEST else FARTHEST
     q = number_32(np.int32(HALF_BITS - y * (LINEAR_BITS + SQUARE_BITS * y)))
     return q if x > np.float32(0) else np.float32(1)
@@ -252,9 +247,9 @@ def tail(x):
 
 @compiled
 def candidates(byte, limit, n, first, calls, u):
-    """Find the classes whose first byte is within the limit, and return the number of these classes.
+    """Find the classes whose first byte is at most the limit of the class. Return the number of these classes.
 
-    ``calls`` gets their generator calls, counted from ``first``. ``u`` gets their uniform numbers with the first byte.
+    Write their generator calls ``first`` + class to ``calls``, and uniform numbers with their first bytes to ``u``.
     """
     m = 0
     for start in range(0, n, 64):
@@ -271,7 +266,7 @@ def candidates(byte, limit, n, first, calls, u):
 
 @compiled
 def kth_of(v, k):
-    """Return the position of the k-th largest of at least k numbers, by ranking the numbers one after the other."""
+    """Return the index of the k-th largest number of ``v``. The numbers are ranked one after the other."""
     for j in range(len(v)):
         above, reached = 0, 0
         for i in range(len(v)):

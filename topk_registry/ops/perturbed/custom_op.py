@@ -1,4 +1,4 @@
-"""The operator as a node of graphs, with a gradient. The seed is the only source of randomness."""
+"""The operator as a node of compiled graphs, with a gradient. All noise is a function of the seed."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from topk_registry.ops.backend import load
 def perturbed_kth(
     scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean k-th largest score [B] of scores [B, n], and its class per draw [B, num_samples]."""
+    """Return the mean over draws [B] of the k-th largest of scores + epsilon * noise, and the k-th class [B, draws]."""
     return kernel(backend)(scores, seed, k, epsilon, num_samples)
 
 
 def kernel(backend: str) -> Any:
-    """Return the function ``kth`` of a backend that generates noise from the seed."""
+    """Return the function ``kth`` of the backend "numba" or "triton"."""
     return load("topk_registry.ops.perturbed." + {"numba": "cpu", "triton": "triton"}[backend]).kth
 
 

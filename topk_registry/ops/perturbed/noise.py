@@ -1,7 +1,8 @@
-"""Noise as a function of indices: a counter-based generator, and the inverse of the normal distribution function.
+"""Normal noise as a function of the seed, the row, the draw and the class.
 
-Each draw gives each class of a row a 64-bit uniform number. The first byte bounds the normal number. One call of the
-generator gives the first bytes of sixteen classes, or the other 56 bits of one class.
+Let Q(x) be the probability that standard normal noise exceeds x. For each class in each draw, the generator gives a
+uniform 64-bit number u, and the noise is Q^-1(u / 2^64). The first byte of u gives an upper bound on the noise. One
+call of the generator gives the first bytes of 16 classes, or the other 56 bits of one class.
 
 Reference: Salmon, Moraes, Dror, Shaw, *Parallel random numbers: as easy as 1, 2, 3*, SC 2011 (Philox4x32-7).
 """
@@ -16,11 +17,11 @@ from torch import Tensor
 
 from topk_registry.ops.cpu.numbers import bits_64, compiled, inlined, number_64
 
-FIRST_BYTES, OTHER_BYTES = np.uint64(0), np.uint64(1)  # purpose of a generator call
-LOW, HIGH = np.uint64((1 << 32) - 1), np.uint64(32)  # of a word of 64 bits: the mask of its lower half, the shift to it
+FIRST_BYTES, OTHER_BYTES = np.uint64(0), np.uint64(1)  # what a call of the generator is used for
+LOW, HIGH = np.uint64((1 << 32) - 1), np.uint64(32)  # mask of the lower 32 bits of a word, shift of the upper 32 bits
 MULTIPLY_0, MULTIPLY_1, WEYL_0, WEYL_1 = map(np.uint64, (0xD2511F53, 0xCD9E8D57, 0x9E3779B9, 0xBB67AE85))
 
-ROUNDS = 7  # the fewest that pass BigCrush, as its authors found
+ROUNDS = 7  # Philox with fewer rounds fails the statistical test BigCrush, according to the paper
 
 STEPS, DEGREE = 8, 5  # pieces of Q^-1 per octave, and degree of their polynomials, for an error of 1e-9
 TABLE = 64 * STEPS + 1, DEGREE + 1  # shape of the table of Q^-1
@@ -29,7 +30,8 @@ MANTISSA = np.int64((1 << 52) // STEPS - 1)
 
 @inlined
 def philox(call, row, use, key_0, key_1):
-    """Return 128 random bits as two words. Of each counter and key, only the lower 32 bits are used."""
+    """Return 128 random bits as two 64-bit words: a function of call, row, use and the 32-bit keys."""
+    # the upper 32 bits of c0 to c3 and of the keys are ignored
     c0, c1, c2, c3 = call, call >> HIGH, row, ((row >> HIGH) << np.uint64(1)) | use
     for _ in range(ROUNDS):
         p, q = MULTIPLY_0 * (c0 & LOW), MULTIPLY_1 * (c2 & LOW)
@@ -40,7 +42,7 @@ def philox(call, row, use, key_0, key_1):
 
 @compiled
 def first_bytes(call, row, key, words):
-    """Write the first bytes of all classes of a draw, eight per word. ``call`` is the first call of the generator."""
+    """Write the first bytes of all classes of a draw, eight per word. ``call`` is the number of the first call."""
     half, key_0, key_1 = len(words) // 2, np.uint64(key[0]), np.uint64(key[1])
     for i in range(half):
         words[i], words[half + i] = philox(call + np.uint64(i), row, FIRST_BYTES, key_0, key_1)
@@ -48,7 +50,7 @@ def first_bytes(call, row, key, words):
 
 @compiled
 def other_bytes(call, row, key, u):
-    """Add the other 56 bits to uniforms whose first byte is set. ``call`` has the number of each class and draw."""
+    """Set the last 56 bits of each ``u[j]``, whose first byte is set, to random bits. ``call[j]`` numbers the call."""
     key_0, key_1 = np.uint64(key[0]), np.uint64(key[1])
     for j in range(len(u)):
         word, _ = philox(call[j], row, OTHER_BYTES, key_0, key_1)
@@ -57,7 +59,7 @@ def other_bytes(call, row, key, u):
 
 @inlined
 def normal(u, table):
-    """Return Q^-1(2^-64 (u + 1/2))."""
+    """Return the x that standard normal noise exceeds with probability 2^-64 (u + 1/2), for a 64-bit integer u."""
     negative = u >> np.uint64(63)
     bits = bits_64(np.float64(np.int64(u ^ (np.uint64(0) - negative))) + 0.5)
     c = table[np.uint64((bits >> 49) - (1022 << 3))]
@@ -70,7 +72,8 @@ def normal(u, table):
 
 @lru_cache(maxsize=1)
 def table() -> Tensor:
-    """Return Q^-1(2^-64 m) for m from 1/2 to 2^63 as polynomials in t, where m = 2^(e-1) (1 + (step + t) / STEPS)."""
+    """Return the coefficients [intervals, DEGREE + 1] of the polynomials in :func:`normal`, one row per interval."""
+    # Row STEPS e + step is Q^-1(2^-64 m) as a polynomial in t from 0 to 1, where m = 2^(e-1) (1 + (step + t) / STEPS).
     nodes = (1 - np.cos(np.pi * (np.arange(DEGREE + 1) + 0.5) / (DEGREE + 1))) / 2
     octave, step = np.divmod(np.arange(64 * STEPS + 1), STEPS)
     u = (1 + (step[:, None] + nodes) / STEPS) * 2.0 ** (octave[:, None] - 65)

@@ -1,8 +1,9 @@
-"""The perturbed k-th largest score on a GPU. Philox generates the noise in registers, so noise is never stored.
+"""The perturbed k-th largest score on a GPU.
 
-One program handles one row of one draw. The noise of a class depends only on the seed, the row index, the draw and the
-class. Each counter value of Philox gives four normal numbers, for four classes. The k-th largest score is found by k
-searches for a maximum. No function synchronizes with the device.
+One program handles one row in one draw. The program generates the noise in registers, so the noise is never stored. The
+noise of a class depends only on the seed, the row index, the draw and the class. The generator is Philox: one counter
+value gives four normal numbers, for four neighboring classes. To find the k-th largest score, a program takes the
+maximum k times. No function waits for the GPU.
 """
 # Triton kernels are not typed Python
 # pyright: reportCallIssue=false, reportOperatorIssue=false
@@ -19,7 +20,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
-    """Return the mean k-th largest score [B], and its class in each draw [B, num_samples], as in cpu.py."""
+    """Return the mean over draws [B] of the k-th largest of scores + epsilon * noise, and the k-th class [B, draws]."""
     B, n = scores.shape
     s = laid_out(scores.detach(), torch.float32)
     value = s.new_empty(B, num_samples)
@@ -33,17 +34,17 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
 
 @triton.jit
 def kth_of_draw(scores_ptr, seed_ptr, value_ptr, index_ptr, n, k, epsilon, N: tl.constexpr):
-    """Store the k-th largest of scores + epsilon * noise, and its class. If a score of the row is NaN, store NaN."""
+    """Store the k-th largest of scores + epsilon * noise, or NaN if a score of the row is NaN. Also store the class."""
     row = tl.program_id(0).to(tl.int64)
     draw = tl.program_id(1)
     out = row * tl.num_programs(1) + draw
     counter = out * (N // 4) + tl.arange(0, N // 4)
     z0, z1, z2, z3 = tl.randn4x(tl.load(seed_ptr), counter)
-    z = tl.reshape(tl.join(tl.join(z0, z1), tl.join(z2, z3)), (N,))  # in any fixed order
+    z = tl.reshape(tl.join(tl.join(z0, z1), tl.join(z2, z3)), (N,))  # any fixed order of classes will do
     col = tl.arange(0, N)
     s = tl.load(scores_ptr + row * n + col, mask=col < n, other=0.0)
     broken = tl.max((s != s).to(tl.int32), 0) > 0
-    # -inf marks taken classes, so scores of -inf are raised slightly
+    # -inf marks classes that were already taken, so a score of -inf is replaced by the lowest finite number
     x = tl.maximum(tl.where(s == s, s + epsilon * z, LOWEST), LOWEST)
     x = tl.where(col < n, x, float("-inf"))
     v, i = tl.max(x, 0, return_indices=True)

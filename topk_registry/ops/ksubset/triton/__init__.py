@@ -1,1 +1,1 @@
-"""The k-subset operator on GPUs, in Triton."""
+"""Triton kernels of the k-subset operator, for GPUs."""

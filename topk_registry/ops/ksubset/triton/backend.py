@@ -1,8 +1,8 @@
-"""Launch the kernels of the smooth top-k hinge on a GPU: labels in label.py, other masses in masses.py.
+"""Launch the GPU kernels of the smooth top-k loss: label.py for one label per row, masses.py for all other targets.
 
-Half-precision scores are loaded unchanged and converted to single precision. The result of a row depends only on the
-row and its address, because the order of sums depends on the alignment. Rows with NaN or with a label out of range give
-NaN. No function synchronizes with the device.
+The kernels read half-precision scores, and compute in single precision. The result of a row depends only on the row and
+on its address in memory, because the alignment determines the order of sums. If a row contains NaN, or a label is not a
+class from 0 to n - 1, the loss and the gradient of the row are NaN. No function waits for the GPU.
 """
 
 from collections.abc import Mapping
@@ -19,23 +19,27 @@ from topk_registry.ops.ksubset.triton.label import label_rows
 from topk_registry.ops.ksubset.triton.masses import mass_rows
 from topk_registry.ops.tensors import laid_out, launch
 
-MAX_K = 10  # coefficients and powers are unrolled; a larger k needs too many registers and minutes to compile
-MAX_LABELS = 8  # labels per row, unrolled; more labels are stored as the masses of all classes [B, n]
+MAX_K = 10  # loops over k are unrolled; a kernel for larger k needs too many registers, and minutes to compile
+MAX_LABELS = 8  # loops over the labels of a row are unrolled; more labels are converted to masses of all classes [B, n]
 
 
 def losses(
     logits: Tensor, masses: Any, k: int, tau: float, alpha: Tensor, needs_grad: bool = True
 ) -> tuple[Tensor, Tensor | None]:
-    """Return sum_c q_c tau softplus((alpha_c - margin_c / k) / tau) [B] in single precision, and its gradient [B, n].
+    """Compute the smooth top-k loss of each row [B] in single precision, and the gradient [B, n].
+
+    The loss of a row is sum_c q_c tau softplus((alpha_c - m_c / k) / tau), where q_c is the mass of class c, and m_c is
+    the margin of class c at temperature k tau.
 
     Args:
-        logits: scores [B, n] in single or half precision, 2 k <= n, k up to 10.
-        masses: an object with ``labels``, ``shares``, ``even`` and ``dense``, see ``smooth_topk``.
-        k: size of the set.
-        tau: smoothing temperature.
-        alpha: required margin, [] on any device or [n].
-        needs_grad: whether the gradient is returned. The gradient has the dtype of the logits. For float16 logits
-            it is in single precision, because the factor of a mean may underflow before a loss scaler multiplies it.
+        logits: scores [B, n] in single or half precision, with 2k <= n.
+        masses: object with ``labels``, ``shares``, ``even`` and ``dense``, as for :func:`api.smooth_topk`.
+        k: number of classes in a set, at most MAX_K.
+        tau: smoothing temperature of the loss.
+        alpha: required margin, as one number [] on any device or as one number per class [n].
+        needs_grad: if False, the second result is None. The gradient has the dtype of the logits, except that it is in
+            single precision for float16 logits. In float16, a gradient that is divided by the batch size could
+            underflow before a loss scaler multiplies it.
     """
     B, n = logits.shape
     memory, stride = in_rows(logits)
@@ -72,8 +76,8 @@ def losses(
 
 
 def _gap(alpha: Tensor, n: int, device: torch.device) -> tuple[Tensor | float, int]:
-    """Return the required margin in the form of ``gap_of``. A number on the CPU is passed by value."""
-    if alpha.ndim == 0 and alpha.is_cpu and device.type != "cpu":
+    """Return the required margin as the arguments ``alpha`` and ``ALPHA`` of :func:`hinge.gap_of`."""
+    if alpha.ndim == 0 and alpha.is_cpu and device.type != "cpu":  # a number on the CPU is passed by value
         return float(alpha), 0
     if alpha.shape not in ((), (n,)):
         raise ValueError(f"alpha must be one number or one per class [{n}], got {list(alpha.shape)}")
@@ -82,7 +86,7 @@ def _gap(alpha: Tensor, n: int, device: torch.device) -> tuple[Tensor | float, i
 
 @lru_cache(maxsize=64)
 def _numbers(k: int, tau: float) -> Mapping[str, int | float]:
-    """Return k, tau and numbers derived from them, by the names of the kernels' parameters."""
+    """Return k, tau, and numbers that are computed from k and tau, as keyword arguments of the kernels."""
     theta, low = _two_singles(invertible(k * tau, torch.float32))
     tau = invertible(tau, torch.float32)
     inverse_tau, inverse_tau_low = _two_singles(1 / tau)
@@ -93,6 +97,6 @@ def _numbers(k: int, tau: float) -> Mapping[str, int | float]:
 
 
 def _two_singles(x: float) -> tuple[float, float]:
-    """Return a number as the sum of two numbers in single precision."""
+    """Return x as the sum of a number in single precision and a small remainder."""
     (high,) = unpack("f", pack("f", x))
     return high, x - high

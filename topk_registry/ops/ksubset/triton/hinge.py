@@ -1,5 +1,5 @@
 # type: ignore
-"""The smooth hinge of a margin, in double precision."""
+"""The smooth hinge loss of a margin in Triton, in double precision."""
 
 import triton
 import triton.language as tl
@@ -10,9 +10,18 @@ def store_hinge(
     row, wanted, y, s_y, a, ratio, exp_minus_tilt, share, theta, theta_low, broken, value_ptr, alpha,
     tau, inverse_tau, inverse_tau_low, k: tl.constexpr, ALPHA: tl.constexpr,
 ):  # fmt: skip
-    """Store share times hinge of the margins (s_y - a) + theta (log(c_{k-1} / c_k) - t) for the rows in ``wanted``.
+    """Write share tau softplus((alpha_y - m / k) / tau) for the rows in ``wanted``, and return its derivative in m.
 
-    Returns the derivative with respect to the margin: the slope of the hinge times the share.
+    The margin m of the label y is (s_y - a) + theta log(ratio exp_minus_tilt). If ``broken`` is set, m is NaN.
+
+    Args:
+        row, wanted, y, s_y: row index, whether to write the row, its label, and the score of the label.
+        a: reference score of the odds.
+        ratio, exp_minus_tilt: c_{k-1} / c_k for the coefficients c, and e^(-t) for the tilt t.
+        share: mass of the label.
+        theta, theta_low: two numbers with the sum theta.
+        value_ptr: output, losses.
+        alpha, ALPHA, tau, inverse_tau, inverse_tau_low: as in :func:`gap_of` and :func:`hinge`.
     """
     log = log64(ratio.to(tl.float64) * exp_minus_tilt.to(tl.float64))
     margin = (s_y.to(tl.float64) - a.to(tl.float64)) + (log * theta + log * theta_low)
@@ -25,9 +34,10 @@ def store_hinge(
 
 @triton.jit
 def gap_of(alpha, y, known, ALPHA: tl.constexpr):
-    """Return the required margin of classes y.
+    """Return the required margin of the classes y.
 
-    ALPHA is the kind of ``alpha``: 0 is a number, 1 a pointer to one number, 2 a pointer to one number per class.
+    If ALPHA is 0, ``alpha`` is a number. If ALPHA is 1, ``alpha`` points to one number. If ALPHA is 2, ``alpha`` points
+    to one number per class. Classes that are not ``known`` then get 0.
     """
     if ALPHA == 0:
         return tl.zeros((), tl.float32) + alpha
@@ -39,7 +49,10 @@ def gap_of(alpha, y, known, ALPHA: tl.constexpr):
 
 @triton.jit
 def hinge(margin, alpha, tau, inverse_tau, inverse_tau_low, k: tl.constexpr):
-    """Return tau softplus((alpha - margin / k) / tau), and its slope."""
+    """Return the loss tau softplus((alpha - margin / k) / tau), and its derivative with respect to the margin.
+
+    inverse_tau + inverse_tau_low is 1 / tau.
+    """
     zero = tl.full((), 0.0, tl.float64)
     violation = alpha - tl.full((), 1.0 / k, tl.float64) * margin
     z = violation * (zero + inverse_tau + inverse_tau_low)
@@ -54,7 +67,10 @@ def hinge(margin, alpha, tau, inverse_tau, inverse_tau_low, k: tl.constexpr):
 
 @triton.jit
 def exp64(x):
-    """Return e^x with an error of 2e-8 for x from -120 to 40, as 2^m e^f with e^f - 1 in single precision."""
+    """Return e^x with an error of 2e-8, for x from -120 to 40.
+
+    With x = m log 2 + f, the result is 2^m e^f. Only e^f - 1 is computed in single precision.
+    """
     m = tl.floor(x.to(tl.float32) * 1.4426950408889634 + 0.5)
     f = (x - m.to(tl.float64) * 0.6931471805599453).to(tl.float32)
     series = 0.5 + f * (1 / 6 + f * (1 / 24 + f * (1 / 120 + f * (1 / 720 + f * (1 / 5040)))))
@@ -65,10 +81,10 @@ def exp64(x):
 
 @triton.jit
 def log64(x):
-    """Return log x of a positive normal number with a relative error of 2e-8: log(m 2^e) by a series of artanh.
+    """Return log x with a relative error of 2e-8, for a positive normal number x.
 
-    The argument of the series is (m - 1) / (m + 1). The first term is in double precision, the others in single
-    precision.
+    With x = 2^e m, the result is e log 2 + 2 artanh((m - 1) / (m + 1)). The first term of the series of artanh is in
+    double precision, and the other terms are in single precision.
     """
     bits = x.to(tl.int64, bitcast=True)
     e = (bits - 0x3FE6A09E667F3BCD) >> 52

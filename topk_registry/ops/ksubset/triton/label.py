@@ -1,10 +1,9 @@
 # type: ignore
-"""The smooth top-k hinge of one label per row, and its gradient, in one Triton kernel.
+"""The smooth top-k loss of rows with one label each, and its gradient, in one Triton kernel.
 
-If no softmax probability of a row exceeds 1 / (2 k), the row is flat: all classes are in the tail, and no class is
-searched. After a pass for the largest score, power sums and gradient take one pass each. In any other row, the top
-group is found one maximum at a time: first the k largest classes, then all classes with odds above 1/2 at the tilt with
-an expected k - 1/2 classes.
+If no softmax probability of a row exceeds 1 / (2 k), the row is flat. A flat row needs three passes: for the largest
+score, for the power sums of the odds of all classes, and for the gradient. In any other row, the classes with large
+odds are found one by one (:func:`rows.top_group`), and their factors are multiplied one by one.
 """
 
 import triton
@@ -33,17 +32,21 @@ def label_rows(
     ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr,
     N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write the hinge of each row times its share, and its gradient. If the share is 0, both are 0.
+    """Write the loss share tau softplus((alpha_y - m_y / k) / tau) of each row, and its gradient.
+
+    y is the label of the row, and m_y is the margin of the label. If the share is 0, the loss and the gradient are 0.
 
     Args:
-        s_ptr: scores, B rows of n with stride S.
-        label_ptr, share_ptr: [B].
-        alpha: required margin, see ``gap_of``.
-        value_ptr, gradient_ptr: output, [B] and in the layout of the scores.
-        depth: k as a variable, because the compiler would unroll loops over a constant and run out of registers.
-        theta, theta_low, inverse: temperature k tau as a sum of two single-precision numbers, and its reciprocal.
-        tau, inverse_tau, inverse_tau_low: smoothing temperature, and the reciprocal as a sum of two numbers.
-        TP: number of lanes of a top group, a power of two. For other constants, see :mod:`topk_registry.ops.gpu.tiles`.
+        s_ptr: scores, B rows of n numbers with the distance S between rows.
+        label_ptr, share_ptr: label and share of each row [B]. The share is the mass of the label.
+        alpha: required margin, see :func:`hinge.gap_of`.
+        value_ptr: output, losses [B].
+        gradient_ptr: output, gradient in the memory layout of the scores.
+        depth: k as a variable. The compiler would unroll loops over a constant, and run out of registers.
+        theta, theta_low, inverse: theta + theta_low is the temperature k tau, and ``inverse`` is its reciprocal.
+        tau, inverse_tau, inverse_tau_low: smoothing temperature, and its reciprocal as a sum of two numbers.
+        TP: number of lanes for the classes of a top group, a power of two.
+        R, N, TILES, HELD, VECTOR, SHIFTED: tiles of a program, see :mod:`topk_registry.ops.gpu.tiles`.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     there = row < B
@@ -87,7 +90,7 @@ def label_rows(
                 u = (others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - a[:, None]) * steep
                 value = gradient(exp2(u + tl.log2(tilt)), balanced_c, of_margin[:, None], k - 1)
                 store(gradient_ptr + start, value, flat, shift, tile, n, R, N, SHIFTED)
-        tl.debug_barrier()  # other threads have written these entries with odds of 0
+        tl.debug_barrier()  # until other threads have written 0 for the label
         tl.store(gradient_ptr + row * S + y, of_margin, mask=flat)
 
     for r in range(R):
@@ -109,14 +112,14 @@ def search_row(
     ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
     N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a row that is not flat or is invalid: NaN, too few scores, or a label out of range.
+    """Compute the loss and the gradient of row ``here``, which is not flat or is invalid. Arguments: as in label_rows.
 
-    The row is read again in each pass. Storing the row would use the registers of other rows, and was not faster on an
-    H200.
+    A row is invalid if it contains NaN, has too few scores above -inf, or has a label out of range.
     """
     label, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     share = tl.load(share_ptr + here).to(tl.float32)
-    row = here + tl.arange(0, 1)  # other values are scalars, so that lanes get a free layout
+    # The row is read from memory in each pass, because a row in registers would take registers from other rows.
+    row = here + tl.arange(0, 1)  # all other values are scalars, so that the compiler can choose the layout of lanes
     live = row >= 0
     y = label + tl.zeros((1,), tl.int32)
     start, shift = aligned(row, S, VECTOR)
@@ -155,10 +158,10 @@ def search_row(
     in_top = -e[k - 1] / c[k]
     if k > 1:
         in_top += e[k - 2] / c[k - 1]
-    tl.debug_barrier()  # other threads have written these entries with odds of 0
+    tl.debug_barrier()  # until other threads have written 0 for the classes of the top group
     tl.store(gradient_ptr + here * S + where, of_margin * (p * in_top), mask=(lane < size) & (where < n))
     tl.store(gradient_ptr + here * S + label, of_margin, mask=label >= 0)
-    if broken & (a == float("-inf")):  # the only set has all classes with a finite score
+    if broken & (a == float("-inf")):  # too few scores are above -inf
         write_certain_row(s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n, S, N)
 
 
@@ -166,7 +169,10 @@ def search_row(
 def write_certain_row(
     s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n: tl.constexpr, S: tl.constexpr, N: tl.constexpr
 ):
-    """Write gradient 0 and loss 0, or inf if the label's score is -inf. Rows with NaN are not changed."""
+    """Write the gradient 0, and the loss: inf if the label's score is -inf, else 0.
+
+    If row ``here`` contains NaN, nothing is written.
+    """
     _, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     stop = n + depth - depth
     bad = tl.zeros((N,), tl.int32)
@@ -184,7 +190,7 @@ def write_certain_row(
 
 @triton.jit
 def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexpr):
-    """Return the label and its score. A label out of range is -1."""
+    """Return the label of each row, and the score of the label. For a label out of range, return -1 and NaN."""
     y = tl.load(label_ptr + row, mask=live, other=-1)
     known = (y >= 0) & (y < n)
     s_y = tl.load(s_ptr + row * S + y, mask=known, other=float("nan")).to(tl.float32)
@@ -193,9 +199,10 @@ def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexp
 
 @triton.jit
 def gradient(v, c, of_margin, count: tl.constexpr):
-    """Return of_margin v (d_{k-2} (1 + v) - 1) for balanced odds v, because d_{k-2} - d_{k-1} = d_{k-2} (1 + v) - 1.
+    """Return of_margin v (d_{k-2} (1 + v) - 1), the gradient of the loss with respect to scores of the tail.
 
-    c has ``count`` coefficients up to k-2.
+    The odds v are balanced, and d is C / (1 + v X), where C are the balanced coefficients of :func:`rows.balanced`. The
+    argument c contains of_margin C_j for the last ``count`` degrees j up to k - 2.
     """
     out = -v * of_margin
     if count > 0:

@@ -1,19 +1,23 @@
 # type: ignore
-"""The smooth top-k hinges for all masses of each row, and their gradient, in one Triton kernel.
+"""The smooth top-k loss of rows with masses for several classes, and its gradient, in one Triton kernel.
 
-The rows are split as in label.py, but with all classes: a flat row is all tail, and the top group of any other row is
-computed for k + 1 classes. Margins of the k largest classes are computed at a tilt with an expected k + 1/2 classes,
-because without one of these classes, the (k + 1)-th class takes its place. All other margins are computed at a tilt
-with an expected k - 1/2 classes. The backward pass goes through the polynomial c of all classes. With d = c / (1 + v X)
-and e = d / (1 + v X), class i of the tail adds its chain_i to
+A row is split as in label.py, except that no class is left out. If the row is not flat, the top group is computed for k
++ 1 classes. The margins of the k largest classes are computed at a tilt for which k + 1/2 classes are expected, because
+without one of these classes, the (k + 1)-th class takes its place. All other margins are computed at a tilt for which k
+- 1/2 classes are expected.
 
-    W_0 = -sum_i chain_i d_{k-1},   W_r = sum_i chain_i (-v_i)^(r-1),
+The gradient with respect to the score of a class of the tail has two parts. Let c be the polynomial of all classes, v
+the odds of the class, d = c / (1 + v X), e = d / (1 + v X), and ``chain`` the derivative of the loss of this class with
+respect to c_{k-1}. The first part is chain (d_{k-1} - v e_{k-2}). The second part comes from the losses of all classes,
+which depend on c. If L is the sum of these losses, then
 
-and its gradient is chain (d_{k-1} - v e_{k-2}) + v h, where h is the last of coefficients 0..k-1 of c W / (1 + v X).
-Hence a row is read four times: for its maximum, for power sums, for the hinges with W, and for the gradient.
+    W_0 = dL/dc_k = -sum chain d_{k-1},   W_r = dL/dc_{k-r} = sum chain (-v)^(r-1) for r = 1..k-1,
 
-Masses are stored for all classes (M = 0), or for M labels, with an additional mass for every class if ``EVEN``. Without
-that additional mass, only the hinges of the labels are computed.
+and the second part is v times the coefficient k - 1 of c W / (1 + v X). Therefore, a row needs four passes: for the
+largest score, for power sums, for the losses and W, and for the gradient.
+
+If M is 0, the masses of all classes are given. Otherwise, the masses of M labels are given. If ``EVEN`` is set, every
+class has an additional mass. Without additional masses, only the losses of the labels are computed.
 """
 
 import triton
@@ -45,23 +49,26 @@ def mass_rows(
     k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write the sum of a row's hinges times masses, and its gradient. Without mass, both are 0.
+    """Write the loss sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row, and its gradient.
+
+    q_c is the mass of class c, and m_c is the margin of class c. If a row has no mass, the loss and the gradient are 0.
 
     Args:
-        s_ptr: scores, B rows of n with stride S.
-        q_ptr: masses of all classes if M = 0, rows with stride SQ.
-        label_ptr, share_ptr: [B, M] labels and their masses.
-        even_ptr: [B] mass of every class, if ``EVEN``.
-        alpha: required margin, see ``gap_of``.
-        value_ptr, gradient_ptr: output, [B] and in the layout of the scores. Other arguments: as in ``label_rows``.
+        s_ptr: scores, B rows of n numbers with the distance S between rows.
+        q_ptr: masses of all classes, B rows with the distance SQ. This argument is read if M is 0.
+        label_ptr, share_ptr: labels and their masses [B, M].
+        even_ptr: additional mass of every class [B]. This argument is read if ``EVEN`` is set.
+        alpha: required margin, see :func:`hinge.gap_of`.
+        value_ptr: output, losses [B].
+        gradient_ptr: output, gradient in the memory layout of the scores. All other arguments are as in ``label_rows``.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     there = row < B
-    y = tl.full((R,), -1, tl.int32)  # no class is excluded
+    y = tl.full((R,), -1, tl.int32)  # no class is left out
     start, shift = aligned(row, S, VECTOR)
     scores_ptr = s_ptr + start
     masses_ptr = q_ptr + (start if SQ == S else row * SQ - shift)
-    LABELS_ONLY: tl.constexpr = M > 0 and not EVEN  # classes with a mass
+    LABELS_ONLY: tl.constexpr = M > 0 and not EVEN  # only labels have mass
     steep = inverse * LOG2E
     known, counted, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, there, M, EVEN, n)
     live = there & counted
@@ -170,11 +177,12 @@ def search_masses(
     k: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Compute a row that is not flat or is invalid: NaN, too few scores, or a label out of range.
+    """Compute the loss and the gradient of row ``here``, which is not flat or is invalid. Arguments: as in mass_rows.
 
-    Classes form two families: the k largest classes, and all others. Lanes i and TP + i exclude class i of the group.
-    Lane i uses the polynomial at the tilt of the second family, lane TP + i at the tilt of the first. The last lane of
-    each family is the whole product. ``depth`` is k, see ``label_rows``.
+    A row is invalid if it contains NaN, has too few scores above -inf, or has a label out of range. There are two
+    families of TP lanes. Lane i of each family is for the product of all factors except class i of the top group, and
+    the last lane is for the product of all factors. The lanes from TP on use the tilt for the k largest classes, and
+    the first lanes use the tilt for all other classes.
     """
     LABELS_ONLY: tl.constexpr = M > 0 and not EVEN
     row = here + tl.arange(0, 1)
@@ -327,10 +335,10 @@ def write_invalid_row(
     scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr, row, live, y, shift, after, tiles,
     M: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Replace the NaN results of an invalid row, if the correct results are known.
+    """Replace the results of an invalid row, which are NaN, if the correct results are known.
 
-    If the row has no mass, the result is 0. If the row has at most k finite scores and no NaN, the classes of these
-    scores have loss 0, and all other classes have loss inf.
+    If the row has no mass, the loss and the gradient are 0. If the row has at most k scores above -inf and no NaN, the
+    gradient is 0. Then the loss is inf if a class with score -inf has mass, else 0.
     """
     bad = tl.zeros((1, N), tl.int32)
     some = tl.zeros((1, N), tl.int32)
@@ -351,7 +359,7 @@ def write_invalid_row(
 
 @triton.jit
 def in_tail(s_ptr, labels, v, i, M: tl.constexpr, n: tl.constexpr):
-    """Return which labels are in range and come after score v at i."""
+    """Return which labels are in range and belong to the tail, the classes after class i with score v."""
     out = ()
     for m in tl.static_range(M):
         known = (labels[m + 1] >= 0) & (labels[m + 1] < n)
@@ -365,9 +373,15 @@ def few_hinges(
     s_ptr, alpha, labels, shares, wanted, kth, after, steep, log_scale, log_tilt,
     inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr, k: tl.constexpr,
 ):  # fmt: skip
-    """Return costs, W_0..W_{k-1}, balanced odds, odds and direct gradients of the labels in ``wanted``.
+    """Compute the losses of those labels of each row that are marked in ``wanted``.
 
-    Distances are relative to ``kth`` and odds to ``after``. ``log_scale`` balances the odds.
+    kth and ``after`` are reference scores: kth for the distances in :func:`tail_hinges`, and ``after`` for the odds.
+    ``log_scale`` is the base-2 logarithm of the factor that balances the odds.
+
+    Returns:
+        (costs, W, balanced_odds, odds, steps). ``costs`` is the sum of the losses of a row, and W is its gradient with
+        respect to c_k, ..., c_1. ``balanced_odds``, ``odds`` and ``steps`` have an entry per label. ``steps`` is the
+        gradient with respect to the label's score at fixed c.
     """
     costs = tl.zeros_like(shares[0])
     W = powers(costs, k)
@@ -395,7 +409,7 @@ def few_hinges(
 
 @triton.jit
 def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
-    """Return the sum of the direct gradients of all labels with the same class as the m-th label."""
+    """Return the sum of ``steps`` over all labels that are the same class as the m-th label."""
     out = tl.zeros_like(steps[m])
     for other in tl.static_range(M):
         out += tl.where(labels[other + 1] == labels[m + 1], steps[other], 0.0)
@@ -404,7 +418,7 @@ def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def of_both(w, to_first, to_after, H, H_after, k: tl.constexpr):
-    """Return the contribution of a class to the sums of both families."""
+    """Return v times the last coefficient of H / (1 + v X), summed over both tilts. v are the odds at a tilt."""
     first = w * to_first
     last = w * to_after
     return first * quotient(first, H, k) + last * quotient(last, H_after, k)
@@ -415,7 +429,7 @@ def gaps(
     alpha, inverse_tau, shift, tile,
     ALPHA: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the required margins of a tile's classes, or one for all, and exp(-alpha / tau)."""
+    """Return the required margins alpha of a tile's classes, or one number for all classes, and exp(-alpha / tau)."""
     col, there = classes(shift, tile, n, N, SHIFTED)
     required = gap_of(alpha, col, there, ALPHA)
     return required, tl.exp(-required * inverse_tau)
@@ -427,7 +441,10 @@ def flat_hinges(
     inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr,
     n: tl.constexpr, k: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return balanced odds and hinges of a tile of flat rows, from scores u relative to the reference score."""
+    """Return the balanced odds v and the results of :func:`tail_hinges` for a tile of flat rows.
+
+    u are the scores minus the reference score of each row.
+    """
     q = masses(q_ptr, labels, shares, live, shift, tile, M, n, R, N, SHIFTED)
     required, gain = gaps(alpha, inverse_tau, shift, tile, ALPHA, n, N, SHIFTED)
     v = exp2(u * steep + log_tilt)
@@ -441,7 +458,11 @@ def tail_tile(
     kth, after, v, i, inverse, inverse_tau,
     M: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return scores minus the k-th, odds relative to ``after``, masses and margins of classes after score v at i."""
+    """Load a tile of a row, and return what :func:`tail_hinges` needs for the classes after class i with score v.
+
+    The results are scores minus ``kth``, odds exp((s - after) inverse), masses, required margins alpha, and exp(-alpha
+    / tau).
+    """
     s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     in_group = (s > v) | ((s == v) & (col <= i))
@@ -453,12 +474,17 @@ def tail_tile(
 
 @triton.jit
 def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
-    """Return mass q times hinge of each class, its chain, d_{k-1} and e_{k-2}.
+    """Return (q L, chain, d_{k-1}, e_{k-2}) for each class of the tail. L is the loss of the class, and q is its mass.
 
-    The hinge is tau log(1 + exp(alpha / tau) / odds), where the odds are v d_{k-1} / d_k.
+    With d = c / (1 + v X) and e = d / (1 + v X), the loss L is tau log(1 + exp(required / tau) d_k / (v d_{k-1})).
+    ``chain`` is the derivative of q L with respect to c_{k-1}.
 
-    u: score minus the reference of the tilt; v: balanced odds; c: coefficients up to k-2, where the next two are 1;
-    gain: exp(-required / tau).
+    Args:
+        u: score minus the reference score of the tilt.
+        v: balanced odds of the class.
+        gain: exp(-required / tau).
+        c: balanced coefficients c_0..c_{k-2}. The coefficients c_{k-1} and c_k are 1.
+        log_tilt: base-2 logarithm of v / exp(u / theta).
     """
     d = tl.zeros_like(v) + 1.0
     e = tl.zeros_like(v)
@@ -477,7 +503,7 @@ def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
 
 @triton.jit
 def moments(cost, chain, d, v, count: tl.constexpr):
-    """Return the cost, and the terms of a class in W_0..W_{count-1}."""
+    """Return the cost, and the terms of a class in W_0, ..., W_{count-1}: -chain d, chain, -v chain, v^2 chain, ..."""
     out = (cost, -chain * d)
     term = chain
     for _ in tl.static_range(1, count):
@@ -499,7 +525,7 @@ def product(a, b, k: tl.constexpr):
 
 @triton.jit
 def quotient(v, H, count: tl.constexpr):
-    """Return the last coefficient of H / (1 + v X), from the last ``count`` coefficients of H."""
+    """Return the coefficient of degree count - 1 of H / (1 + v X), where H has the coefficients 0..count-1."""
     h = tl.zeros_like(v) + H[0]
     for j in tl.static_range(1, count):
         h = H[j] - v * h
@@ -508,7 +534,7 @@ def quotient(v, H, count: tl.constexpr):
 
 @triton.jit
 def with_last(c, like, count: tl.constexpr):
-    """Return ``count`` balanced coefficients up to k-2 and the next one, which is 1, in the shape of ``like``."""
+    """Return the first ``count`` coefficients of c, followed by a 1 in the shape of ``like``."""
     out = ()
     for j in tl.static_range(count):
         out = out + (c[j],)
@@ -517,7 +543,6 @@ def with_last(c, like, count: tl.constexpr):
 
 @triton.jit
 def per_lane(chosen, one, other, count: tl.constexpr):
-    """Return vectors of lanes: ``one`` where chosen, else ``other``."""
     out = ()
     for j in tl.static_range(count):
         out = out + (tl.where(chosen, one[j], other[j]),)
@@ -526,7 +551,7 @@ def per_lane(chosen, one, other, count: tl.constexpr):
 
 @triton.jit
 def with_cotangents(F, e, q, p, alpha, beta, degree: tl.constexpr):
-    """Return coefficients 0..degree of (q + p X) F + (alpha X + beta) e."""
+    """Return the coefficients 0..degree of (q + p X) F + (alpha X + beta) e."""
     out = (q * F[0] + beta * e[0],)
     for j in tl.static_range(1, degree + 1):
         out = out + (q * F[j] + p * F[j - 1] + (beta * e[j] + alpha * e[j - 1]),)
@@ -535,10 +560,12 @@ def with_cotangents(F, e, q, p, alpha, beta, degree: tl.constexpr):
 
 @triton.jit
 def few_labels(label_ptr, share_ptr, even_ptr, row, there, M: tl.constexpr, EVEN: tl.constexpr, n: tl.constexpr):
-    """Return the labels of a row and their masses, with the mass of every class last.
+    """Load the labels and masses of each row.
 
-    The first two results are ``known``, whether all labels are in range, and ``counted``, whether the row has mass. The
-    labels follow after a leading -1.
+    Returns:
+        (known, counted, labels, shares). ``known`` tells whether all labels of a row are in range. ``counted`` tells
+        whether the row has mass, or a label out of range. ``labels`` contains -1, followed by the M labels. ``shares``
+        contains the masses of the M labels, followed by the additional mass of every class.
     """
     known = there
     labels = (row.to(tl.int32) * 0 - 1,)  # -1: no class
@@ -566,7 +593,7 @@ def masses(
     q_ptr, labels, shares, live, shift, tile,
     M: tl.constexpr, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the masses of a tile's classes [R, N], 0 outside of the row."""
+    """Return the masses of a tile's classes [R, N]. Entries outside of the row are 0."""
     col, there = classes(shift, tile, n, N, SHIFTED)
     inside = live[:, None] & there
     if M == 0:
@@ -596,7 +623,7 @@ def masked_masses(col, inside, labels, shares, M: tl.constexpr):
 
 @triton.jit
 def masses_at(q_ptr, labels, shares, where, wanted, M: tl.constexpr):
-    """Return the masses of the classes ``where`` of the program's only row."""
+    """Return the masses of the classes ``where`` in the ``wanted`` lanes. The program must have one row."""
     if M == 0:
         q = tl.load(q_ptr + where, mask=wanted, other=0.0).to(tl.float32)
     else:

@@ -1,21 +1,21 @@
 # type: ignore
-"""Functions that the Triton kernels share: odds, tilts, and truncated polynomials as tuples of coefficients.
+"""Functions that the Triton kernels share: odds, tilts, and polynomials as tuples of coefficients, lowest degree first.
 
-A coefficient is a number or a vector of *lanes*, with one lane per class of a row's top group. Lane i multiplies the
-factors of all classes but the i-th into the polynomial of the tail. Thus a product without one class needs neither a
-division nor a table of products. It takes T steps on k vectors, and each step is a sum of positive terms. The lane
-after the last class is the product of all classes.
+A coefficient is a number or a vector of *lanes*, with one lane per class of a row's top group. To leave out one class,
+lane i multiplies the polynomial of the tail by the factors of all classes of the top group except class i. This takes T
+steps for T classes, without a division, and all terms are positive. A lane without a class gets the product of all
+classes.
 """
 
 import triton
 import triton.language as tl
 
-CAP = tl.constexpr(60.0)  # exp(60) is finite, and such odds mean probability 1
+CAP = tl.constexpr(60.0)  # maximum of the logarithm of odds: exp(60) is finite, and such odds mean probability 1
 
 
 @triton.jit
 def probabilities(x, least):
-    """Return q = 1/(1+w) and p = w/(1+w) for odds w = exp(x) / least, without overflow."""
+    """Return q = 1 / (1 + w) and p = w / (1 + w) for the odds w = exp(x) / least, without overflow."""
     near = tl.exp(-tl.abs(x))
     small = tl.where(x > 0, near * least, near / least)  # odds or their reciprocal
     large = 1.0 / (1.0 + small)
@@ -24,10 +24,16 @@ def probabilities(x, least):
 
 @triton.jit
 def least_rest(x, mass, lane, k: tl.constexpr):
-    """Return exp(t) for the tilt t = min over m < k of log(R_m / (k - m)).
+    """Return the minimum of R_m / (k - m) over m = 0..k-1, where R_m is the sum of all odds except the m largest.
 
-    R_m is the sum of exp(x) outside of the m largest.
-    x: the top group in descending order as lanes; mass: the sum over the tail.
+    The odds are divided by this number to prevent overflow of the polynomials. The logarithm of this number is the tilt
+    t.
+
+    Args:
+        x: logarithms of the odds of the top group in descending order, one per lane, followed by -inf.
+        mass: sum of the odds of all other classes.
+        lane: index of each lane.
+        k: number of classes in a set.
     """
     R = mass + tl.cumsum(tl.exp(tl.minimum(x, CAP)), 0, reverse=True)
     return tl.min(tl.where(lane < k, R / (k - lane), float("inf")), 0)
@@ -35,9 +41,10 @@ def least_rest(x, mass, lane, k: tl.constexpr):
 
 @triton.jit
 def tail_polynomial(P, k: tl.constexpr):
-    """Return b_0..b_k of prod (1 + w_i X) from power sums P_1..P_k, scaled by exp(-P_1 / 2) to avoid overflow.
+    """Return the coefficients b_0..b_k of prod_i (1 + w_i X), times exp(-P_1 / 2) to prevent overflow.
 
-    Newton's identities are j b_j = sum_i (-1)^(i-1) b_{j-i} P_i.
+    P contains the power sums P_j = sum_i w_i^j for j = 1..k. Newton's identities j b_j = sum_{i=1..j} (-1)^(i-1)
+    b_{j-i} P_i give the coefficients.
     """
     b = (tl.exp(-0.5 * P[0]),)
     for j in tl.static_range(1, k + 1):
@@ -53,7 +60,7 @@ def tail_polynomial(P, k: tl.constexpr):
 
 @triton.jit
 def times(c, q, p, degree: tl.constexpr):
-    """Return coefficients 0..degree of c (q + p X)."""
+    """Return the coefficients 0..degree of the product of c and q + p X."""
     out = (q * c[0],)
     for j in tl.static_range(1, degree + 1):
         out = out + (q * c[j] + p * c[j - 1],)

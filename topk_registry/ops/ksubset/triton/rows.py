@@ -1,5 +1,8 @@
 # type: ignore
-"""Functions of rows for the kernels: power sums, and the top group. README.md of ``ksubset`` defines the terms."""
+"""Functions of the Triton kernels for rows of scores: power sums of odds, and the search for the top group.
+
+README.md of ``ksubset`` defines the terms.
+"""
 
 import triton
 import triton.language as tl
@@ -7,18 +10,27 @@ import triton.language as tl
 from topk_registry.ops.gpu.tiles import others
 from topk_registry.ops.ksubset.triton.polynomial import CAP, is_finite, lane_of, least_rest, tail_polynomial
 
-LIMIT = tl.constexpr(0.5)  # maximum odds in the tail
-BALANCING = tl.constexpr(4)  # Newton steps for the tilt, which need not be precise
-REBALANCING = tl.constexpr(2)  # Newton steps after a class has joined the group, from the previous tilt
+LIMIT = tl.constexpr(0.5)  # classes with larger odds belong to the top group
+BALANCING = tl.constexpr(4)  # number of Newton steps for the tilt, which need not be precise
+REBALANCING = tl.constexpr(2)  # number of Newton steps from the previous tilt, after a class has joined the top group
 
 
 @triton.jit
 def flat_rows(sums, usable, k: tl.constexpr):
-    """Return which of the usable rows are flat, their tilt ``base``, and coefficients 0..k of their polynomials.
+    """Find the flat rows: rows in which no softmax probability exceeds 1 / (2 k).
 
-    ``sums`` are sums of k powers of odds relative to the largest score, per position in a tile.
+    In a flat row, the polynomial of all classes is computed from power sums of their odds w = exp((s - max s) / theta).
+
+    Args:
+        sums: for j = 1..k, a tile [R, N] that adds up to the sum of w^j for each row.
+        usable: whether each row may be flat [R].
+        k: number of classes in a set.
+
+    Returns:
+        (flat, base, c). ``flat`` [R] tells which rows are flat. ``base`` [R] is k / sum(w) for flat rows, else 1. c
+        contains the coefficients 0..k of prod_i (1 + base w_i X), times a common factor.
     """
-    mass = tl.sum(sums[0], 1)  # NaN if a score is NaN or all are -inf
+    mass = tl.sum(sums[0], 1)  # NaN if a score is NaN, or if all scores are -inf
     flat = usable & (mass * LIMIT >= k)
     base = tl.where(flat, k / mass, 1.0)
     P = (mass * base,)
@@ -47,9 +59,9 @@ def add(a, b, k: tl.constexpr):
 
 @triton.jit
 def balanced(c, back, of_margin, k: tl.constexpr):
-    """Return of_margin times the coefficients up to k-2 of c, tilted such that the next two are 1.
+    """Return of_margin times the balanced coefficients c_j / (c_k rho^(k-j)) for j = 0..k-2, where rho = c_{k-1} / c_k.
 
-    back = c_k / c_{k-1}
+    The balanced coefficients k - 1 and k are 1. The argument ``back`` is 1 / rho.
     """
     out = ()
     rho = of_margin * (back * back / c[k])
@@ -78,14 +90,25 @@ def top_group(
     k: tl.constexpr, TP: tl.constexpr, LANES: tl.constexpr,
     n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Split a row: find the k largest classes one maximum at a time, then all classes with odds above LIMIT.
+    """Find the top group of one row: the classes with w u > LIMIT.
 
-    ``held`` are the tiles of the row if they are in registers.
+    Class c with score s_c has the odds w = exp((s_c - a) inverse), where a is the score number ``depth`` in descending
+    order. The tilt u is a number for which sum w u / (1 + w u) over all classes is about depth - 1/2. The function
+    finds the classes in descending order of their scores.
 
-    Returns scores and classes of the group as lanes, where lanes i and i + TP have the i-th largest; the size of the
-    group; the reference a of odds; the tilt u; the score and class after which the tail begins; and whether the row is
-    invalid: not ``known``, with NaN, or with too few scores. ``depth`` is k as a variable, because the compiler would
-    unroll loops over a constant and run out of registers.
+    Args:
+        held: tiles of the row, if ``HELD``. Otherwise, the function reads the row from memory.
+        scores_ptr, live, y, shift: position of the row, see :func:`tiles.others`. Class y is left out.
+        known: if False, the row is invalid.
+        depth: k as a variable. The compiler would unroll loops over a constant, and run out of registers.
+        inverse: 1 / theta.
+        TP, LANES: number of lanes for the classes, and number of all lanes: TP or 2 TP.
+
+    Returns:
+        (top, where, size, a, u, v, i, broken). ``top`` and ``where`` are scores and classes: lanes j and TP + j hold
+        the j-th largest class. ``size`` is the number of classes in the group. The smallest class of the group is class
+        i with score v. ``broken`` tells whether the row is invalid, contains NaN, or has fewer than ``depth`` scores
+        above -inf.
     """
     lane = tl.arange(0, LANES)
     member = lane % TP
@@ -115,7 +138,7 @@ def top_group(
     v, i = next_largest(held, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, HELD, SHIFTED)
     w = tl.exp((v - a) * inverse)
     while (broken == 0) & (w * u > LIMIT) & (size < TP - 1):
-        # u grows when a class joins the group, because the tail overestimates its contribution
+        # u grows when a class joins the group, because the sum over the tail counts u w in place of u w / (1 + u w)
         top = tl.where(member == size, v, top)
         where = tl.where(member == size, i, where)
         size += 1
@@ -124,7 +147,7 @@ def top_group(
         u = newton(u, E, mass, depth - k + REBALANCING, k)
         v, i = next_largest(held, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, HELD, SHIFTED)
         w = tl.exp((v - a) * inverse)
-    # the last of the k largest classes may belong to the tail as well
+    # some of the ``depth`` largest classes may belong to the tail
     chosen = (lane < size) & (tl.exp(tl.minimum((top - a) * inverse, CAP)) * u > LIMIT)
     size = tl.sum(chosen.to(tl.int32), 0)
     v = tl.where(size > 0, lane_of(top, lane, size - 1), float("inf"))
@@ -137,7 +160,7 @@ def tail_powers(
     held, scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
     k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return P_1..P_k of the tail's odds times u, as numbers."""
+    """Return sum (u w)^j for j = 1..k, over the odds w of the tail: the classes after class i with score v."""
     sums = powers(tl.zeros((1, N), tl.float32), k)
     if HELD:
         for tile in tl.static_range(TILES):
@@ -157,7 +180,10 @@ def next_largest(
     held, s_ptr, live, y, shift, v, i,
     n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, tiles, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the largest score after v at i and its class, with ties in class order. If there is none, -inf and n."""
+    """Return the largest score after the score v of class i, and the class of this score.
+
+    Among equal scores, the lower class comes first. If no class is left, the result is -inf and n.
+    """
     best = tl.full((1, N), float("-inf"), tl.float32)
     at = tl.full((1, N), n, tl.int32)
     if HELD:
@@ -171,8 +197,7 @@ def next_largest(
 
 
 @triton.jit
-def larger(s, shift, tile, v, i, best, at, N: tl.constexpr):
-    """Update the largest score after v at i, and its class, with the scores of a tile."""
+def larger(s, shift, tile, v, i, best, at, N: tl.constexpr):  # next_largest for one tile, per column of tiles
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     better = ((s < v) | ((s == v) & (col > i))) & (s > best)
     return tl.where(better, s, best), tl.where(better, col, at)
@@ -181,7 +206,7 @@ def larger(s, shift, tile, v, i, best, at, N: tl.constexpr):
 @triton.jit
 def largest(x):
     """Return the largest number of a tile of one row. The tile must not contain NaN."""
-    # as integers in the same order: a warp finds the maximum of integers in one instruction
+    # as integers in the same order, because a warp finds the maximum of integers in one instruction
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     best = tl.max(tl.max(bits ^ ((bits >> 31) & 0x7FFFFFFF), 1), 0)
     return (best ^ ((best >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
@@ -189,13 +214,15 @@ def largest(x):
 
 @triton.jit
 def tail_odds(s_ptr, live, y, shift, tile, a, v, i, inverse, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """Return exp((s - a) / theta) for classes after score v at i, and 0 for all others. NaN stays NaN."""
+    """Return the odds exp((s - a) inverse) of the classes of a tile that come after class i with score v.
+
+    All other classes get 0. If s is NaN, the odds are NaN.
+    """
     return odds_after(others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED), shift, tile, a, v, i, inverse, N)
 
 
 @triton.jit
-def odds_after(s, shift, tile, a, v, i, inverse, N: tl.constexpr):
-    """Return :func:`tail_odds` for the scores of a tile."""
+def odds_after(s, shift, tile, a, v, i, inverse, N: tl.constexpr):  # tail_odds, if the scores s of the tile are loaded
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     in_group = (s > v) | ((s == v) & (col <= i))
     return tl.where(in_group, 0.0, tl.exp((s - a) * inverse))
@@ -203,17 +230,21 @@ def odds_after(s, shift, tile, a, v, i, inverse, N: tl.constexpr):
 
 @triton.jit
 def balance(x, mass, lane, depth, k: tl.constexpr):
-    """Return the tilt u with about k - 1/2 expected classes, from the top group and the mass of the tail."""
+    """Return the tilt u for which sum_i u E_i / (1 + u E_i) + u mass is about k - 1/2, where E = exp(x) are odds.
+
+    x are logarithms of the odds of the top group in descending order, one per lane. ``mass`` is the sum of the other
+    odds.
+    """
     E = tl.exp(tl.minimum(x, CAP))
-    # draws k/2 to k classes: start of Newton's method
+    # begin where between k/2 and k classes are expected
     return newton(1.0 / least_rest(x, mass, lane, k), E, mass, depth - k + BALANCING, k)
 
 
 @triton.jit
 def newton(u, E, mass, steps, k: tl.constexpr):
-    """Return u after Newton steps towards k - 1/2 expected classes.
+    """Return u after Newton steps towards the solution of sum_i u E_i / (1 + u E_i) + u mass = k - 1/2.
 
-    u stays below the solution, because the number of classes is concave in u.
+    Because the left side is concave in u, u stays below the solution.
     """
     for _ in range(steps):
         q = 1.0 / (1.0 + E * u)
