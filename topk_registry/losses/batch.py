@@ -100,7 +100,7 @@ class BatchLoss(Adjustable):
         return self
 
     def all_rows(self, x: Tensor) -> Tensor:
-        """Return ``x`` [B, ...] of all ranks, concatenated. If the loss covers this rank only, return ``x``."""
+        """Return ``x`` [B, ...] of all ranks, concatenated, or ``x`` if the loss covers this rank only. Differentiable."""
         return _gathered(x, self._group) if self._spread else x
 
 
