@@ -239,10 +239,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _check_kind(path: Path) -> None:
-    """Raise :class:`ExportError` if ``torch.save`` did not write the file.
-
-    This check comes before ``torch.load``, because the errors of ``torch.load`` do not say what the file is.
-    """
+    """Raise :class:`ExportError` if ``torch.save`` did not write the file: ``torch.load`` would not say what it is."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
@@ -281,20 +278,14 @@ def _read_args(folder: Path) -> dict[str, Any]:
 
 
 def _cleaned(weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights without weights that only training uses.
-
-    Also remove the name prefixes that DDP, ``torch.compile`` and weight averaging add.
-    """
+    """Remove the name prefixes that DDP, ``torch.compile`` and averaging add, and weights that only training uses."""
     from timm.models import clean_state_dict
 
     return {k: v for k, v in clean_state_dict(weights).items() if k != "n_averaged" and ".aux_bn." not in k}
 
 
 def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """Return the number of outputs of the classifier in the checkpoint.
-
-    If this number is unknown, or the model already has this number of outputs, return None.
-    """
+    """Return the number of classes in the checkpoint, or None if it is unknown or ``model`` has the same number."""
     with contextlib.suppress(ValueError):
         name, _ = find_classifier(model)[0]
         weight = checkpoint.state.get(f"{name}.weight")
@@ -314,10 +305,6 @@ def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill(model: nn.Module, checkpoint: Checkpoint, name: str) -> None:
-    """Load the weights of the checkpoint into the model.
-
-    If names or shapes of weights differ, raise :class:`ExportError` with a list of the differences.
-    """
     state = checkpoint.state
     try:
         model.load_state_dict(state)

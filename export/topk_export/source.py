@@ -318,10 +318,7 @@ def _with_changes(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _torchvision_name(model: nn.Module) -> str | None:
-    """Return ``torchvision:NAME`` for the torchvision model that has weights of the same shapes.
-
-    The weights of the classifier are not compared. If there is no such model, return None.
-    """
+    """Return ``torchvision:NAME`` of the torchvision model with weights of the same shapes, or None."""
     import torchvision
 
     if not type(model).__module__.startswith("torchvision.models."):
@@ -345,10 +342,7 @@ def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
 
 
 def _torchvision_config(name: str) -> dict[str, Any]:
-    """Return the preprocessing of the default weights of a torchvision model.
-
-    If torchvision has no such model, ``input_size``, ``mean`` and ``std`` are empty.
-    """
+    """Return the preprocessing of torchvision's weights. Without weights, ``input_size``, mean and std are empty."""
     weights = _torchvision_weights(name)
     if weights is None:
         unknown = dict.fromkeys(("input_size", "mean", "std"), ())
