@@ -12,7 +12,7 @@ PAD = 64  # rows are padded to a multiple of this, so that vector loops have no 
 
 @borrowing
 def padded(n):
-    """Return the length of a padded row of n scores: the smallest multiple of PAD that is at least n."""
+    """Return the length of a padded row of n scores: the smallest multiple of ``PAD`` that is at least n."""
     return (n + PAD - 1) // PAD * PAD
 
 
@@ -75,7 +75,7 @@ def total(w):
 
 @borrowing
 def total_of(x):
-    """Return the sum of many numbers as a float64."""
+    """Return the sum of many numbers as a float64. The sums of blocks are added in float64."""
     sum_of_blocks = 0.0
     for start in range(0, len(x), BLOCK):
         sum_of_blocks += np.float64(total(x[start : start + BLOCK]))

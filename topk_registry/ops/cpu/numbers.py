@@ -80,8 +80,6 @@ bits_64, number_64 = cast(types.float64, types.int64), cast(types.int64, types.f
 
 
 def _reorder(integer: bool) -> Any:
-    """Return an intrinsic that maps floats to integers in the same order, or back if ``integer`` is False."""
-    # the compiler vectorizes a maximum of integers, but no maximum of floats
 
     @intrinsic
     def reorder(typing_context, number):
@@ -99,6 +97,8 @@ def _reorder(integer: bool) -> Any:
     return reorder
 
 
+# place_of(x) maps a float to an integer such that the order is kept, and number_at(i) maps the integer back. This helps
+# because the compiler vectorizes a maximum of integers, but no maximum of floats.
 place_of, number_at = _reorder(True), _reorder(False)
 
 

@@ -1,4 +1,4 @@
-"""Select the largest scores of a row."""
+"""Select the largest scores of a row of scores."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from topk_registry.ops.cpu.numbers import borrowing, compiled
 
 @borrowing
 def stripe_length(n, T):
-    """Return the number of maxima for :func:`largest`, at least 4 T; 0 for a row shorter than two stripes."""
+    """Return the length of a stripe in :func:`largest` for the T largest of n scores. For a short row, return 0."""
     length = 64
     while length < 4 * T:
         length *= 2
@@ -18,16 +18,17 @@ def stripe_length(n, T):
 
 @compiled
 def scratch(n, T):
-    """Return scratch memory for :func:`largest`: maxima, and the classes and scores of candidates, at most all."""
+    """Return scratch memory for :func:`largest`: arrays for maxima, candidate classes and candidate scores."""
     return empty(stripe_length(n, T), np.float32), empty(n, np.int64), empty(n, np.float32)
 
 
 @borrowing
 def largest(row, top, where, space):
-    """Write the T largest scores in descending order and their classes. Of equal scores, the lower class comes first.
+    """Write the T = len(top) largest scores of a row to ``top`` in descending order, and their classes to ``where``.
 
-    The row is divided into stripes. ``maxima[j]`` is the maximum over all stripes of the score at position j, so at
-    least T scores of the row reach the T-th largest of the maxima. Only these scores are sorted.
+    Of equal scores, the score of the lower class comes first. A long row is divided into stripes of equal length.
+    ``maxima[j]`` is the largest score at position j of any stripe. At least T scores reach the T-th largest of these
+    maxima, and only these scores are sorted.
     """
     maxima, classes, scores = space
     T = len(top)
@@ -47,7 +48,7 @@ def largest(row, top, where, space):
 
 @borrowing
 def in_order(scores, top, where):
-    """Write the T largest scores in descending order and their positions. There must be at least T scores."""
+    """Write the len(top) largest of ``scores`` to ``top`` in descending order, and their indices to ``where``."""
     T = len(top)
     for j in range(len(scores)):
         v, place = scores[j], j if j < T else T
@@ -63,7 +64,7 @@ def in_order(scores, top, where):
 
 @borrowing
 def maxima_of_stripes(row, maxima):
-    """Write the maximum over the stripes of a row for each position in a stripe. The last stripe may be shorter."""
+    """Write to ``maxima[j]`` the maximum of ``row[j::len(maxima)]``, for a row at least as long as ``maxima``."""
     # "+ 0" changes only -0, and prevents masked stores of LLVM, which are slow on AMD processors
     n, length, zero = len(row), len(maxima), np.float32(0)
     for j in range(length):

@@ -20,7 +20,10 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
-    """Return the mean over draws [B] of the k-th largest of scores + epsilon * noise, and the k-th class [B, draws]."""
+    """Return the k-th largest entry of scores + epsilon * noise, averaged over the draws: [B].
+
+    Also return the class of the k-th largest entry in each draw: [B, num_samples].
+    """
     B, n = scores.shape
     s = laid_out(scores.detach(), torch.float32)
     value = s.new_empty(B, num_samples)
@@ -34,7 +37,7 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
 
 @triton.jit
 def kth_of_draw(scores_ptr, seed_ptr, value_ptr, index_ptr, n, k, epsilon, N: tl.constexpr):
-    """Store the k-th largest of scores + epsilon * noise, or NaN if a score of the row is NaN. Also store the class."""
+    """Store the k-th largest of scores + epsilon * noise, or NaN if a score of the row is NaN. Also store its class."""
     row = tl.program_id(0).to(tl.int64)
     draw = tl.program_id(1)
     out = row * tl.num_programs(1) + draw
