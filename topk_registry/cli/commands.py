@@ -1,4 +1,4 @@
-"""The table of all commands, which includes commands that plug-ins define.
+"""The table of all commands, including the commands of plug-ins.
 
 An installed distribution defines a command by an entry point in its ``pyproject.toml``:
 

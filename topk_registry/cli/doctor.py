@@ -89,7 +89,7 @@ def _timm_command(report: Report) -> None:
     module = imported[1] if imported else "unknown"
     report.facts["timm command"] = f"{path} ({module})"
     if module != "topk_registry.cli.main":
-        report.problems.append(f"the timm command on PATH is not this one: {path}; use topk-train instead")
+        report.problems.append(f"the timm command on PATH belongs to another package: {path}; use topk-train instead")
 
 
 def _plugins(report: Report) -> None:

@@ -1,13 +1,13 @@
-"""The trainer behind the commands ``timm train`` and ``timm validate``. It is built on public functions of timm.
+"""The trainer behind the commands ``timm train`` and ``timm validate``, built on public functions of timm.
 
     from topk_registry.train import Trainer, TrainConfig
 
     result = Trainer(TrainConfig(loss="smooth_topk_svm", epochs=2)).fit()
 
 The module ``config`` converts flags into one frozen TrainConfig. ``data``, ``model`` and ``loss`` build the data
-loaders, the model and the loss, and ``trainer`` runs all epochs with them. ``loop`` trains one epoch, ``evaluation``
-computes metrics, ``checkpoint`` saves and resumes runs, and ``report`` prints and writes results. ``scripts`` runs
-training scripts of timm and torchvision with a registered loss.
+loaders, the model and the loss. ``trainer`` trains all epochs, and ``loop`` trains one epoch. ``evaluation`` computes
+metrics, ``checkpoint`` saves and resumes runs, and ``report`` prints and writes results. ``scripts`` runs training
+scripts of timm and torchvision with a registered loss.
 """
 
 from importlib import import_module

@@ -1,9 +1,9 @@
 """Save and resume runs, and handle the signals that stop a run.
 
-timm's ``CheckpointSaver`` writes a checkpoint, and timm's ``resume_task_checkpoint`` reads it. timm combines model and
-loss in an object called task. The tasks in this module add a dictionary to each checkpoint. The dictionary has the
-loss, the metrics of all epochs, the state of the schedule, and the random generators of all processes. All its values
-have plain types, so that loading a checkpoint executes no code.
+timm's ``CheckpointSaver`` writes a checkpoint, and timm's ``resume_task_checkpoint`` reads a checkpoint. timm combines
+model and loss in an object called task. The tasks in this module add a dictionary to each checkpoint. The dictionary
+has the loss, the metrics of all epochs, the state of the schedule, and the random generators of all processes. All
+values of the dictionary have plain types, so that loading a checkpoint executes no code.
 """
 
 import os
@@ -99,11 +99,11 @@ class RunState:
 
 
 class SingleLabelTask(RunState, ClassificationTask):
-    """timm's task for images with one label, which also saves the state of the run."""
+    """Subclass of timm's task for images with one label. Checkpoints also have the state of the run."""
 
 
 class SeveralLabelsTask(RunState, MultiLabelClassificationTask):
-    """timm's task for images with several labels, which also saves the state of the run."""
+    """Subclass of timm's task for images with several labels. Checkpoints also have the state of the run."""
 
 
 def create_task(
@@ -143,7 +143,7 @@ class Saver(CheckpointSaver):
     def save(self, epoch: int, metric: float | None) -> None:
         """Save a checkpoint after an epoch, counted from 0.
 
-        ``metric`` ranks the checkpoints. It is None if the epoch was not evaluated.
+        ``metric`` ranks the checkpoints. If the epoch was not evaluated, ``metric`` is None.
 
         Raises:
             SaveError: the file cannot be written. The previous file is kept.
@@ -204,7 +204,7 @@ def resume(
     state = task.loaded
     if "progress" not in state:
         progress.epoch = epoch or 0
-        return [f"restored  weights, optimizer and epoch {progress.epoch} of timm's checkpoint, not the generators"]
+        return [f"restored  weights, optimizer and epoch {progress.epoch} of timm's checkpoint, not the random state"]
     for name, value in state["progress"].items():
         setattr(progress, name, value)
     notes = []
@@ -212,14 +212,14 @@ def resume(
         states = state["criterion"]
         task.criterion.load_state_dict(states[rank] if len(states) == world else states[0])
     else:
-        notes.append(f"          the checkpoint was trained with loss {state['loss']['name']!r} and other options")
+        notes.append(f"          the checkpoint has another loss or other options: {state['loss']['name']!r}")
     if (plateau := getattr(scheduler, "lr_scheduler", None)) is not None and state["plateau"]:
         scheduler.restore_lr = state["plateau"]["restore_lr"]
         vars(plateau).update({name: state["plateau"][name] for name in PLATEAU})
     if task.has_ema() and state["ema_generator"] is not None:
         task.get_trainable_module(ema=True)._sr_generator.set_state(state["ema_generator"])
     if len(state["generators"]) != world:
-        notes.append(f"          with {world} processes, not {len(state['generators'])}: not bit for bit")
+        notes.append(f"          {world} processes, not {len(state['generators'])}: random numbers will differ")
     return [f"resumed   {path} after epoch {progress.epoch}", *notes]
 
 
@@ -231,9 +231,9 @@ def restore_generators(task: Any, rank: int, world: int) -> None:
 
 
 def _origin(path: Path) -> str:
-    """Return a sentence for error messages that describes the model in a checkpoint, or "" if it is unknown."""
+    """Return the start of an error message that names the model in a checkpoint, or "" if the model is unknown."""
     saved = settings_in(path)
-    return f"it holds {saved['model']} with {saved.get('num_classes')} classes. " if saved.get("model") else ""
+    return f"it has model {saved['model']} with {saved.get('num_classes')} classes. " if saved.get("model") else ""
 
 
 def generator_states() -> dict[str, Any]:
@@ -283,14 +283,14 @@ def check_folder(config: TrainConfig) -> None:
     if config.resume and Path(config.resume).resolve().parent == folder.resolve():
         return
     if results(folder):
-        raise TrainError(f"{folder} holds another run: --resume auto continues it, --overwrite starts anew")
+        raise TrainError(f"{folder} holds another run: --resume auto continues that run, --overwrite deletes it")
 
 
 def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
     """Return the checkpoint to resume from, and a message for the log.
 
     Without ``--resume``, the result is (None, ""). ``--resume auto`` selects the newest checkpoint whose settings allow
-    the run to continue, see :func:`differences`. If there is none, the result is None and a message.
+    this run to continue, see :func:`differences`. If there is no such checkpoint, the result is (None, message).
 
     Raises:
         TrainError: the checkpoint does not exist, or the run in the folder of ``--experiment`` has other settings.
@@ -310,17 +310,17 @@ def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
             return path, ""
         if folder:
             raise TrainError(f"--resume auto: {folder} has other settings: {'; '.join(differ)}")
-    return None, f"--resume auto: no checkpoint of this run in {folder or root}, starting anew"
+    return None, f"--resume auto: no checkpoint of this run in {folder or root}, starting a new run"
 
 
 def differences(saved: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    """Return ``name: saved -> now`` for each setting that forbids resuming because it differs from the saved run."""
+    """Return ``name: saved -> now`` for each changed setting that forbids resuming the saved run."""
     now = {name: value for name, value in config.to_dict().items() if name not in FREE and value not in (None, "")}
     return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
 
 
 def settings_in(checkpoint: Path) -> dict[str, Any]:
-    """Return the settings that a checkpoint records. If this file has none or cannot be read, return {}."""
+    """Return the settings that a checkpoint records, or {} if the file has no settings or cannot be read."""
     try:
         args = load_checkpoint_metadata(str(checkpoint)).get("args")
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, UnpicklingError):

@@ -1,4 +1,4 @@
-"""The command ``timm train``. It checks the flags and the name of the loss before the slow import of torch and timm."""
+"""The command ``timm train``: check flags and the name of the loss, then import torch and timm and train."""
 
 import os
 from collections.abc import Sequence

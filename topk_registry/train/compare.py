@@ -126,7 +126,7 @@ def compare_scores(
 
 
 def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floats:
-    """Return [N, len(k) + 1]: the top-k accuracy of each image for each k, then its negative log-likelihood."""
+    """Return [N, len(k) + 1]: the top-k accuracies of each image for all k, then the negative log-likelihood."""
     scores = scores.astype(np.float64)
     own = scores[np.arange(len(labels)), labels][:, None]
     better, equal = (scores > own).sum(1), (scores == own).sum(1)
@@ -231,7 +231,7 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         columns = _columns(classes, _names(model, logits), names[0], name)
         labels = np.argsort(columns)[labels]
         if not np.array_equal(labels, first_labels):
-            raise ValueError(f"{names[0]} and {name} read other images or labels")
+            raise ValueError(f"{names[0]} and {name} read different images or labels")
         scores.append(logits[:, columns])
     return names, scores, first_labels, about
 
@@ -245,7 +245,7 @@ def _names(model: Any, logits: NDArray[Any]) -> list[str]:
 
 
 def _data_settings(args: Any, model: Any) -> dict[str, Any]:
-    """Return options for opening the images: those of the flags, else those of the first model's evaluation."""
+    """Return options for opening the images: those in the flags, else the evaluation data of the first model."""
     if args.data_dir or args.dataset:
         return {"name": args.dataset, "split": args.split, "root": args.data_dir, **args.dataset_opt}
     config = getattr(model, "config", None)
@@ -320,7 +320,7 @@ def _parser() -> ArgumentParser:
     add("--k", type=positive, nargs="+", default=[1, 5], metavar="K", help="k of top-k accuracies (default: 1 5)")
     add("--resamples", type=positive, default=2000, metavar="N", help="bootstrap resamples (default: 2000)")
     add("--seed", type=within("[0, inf)", int), default=0, metavar="S", help="seed of the resamples (default: 0)")
-    add("--weights", choices=("ema", "model"), default="ema", help="weights of checkpoints with both (default: ema)")
+    add("--weights", choices=("ema", "model"), default="ema", help="weights to use if there are both (default: ema)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     add("-b", "--batch-size", type=positive, default=256, metavar="N", help="images per batch (default: 256)")
     add(

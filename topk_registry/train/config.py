@@ -131,9 +131,9 @@ _LOSS, _DATA, _MODEL, _DEVICE, _OPT, _SCHEDULE, _AUG, _RUN = (
 class TrainConfig:
     """Settings of a training run, under the names of the flags of ``timm train``.
 
-    The defaults are the defaults of timm. With ``task="multilabel"``, they are the defaults of timm's multi-label task.
-    If neither ``task="multilabel"`` nor ``data_dir`` nor ``dataset`` is set, the defaults describe a job on a built-in
-    data set, which takes about a minute on a laptop.
+    The defaults are the defaults of timm. With ``task="multilabel"``, the defaults are those of timm's multi-label
+    task. If neither ``task="multilabel"`` nor ``data_dir`` nor ``dataset`` is set, the defaults describe a job of about
+    a minute on a built-in data set.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range, or two settings exclude each other.
@@ -337,7 +337,7 @@ class TrainConfig:
         """Return the configuration in the entries of an ``args.yaml`` of this trainer or of timm's training script.
 
         Raises:
-            ConfigError: a name is unknown, or only timm's script supports its value.
+            ConfigError: a name is unknown, or only timm's script supports the setting.
         """
         return cls(**clean_settings(settings))
 
@@ -350,7 +350,7 @@ class TrainConfig:
         return type(self)(**{name: getattr(self, name) for name in self.__dict__["_given"]} | settings)
 
     def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
-        """Return this configuration for data loaders of a program: defaults are timm's, not the built-in job's."""
+        """Return a copy for data loaders of a program, with timm's defaults instead of the built-in job's."""
         given: frozenset[str] = self.__dict__["_given"]
         changed: dict[str, Any] = {} if given & {"dataset", "data_dir"} else {"dataset": OWN_BATCHES}
         if batch_size and "batch_size" not in given:
@@ -442,8 +442,8 @@ def read_config(file: str) -> dict[str, Any]:
 def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the known settings of a dictionary, with text parsed like the argument of the flag.
 
-    Settings of timm's script that this trainer lacks are dropped if they have timm's default. Otherwise, they raise a
-    ConfigError, as unknown names do. A value None is dropped if the setting does not accept None.
+    A setting that only timm's script has is dropped if the value is timm's default. Any other value of such a setting
+    raises a ConfigError, and so does an unknown name. A value None is dropped if the setting does not accept None.
     """
     hints, cleaned = _hints(), {}
     for name, value in settings.items():
@@ -461,7 +461,7 @@ def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 def create_parser(full: bool = False) -> ArgumentParser:
     """Return the parser of ``timm train``. The parsed result has attributes only for flags in the command line.
 
-    With ``full``, the help shows all flags. Otherwise, it shows only the common flags.
+    With ``full``, the help shows all flags. Otherwise, the help shows only the common flags.
     """
     parser = ArgumentParser(
         prog="timm train",

@@ -1,6 +1,6 @@
 """The data sets and data loaders of a run.
 
-A data set has a name of timm, such as ``torch/cifar10``, or the name ``topk/NAME`` if it is registered.
+The name of a data set is a name of timm, such as ``torch/cifar10``, or ``topk/NAME`` for a registered data set.
 """
 
 import signal
@@ -38,7 +38,7 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 
 @dataclass
 class Data:
-    """Training and evaluation data of a run. ``counts`` has the number of training images per class, if it is known."""
+    """Training and evaluation data of a run. ``counts``: number of training images per class, or None."""
 
     train: Any
     validation: Any = None
@@ -196,8 +196,8 @@ def check_splits(config: TrainConfig, fraction: float) -> None:
         folders = listed(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."))
         missing = config.train_split if train is None else config.val_split
         raise DataError(
-            f"{root} has no split {missing!r}; it holds {folders or 'no folders'}. --val-split 0.1 holds out a part, "
-            "--val-split '' evaluates nothing"
+            f"{root} has no split {missing!r}; it holds {folders or 'no folders'}. --val-split 0.1 holds out 10 % of "
+            "the training images, --val-split '' skips evaluation"
         )
 
 
@@ -208,7 +208,8 @@ def align(dataset: Any, classes: Sequence[str], where: str) -> Any:
     messages.
 
     Raises:
-        DataError: the data set has a class that is not in the list, or a stream has its classes in another order.
+        DataError: the data set has a class that is not in the list, or the data set is a stream with another class
+            order.
     """
     names = class_names_of(dataset)
     if names is None or names == list(classes):
@@ -246,8 +247,8 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 class LabelMixup(Mixup):
     """timm's mixup, but with a :class:`LabelMixture` as target instead of a distribution [B, n].
 
-    timm mixes images and one-hot labels. This class passes the index of each row as its label, with B as the number of
-    classes. Therefore entry (i, i) of timm's target [B, B] is the share of image i in mixed image i.
+    timm mixes images and one-hot labels. This class passes the row index of each image instead of the label, with B as
+    the number of classes. Therefore entry (i, i) of timm's target [B, B] is the share of image i in mixed image i.
     """
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Exceptions of training. For each of them, the command prints the message without a traceback."""
+"""Exceptions of training. The commands print only the messages of these exceptions, without a traceback."""
 
 
 class TrainError(Exception):

@@ -1,9 +1,9 @@
 """Evaluation of a model on the batches of a loader.
 
-Classes are ranked by their logits. If the loss has a method ``probabilities(logits)``, as the spherical losses have,
-classes are ranked by these probabilities. With several crops per image, classes are ranked by the mean of the top-k
-marginals of the crops (Berrada et al. 2018). The top-k marginal of a class is the probability that the class belongs to
-a random set of k classes.
+Classes are ranked by their logits. If the loss has a method ``probabilities(logits)``, classes are ranked by these
+probabilities instead. With several crops per image, classes are ranked by the mean of the top-k marginals of the crops
+(Berrada et al. 2018). The top-k marginal of a class is the probability that the class belongs to a random set of k
+classes.
 """
 
 import math
@@ -150,7 +150,7 @@ def evaluate(
         multilabel: whether images have several labels.
         channels_last: whether images are converted to the channels-last memory layout.
         keep: function that is called with the scores [B, n] and the targets of each batch.
-        progress: function that is called with the index of each batch. If it returns True, the evaluation stops.
+        progress: function that is called with the index of each batch. If the function returns True, evaluation stops.
 
     Returns:
         Dictionary of metrics, such as ``nll``, ``top1`` and ``macro_top1``, or ``map`` and ``micro_f1`` with

@@ -60,7 +60,7 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The model in training. With several processes, it is inside a wrapper that averages its gradients."""
+        """The model in training. With several processes, this is the wrapper that averages the gradients."""
         return self.task.get_trainable_module()
 
     @property

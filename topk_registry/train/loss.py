@@ -1,4 +1,4 @@
-"""The loss of a run: how it is built from its name, and a test on one batch before training."""
+"""Functions that build the loss of a run and test the loss on one batch before training."""
 
 import copy
 import json
@@ -27,11 +27,11 @@ WEIGHT = ("weight", "class_weight")  # losses use one of these names for the cla
 
 @dataclass(frozen=True)
 class Facts:
-    """Values of a run. A loss whose constructor has a parameter of one of these names gets the value.
+    """Values of a run. If the constructor of a loss has a parameter of one of these names, the loss gets the value.
 
     Args:
         num_classes: number of classes n.
-        smoothing: label smoothing. With mixup, this is 0, because the targets of mixup are already smoothed.
+        smoothing: label smoothing. With mixup, the value is 0, because the targets of mixup are already smoothed.
         soft_targets: whether mixup or CutMix is used.
         total_epochs: number of epochs.
         class_counts: number of training images per class [n].
@@ -67,7 +67,7 @@ class LossSpec:
 
     Args:
         name, options: name and options that the user chose.
-        distribution, version: installed distribution that defines the loss, and its version.
+        distribution, version: installed distribution that defines the loss, and the version of this distribution.
         factory: function or class that builds the loss.
     """
 
@@ -189,7 +189,7 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
     Args:
         spec: name and options of the loss, for error messages.
         criterion: the loss to test.
-        facts: values of the run. They determine the kind of targets.
+        facts: values of the run, which determine the kind of targets.
         splits: number of augmented copies of each image in a batch, see ``--aug-splits``.
 
     Raises:
@@ -220,7 +220,7 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
 
 
 def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
-    """Return whether the loss accepts a :class:`LabelMixture` as target, which is faster than a distribution [B, n]."""
+    """Return whether the loss accepts :class:`LabelMixture` targets, which are faster than distributions [B, n]."""
     if facts.multilabel or not (facts.soft_targets and isinstance(criterion, ClassificationLoss)):
         return False
     label = torch.arange(2) % facts.num_classes

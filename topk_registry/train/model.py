@@ -173,7 +173,7 @@ def _sized(config: TrainConfig) -> dict[str, Any]:
 
 
 def place_model(config: TrainConfig, model: nn.Module, compute: Compute) -> nn.Module:
-    """Move the model to its device, dtype and memory layout, and use synchronized batch norm if this is set."""
+    """Move the model to its device, dtype and memory layout. If ``sync_bn`` is set, use synchronized batch norm."""
     model.to(device=compute.device, dtype=compute.dtype)
     if config.channels_last:
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -187,7 +187,7 @@ def preprocessing_of(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
 
 
 def resolve_learning_rate(config: TrainConfig, world_size: int) -> TrainConfig:
-    """Return the configuration with ``lr`` set. If it is not set, compute it from ``lr_base`` and the batch size."""
+    """Return the configuration with ``lr``. If ``lr`` is None, compute the rate from ``lr_base`` and the batch size."""
     if config.lr is not None:
         return config
     ratio = config.batch_size * world_size * config.grad_accum_steps / LR_BASE_SIZE
@@ -207,7 +207,7 @@ def create_optimizer(config: TrainConfig, model: nn.Module, criterion: nn.Module
 
 
 def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updates: int, decreasing: bool) -> Any:
-    """Return timm's learning-rate schedule, and the number of epochs for which the schedule is made."""
+    """Return timm's learning-rate schedule, and the number of epochs of this schedule."""
     settings: dict[str, Any] = scheduler_kwargs(config, decreasing_metric=decreasing)
     try:
         return create_scheduler_v2(optimizer, **settings, updates_per_epoch=updates)

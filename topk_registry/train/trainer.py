@@ -65,7 +65,7 @@ class Trainer:
         model: model to train instead of the timm model in ``config``.
         train_loader: iterable over training batches (images, labels), instead of the data set in ``config``. With a
             loader, settings that are not set have the defaults of timm, not of the built-in job.
-        eval_loader: iterable over evaluation batches (images, labels). It needs a ``train_loader``.
+        eval_loader: iterable over evaluation batches (images, labels), only together with a ``train_loader``.
         on_step: function that is called after each batch with the run and the loss, a tensor on the device.
         on_epoch: function that is called after each epoch with the run and the dictionary of metrics of the epoch.
         quiet: print nothing and draw no curves.
@@ -218,7 +218,7 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
 
 
 def _resume_and_wrap(run: Run, resume: Path | None) -> None:
-    """Load the checkpoint, compile the model, and wrap it for several processes, in the order of timm's script."""
+    """Load the checkpoint, then compile and wrap the model, in the same order as timm's training script."""
     config, task, compute = run.config, run.task, run.compute
     if config.model_ema:
         task.setup_ema(decay=config.model_ema_decay, use_warmup=config.model_ema_warmup)

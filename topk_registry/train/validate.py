@@ -25,14 +25,14 @@ class Evaluated:
     Args:
         path: path of the file.
         class_names: names of the classes in the order of the scores, or None.
-        num_classes: number of classes, or 0 if it is unknown before the model runs.
+        num_classes: number of classes, or 0 if this number is unknown before the model runs.
         weights: ``"EMA"`` (exponential moving average of the weights), ``"model"`` or ``"ONNX"``.
         preprocessing: image size, crop, channel means, standard deviations and interpolation. Empty for an ONNX file.
         config: configuration of the training run. None for an ONNX file.
         run: function ``(dataset, keep)`` that calls ``keep(scores [B, n], labels [B])`` for each batch. The softmax of
             the scores gives the class probabilities, even if the loss defines probabilities in another way.
         options: keyword arguments of :func:`evaluate`. Empty for an ONNX file.
-        loader: function from a data set to its batches. None for an ONNX file.
+        loader: function that takes a data set and returns a data loader. None for an ONNX file.
         model: the model as a module. None for an ONNX file.
     """
 
