@@ -1,10 +1,10 @@
-"""Compare all losses with plain formulas in double precision, on random scores, targets, options, dtypes and backends.
+"""Compare every loss with a plain formula in double precision, on random scores, targets, options, dtypes and backends.
 
     python -m benchmarks.fuzz --cases 20000 [--seed 0] [--seconds 600] [--only CASE]
 
-The formulas are those of ``tests/formulas.py``. Cases have 3 to 2000 classes, four dtypes and all kinds of targets. A
-case is the same for the same seed and number. The exit status is 1 if the error of a loss or a gradient is larger than
-the rounding of a plain implementation.
+The formulas are in ``tests/formulas.py``. A case has 3 to 2000 classes, one of four dtypes, and one of three kinds of
+targets. The same seed and number give the same case. The exit status is 1 if the error of a loss or of a gradient is
+larger than the rounding error of a plain implementation.
 """
 
 import argparse
@@ -22,20 +22,20 @@ from torch.nn import functional as F
 from tests.formulas import LOSSES, PER_LABEL
 from topk_registry import LabelMixture, create_loss, use_backend
 
-ROUNDINGS = 64  # operations on the way, each with an error of eps times the largest number
-PER_ROOT = 4  # more of them per root of n: the errors of a sum over n classes add up like a random walk
+ROUNDINGS = 64  # number of operations in a loss, each with an error of at most eps times the largest number
+PER_ROOT = 4  # further operations per sqrt(n), because the errors of a sum over n classes add up like a random walk
 ON_KERNELS = ("smooth_topk_svm", "topk_nll", "noised_topk", "noised_topk_imbalanced")
-STEEP = {"encouraging": 1e5, "focal": 1e2}  # the largest slope of the loss as a function of p, which errs by eps
-KINKED = (  # equal scores have several subgradients
+STEEP = {"encouraging": 1e5, "focal": 1e2}  # largest derivative with respect to the probability, whose error is eps
+KINKED = (  # losses whose gradient is not unique if two scores are equal
     "topk_svm", "topk_hinge", "topk_hinge_convex", "topk_hinge_calibrated", "noised_topk", "noised_topk_imbalanced",
     "epsilon_softmax", "sparse_topk", "differentiable_topk",
 )  # fmt: skip
-OF_LABELS = ("aldr_kl", "ksubset_nll")  # of a distribution they are no expectation over its labels
+OF_LABELS = ("aldr_kl", "ksubset_nll")  # for a distribution, these losses are not the mean of the losses of its labels
 
 
 @dataclass
 class Case:
-    """A loss, its options, scores [B, n] of at most ``classes`` classes and a target, drawn from a seed."""
+    """A loss with options, scores [B, n] with 3 to ``classes`` classes, and a target, all drawn from a seed."""
 
     seed: str
     name: str = ""
@@ -69,7 +69,7 @@ class Case:
             self.target = LabelMixture.mixed(labels, labels.roll(1), rng.random(), rng.choice([0.0, 0.1]))
 
     def masses(self) -> tuple[Tensor, Tensor]:
-        """Return the mass of each class [B, n], class weights included, and what a mean divides by."""
+        """Return the factor of the loss of each class [B, n], and the number by which the mean divides."""
         n = self.logits.shape[1]
         weight = torch.ones(n, dtype=torch.float64) if self.weight is None else self.weight
         if isinstance(self.target, Tensor) and not self.target.is_floating_point():
@@ -82,14 +82,14 @@ class Case:
         return weight * q, torch.tensor(float(len(q)))
 
     def expected(self) -> tuple[Tensor, Tensor]:
-        """Return the loss and its gradient by the formula."""
+        """Return the loss and the gradient that the plain formula gives."""
         s, (masses, divisor) = self.logits.double().requires_grad_(), self.masses()
         rows = (masses * LOSSES[self.name][1](s, **self.options)).sum(1)
         value = {"mean": rows.sum() / divisor, "sum": rows.sum(), "none": rows}[self.reduction]
         return value.detach(), torch.autograd.grad(value.sum(), s)[0]
 
     def found(self) -> tuple[Tensor, Tensor]:
-        """Return the loss and its gradient by the package."""
+        """Return the loss and the gradient that the package computes."""
         common = {"weight": self.weight, "reduction": self.reduction, "label_smoothing": self.smoothing}
         s = self.logits.clone().requires_grad_()
         with use_backend(self.backend):
@@ -97,7 +97,7 @@ class Case:
         return value.detach(), torch.autograd.grad(value.sum(), s)[0]
 
     def problem(self) -> str:
-        """Return what differs, or an empty string."""
+        """Return a text that describes the difference, or an empty string if there is none."""
         try:
             pairs = zip(("loss", "gradient"), self.found(), self.expected(), strict=True)
         except Exception as error:
@@ -117,7 +117,7 @@ class Case:
             dtype = self.dtype if what == "gradient" else computed
             if got.shape != wanted.shape or got.dtype != dtype:
                 return f"{what} of {got.dtype} {list(got.shape)}, expected {dtype} {list(wanted.shape)}"
-            if wanted.isnan().any():  # of no rows that count
+            if wanted.isnan().any():  # the mean over no rows, because all rows are ignored
                 continue
             if what == "gradient" and self.name in KINKED and (self.logits.sort(1).values.diff(dim=1) == 0).any():
                 continue

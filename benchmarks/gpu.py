@@ -1,10 +1,11 @@
-"""Measure and test on a GPU, in about ten minutes: correctness, times of losses, training, compilation, an ONNX file.
+"""Test and measure on a GPU: correctness, times of losses, training, compilation, and an ONNX file.
 
     python -m benchmarks.gpu --output gpu.json
     python -m benchmarks.gpu --device cpu --output rehearsal.json     # the same steps in tiny sizes
 
-Each step writes its part of the file as it ends; a step that fails leaves its error there, and the next one runs. The
-exit status is 1 if a step failed. Times are medians over rounds in which all subjects take turns.
+A run takes about ten minutes. After each step, the results are written to the file. If a step fails, the file has the
+error, and the next step runs. The exit status is 1 if a step failed. A time is the median over rounds. In each round,
+all losses are timed in turn.
 """
 
 import argparse
@@ -38,7 +39,7 @@ class Bench:
     """The device and the sizes of a run.
 
     Args:
-        device: "cuda", or "cpu" for a rehearsal in tiny sizes.
+        device: "cuda", or "cpu" to try all steps in tiny sizes.
     """
 
     def __init__(self, device: str) -> None:
@@ -49,7 +50,7 @@ class Bench:
         self.model = "resnet50" if self.is_gpu else "resnet18"
 
     def environment(self) -> dict[str, Any]:
-        """Return what the figures depend on."""
+        """Return the device and the versions on which the results depend."""
         name = torch.cuda.get_device_name() if self.is_gpu else platform.processor() or platform.machine()
         return {
             "device": name,
@@ -59,7 +60,7 @@ class Bench:
         }
 
     def tests(self) -> dict[str, Any]:
-        """Run the tests for a GPU; a rehearsal only collects them."""
+        """Run the tests for a GPU. On a CPU, only collect these tests."""
         command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/ops/test_gpu.py"]
         root = Path(__file__).parents[1]
         run = subprocess.run([*command, *([] if self.is_gpu else ["--collect-only"])], capture_output=True, cwd=root)
@@ -69,13 +70,16 @@ class Bench:
         return {"last line": last}
 
     def bandwidth(self) -> float:
-        """Return the bandwidth of a copy in GB/s: no loss reads and writes faster."""
+        """Return the memory bandwidth of a copy in GB/s, which is a limit on the speed of a loss."""
         x = torch.empty(1 << (28 if self.is_gpu else 16), device=self.device)
         y = torch.empty_like(x)
         return 2 * x.numel() * x.element_size() / self._times({"copy": lambda: y.copy_(x)})["copy"] / 1e3
 
     def losses(self) -> dict[str, Any]:
-        """Return microseconds of forward and backward pass, from Python and as a CUDA graph, eager and compiled."""
+        """Return microseconds of a forward and backward pass of each loss.
+
+        Each loss is timed from Python and as a CUDA graph; some losses are also timed with ``torch.compile``.
+        """
         table: dict[str, Any] = {}
         for rows, n in self.shapes:
             for kind in ("indices", "distributions"):
@@ -105,14 +109,14 @@ class Bench:
             for label, step in steps.items():
                 try:
                     graphs[label] = _graph(step)
-                except Exception as error:  # a subject that waits for the device cannot be captured
+                except Exception as error:  # a loss that waits for the device cannot be captured in a CUDA graph
                     failed[label] = repr(error)[:200]
                     torch.cuda.synchronize()
             figures["CUDA graph"] = self._times(graphs) | failed
         return figures
 
     def _times(self, steps: dict[str, Step], wait: bool = True) -> dict[str, float]:
-        """Return median microseconds per call; with ``wait=False`` of the host, which does not wait for the device."""
+        """Return median microseconds per call. ``wait=False`` measures Python alone, without waiting for the device."""
         times: dict[str, list[float]] = {label: [] for label in steps}
         for step in steps.values():
             for _ in range(3):
@@ -133,11 +137,11 @@ class Bench:
             torch.cuda.synchronize()
 
     def training(self) -> dict[str, Any]:
-        """Train in bfloat16 and return images per second, the loss's share of the time, and the first and last loss."""
+        """Train in bfloat16. Return images per second, the loss's share of the time, and the first and last loss."""
         return {name: self._train(name, compiled=False) for name in TRAINED}
 
     def compiled_training(self) -> dict[str, Any]:
-        """Return the same with a compiled training step."""
+        """Return the results of :meth:`training` with a compiled forward and backward pass."""
         return {name: self._train(name, compiled=True) for name in TRAINED[: None if self.is_gpu else 2]}
 
     def _train(self, name: str, compiled: bool) -> dict[str, float]:
@@ -183,7 +187,7 @@ class Bench:
         }
 
     def onnx(self) -> dict[str, Any]:
-        """Export a classifier with its head, run the file, and return where its nodes ran."""
+        """Export a classifier to ONNX and run it. Return the time, and which operators each provider ran."""
         import onnxruntime as ort
         import timm
 
@@ -222,12 +226,12 @@ def _step(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, target: Tens
 
 
 def _compiled(function: Callable) -> Callable:
-    # a rehearsal traces and compiles nothing
+    # without a GPU, the backend "eager" only traces the function
     return torch.compile(function, dynamic=False, backend="inductor" if torch.cuda.is_available() else "eager")
 
 
 def _graph(step: Step) -> Step:
-    """Return the replay of a step as a CUDA graph."""
+    """Capture a step in a CUDA graph, and return a function that replays the graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

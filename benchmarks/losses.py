@@ -1,11 +1,11 @@
-"""Time losses beside cross-entropy on the same kind of target, on the CPU, and beside another checkout.
+"""Time losses on the CPU, relative to cross-entropy on the same kind of target.
 
     python -m benchmarks.losses [--losses smooth_topk_svm,focal] [--targets labels] [--against PYTHON] [--json FILE]
 
-A figure is the time of forward and backward pass, in units of ``F.cross_entropy`` with the same kind of target. In each
-round, every subject is timed in turn; the figures are medians over rounds. ``--against PYTHON`` names the interpreter
-of an environment with a second checkout: its losses are timed in the same rounds, in a process of its own, and the last
-column is the ratio of both.
+A result is the time of a forward and backward pass, divided by the time of ``F.cross_entropy``. In each round, all
+losses are timed in turn, and the result is the median over rounds. ``--against PYTHON`` compares two checkouts: PYTHON
+is the interpreter of an environment with another checkout. A second process times its losses in the same rounds, and
+the last column is the time of this checkout divided by the time of the other checkout.
 """
 
 import argparse
@@ -28,9 +28,10 @@ from torch.nn import functional as F
 SHAPES = ((64, 100), (256, 1000), (256, 10_000))
 TARGETS = ("labels", "smoothing", "mixup")
 CROSS_ENTROPY = "cross_entropy"
-LEAST_SECONDS = 0.01  # of one measurement: several calls if one takes less
+LEAST_SECONDS = 0.01  # duration of one measurement; if a call takes less time, several calls are measured
 WARM_UP = 3  # calls before the first measurement
-# families of losses, and the bounds on their figures for (labels, smoothing and mixup) at each of SHAPES
+# Families of losses, and upper bounds on their results at each shape in SHAPES: first for the target "labels", then for
+# the targets "smoothing" and "mixup".
 TOPK = ("smooth_topk_svm", "topk_nll")
 SOFTMAX = ("focal", "encouraging", "ldam", "logit_adjustment", "log_taylor_softmax", "log_spherical_softmax")
 HINGES = ("topk_svm", "topk_hinge", "topk_hinge_convex", "topk_hinge_calibrated")
@@ -49,7 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def bound(loss: str, target: str, shape: tuple[int, int]) -> float | None:
-    """Return the bound on a figure, or None if there is none."""
+    """Return the upper bound on a result, or None if there is none."""
     for family, (labels, others) in BOUNDS.items():
         if loss in family and shape in SHAPES:
             return (labels if target == "labels" else others)[SHAPES.index(shape)]
@@ -57,7 +58,7 @@ def bound(loss: str, target: str, shape: tuple[int, int]) -> float | None:
 
 
 def step(loss: str, target: str, rows: int, classes: int, dtype: str) -> Callable[[], None]:
-    """Return a call of forward and backward pass."""
+    """Return a function that runs one forward and backward pass of a loss."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(rows, classes, generator=generator).to(getattr(torch, dtype)).requires_grad_()
     labels = torch.randint(classes, (rows,), generator=generator)
@@ -81,20 +82,20 @@ def step(loss: str, target: str, rows: int, classes: int, dtype: str) -> Callabl
 
 
 def mixed(labels: Tensor, classes: int) -> Tensor:
-    """Return the distributions of mixup of each sample with the next one."""
+    """Return the target distributions of mixup: each sample is mixed with the sample at the mirrored position."""
     one_hot = F.one_hot(labels, classes).float()
     return 0.7 * one_hot + 0.3 * one_hot.flip(0)
 
 
 class Timer:
-    """The steps of one process, kept warm."""
+    """Times the cases in one process. The inputs of a case are created once and used again."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.steps: dict[tuple[Any, ...], tuple[Callable[[], None], int]] = {}
 
     def seconds(self, *case: Any) -> float:
-        """Return the seconds per call of a case."""
+        """Return the seconds per call of a case, whose parts are the arguments of :func:`step`."""
         if case not in self.steps:
             call = step(*case)
             for _ in range(WARM_UP):
@@ -110,7 +111,7 @@ class Timer:
 
 
 def work(clock: Callable[[], float]) -> None:
-    """Answer requests on stdin, each a case as a JSON list, with the seconds per call, until stdin closes."""
+    """Time cases for another process. Read a case as a JSON list per line of stdin, and print its seconds per call."""
     timer = Timer(clock)
     for line in sys.stdin:
         case = json.loads(line)
@@ -123,7 +124,10 @@ def work(clock: Callable[[], float]) -> None:
 
 @contextmanager
 def worker(python: Path, threads: int, *flags: str) -> Iterator[Callable[..., float | str]]:
-    """Start a process that times the losses of an environment; yield ``seconds(*case)``."""
+    """Start a process that times losses with the Python of an environment. Yield a function ``seconds(*case)``.
+
+    The function returns seconds per call, or an error message.
+    """
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     command = [str(python), str(Path(__file__).resolve()), "--worker", *flags]
     with subprocess.Popen(
@@ -150,7 +154,10 @@ def measure(
     dtype: str,
     rounds: int,
 ) -> dict[str, dict[str, float | str]]:
-    """Return the median seconds of each loss in each subject, over interleaved rounds."""
+    """Return the median seconds (or an error message) of each loss and subject. All are timed in turn in each round.
+
+    A subject is a function of :func:`worker`, under the name of its checkout.
+    """
     times: dict[tuple[str, str], list[float]] = {}
     failed: dict[tuple[str, str], str] = {}
     cases = [(name, loss) for loss in (CROSS_ENTROPY, *losses) for name in subjects]
@@ -170,12 +177,12 @@ def measure(
 
 
 def ratio(one: float | str | None, other: float | str | None) -> float | None:
-    """Return the ratio of two times, None unless both are known."""
+    """Return the ratio of two times, or None unless both are numbers."""
     return one / other if isinstance(one, float) and isinstance(other, float) else None
 
 
 def rows_of(table: dict[str, dict[str, float | str]], target: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
-    """Yield the figures of each loss."""
+    """Yield one dictionary of results per loss."""
     reference = table[CROSS_ENTROPY]
     for loss, seconds in table.items():
         yield {
@@ -190,7 +197,7 @@ def rows_of(table: dict[str, dict[str, float | str]], target: str, shape: tuple[
 
 
 def shown(row: dict[str, Any]) -> str:
-    """Return one line of the table."""
+    """Return one line of the printed table."""
     ours = row["seconds"]["this"]
     if isinstance(ours, str):
         return f"{row['loss']:24} {row['target']:10} {'x'.join(map(str, row['shape'])):>10}  {ours}"
@@ -204,7 +211,7 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def main() -> int:
-    """Print the table; the status is 0."""
+    """Time the losses, print the table, and return the exit status 0."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.losses", description=__doc__.splitlines()[0])
     parser.add_argument("--losses", default=",".join(name for family in BOUNDS for name in family))
     parser.add_argument("--targets", default=",".join(TARGETS))
@@ -212,9 +219,9 @@ def main() -> int:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--against", type=Path, help="interpreter of another environment")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--processor-time", action="store_true", help="time of the processor, for a busy machine")
+    parser.add_argument("--against", type=Path, help="Python interpreter of an environment with another checkout")
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--processor-time", action="store_true", help="measure CPU time, for a busy machine")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

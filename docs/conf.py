@@ -1,4 +1,4 @@
-"""The documentation: ``sphinx-build -W docs docs/_build``. It needs no network."""
+"""Sphinx configuration. ``sphinx-build -W docs docs/_build`` builds the documentation, and needs no network."""
 
 import sys
 from importlib import metadata
@@ -11,7 +11,7 @@ author = "the topk_registry maintainers"
 copyright = author
 release = metadata.version("topk-registry")
 extensions = [
-    "myst_nb",  # MyST pages, and tutorials as notebooks in text form, run when the site is built
+    "myst_nb",  # reads Markdown pages, and runs the code of the tutorials when the site is built
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
@@ -26,7 +26,7 @@ myst_heading_anchors = 3
 autodoc_typehints = "description"
 autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
-nb_execution_mode = "cache"  # a notebook runs again when its code changes
+nb_execution_mode = "cache"  # a tutorial runs again only if its code has changed
 nb_execution_cache_path = str(Path(__file__).parent / ".jupyter_cache")
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True

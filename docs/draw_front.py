@@ -1,6 +1,6 @@
-"""Draw the picture of the README: ``python docs/draw_front.py``.
+"""Script that draws the picture of the README: ``python docs/draw_front.py`` writes ``docs/pictures/front.svg``.
 
-The SVG is written by hand, in colors that are readable on light and dark pages.
+The script writes the SVG elements without a plotting library. The colors are readable on light and dark pages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,12 +13,12 @@ import topk_registry as tr
 
 PICTURE = Path(__file__).parent / "pictures" / "front.svg"
 INK, FIRST, SECOND = "#7d8590", "#2f81f7", "#e5732a"
-PANEL = (350, 170)  # width and height of a panel's plot
-SCORES = [3.2, 2.9, 2.7, 2.2, 1.0, 0.6, 0.2, -0.5, -1.0, -1.5]  # four similar scores, and k = 3
+PANEL = (350, 170)  # width and height of the plot in a panel
+SCORES = [3.2, 2.9, 2.7, 2.2, 1.0, 0.6, 0.2, -0.5, -1.0, -1.5]  # left panel: four similar scores for k = 3
 K = 3
-TAUS = {0.1: "", 1.0: "6 4"}  # the default and a larger value, with their dashes
-LABEL = (-4.0, 16.0)  # scores of the label in the right panel
-OTHERS = torch.tensor([7, 6.5, 6, 5.5, 0, -0.4, -0.8, -1.2, -1.6, -2], dtype=torch.float64)
+TAUS = {0.1: "", 1.0: "6 4"}  # values of tau, the default and a larger one, with the dash pattern of the line
+LABEL = (-4.0, 16.0)  # right panel: range of the label's score
+OTHERS = torch.tensor([7, 6.5, 6, 5.5, 0, -0.4, -0.8, -1.2, -1.6, -2], dtype=torch.float64)  # right panel: other scores
 
 
 def text(x: float, y: float, words: str, *, anchor: str = "start", colour: str = INK, size: int = 13) -> str:
@@ -42,7 +42,7 @@ def bars(values: Sequence[float], shift: float, colour: str) -> Iterable[str]:
 
 
 def probabilities() -> Iterable[str]:
-    """Softmax and top-k marginals of one row of scores."""
+    """Yield the SVG elements of the left panel: softmax and top-k marginals of one row of scores."""
     scores = torch.tensor([SCORES], dtype=torch.float64)
     yield text(0, -30, f"One image, ten classes, k = {K}", size=15)
     yield text(0, -11, f"top-{K} marginals", colour=FIRST)
@@ -56,13 +56,13 @@ def probabilities() -> Iterable[str]:
 
 
 def gradients(values: torch.Tensor, score: torch.Tensor) -> list[float]:
-    """Return the gradient at the label of each row, divided by the largest."""
+    """Return the gradient of each loss with respect to ``score``, divided by the gradient of largest absolute value."""
     (slope,) = torch.autograd.grad(values.sum(), score)
     return (slope / slope.min()).tolist()
 
 
 def losses() -> Iterable[str]:
-    """Gradients of cross-entropy and of the smooth top-5 SVM against the label's score."""
+    """Yield the SVG elements of the right panel: gradients of two losses as functions of the label's score."""
     score = torch.linspace(*LABEL, 121, dtype=torch.float64).requires_grad_()
     rows = torch.cat((score[:, None], OTHERS.expand(len(score), -1)), 1)
     target = torch.zeros(len(rows), dtype=torch.int64)

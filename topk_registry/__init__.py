@@ -32,7 +32,7 @@ Describe targets and distributions
 Control the package
     use_backend: select the kernels; PluginError: base class of the errors about plug-ins
 
-Each namespace below is imported when it is used for the first time:
+Namespaces, each of which is imported on first use:
     topk_registry.functional     functions of tensors, such as topk_marginals and smooth_topk_loss
     topk_registry.options        functions that check the options of a loss
     topk_registry.errors         exceptions to catch

@@ -1,4 +1,4 @@
-"""Run the command ``topk-registry`` as ``python -m topk_registry``."""
+"""``python -m topk_registry`` runs the command ``topk-registry``."""
 
 from topk_registry.cli.main import main
 

@@ -1,6 +1,6 @@
 """Functions of tensors without state: top-k marginals, and losses of logits.
 
-A function whose name ends in ``_loss`` takes ``(logits, target)`` and returns a tensor. Its argument ``reduction`` has
+A function whose name ends in ``_loss`` takes ``(logits, target)`` and returns a tensor. The argument ``reduction`` has
 the values of ``torch.nn.functional``: ``"mean"``, ``"sum"`` or ``"none"``.
 """
 

@@ -1,4 +1,4 @@
-"""Functions that return the value of a loss's option, or raise a ValueError that names the option if it is invalid."""
+"""Functions that check an option of a loss, and return its value or raise a ValueError that names the option."""
 
 from topk_registry.ops.values import choice, integer, number, numbers
 

@@ -1,4 +1,4 @@
-"""Pages made from the code when the site is built: one per loss, the command line, and the public names."""
+"""Sphinx extension that writes pages from the code: one page per loss, the command line, and the public names."""
 
 import contextlib
 import inspect
@@ -29,7 +29,10 @@ COMMANDS = (
 
 
 def loss_picture(name: str, folder: Path) -> str:
-    """Draw the loss and its gradient against the label's score; return the page's part, or nothing if it cannot."""
+    """Draw a loss and its gradient as functions of the label's score, and return the Markdown that shows the picture.
+
+    If the loss needs more arguments, or other targets than class indices, return an empty string.
+    """
     others = torch.linspace(2, -2, 9, dtype=torch.float64)
     scores = torch.linspace(-4, 8, 121, dtype=torch.float64, requires_grad=True)
     rows = torch.cat((scores[:, None], others.expand(len(scores), -1)), 1)
@@ -37,7 +40,7 @@ def loss_picture(name: str, folder: Path) -> str:
         torch.manual_seed(0)
         values = tr.create_loss(name, reduction="none")(rows, torch.zeros(len(scores), dtype=torch.int64))
         (slope,) = torch.autograd.grad(values.sum(), scores)
-    except (TypeError, ValueError):  # a loss that needs context or other targets
+    except (TypeError, ValueError):
         return ""
     figure, axes = plt.subplots(figsize=(6, 2.6), layout="constrained")
     axes.plot(scores.detach(), values.detach(), label="loss")
@@ -54,7 +57,7 @@ def loss_picture(name: str, folder: Path) -> str:
 
 
 def options_table(builder: Any) -> str:
-    """Return a table of the loss's own options with defaults and ranges."""
+    """Return a Markdown table of the options of a loss, with defaults, allowed ranges and values for tuning."""
     ranges, grid = option_ranges(builder), tuning_grid(builder)
     rows = []
     for name, parameter in inspect.signature(builder).parameters.items():
@@ -87,7 +90,7 @@ def loss_page(name: str, folder: Path) -> str:
 
 
 def command_page() -> Iterator[str]:
-    """Yield the help of each command, as the terminal shows it."""
+    """Yield the parts of the page that shows the help text of each command."""
     yield "# Command line\n\n`topk-registry COMMAND ...`; `timm` is the same program.\n"
     for name in COMMANDS:
         printed = io.StringIO()
@@ -98,7 +101,7 @@ def command_page() -> Iterator[str]:
 
 
 def api_page() -> Iterator[str]:
-    """Yield every public name of the package and of its namespaces."""
+    """Yield the parts of the page that documents the public names of the package and of its namespaces."""
     yield "# Public names\n"
     values = {name: getattr(tr, name) for name in dir(tr) if name != "__version__"}
     public = [name for name, value in values.items() if not inspect.ismodule(value)]
@@ -124,7 +127,7 @@ def documented(module: str, names: list[str]) -> Iterator[str]:
 
 
 def write_pages(app: Sphinx) -> None:
-    """Write all pages below docs/generated; unchanged ones keep their time, so that they are not built again."""
+    """Write the pages below ``docs/generated``, except unchanged pages, because Sphinx would build them again."""
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "topk"
     folder = DOCS / "generated"
@@ -139,7 +142,7 @@ def write_pages(app: Sphinx) -> None:
 
 
 def rewrite_links(app: Sphinx, page: str, content: list[str]) -> None:
-    """Show links to files outside docs/ as text, and link the names of losses to their generated pages."""
+    """Replace links to files outside of docs/ by the link text. Link each name in the list of losses to its page."""
     folder = (DOCS / page).parent
 
     def shown(found: re.Match[str]) -> str:

@@ -1,4 +1,7 @@
-"""Train with Accelerate: in one process, or in several with ``accelerate launch accelerate_loop.py``."""
+"""Train a model with a loss of topk_registry and Accelerate.
+
+``python accelerate_loop.py`` uses one process. ``accelerate launch accelerate_loop.py`` uses several processes.
+"""
 
 import timm
 import torch
@@ -20,7 +23,7 @@ def loader(split: str, size: int) -> DataLoader:
 
 def main() -> None:
     set_seed(0)
-    accelerator = Accelerator()  # or mixed_precision="bf16": the loss is computed in float32
+    accelerator = Accelerator()  # with mixed_precision="bf16", the loss is still computed in float32
     model = timm.create_model("test_resnet", num_classes=20)
     criterion = tr.create_loss("smooth_topk_svm", k=5).to(accelerator.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
@@ -29,7 +32,7 @@ def main() -> None:
     parts = accelerator.prepare(model, optimizer, schedule, train, loader("validation", 500))
     model, optimizer, schedule, train, held_out = parts
     for epoch in range(3):
-        criterion.set_epoch(epoch)  # for losses with a schedule
+        criterion.set_epoch(epoch)  # some losses change an option from epoch to epoch
         model.train()
         for images, target in train:
             optimizer.zero_grad()
@@ -41,7 +44,7 @@ def main() -> None:
         with torch.no_grad():
             for images, target in held_out:
                 accuracy.update(*accelerator.gather_for_metrics((model(images), target)))
-        found = accuracy.compute(sync=False)  # predictions are gathered already
+        found = accuracy.compute(sync=False)  # each process already has the predictions of all processes
         accelerator.print(f"epoch {epoch + 1}: top-1 {found['top1']:.3f}, top-5 {found['top5']:.3f}")
 
 

@@ -1,6 +1,6 @@
-"""Train with fastai on a folder of images: the loss in a BaseLoss, with mixup, and an exported learner.
+"""Train a model with a loss of topk_registry, mixup and fastai. Then export the learner, load it, and use it.
 
-python fastai_learner.py images    # images/train/CLASS/*, images/validation/CLASS/*
+``python fastai_learner.py images`` reads the images in ``images/train/CLASS`` and ``images/validation/CLASS``.
 """
 
 import sys
@@ -11,7 +11,7 @@ import timm
 import torch
 from fastai.callback.core import Callback
 from fastai.callback.mixup import MixUp
-from fastai.callback.schedule import fit_one_cycle  # noqa: F401  a method of learners
+from fastai.callback.schedule import fit_one_cycle  # noqa: F401  this import adds the method to learners
 from fastai.learner import Learner, load_learner
 from fastai.losses import BaseLoss
 from fastai.metrics import accuracy, top_k_accuracy
@@ -22,15 +22,15 @@ import topk_registry as tr
 
 
 class RegisteredLoss(BaseLoss):
-    """A registered loss for fastai, with an activation, a decoded class, and support of mixup."""
+    """A loss of topk_registry for fastai. To predict, fastai calls ``activation`` with the scores, then ``decodes``."""
 
-    y_int = True  # labels are indices: mixup computes the loss of both labels
+    y_int = True  # labels are class indices, so fastai's MixUp mixes the losses of two labels
 
     def __init__(self, name: str, **options: object) -> None:
         super().__init__(partial(tr.create_loss, name), **options)
 
     def activation(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the top-k marginals [B, n]."""
+        """Return the top-k marginals [B, n]: the probability that each class is in a random set of k classes."""
         return tr.TopKHead.of_loss(self.func)(scores).marginals
 
     def decodes(self, marginals: torch.Tensor) -> torch.Tensor:
@@ -38,7 +38,7 @@ class RegisteredLoss(BaseLoss):
 
 
 class SetEpoch(Callback):
-    """Call ``set_epoch`` before each epoch, for losses with a schedule."""
+    """Callback that tells the loss the index of the epoch. Some losses change an option from epoch to epoch."""
 
     def before_train(self):
         self.learn.loss_func.func.set_epoch(self.epoch)
@@ -50,7 +50,7 @@ def main(folder: str, output: str = "output/fastai") -> None:
     learner = Learner(
         batches,
         timm.create_model("test_resnet", num_classes=batches.c),
-        loss_func=RegisteredLoss("smooth_topk_svm", k=5, label_smoothing=0.0),  # mixup smooths already
+        loss_func=RegisteredLoss("smooth_topk_svm", k=5, label_smoothing=0.0),  # mixup already smooths labels
         metrics=[accuracy, partial(top_k_accuracy, k=5)],
         cbs=[SetEpoch(), MixUp(0.2)],
         path=Path(output),

@@ -1,4 +1,4 @@
-"""Train with Lightning: the loss is a module of the LightningModule."""
+"""Train a model with a loss of topk_registry and Lightning. The loss is a submodule of the LightningModule."""
 
 import lightning
 import timm
@@ -15,11 +15,11 @@ class Classifier(lightning.LightningModule):
     def __init__(self, num_classes: int, loss: str, **options: object) -> None:
         super().__init__()
         self.model = timm.create_model("test_resnet", num_classes=num_classes)
-        self.criterion = tr.create_loss(loss, **options)  # moved to the device with the module
+        self.criterion = tr.create_loss(loss, **options)  # Lightning moves submodules to the device
         self.accuracy = TopKAccuracy((1, 5), num_classes=num_classes)
 
     def on_train_epoch_start(self):
-        self.criterion.set_epoch(self.current_epoch)  # for losses with a schedule
+        self.criterion.set_epoch(self.current_epoch)  # some losses change an option from epoch to epoch
 
     def training_step(self, batch, index):
         images, target = batch
@@ -30,7 +30,7 @@ class Classifier(lightning.LightningModule):
         self.accuracy.update(self.model(images), target)
 
     def on_validation_epoch_end(self):
-        found = self.accuracy.compute()  # sums over ranks
+        found = self.accuracy.compute()  # adds the counts of all processes
         self.accuracy.reset()
         self.log_dict({name: torch.tensor(value, dtype=torch.float32) for name, value in found.items()})
         print(f"epoch {self.current_epoch + 1}: top-1 {found['top1']:.3f}, top-5 {found['top5']:.3f}")

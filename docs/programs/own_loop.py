@@ -1,4 +1,4 @@
-"""Train with a loop of your own: a registered loss in place of nn.CrossEntropyLoss."""
+"""Train a model in a plain PyTorch loop, with a loss of topk_registry in place of ``nn.CrossEntropyLoss``."""
 
 import timm
 import torch
@@ -24,7 +24,7 @@ def main() -> None:
     train, held_out = loader("train", 2000), loader("validation", 500)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=3 * len(train))
     for epoch in range(3):
-        criterion.set_epoch(epoch)  # for losses with a schedule
+        criterion.set_epoch(epoch)  # some losses change an option from epoch to epoch
         model.train()
         for images, target in train:
             optimizer.zero_grad()

@@ -1,9 +1,10 @@
-"""Predict images on a Ray cluster, with one predictor per worker, and write Parquet.
+"""Predict images on a Ray cluster, and write the predictions to Parquet files.
 
     python ray_score.py model.onnx /data/images /data/predictions --workers 8 --alpha 0.05
 
-Each worker opens the file once. Every machine must be able to read the paths, as on a shared disk. For object stores,
-read the bytes with ``ray.data.read_binary_files`` instead of ``from_items``: a predictor takes bytes, too.
+Each worker opens the model once. All machines must be able to read the paths, for example on a shared disk. If the
+images are in an object store, use ``ray.data.read_binary_files`` in place of ``ray.data.from_items``, and pass the
+bytes of the images to the predictor.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from topk_export.predict import find_images
 
 
 class Worker:
-    """Maps a batch of paths to predictions."""
+    """Ray worker that predicts batches of images. A batch and its predictions are dictionaries of columns."""
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         self.predictor, self.options = Predictor(model, threads=1), options
@@ -39,12 +40,12 @@ class Worker:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", help="file of topk-registry export")
-    parser.add_argument("images", help="folder of images, or a list of paths (.txt)")
-    parser.add_argument("output", help="folder of Parquet files")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--alpha", type=float, help="miscoverage of the sets")
+    parser.add_argument("model", help="ONNX file that topk-registry export wrote")
+    parser.add_argument("images", help="folder of images, or a text file (.txt) with one path per line")
+    parser.add_argument("output", help="folder for the Parquet files")
+    parser.add_argument("--workers", type=int, default=2, help="number of workers (default: 2)")
+    parser.add_argument("--batch-size", type=int, default=32, help="images per run of the model (default: 32)")
+    parser.add_argument("--alpha", type=float, help="probability that a prediction set misses the true class")
     args = parser.parse_args()
     options: dict[str, Any] = {} if args.alpha is None else {"alpha": args.alpha}
     predictions = ray.data.from_items(find_images([args.images])).map_batches(

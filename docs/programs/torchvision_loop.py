@@ -1,6 +1,6 @@
-"""Train as torchvision's reference script does: its models, transforms and mixup, images in folders.
+"""Train a torchvision model with a loss of topk_registry, and with torchvision's transforms and mixup.
 
-python torchvision_loop.py images    # images/train/CLASS/*, images/validation/CLASS/*
+``python torchvision_loop.py images`` reads the images in ``images/train/CLASS`` and ``images/validation/CLASS``.
 """
 
 import sys
@@ -20,18 +20,18 @@ def main(folder: str) -> None:
     train = datasets.ImageFolder(f"{folder}/train", v2.Compose([v2.RandomHorizontalFlip(), transform]))
     held_out = datasets.ImageFolder(f"{folder}/validation", transform)
     n = len(train.classes)
-    mixup = v2.MixUp(alpha=0.2, num_classes=n)  # turns labels into distributions, which every loss takes
+    mixup = v2.MixUp(alpha=0.2, num_classes=n)  # turns class indices [B] into probabilities [B, n]
 
     def mixed(samples: list) -> tuple[torch.Tensor, torch.Tensor]:
         return mixup(*default_collate(samples))
 
     model = models.resnet18(num_classes=n)
-    criterion = tr.create_loss("smooth_topk_svm", k=min(3, n - 1), label_smoothing=0.0)  # mixup smooths already
+    criterion = tr.create_loss("smooth_topk_svm", k=min(3, n - 1), label_smoothing=0.0)  # mixup already smooths labels
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = DataLoader(train, batch_size=20, shuffle=True, drop_last=True, collate_fn=mixed)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=3 * len(batches))
     for epoch in range(3):
-        criterion.set_epoch(epoch)  # for losses with a schedule
+        criterion.set_epoch(epoch)  # some losses change an option from epoch to epoch
         model.train()
         for images, target in batches:
             optimizer.zero_grad()

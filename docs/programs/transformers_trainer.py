@@ -1,4 +1,4 @@
-"""Train with the Trainer of Hugging Face's transformers: the loss goes in as ``compute_loss_func``."""
+"""Train a model with a loss of topk_registry and the Trainer of Hugging Face's transformers."""
 
 import sys
 
@@ -22,7 +22,7 @@ from topk_registry.metrics import TopKAccuracy
 
 
 class Images(Dataset):
-    """Images in the form that the Trainer expects: dictionaries with ``pixel_values`` and ``labels``."""
+    """Images as the Trainer expects them: each item is a dictionary with ``pixel_values`` and ``labels``."""
 
     def __init__(self, split: str, size: int) -> None:
         self.data = Hierarchy(split, size=size, superclasses=4)  # 20 classes in 4 families, images of 32 x 32
@@ -36,10 +36,12 @@ class Images(Dataset):
 
 
 class TrainerLoss(TrainerCallback):
-    """A registered loss with the signature that the Trainer calls; as a callback it calls ``set_epoch``.
+    """A loss of topk_registry that the Trainer calls as its loss function, and also as a callback before each epoch.
 
-    The Trainer sums gradients over ``gradient_accumulation_steps`` batches and over processes. It passes the
-    number of labels in all of them that are not -100. The sum divided by this number is the mean over all images.
+    The Trainer adds the gradients of ``gradient_accumulation_steps`` batches and of all processes. As
+    ``num_items_in_batch``, the Trainer passes the number of labels in all these batches, without labels of -100. Each
+    call returns the sum of the losses of one batch, divided by this number. Therefore the sum of the gradients is the
+    gradient of the mean loss over all images.
     """
 
     def __init__(self, name: str, **options: object) -> None:
@@ -47,7 +49,7 @@ class TrainerLoss(TrainerCallback):
 
     def __call__(self, outputs, labels, num_items_in_batch=None):
         count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-        if labels.is_floating_point():  # distributions [B, n]: the Trainer counted all B * n numbers
+        if labels.is_floating_point():  # labels are probabilities [B, n], and the Trainer counted all B * n numbers
             count = count / labels.shape[-1]
         return self.loss(outputs["logits"], labels) / count
 
@@ -55,7 +57,7 @@ class TrainerLoss(TrainerCallback):
         self.loss.to(args.device)
 
     def on_epoch_begin(self, args, state, control, **parts):
-        self.loss.set_epoch(int(state.epoch))  # for losses with a schedule
+        self.loss.set_epoch(int(state.epoch))  # some losses change an option from epoch to epoch
 
 
 def metrics(found: EvalPrediction) -> dict[str, float]:

@@ -1,7 +1,9 @@
-"""Calibrate an exported file on labeled images: thresholds of prediction sets, a new file, and a report.
+"""Calibration: add prediction sets to an exported ONNX file, with thresholds from labeled images.
 
-The images are split at random. The first part determines the thresholds of the prediction sets. The coverage in the
-report is measured on the second part.
+A prediction set is a set of classes that contains the true class with probability 1 - alpha or more. The calibration
+splits the labeled images at random into two parts. The first part determines the thresholds of the sets. The second
+part measures the coverage: the fraction of images with a set that contains the label. The calibration writes a new ONNX
+file, and returns a report.
 """
 
 import functools
@@ -31,7 +33,7 @@ from topk_registry.data.agreement import agreement, pairs
 from topk_registry.data.folders import FolderError, class_map, read_folders, split_folder
 
 SPLIT = "calibration"
-BATCH = 4096  # rows of logits per run of the score nodes
+BATCH = 4096  # number of rows of logits per run of the ONNX nodes that compute scores or sets
 LISTS = {
     "marginal": "with a class list, the guarantee holds on average over all classes, not over the classes in the list",
     "per-class": "with a class list, the guarantee holds for every class in the list",
@@ -41,11 +43,12 @@ Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Images:
-    """Labeled images.
+    """Labeled images for a calibration.
 
     Args:
-        name: name of the data, without its location.
-        images: sequence of paths or images. Indexing may load an image.
+        name: name of the data set. The calibrated file records this name.
+        images: sequence of N paths or images. The calibration accesses each element once, so the sequence may load an
+            image on access.
         labels: class indices [N].
     """
 
@@ -58,14 +61,18 @@ class Images:
 class Calibration:
     """Result of a calibration.
 
+    The first part of the images determined the thresholds. The second part measured the coverage (the fraction of
+    prediction sets that contain the label) and the sizes of the sets.
+
     Args:
-        sets: the calibrated sets.
-        facts: the entry ``sets`` of the file's metadata.
-        counts: coverage and set sizes on the images of the report.
-        calibration_counts: number of calibration images of each class [n].
+        sets: the nonconformity score and the thresholds of the prediction sets.
+        facts: facts about the calibration, as the metadata of the calibrated file contain them under the key ``sets``.
+        counts: coverage and set sizes on the second part of the images.
+        calibration_counts: number of images per class in the first part [n].
         class_names: class names of the file.
-        earlier: coverage and set sizes of the input file on all images, or None if the input file had no sets.
-        confused: pairs (label, predicted class) of folders whose images are mostly predicted as one other class.
+        earlier: coverage and set sizes on all images, for the prediction sets of the input file. None: the input file
+            has no prediction sets.
+        confused: pairs (A, B) of class names. The model predicts class B for most images with the label A.
     """
 
     sets: PredictionSets
@@ -77,7 +84,7 @@ class Calibration:
     confused: Sequence[tuple[str, str]] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return the facts and the coverage per class as JSON values."""
+        """Return the report as JSON values: the facts, a summary, and the numbers of images per class."""
         classes = [
             {
                 "name": name,
@@ -131,19 +138,24 @@ class Calibration:
 def open_folder(
     folder: str | Path, class_names: Sequence[str], *, split: str | None = None, ignore_unknown: bool = False
 ) -> tuple[Images, str]:
-    """Return the images of ``FOLDER/CLASS/...`` with labels, and a description of the mapping to classes.
+    """Find labeled images in a folder. The label of an image is the name of the subfolder that contains the image.
 
     Args:
-        folder: folder with one subfolder per class, or with one subfolder per split that contains one subfolder per
-            class.
-        class_names: class names of the file.
-        split: name of the subfolder of a split. Default: ``calibration``, or the folder itself if it has no splits.
-        ignore_unknown: skip folders whose name is not a class.
+        folder: folder with one subfolder per class. Alternatively, a folder with one subfolder per split, such as
+            ``train`` and ``calibration``, each with one subfolder per class.
+        class_names: class names of the exported file.
+        split: name of the split to read. Default: ``calibration``, or ``folder`` itself if there are no splits.
+        ignore_unknown: skip subfolders with a name that is not a class name. By default, such a subfolder raises an
+            exception.
+
+    Returns:
+        The labeled images, and a line of text that describes how the names of the subfolders were mapped to classes.
 
     Raises:
-        FolderError: the split does not exist or must be named, or folders cannot be mapped to classes of the file.
+        FolderError: the split does not exist, the folder has splits but ``calibration`` is not one of them, or a
+            subfolder cannot be mapped to a class.
     """
-    name = Path(os.path.abspath(folder)).name  # without the parent folders, because the file may be shared
+    name = Path(os.path.abspath(folder)).name  # without parent folders, because users may share the calibrated file
     other = split_folder(folder, "train") or split_folder(folder, "validation")
     if chosen := split_folder(folder, split or SPLIT):
         folder = chosen
@@ -175,26 +187,38 @@ def calibrate_file(
     device: str = "auto",
     progress: Progress = lambda items, total: items,
 ) -> Calibration:
-    """Calibrate an exported file and write the result atomically to a new file.
+    """Calibrate an exported ONNX file on labeled images, and write a new file that also computes prediction sets.
+
+    A prediction set is a set of classes that contains the true class with probability 1 - alpha or more. The new file
+    is written atomically.
 
     Args:
-        model: file from :func:`topk_export.export_onnx`.
-        output: file to write, different from ``model``.
+        model: ONNX file that :func:`topk_export.export_onnx` or an earlier calibration wrote.
+        output: file to write. ``output`` must not be the file ``model``.
         data: labeled images that were used neither for training nor for model selection.
-        alpha: default miscoverage level. The file supports 0.005 to 0.5.
-        score: nonconformity score. Default: ``lac``.
-        rule: ``"marginal"`` or ``"per-class"``.
-        temperature: number by which logits are divided.
-        report_share: share of the images on which the coverage is measured. All other images determine the thresholds.
-        seed: seed of the split.
-        batch_size: number of images per run.
-        force: calibrate even if labels look wrong. The file then has no guarantee.
-        device: device of the model, as in :class:`topk_export.Predictor`.
+        alpha: probability with which a set may miss the true class, between 0 and 1. The new file uses this value by
+            default. The input ``alpha`` of the new file can select another value from 0.005 to 0.5, in steps of 0.005.
+        score: nonconformity score, which is small if a class fits the image. Default: ``lac``, the score
+            1 - probability.
+        rule: ``"marginal"`` for one threshold, or ``"per-class"`` for one threshold per class. With ``"marginal"``, the
+            probability 1 - alpha is an average over all classes. With ``"per-class"``, each class has this probability.
+        temperature: number by which the logits are divided before the softmax of the score.
+        report_share: fraction of the images that measure the coverage for the report. All other images determine the
+            thresholds.
+        seed: seed of the random split into these two parts.
+        batch_size: number of images per run of the model.
+        force: calibrate even if the labels look wrong. The file then has no guarantee.
+        device: device that runs the model, as in :class:`topk_export.Predictor`.
         progress: function ``(batches, count)`` that returns an iterator over ``batches``, for example a progress bar.
             ``count`` is the number of batches.
 
+    Returns:
+        A :class:`Calibration`, which contains the thresholds and the measured coverage.
+
     Raises:
-        WrongLabelsError: labels contradict the predictions. The message names the folders.
+        WrongLabelsError: the labels contradict the predictions of the model, and ``force`` is False.
+        ModelFileError: ``model`` is not an exported file, or is a multilabel file.
+        ValueError: ``output`` is ``model``, there are too few images for ``alpha``, or an argument is out of range.
     """
     output, score = Path(output), score or Score()
     if output.exists() and output.samefile(model):
@@ -233,7 +257,17 @@ def calibrate_file(
 
 
 def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the score of each label [N]. The nodes of the graph compute the scores."""
+    """Return the nonconformity score of the label of each sample [N].
+
+    The scores come from the ONNX nodes that the calibrated file will contain.
+
+    Args:
+        proto: the exported model, a ModelProto.
+        score: the nonconformity score.
+        temperature: number by which the logits are divided.
+        logits: float32 [N, n].
+        labels: class indices [N].
+    """
     session = open_session(score_model(proto, score, temperature).SerializeToString(), device="cpu")
     parts = []
     for start in range(0, len(labels), BATCH):
@@ -248,7 +282,7 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 def _run(
     predictor: Predictor, images: Any, labels: np.ndarray, size: int, progress: Progress
 ) -> tuple[np.ndarray, SetCounts | None]:
-    """Return the logits [N, n], and the counts of the prediction sets of the input file, or None if it has no sets."""
+    """Return the logits [N, n], and the counts for the prediction sets of the input file. Without sets: None."""
     count = len(labels)
     logits = np.empty((count, predictor.metadata.num_classes), np.float32)
     starts, parts = range(0, count, size), []
@@ -300,7 +334,6 @@ def _facts(
 def _write(
     built: Any, sets: PredictionSets, metadata: Metadata, facts: dict[str, Any], model: Path, output: Path
 ) -> None:
-    """Write the calibrated file. Check that the thresholds that are read from the file give the same sets."""
     stamped = replace(metadata, sets=facts, outputs={**metadata.outputs, **SET_OUTPUTS})
     graph.set_metadata(built, {**{entry.key: entry.value for entry in built.metadata_props}, **stamped.to_props()})
     output.parent.mkdir(parents=True, exist_ok=True)

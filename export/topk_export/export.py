@@ -1,6 +1,11 @@
-"""A trained classifier as one ONNX file: logits, exact top-k marginals, probabilities and the top-k classes.
+"""Export of a trained classifier to one ONNX file.
 
-The export writes the file to a temporary folder next to the destination, verifies the file there, and then moves it.
+For each image, the ONNX model computes the logits, the softmax probabilities, the top-k marginals, and the indices of
+the k classes with the largest logits. The top-k marginal of a class is the probability that the class is in a random
+set of k classes. The probability of a set is proportional to exp(sum of the logits of the set / temperature).
+
+The export writes the file to a temporary folder next to the destination, verifies the file there, and then moves the
+file to the destination.
 """
 
 import copy
@@ -28,16 +33,16 @@ from topk_registry.nn.head import TopKHead
 
 TASKS = ("classification", MULTILABEL)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
-OPSETS = range(18, 22)  # from opset 22 on, onnxruntime's CUDA provider runs MaxPool on the CPU
+OPSETS = range(18, 22)  # with opset 22 and above, onnxruntime's CUDA provider runs MaxPool on the CPU
 LABELS, RECIPE, REPORT = "labels.txt", "preprocess.json", "report.json"
 PACKAGES = ("topk-registry", "torch", "timm", "torchvision", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
-SAMPLES = 5  # number of images in the sample: the largest batch of the verification
+SAMPLES = 5  # number of images in the recorded sample: the verification runs batches of up to 5 images
 DEFAULT_K = 5
-BLOCK = 128  # number of terms per partial sum
-SQUASHED = ("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid")
+BLOCK = 128  # the head sums exponentials in blocks of this many classes
+SQUASHED = ("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid")  # operators whose outputs are not logits
 HOW_TO_EXPORT_SCORES = (
-    "marginals need the scores before it. Export the module whose output are the scores: load_source(..., head=NAME), "
-    "on the command line --head NAME, such as the last linear layer"
+    "the export needs logits. Name the module that computes the logits, such as the last linear layer: "
+    "load_source(..., head=NAME), on the command line --head NAME"
 )
 
 Progress = Callable[[str], object]
@@ -58,30 +63,42 @@ def export_onnx(
     verify: bool = True,
     progress: Progress = lambda message: None,
 ) -> Path:
-    """Export a classifier with its head, verify the file, and return its path.
+    """Export a classifier to an ONNX file, verify the file, and return the path of the file.
+
+    From the logits, the ONNX model also computes softmax probabilities, the k best classes and the top-k marginals. The
+    top-k marginal of a class is the probability that the class is in a random set of k classes.
 
     Args:
-        model: a module, a checkpoint, the folder of a training run, or a source from
-            :func:`~topk_export.source.load_source`. That function has options for checkpoints and model names.
-        path: file to write, or a folder for ``model.onnx``. The report, the class names and a sample are written to the
-            same folder.
-        k: size of the set for the marginals, or the number of classes that a multilabel prediction lists. Default: k of
-            the run's loss, else 5, and at most the number of classes minus 1.
-        temperature: number by which logits are divided before marginals or the sigmoid. Default: temperature of the
-            run's loss, else 1.
-        task: ``"classification"``, or ``"multilabel"`` for a sigmoid per class. Default: task of the run, else
-            ``"classification"``.
-        dtype: ``"fp32"``, or ``"fp16"`` for half precision up to the logits. The head is float32.
-        opset: ONNX operator set, 18 to 21.
-        in_graph: normalize images in the graph. The input is then uint8 [batch, height, width, channels]. Default: the
-            input is normalized float32 [batch, channels, height, width].
-        class_names: one name per class. Default: names of the run or of the published weights, else numbers.
-        data_config: evaluation preprocessing, as for :func:`~topk_export.source.load_source`.
-        verify: verify the file, and raise an error instead of writing a file that fails.
+        model: a PyTorch module, a checkpoint file, the folder of a training run, or the result of
+            :func:`~topk_export.source.load_source`. ``load_source`` has more options, and also takes names of timm and
+            torchvision models.
+        path: the ONNX file to write. If ``path`` does not end in ``.onnx``, ``path`` is a folder, and the ONNX file is
+            ``path/model.onnx``. The verification report, the class names, the preprocessing and a sample are written
+            next to the ONNX file.
+        k: number of classes in the random set, from 1 to n - 1 for n classes. In a multilabel file, k is the number of
+            classes that a prediction lists. Default: k of the training loss if k is known, else min(5, n - 1).
+        temperature: number by which the logits are divided before the marginals, or before the sigmoid of a multilabel
+            file. The softmax probabilities do not use the temperature. Default: temperature of the training loss if the
+            temperature is known, else 1.
+        task: ``"classification"`` for one label per image, or ``"multilabel"`` for any number of labels per image. With
+            ``"multilabel"``, the probabilities are one sigmoid per class, and there are no marginals. Default: the task
+            of the training run if the task is known, else ``"classification"``.
+        dtype: precision of the backbone, which computes the logits: ``"fp32"`` or ``"fp16"``. All other outputs are
+            computed from the logits in float32.
+        opset: version of the ONNX operator set, 18 to 21.
+        in_graph: if True, the input of the ONNX model is uint8 [batch, height, width, channels], and the model
+            normalizes the images. If False, the input is normalized float32 [batch, channels, height, width].
+        class_names: one name per class. Default: the names of the training run or of the published weights if the names
+            are known, else ``"0"``, ``"1"``, and so on.
+        data_config: preprocessing of evaluation images, with the keys of :func:`~topk_export.source.load_source`. If
+            ``model`` is the result of ``load_source``, give ``data_config`` to ``load_source`` instead.
+        verify: check the file before it is moved to ``path``. If a check fails, no ONNX file is written.
         progress: function that is called with one line of text per step of the export.
 
     Raises:
-        ExportError: the model cannot be exported, or (``VerificationError``) the file failed its verification.
+        ExportError: the model cannot be exported. If the file fails a check, the exception is ``VerificationError``, a
+            subclass.
+        ValueError: an argument is out of range.
 
     Example:
         >>> export_onnx("output/train/20260101-resnet50", "resnet50.onnx", k=5)  # doctest: +SKIP
@@ -112,10 +129,15 @@ def export_onnx(
 
 
 class Head(nn.Module):
-    """Module that maps scores [batch, n] to all outputs except ``logits``, in the order of :func:`outputs_of`.
+    """Module that computes all outputs of an exported model except ``logits``.
 
-    A class with score -inf is excluded: its marginal and its probability are 0, and ``indices`` does not contain the
-    class.
+    A class with score -inf is excluded: the marginal and the probability of the class are 0, and ``indices`` does not
+    contain the class. If fewer than k classes remain, the last entries of ``indices`` are -1.
+
+    Shape:
+        Input: scores (the logits) [batch, n]. Output for classification: a tuple of the marginals [batch, n], the
+        softmax probabilities [batch, n] and the indices of the k best classes [batch, k]. Output for multilabel files:
+        a tuple of the sigmoids [batch, n].
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -125,12 +147,12 @@ class Head(nn.Module):
 
     def forward(self, scores: Tensor) -> tuple[Tensor, ...]:
         if self.topk is None:
-            # Sigmoid of onnxruntime is imprecise on CPUs for small probabilities: error of 17 percent at -15, 0 from
-            # -18 on
+            # on CPUs, onnxruntime's Sigmoid is imprecise for small probabilities: the relative error at -15 is
+            # 17 percent, and from -18 on the result is 0
             odds = torch.exp((scores / self.temperature).clamp(max=60.0))
             return (odds * (1 / (1 + odds)),)
         values, indices = scores.topk(self.k)
-        # onnxruntime adds term by term, in Softmax too, which loses three digits for 20,000 classes
+        # onnxruntime adds term by term, also in Softmax. For 20,000 classes, such a sum loses three digits
         e = torch.where(scores == -torch.inf, 0.0, (scores - values[:, :1]).exp())
         blocks = nn.functional.pad(e, (0, -e.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
         probabilities = e / blocks.sum(-1).sum(-1, keepdim=True)
@@ -138,7 +160,11 @@ class Head(nn.Module):
 
 
 class Exported(nn.Module):
-    """Module that is traced: normalization if ``in_graph``, then the backbone, then the head in float32."""
+    """Module that the export converts to ONNX. Its outputs are the logits, then the outputs of :class:`Head`.
+
+    If ``metadata.in_graph`` is True, the module first normalizes uint8 images. The backbone then computes the logits
+    with the precision ``dtype``. :class:`Head` computes all other outputs from the logits in float32.
+    """
 
     shift: Tensor
     scale: Tensor
@@ -158,14 +184,14 @@ class Exported(nn.Module):
         return logits, *self.head(logits)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return the logits in the precision of the backbone."""
+        """Return the logits [batch, n] in the dtype of the backbone."""
         if self.in_graph:
             x = (x.permute(0, 3, 1, 2).float() - self.shift) / self.scale
         return self.backbone(x.to(self.dtype))
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the installed packages that export uses."""
+    """Return the versions of the packages in ``PACKAGES`` that are installed, by package name."""
     installed = {}
     for name in PACKAGES:
         try:
@@ -231,7 +257,7 @@ def _prepare(source: Source) -> tuple[nn.Module, int]:
     """Return a copy of the model on the CPU in evaluation mode, and the number of classes of its output."""
     backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)
     for module in backbone.modules():
-        if getattr(module, "fused_attn", False) is True:  # torch.onnx converts fused attention only for four axes
+        if getattr(module, "fused_attn", False) is True:  # torch.onnx converts fused attention of 4-axis tensors only
             module.fused_attn = False  # type: ignore[assignment]
     _check_has_classifier(source)
     size = tuple(source.preprocess.input_size)
@@ -252,7 +278,7 @@ def _prepare(source: Source) -> tuple[nn.Module, int]:
 
 
 def _check_has_classifier(source: Source) -> None:
-    """Raise :class:`ExportError` for a library model without a classifier, because its outputs are features."""
+    """Raise :class:`ExportError` if a timm or torchvision model has no classifier, so that it outputs features."""
     model = source.model
     if hasattr(model, "get_classifier") or type(model).__module__.startswith("torchvision."):
         try:
@@ -262,7 +288,7 @@ def _check_has_classifier(source: Source) -> None:
 
 
 def _write(backbone: nn.Module, metadata: Metadata, file: Path, progress: Progress) -> None:
-    """Write the model with its sample, class names and preprocessing."""
+    """Write the ONNX file. Next to the ONNX file, write the sample, the class names and the preprocessing."""
     inputs = sample_input(metadata, SAMPLES)
     logits, error = _reference(backbone, metadata, torch.from_numpy(inputs))
     if _are_probabilities(logits):
@@ -288,7 +314,7 @@ def _are_probabilities(outputs: np.ndarray) -> bool:
 
 
 def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: int) -> Any:
-    """Convert a module to a ModelProto with a symbolic batch size. A file without it takes one batch size."""
+    """Convert a module to a ModelProto. The batch axis is symbolic, so that the file accepts any batch size."""
     try:
         program = torch.onnx.export(
             module,
@@ -312,7 +338,7 @@ def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: i
 
 
 def _add_class_list(model: Any, n: int) -> None:
-    """Add the optional input ``allowed``. In the head, this input sets the scores of all other classes to -inf."""
+    """Add the optional input ``allowed`` [1 or batch, n]. The head replaces logits of classes not allowed by -inf."""
     from onnx import helper, numpy_helper
 
     restricted, excluded = f"{LOGITS}_allowed", f"{LOGITS}_excluded"
@@ -328,18 +354,22 @@ def _add_class_list(model: Any, n: int) -> None:
 
 
 def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.ndarray, float]:
-    """Return torch's logits in float64, and the largest error of torch's float32 logits over the largest logit."""
+    """Return PyTorch's float64 logits for ``x``, and the relative error of PyTorch's float32 logits.
+
+    The error is the largest absolute error divided by the largest absolute logit. If the model does not run in float64,
+    return the float32 logits and the error 0.
+    """
     with torch.no_grad():
         single = Exported(backbone, metadata, torch.float32).eval().scores(x).numpy()
         try:
             double = Exported(copy.deepcopy(backbone), metadata, torch.float64).eval().scores(x).numpy()
-        except RuntimeError:  # the model creates float32 tensors
+        except RuntimeError:  # for example, the model itself creates float32 tensors
             return single, 0.0
     return double, largest_error(single, double)
 
 
 def _verify(file: Path, path: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
-    """Verify the file in the temporary folder. If this fails, write the report next to the intended path and raise."""
+    """Verify ``file``. If a check fails, move the report next to ``path``, and raise :class:`VerificationError`."""
     report: dict[str, Any] = {"passed": None, "checks": [], "not_verified": ["everything: verification was turned off"]}
     if wanted:
         progress("verifying with onnxruntime")

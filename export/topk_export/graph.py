@@ -1,6 +1,6 @@
-"""Read, clean and write ONNX graphs of exported models, with the onnx package.
+"""Functions that read, change and write the ONNX graphs of exported models. They need the onnx package.
 
-The *head* of a graph consists of all nodes that depend on the tensor named ``logits``. All other nodes are the
+The *head* of a graph consists of all nodes that depend on the tensor named ``logits``. All other nodes form the
 backbone.
 """
 
@@ -15,18 +15,21 @@ from topk_export.runtime.metadata import LOGITS
 from topk_export.runtime.weights import files_of, weights_beside
 
 FORBIDDEN_IN_HEAD = frozenset(("Loop", "Scan", "If", "Sigmoid", "MatMul", "Gemm", "Einsum", "Atan", "CumProd"))
-LIMIT = 2**31 - 2**26  # bytes of weights per file: the limit of protocol buffers is 2 GiB, minus space for the graph
-SMALL = 1024  # bytes: smaller tensors stay in the file, because checkers need shapes and scalars
-ALIGNMENT = 4096  # bytes of a page, so that runtimes can map weights
-DIGEST = "weights_sha256"  # key of the metadata
+LIMIT = 2**31 - 2**26  # bytes of weights per ONNX file: a protocol buffer has at most 2 GiB, and the graph needs space
+SMALL = 1024  # bytes: smaller tensors stay in the ONNX file, because the ONNX checker reads shapes and scalars
+ALIGNMENT = 4096  # bytes per memory page: each tensor starts at a new page, so that runtimes can map it into memory
+DIGEST = "weights_sha256"  # metadata key for the SHA-256 of the external weights
 
 
 def load(path: str | Path) -> Any:
-    """Return the ModelProto of a file, with the external weights that the head needs. Other external weights are not
-    loaded.
+    """Read an ONNX file, and return its ModelProto.
+
+    A large model has external weights: weights in other files of its folder. Of the external weights, this function
+    loads only the tensors that the head needs. The head consists of the nodes that depend on the logits.
 
     Raises:
-        ModelFileError: the file is not an ONNX model, or its external weights are incomplete.
+        ModelFileError: the file is not an ONNX model, or a file with external weights is missing or too short.
+        ImportError: the onnx package is not installed.
     """
     try:
         import onnx
@@ -46,13 +49,15 @@ def load(path: str | Path) -> Any:
 
 
 def save(model: Any, path: Path, *, source: Path | None = None) -> None:
-    """Write a ModelProto. If the weights exceed ``LIMIT``, write them to ``PATH.data``, and their SHA-256 to the
-    metadata.
+    """Write a ModelProto to an ONNX file.
+
+    If the weights have more than ``LIMIT`` bytes, or ``model`` already has external weights, this function writes the
+    large weights to the file ``PATH.data``. The metadata of the ONNX file then contain the SHA-256 of ``PATH.data``.
 
     Args:
-        model: the model. Weights in ``PATH.data`` are removed from this object.
-        path: the file to write, which must not exist.
-        source: folder of the external weights of the ModelProto. The external weights are copied.
+        model: the ModelProto. The function removes the weights in ``PATH.data`` from this object.
+        path: the ONNX file to write. The file must not exist.
+        source: folder of the external weights of ``model``. The function copies them to ``PATH.data``.
     """
     import onnx
     from onnx.external_data_helper import uses_external_data
@@ -87,7 +92,7 @@ def _write_weights(model: Any, file: Path, source: Path | None) -> str:
 
 
 def head_nodes(graph: Any) -> list[Any]:
-    """Return the nodes of a GraphProto that depend on ``logits``, in order."""
+    """Return the nodes of a GraphProto that depend on the tensor ``logits``, in the order of the graph."""
     reached, head = {LOGITS}, []
     for node in graph.node:
         if reached.intersection(node.input):
@@ -97,21 +102,25 @@ def head_nodes(graph: Any) -> list[Any]:
 
 
 def forbidden(graph: Any) -> list[str]:
-    """Return the operators in the head that break CUDA graphs, precision or quantization."""
+    """Return the types of operators that the head contains but must not contain, in alphabetical order.
+
+    Such operators do not work in CUDA graphs, are imprecise, or are changed by quantization. The head consists of the
+    nodes that depend on the logits.
+    """
     return sorted({node.op_type for node in head_nodes(graph)} & FORBIDDEN_IN_HEAD)
 
 
 def domains(model: Any) -> list[str]:
-    """Return the operator domains of a ModelProto other than the default one."""
+    """Return the operator domains that a ModelProto uses, except the default domain of ONNX."""
     used = {node.domain for node in model.graph.node} | {entry.domain for entry in model.opset_import}
     return sorted((used | {function.domain for function in model.functions}) - {"", "ai.onnx"})
 
 
 def strip(model: Any) -> None:
-    """Remove metadata of the exporting machine, and declared shapes of weights.
+    """Remove two things from a ModelProto, in place: traces of the exporting machine, and declared shapes of weights.
 
-    Metadata of the machine are stack traces, file names and module paths. The declared shapes are removed because tools
-    that transpose weights do not update the declared shapes.
+    Traces of the machine are stack traces, file names and module paths. The function removes declared shapes because
+    some tools transpose weights but do not update the declared shapes.
     """
     graph = model.graph
     weights = {weight.name for weight in graph.initializer}
@@ -124,12 +133,20 @@ def strip(model: Any) -> None:
 
 
 def traces(model: Any) -> int:
-    """Return the number of nodes that still have metadata or documentation of their origin."""
+    """Return the number of nodes with metadata or documentation, which may contain paths of the exporting machine."""
     return sum(bool(node.doc_string or len(node.metadata_props)) for node in model.graph.node)
 
 
 def producer_of(graph: Any, name: str) -> str:
-    """Return the type of the operator that computes a tensor, ignoring casts and reshapes. For an input, return ""."""
+    """Return the type of the operator that computes a tensor.
+
+    If this operator is a cast or a reshape, return the type of the operator before the cast or reshape. If the tensor
+    is an input of the graph, return an empty string.
+
+    Args:
+        graph: the GraphProto.
+        name: name of the tensor.
+    """
     makers = {output: node for node in graph.node for output in node.output}
     passing = {"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
     while name in makers and makers[name].op_type in passing:
@@ -138,13 +155,15 @@ def producer_of(graph: Any, name: str) -> str:
 
 
 def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | str]) -> None:
-    """Add an input with a default value. The default is an initializer with the name of the input.
+    """Add an optional input to a ModelProto, in place.
+
+    The default value of the input is an initializer with the same name.
 
     Args:
         model: the ModelProto.
         name: name of the input.
-        default: a NumPy array.
-        shape: shape of the input. An axis of any length is text.
+        default: the default value, a NumPy array.
+        shape: shape of the input. Text, such as ``"batch"``, declares an axis of any length.
     """
     from onnx import helper, numpy_helper
 
@@ -154,9 +173,13 @@ def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | st
 
 
 def head_model(model: Any) -> Any:
-    """Return the head as a ModelProto with the input ``logits`` [batch, n] and all outputs that depend on this input.
+    """Return the part of a model that computes outputs from the logits, as a separate ModelProto.
 
-    Optional inputs of the head remain optional inputs.
+    The new model has the input ``logits`` [batch, n]. Its outputs are all outputs of ``model`` that depend on the
+    logits. Optional inputs of this part, such as ``allowed``, remain optional.
+
+    Raises:
+        ExportError: no output of ``model`` depends on the logits, or this part reads a required input of ``model``.
     """
     import onnx
     from onnx import helper
@@ -177,13 +200,17 @@ def head_model(model: Any) -> Any:
 
 
 def _head_inputs(graph: Any) -> set[str]:
-    """Return the names of all tensors other than the logits that the head reads."""
+    """Return the names of all tensors except the logits that the head reads."""
     nodes = head_nodes(graph)
     return _feeders(graph, nodes, {LOGITS}.union(*(node.output for node in nodes)))[1]
 
 
 def _feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any], set[str]]:
-    """Return the nodes outside of the head that the head needs, and the names of all tensors read from outside."""
+    """Find the nodes outside of the head that compute inputs of the head.
+
+    ``nodes`` are the nodes of the head, and ``inside`` names the logits and the tensors that the head computes. Return
+    the nodes outside of the head, and the names of all tensors that these nodes and the head read.
+    """
     free = {name for node in nodes for name in node.input} - inside
     feeders = []
     for node in reversed(graph.node):
@@ -197,7 +224,11 @@ def _feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any],
 
 
 def value_shape(graph: Any, name: str) -> list[int | str]:
-    """Return the declared shape of a tensor. An axis of any length is text."""
+    """Return the declared shape of a tensor. For an axis of any length, the entry is text, such as ``"batch"``.
+
+    Raises:
+        ExportError: the graph declares no shape for a tensor of this name.
+    """
     for value in (*graph.output, *graph.value_info, *graph.input):
         if value.name == name:
             return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -205,7 +236,7 @@ def value_shape(graph: Any, name: str) -> list[int | str]:
 
 
 def set_metadata(model: Any, props: dict[str, str]) -> None:
-    """Replace the metadata of a ModelProto."""
+    """Remove all metadata of a ModelProto, then add the entries of ``props``."""
     model.ClearField("metadata_props")
     for key, value in props.items():
         model.metadata_props.add(key=key, value=value)

@@ -1,10 +1,19 @@
-"""Prediction sets as nodes of an exported graph: standard operators with static shapes.
+"""ONNX nodes that compute prediction sets from the logits of an exported model.
 
-The nodes compute the scores of all classes, select the thresholds of the largest level that is at most the input
-``alpha``, and compare the scores with the thresholds. If ``alpha`` is outside of the levels, or the probabilities of a
-row are NaN, the set contains all classes. If the file has an input ``allowed``, the set contains only allowed classes.
+A prediction set is a set of classes that contains the true class with probability 1 - alpha or more. A calibration
+stores thresholds in the file for several values of alpha, which are called levels. At each level, the file has one
+threshold for all classes, or one threshold per class.
 
-Calibration runs the same nodes (:func:`score_model`), so every threshold is a value that the graph can compute.
+For each class, the nodes compute a nonconformity score, which is small if the class fits the image. The input ``alpha``
+selects the largest level that is at most ``alpha``. The set contains each class with a score of at most the threshold
+of this level. The set always contains the class with the largest probability.
+
+If ``alpha`` is below the smallest level or above the largest level, or if a probability of a row is NaN, the set
+contains all classes. If the model has an input ``allowed``, classes that are not allowed are removed from the set.
+
+The calibration computes the scores of labeled images with the same nodes (:func:`score_model`). Therefore the scores
+that determine the thresholds have the same rounding errors as the scores in the graph. All nodes are standard ONNX
+operators.
 """
 
 import copy
@@ -20,17 +29,28 @@ from topk_registry.conformal.scores import MAX_RANK
 
 PREFIX = "sets/"
 SET, SIZE, SCORES = "set", "set_size", "set_scores"
-LARGEST = float(np.finfo(np.float32).max)  # instead of infinity, which some runtimes optimize away
+LARGEST = float(np.finfo(np.float32).max)  # stands for infinity: some runtimes optimize operations with infinity away
 
 
 class Nodes:
-    """Adds nodes and constants to a graph. Their names start with ``PREFIX``."""
+    """Builder that appends nodes, constants and outputs to an ONNX graph (a GraphProto).
+
+    The name of each node starts with ``PREFIX``, so that :func:`without_sets` can find the nodes and remove them.
+    """
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
 
     def __call__(self, op: str, *inputs: str, out: str = "", outputs: int = 1, **attributes: Any) -> Any:
-        """Add a node. Return the name of its output, or the list of names if it has several outputs."""
+        """Append a node. Return the name of its output tensor, or a list of names if ``outputs`` is above 1.
+
+        Args:
+            op: type of the ONNX operator.
+            inputs: names of the input tensors.
+            out: name of the first output tensor. Default: a generated name.
+            outputs: number of output tensors.
+            attributes: attributes of the node.
+        """
         from onnx import helper
 
         first = out or f"{PREFIX}{op}_{len(self._graph.node)}"
@@ -39,7 +59,11 @@ class Nodes:
         return first if outputs == 1 else names
 
     def constant(self, name: str, value: Any, dtype: Any = np.float32) -> str:
-        """Add an initializer and return its name. The name starts with ``PREFIX``, unless the initializer is public."""
+        """Append a constant (an ONNX initializer), and return its name.
+
+        The name is ``PREFIX`` + ``name``. The constants ``set_alphas`` and ``set_thresholds`` get no prefix, because
+        other modules read them by these names.
+        """
         from onnx import numpy_helper
 
         name = name if name in (ALPHAS, THRESHOLDS) else PREFIX + name
@@ -53,7 +77,16 @@ class Nodes:
 
 
 def add_sets(model: Any, sets: PredictionSets) -> Any:
-    """Return a copy of a ModelProto with the outputs ``set`` [B, n] and ``set_size`` [B], and the input ``alpha``."""
+    """Return a copy of an exported model that also computes prediction sets.
+
+    The copy has the new outputs ``set``, bool [B, n], and ``set_size``, int64 [B]. It also has the optional input
+    ``alpha``, float32 [1]. The default of ``alpha`` is ``sets.alpha``. If ``model`` already computes prediction sets,
+    the copy computes the new sets instead.
+
+    Args:
+        model: the exported model, a ModelProto.
+        sets: score, levels and thresholds of the calibration.
+    """
     from onnx import TensorProto
 
     model = without_sets(model)
@@ -63,8 +96,9 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
     scores, broken = _add_scores(add, sets.score, sets.temperature, int(n))
     one = add.constant("one", [1], np.int64)
     level = add("Unsqueeze", ALPHA, one)
+    # the index of the level is the number of levels up to alpha, minus 1
     reached = add("GreaterOrEqual", level, add.constant(ALPHAS, sets.levels))
-    index = add("ReduceSum", add("Cast", reached, to=TensorProto.FLOAT), one, keepdims=0)  # 0: below all levels
+    index = add("ReduceSum", add("Cast", reached, to=TensorProto.FLOAT), one, keepdims=0)
     index = add("Max", add("Sub", index, add.constant("unity", 1.0)), add.constant("zero", 0.0))
     limits = add("Gather", add.constant(THRESHOLDS, _stored(sets.table)), add("Cast", index, to=TensorProto.INT64))
     above_first = add("GreaterOrEqual", level, add.constant("first", sets.levels[0]))  # false for NaN
@@ -81,9 +115,16 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
 
 
 def score_model(model: Any, score: Score, temperature: float) -> Any:
-    """Return a ModelProto that computes the scores of all classes [B, n] from ``logits``.
+    """Return an ONNX model (a ModelProto) that computes nonconformity scores [B, n] from ``logits`` [B, n].
 
-    The score of the best class is -``LARGEST``. If the probabilities of a row are NaN, its scores are NaN.
+    A nonconformity score is small if the class fits the image. A prediction set consists of the classes with scores of
+    at most a threshold. The class with the largest probability gets the score -``LARGEST``, so that every set contains
+    this class. If a probability of a row is NaN, all scores of the row are NaN.
+
+    Args:
+        model: the exported model, a ModelProto. The new model has the same number of classes and the same operator set.
+        score: the nonconformity score.
+        temperature: number by which the logits are divided before the softmax.
     """
     from onnx import TensorProto, helper
 
@@ -98,7 +139,7 @@ def score_model(model: Any, score: Score, temperature: float) -> Any:
 
 
 def without_sets(model: Any) -> Any:
-    """Return a copy of a ModelProto without the nodes, constants, input and outputs that a calibration added."""
+    """Return a copy of a ModelProto without the nodes, constants, inputs and outputs that :func:`add_sets` added."""
     model = copy.deepcopy(model)
     graph = model.graph
     kept = {
@@ -117,17 +158,16 @@ def without_sets(model: Any) -> Any:
 
 
 def digest_of_table(sets: PredictionSets) -> str:
-    """Return the SHA-256 of the thresholds as the graph stores them."""
+    """Return the SHA-256 of the thresholds of ``sets``, in the float32 format of the ONNX file."""
     return hashlib.sha256(_stored(sets.table).tobytes()).hexdigest()
 
 
 def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[str, str]:
-    """Add nodes for the scores [B, n], and for whether the probabilities of each row are NaN [B, 1]."""
-
+    """Return the names of two new tensors: scores [B, n], and bool [B, 1], True if a probability of the row is NaN."""
     scaled = LOGITS if temperature == 1 else add("Div", LOGITS, add.constant("temperature", [temperature]))
     p = add("Softmax", scaled, axis=-1)
     total = add("ReduceSum", p, add.constant("row", [1], np.int64), keepdims=1)
-    # a comparison with NaN is false; not every runtime has IsNaN
+    # not every runtime implements IsNaN, but a comparison with NaN is always false
     broken = add("Not", add("LessOrEqual", total, add.constant("largest", [LARGEST])))
     if score.name == "lac":
         scores = add("Sub", add.constant("certain", [1.0]), p)
@@ -144,5 +184,4 @@ def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[s
 
 
 def _stored(table: np.ndarray) -> np.ndarray:
-    """Return thresholds as the graph stores them."""
     return np.clip(table, -LARGEST, LARGEST).astype("<f4")

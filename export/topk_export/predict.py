@@ -1,7 +1,7 @@
-"""Predict images from files, folders and lists, and write a table, JSON lines, CSV, or Parquet.
+"""Prediction of the classes of images in files, folders and lists, with results as text, JSON lines, CSV or Parquet.
 
-Each Parquet file contains a fixed range of the images and is written atomically. If a run was killed, the next run
-writes only the missing files, and no image occurs twice.
+Each Parquet file contains the results for a fixed range of the images, and is written atomically. If a run is killed,
+the next run with the same arguments writes only the missing files. Therefore the folder never contains an image twice.
 """
 
 import csv
@@ -22,25 +22,30 @@ from topk_export.runtime.weights import digest_of, files_of
 from topk_registry.data.folders import images_below
 
 Failure = (ImageError, PredictionError)
-Row = tuple[str, Any]  # file name, and Prediction or error
+Row = tuple[str, Any]  # path of an image, and its Prediction or exception
 LISTS = (".txt", ".lst")
-RUN = "_run.json"  # readers of the folder skip names that start with _
+RUN = "_run.json"  # programs that read a folder of Parquet files skip names that start with _
 CSV_COLUMNS = ("file", "rank", "index", "class", "marginal", "probability", "in_set", "error")
 
 
 class SourceError(ValueError):
-    """A source of images does not exist or has no images."""
+    """A file, folder or list of images does not exist or names no images."""
 
 
 class OutputError(ValueError):
-    """The output folder has the results of another run."""
+    """The output folder contains the results of a run with other arguments."""
 
 
 def find_images(sources: Sequence[str], stdin: TextIO | None = None) -> list[str]:
-    """Return the image paths in files, folders, and lists of paths (``.txt``, ``.lst``, or ``-`` for stdin).
+    """Return the paths of the images that the sources name.
+
+    Args:
+        sources: image files, folders and lists. A folder stands for all images in the folder and its subfolders. A list
+            is a text file with one path per line and the suffix ``.txt`` or ``.lst``. ``-`` is a list on stdin.
+        stdin: stream for the source ``-``. Default: ``sys.stdin``.
 
     Raises:
-        SourceError: a source does not exist, or has no images.
+        SourceError: a source does not exist, a folder has no images, or there are no images in total.
     """
     found: list[str] = []
     for source in sources:
@@ -73,7 +78,11 @@ def _lines(text: str) -> list[str]:
 
 
 def class_list(text: str) -> list[str]:
-    """Return the names of a class list: the lines of a file, or names separated by commas."""
+    """Return a list of class names.
+
+    If ``text`` is the path of a file, the file contains one name per line. Otherwise, ``text`` contains the names,
+    separated by commas.
+    """
     if os.path.isfile(text):
         try:
             return _lines(Path(text).read_text(encoding="utf-8"))
@@ -83,18 +92,27 @@ def class_list(text: str) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return text with control and formatting characters escaped, so that a terminal cannot act on them."""
+    """Return the text with escaped control characters, so that the text cannot change the state of a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def as_row(file: str, result: Any) -> dict[str, Any]:
-    """Return a result as JSON values: ``file``, and either ``top``, ``set`` and ``set_size``, or ``error``."""
+    """Return the result for one image as a dictionary of JSON values.
+
+    Args:
+        file: path of the image.
+        result: the :class:`~topk_export.Prediction`, or an exception.
+
+    Returns:
+        With a prediction, the keys are ``file``, ``top``, ``set`` and ``set_size``. With an exception, the keys are
+        ``file`` and ``error``.
+    """
     name = os.fsencode(file).decode("utf-8", "backslashreplace")
     return {"file": name, "error": str(result)} if isinstance(result, Failure) else {"file": name, **asdict(result)}
 
 
 def write_table(rows: Iterable[Row], stream: TextIO) -> int:
-    """Write the classes of each image as text. Return the number of images without a prediction."""
+    """Write the predicted classes of each image as text. Return the number of images without a prediction."""
     failed = 0
     for file, result in rows:
         print(printable(file), file=stream)
@@ -114,7 +132,7 @@ def write_table(rows: Iterable[Row], stream: TextIO) -> int:
 
 
 def write_json(rows: Iterable[Row], stream: TextIO) -> int:
-    """Write one JSON object per line. Return the number of images without a prediction."""
+    """Write one line with a JSON object per image. Return the number of images without a prediction."""
     failed = 0
     for file, result in rows:
         failed += isinstance(result, Failure)
@@ -123,7 +141,11 @@ def write_json(rows: Iterable[Row], stream: TextIO) -> int:
 
 
 def write_csv(rows: Iterable[Row], stream: TextIO) -> int:
-    """Write one line per class of the top k and of the set. Return the number of images without a prediction."""
+    """Write the predictions as CSV. Return the number of images without a prediction.
+
+    Each image has one line for each of its k best classes, then one line for each further class of its prediction set.
+    An image without a prediction has one line with the error.
+    """
     failed, writer = 0, csv.writer(stream)
     writer.writerow(CSV_COLUMNS)
     for file, result in rows:
@@ -152,22 +174,24 @@ def predict_to_parquet(
 ) -> tuple[int, int]:
     """Predict the classes of images, and write the results to a folder of Parquet files.
 
-    If the folder has files of an interrupted run with the same arguments, only the missing files are computed.
+    If an interrupted run with the same arguments has already written some of the files, only the missing files are
+    computed.
 
     Args:
         predictor: the model.
         images: paths of the images.
-        output: folder of the results. The folder is created if necessary.
-        shard_size: number of images per file.
+        output: folder for the Parquet files. The folder is created if necessary.
+        shard_size: number of images per Parquet file.
         progress: function ``(rows, done)`` that returns an iterator over ``rows``, for example a progress bar. The
-            function is called once per file, and ``done`` is the number of images in earlier files.
-        options: options of :meth:`Predictor.stream`.
+            function is called once per Parquet file to write. ``done`` is the number of images in earlier files.
+        options: options of :meth:`Predictor.stream`, except ``on_error``.
 
     Returns:
         Two numbers: the number of images, and the number of images without a prediction.
 
     Raises:
-        OutputError: the folder has the results of another run.
+        OutputError: the folder contains the results of a run with other arguments.
+        ImportError: pyarrow is not installed.
     """
     pa, pq = _arrow()
     output = Path(output)
@@ -197,7 +221,6 @@ def _arrow() -> tuple[Any, Any]:
 
 
 def _schema(pa: Any) -> Any:
-    """Return the columns of a file. A row has the k best classes in descending order and the set, or the error."""
     text, number, names = pa.string(), pa.float32(), pa.list_(pa.string())
     columns = {
         "file": text,
@@ -258,7 +281,6 @@ def _check_run(output: Path, run: dict[str, Any]) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[str], Any]) -> None:
-    """Write a file atomically."""
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(str(staged))
@@ -272,5 +294,11 @@ def _write_whole(path: Path, write: Callable[[str], Any]) -> None:
 def predicted(
     predictor: Predictor, images: Sequence[str], **options: Any
 ) -> Iterator[tuple[str, Prediction | Exception]]:
-    """Yield each image with its prediction or its error. The options are as in :meth:`Predictor.stream`."""
+    """Yield one pair per image: its path, and its prediction or its exception.
+
+    Args:
+        predictor: the model.
+        images: paths of the images.
+        options: options of :meth:`Predictor.stream`, except ``on_error``.
+    """
     return zip(images, predictor.stream(images, on_error="yield", **options), strict=True)

@@ -1,6 +1,8 @@
-"""Write a Triton Inference Server repository: ``NAME/config.pbtxt``, ``NAME/labels.txt``, ``NAME/VERSION/model.onnx``.
+"""Exported models in a model repository of Triton Inference Server.
 
-Existing files are never changed or removed. An existing entry of the repository gets a new version.
+In the repository, a model with the name NAME has the files ``NAME/config.pbtxt``, ``NAME/labels.txt`` and
+``NAME/VERSION/model.onnx``. If the repository already has a model with this name, the new model becomes a new version.
+Existing files are never changed or removed.
 """
 
 import json
@@ -23,21 +25,22 @@ TYPES = {
 }
 PER_CLASS = ("logits", "marginals", "probabilities", "set")  # outputs with one value per class
 CONFIG, LABELS = "config.pbtxt", "labels.txt"
-MAX_BATCH = 32  # rows per run; Triton's users edit config.pbtxt
+MAX_BATCH = 32  # images per run; users can change this number in config.pbtxt
 
 
 def write_repository(model: str | Path, folder: str | Path) -> Path:
-    """Write an exported model into a Triton model repository, and return the folder of the new version.
+    """Copy an exported model into a model repository of Triton, and return the folder of the new version.
 
-    Triton serves the newest version by default. Triton does not support optional inputs for batched models. Hence all
-    classes are allowed, and a calibrated file uses the alpha of its calibration.
+    By default, Triton serves the newest version of a model. Triton does not support optional inputs of batched models,
+    so requests cannot set the inputs ``allowed`` and ``alpha``. Therefore all classes are allowed, and the prediction
+    sets of a calibrated model use the alpha of the calibration.
 
     Args:
-        model: an exported file.
-        folder: the repository. The folder is created if necessary. The entry has the name of the model's file.
+        model: the exported ONNX file. In the repository, the model has the name of this file without ``.onnx``.
+        folder: folder of the repository. The folder is created if necessary.
 
     Raises:
-        ExportError: the entry exists and has other inputs, outputs or class names.
+        ExportError: the repository has a model with this name, but with other inputs, outputs or class names.
     """
     model, folder = Path(model), Path(folder)
     session = open_session(model, device="cpu")
@@ -64,7 +67,6 @@ def write_repository(model: str | Path, folder: str | Path) -> Path:
 
 
 def _check_entry(entry: Path, tensors: list[str], labels: str) -> None:
-    """Raise :class:`ExportError` if an existing entry has other classes, inputs or outputs."""
     advice = "choose another file name or folder"
     for file in (entry / CONFIG, entry / LABELS):
         if not file.is_file():
@@ -93,11 +95,10 @@ def _config(name: str, inputs: list[str], outputs: list[str]) -> str:
 
 
 def _tensors(tensors: list[Any], *, labels: bool = False) -> list[str]:
-    """Return the configuration entry of each tensor, without the batch axis."""
     entries = []
     for tensor in tensors:
         shape = tensor.shape[1:]
-        # Triton rejects empty dims: one number per row is declared as a row of length 1
+        # Triton rejects empty dims, so an output with one number per image is declared with the shape [1]
         parts = [f"dims: [ {', '.join(map(str, shape or [1]))} ]"]
         if not shape:
             parts.append("reshape: { shape: [ ] }")

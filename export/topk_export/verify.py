@@ -1,8 +1,11 @@
-"""Checks of an exported file, without torch: the graph, its runs, and its head on difficult rows.
+"""Checks of an exported ONNX file. The checks do not need PyTorch.
 
-Marginals, probabilities and prediction sets are compared with float64 NumPy definitions that share no code with the
-graph. The definitions start from the logits that onnxruntime computes, so that errors of the backbone do not affect
-this comparison.
+The checks read the ONNX graph, run the model on batches of several sizes, and run the head on logits that are
+numerically difficult. The head is the part of the model that computes all other outputs from the logits.
+
+NumPy functions in float64 compute the marginals, probabilities and prediction sets that the checks expect. These
+functions share no code with the graph. They start from the logits that onnxruntime computes, so errors in the logits do
+not affect this comparison. If a sample with PyTorch's logits exists, a separate check compares the logits.
 """
 
 import hashlib
@@ -25,15 +28,24 @@ from topk_registry.conformal import Score, probabilities
 SAMPLE = "sample.npz"
 BATCHES = (1, 2, 5)
 RTOL = 1e-5  # relative tolerance of marginals, probabilities and logits
-# odds below 2^-126 are denormal, which runtimes may flush to 0; a marginal is less than 1e3 times its odds
+# Relative errors of values below SMALLEST are not checked. Runtimes may replace numbers below 2^-126 by 0. The graph
+# computes a marginal from an exponential of the logit. The marginal is less than 1e3 times this exponential
 SMALLEST = 1e-35
-SAFETY = 4.0  # factor on tolerances derived from rounding: four standard deviations
-CERTAIN = float(np.finfo(np.float32).max)  # threshold that every score meets
+SAFETY = 4.0  # factor on tolerances that derive from rounding errors: four standard deviations
+CERTAIN = float(np.finfo(np.float32).max)  # a threshold of this size admits every class
 
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check."""
+    """Result of one check.
+
+    Args:
+        name: what was checked.
+        passed: whether the check passed.
+        measured: the measured error or another result. None: the check has no such result.
+        tolerance: largest error with which the check passes. None: the check has no tolerance.
+        note: details, such as the reason of a failure.
+    """
 
     name: str
     passed: bool
@@ -45,17 +57,23 @@ class Check:
 def verify_file(
     path: str | Path, *, device: str = "cpu", require_gpu: bool = False, sample: str | Path | None = None
 ) -> dict[str, Any]:
-    """Check an exported file, and return a report: whether the file ``passed``, all ``checks``, and what was
-    ``not_verified``.
+    """Check an exported ONNX file, and return a report.
 
     Args:
-        path: ``model.onnx``.
-        device: device to run the model on.
+        path: the file ``NAME.onnx``.
+        device: device that runs the model, as in :class:`~topk_export.Predictor`.
         require_gpu: raise :class:`~topk_export.DeviceError` if the model does not run on a GPU.
-        sample: ``NAME.sample.npz`` of the export. Default: the file next to ``NAME.onnx``, if it exists.
+        sample: the file ``NAME.sample.npz`` of the export, which contains images and PyTorch's logits for these images.
+            Default: the file of this name next to ``NAME.onnx``. If there is no such file, the logits are not compared
+            with PyTorch's logits.
+
+    Returns:
+        A dictionary of JSON values. ``passed`` is True if all checks passed. ``checks`` is a list with the fields of
+        one :class:`Check` per check. ``not_verified`` is a list of texts, which name the properties that no check
+        covers. The other entries describe the device and the model.
 
     Raises:
-        ModelFileError: the file cannot be loaded, or is not an exported model.
+        ModelFileError: the file cannot be loaded, or :func:`~topk_export.export_onnx` did not write the file.
     """
     model = graph.load(path)
     session = open_session(path, device=device, require_gpu=require_gpu, tf32=False)
@@ -90,7 +108,7 @@ def verify_file(
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """Format a report as lines of text."""
+    """Return a report of :func:`verify_file` as lines: one line per check, then one line per property not checked."""
     lines = []
     for check in report["checks"]:
         measured = "" if check["measured"] is None else f"  {_short(check['measured'])}"
@@ -105,7 +123,7 @@ def _short(value: Any) -> str:
 
 
 def beside(model: Path, kind: str) -> Path:
-    """Return the path of a file next to a model. The file has the model's name, because models may share a folder."""
+    """Return the path ``FOLDER/NAME.kind`` for the model ``FOLDER/NAME.onnx``."""
     return model.with_name(f"{model.stem}.{kind}")
 
 
@@ -114,7 +132,11 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def sample_input(metadata: Metadata, batch: int = max(BATCHES)) -> np.ndarray:
-    """Return a batch of random images with coarse structure and noise, in the model's input format."""
+    """Return a batch of random images with coarse structure and noise, in the input format of the model.
+
+    The images are the same in each call. If mean and standard deviation of the preprocessing are unknown, the values
+    are between -1 and 1.
+    """
     c, h, w = metadata.preprocess.input_size
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (batch, 4, 4, c)).repeat(-(-h // 4), 1).repeat(-(-w // 4), 2)[:, :h, :w]
@@ -136,18 +158,27 @@ def _load_sample(path: Path) -> dict[str, np.ndarray]:
 
 
 def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarray:
-    """Return for each class the probability that the class is in a random set of k classes, in float64.
+    """Compute the top-k marginals: for each class, the probability that the class is in a random set of k classes.
 
-    pi_i = e_i sigma_{k-1}(e without i) / sigma_k(e),  e = exp(logits / temperature)
+    The probability of a set is proportional to the product of e_i = exp(logit_i / temperature) over the classes i in
+    the set. sigma_k(e) denotes the sum of these products over all sets of k classes. The marginal of class i is
 
-    After a shift of the scores, every factor 1 + e_i X is divided by 1 + e_i, so that coefficients are probabilities of
-    a count. The polynomials without i are products of prefixes and suffixes, so all terms are positive. If at most k
-    scores are finite, the classes with these scores have marginal 1. A row with NaN or inf has NaN marginals.
+        pi_i = e_i sigma_{k-1}(e without e_i) / sigma_k(e)
+
+    sigma_k(e) is the coefficient of X^k in the product of all factors 1 + e_i X. To avoid overflow, the function first
+    subtracts one number from all logits of a row, and divides each factor by 1 + e_i. The product without factor i is
+    the product of all earlier factors times the product of all later factors. All terms of these products are positive,
+    so rounding errors stay small.
 
     Args:
-        logits: scores [batch, n], n > k; -inf excludes a class.
-        k: size of the set.
-        temperature: number by which scores are divided, rounded to float32 as in the graph.
+        logits: float [batch, n] with n > k. The value -inf excludes a class.
+        k: number of classes in the set.
+        temperature: number by which the logits are divided. The function rounds the temperature to float32, because the
+            ONNX graph contains the temperature as float32.
+
+    Returns:
+        float64 [batch, n]. If at most k logits of a row are finite, the classes with finite logits have the marginal 1.
+        If a row contains NaN or plus infinity, all marginals of the row are NaN.
     """
     x = np.asarray(logits, np.float64) / np.float64(np.float32(temperature))
     finite = np.isfinite(x)
@@ -177,14 +208,17 @@ def _many(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _times(c: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """Return c (q + p X), truncated to the degree of c [batch, k + 1]."""
+    """Multiply the polynomials with the coefficients ``c`` [batch, k + 1] by q + p X, and drop the power X^(k+1)."""
     product = c * q[:, None]
     product[:, 1:] += c[:, :-1] * p[:, None]
     return product
 
 
 def _shift(x: np.ndarray, k: int) -> np.ndarray:
-    """Return t [batch, 1] with sum sigmoid(x - t) = k - 1/2, by bisection. Then c_{k-1} and c_k are near the mode."""
+    """Return t [batch, 1] with sum_i sigmoid(x_i - t) = k - 1/2, by bisection.
+
+    With this shift, the coefficients of X^(k-1) and X^k are among the largest, so they do not underflow.
+    """
     low = np.where(np.isfinite(x), x, np.inf).min(-1, keepdims=True) - 50.0
     high = x.max(-1, keepdims=True) + 50.0
     for _ in range(100):
@@ -195,14 +229,27 @@ def _shift(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def sigmoids(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """Return the sigmoid of logits / temperature in float64, with the temperature rounded to float32."""
+    """Return sigmoid(logits / temperature) in float64. The temperature is first rounded to float32, as in the graph."""
     x = np.asarray(logits, np.float64) / np.float64(np.float32(temperature))
     small = np.exp(-np.abs(x))
     return np.where(x < 0, small, 1.0) / (1 + small)
 
 
 def expected_sets(logits: np.ndarray, sets: Mapping[str, Any], thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the prediction sets [batch, n] of one level, and which scores equal the threshold up to rounding."""
+    """Compute prediction sets by their definition, without the ONNX graph.
+
+    A prediction set consists of the classes with nonconformity scores of at most a threshold, and of the class with the
+    largest probability.
+
+    Args:
+        logits: [batch, n].
+        sets: entry ``sets`` of the metadata of a calibrated file.
+        thresholds: thresholds of one level of alpha: [1] for all classes, or [n] for one threshold per class.
+
+    Returns:
+        Two bool arrays [batch, n]: whether the set contains the class, and whether the nonconformity score of the class
+        is so close to the threshold that rounding may decide.
+    """
     score = Score(sets["score"], **sets.get("options", {}))
     values = score(p := probabilities(np.asarray(logits, np.float64), sets.get("temperature", 1.0)))
     np.put_along_axis(values, p.argmax(-1)[:, None], -np.inf, -1)  # the best class is in every set
@@ -228,7 +275,7 @@ def _check_graph(path: str | Path, model: Any, session: Any, metadata: Metadata)
     import onnx
 
     try:
-        onnx.checker.check_model(str(path), full_check=True)  # by path: a ModelProto above 2 GiB cannot be checked
+        onnx.checker.check_model(str(path), full_check=True)  # onnx cannot check a ModelProto above 2 GiB
         yield Check("onnx.checker, full", True)
     except Exception as error:  # checker and shape inference raise different types
         yield Check("onnx.checker, full", False, note=str(error))
@@ -245,8 +292,8 @@ def _check_graph(path: str | Path, model: Any, session: Any, metadata: Metadata)
 def _check_runs(
     session: Any, metadata: Metadata, recorded: Mapping[str, np.ndarray] | None, layers: int
 ) -> Iterator[Check]:
-    """Run several batch sizes. Compare the outputs with each other and with torch's logits, if these are known."""
     names = [output.name for output in session.get_outputs()]
+    # recorded has images and PyTorch's logits for these images
     inputs = sample_input(metadata) if recorded is None else recorded["input"]
     outputs: dict[str, np.ndarray] = {}
     for batch in BATCHES:
@@ -273,11 +320,14 @@ def _shape(name: str, batch: int, metadata: Metadata) -> tuple[int, ...]:
 def _check_logits(
     got: np.ndarray, known: np.ndarray, torch_error: float, metadata: Metadata, layers: int, batch: int
 ) -> Check:
-    """Compare logits with torch's logits in float64.
+    """Compare the logits of the ONNX model with PyTorch's float64 logits.
 
-    For fp32, the measure is the largest error over the largest logit. The tolerance grows with the float32 error of
-    torch. For fp16, the weights and activations of each layer are rounded to u = 2^-11. The errors are independent, so
-    the squares of the errors add up.
+    For an fp32 file, the error is the largest absolute error divided by the largest absolute logit. The tolerance is 4
+    times the same error of PyTorch's float32 logits, and at least ``RTOL``.
+
+    For an fp16 file, the error is the root mean square error, divided by the root mean square distance of the logits
+    from the mean of their row. Each layer rounds weights and activations, with a relative error of u = 2^-11 each. The
+    tolerance is 4 u sqrt(2 layers), because the squares of independent errors add up.
     """
     name = f"logits against torch in float64, batch {batch}"
     if metadata.dtype == "fp32":
@@ -290,7 +340,7 @@ def _check_logits(
 
 
 def largest_error(got: np.ndarray, known: np.ndarray) -> float:
-    """Return the largest error relative to the largest value."""
+    """Return the largest absolute error of ``got``, divided by the largest absolute value of ``known``."""
     return float(np.abs(got - known).max() / max(np.abs(known).max(), 1e-30))
 
 
@@ -318,7 +368,10 @@ def _check_head(session: Any, metadata: Metadata, model: Any) -> Iterator[Check]
 
 
 def hard_rows(n: int, k: int) -> dict[str, np.ndarray]:
-    """Return rows that are numerically difficult, by name. Each entry is [rows, n] in float32."""
+    """Return logits that are numerically difficult, such as ties and large gaps.
+
+    The keys of the dictionary describe the logits. Each value is float32 [rows, n].
+    """
     rng = np.random.default_rng(0)
     normal = rng.standard_normal((2, n)).astype(np.float32)
     few = sorted({m for m in (1, k - 1, k, k + 1, 2 * k + 1) if 0 < m < n})
@@ -344,7 +397,11 @@ def hard_rows(n: int, k: int) -> dict[str, np.ndarray]:
 
 
 def class_lists(n: int, k: int) -> dict[str, np.ndarray]:
-    """Return class lists by name. Each is bool [1 or rows, n]."""
+    """Return lists of allowed classes, for checks of the input ``allowed``.
+
+    The keys of the dictionary describe the lists. Each value is bool, and True allows a class. The shape is [1, n] for
+    one list for all rows, or [rows, n] for one list per row.
+    """
     random = np.random.default_rng(1).random((4, n)) < 0.5
     random[:, 0] = True
     return {
@@ -359,7 +416,6 @@ def class_lists(n: int, k: int) -> dict[str, np.ndarray]:
 def _check_outputs(
     name: str, outputs: Mapping[str, np.ndarray], logits: np.ndarray, metadata: Metadata, mask: np.ndarray | None = None
 ) -> Iterator[Check]:
-    """Check marginals, probabilities and top-k classes of a run against their definitions."""
     scores = logits if mask is None else np.where(mask, logits, -np.inf)
     k = metadata.k
     if mask is not None:
@@ -386,8 +442,7 @@ def _check_outputs(
 
 
 def _right_indices(scores: np.ndarray, indices: np.ndarray, k: int) -> bool:
-    """Return whether indices are the k best classes with finite scores, then -1. Tied classes may have any order."""
-    count = min(k, int(np.isfinite(scores).sum()))
+    count = min(k, int(np.isfinite(scores).sum()))  # classes with a score of -inf are excluded; -1 stands for them
     named, rest = indices[:count], indices[count:]
     largest = -np.sort(-scores)[:count]
     inside = (named >= 0) & (named < len(scores))
@@ -397,7 +452,10 @@ def _right_indices(scores: np.ndarray, indices: np.ndarray, k: int) -> bool:
 
 
 def _compare(what: str, name: str, got: np.ndarray, wanted: np.ndarray) -> Check:
-    """Compare the relative errors of values above SMALLEST. NaN must be NaN in both."""
+    """Check the relative errors of ``got`` where ``wanted`` is at least ``SMALLEST``.
+
+    Where ``wanted`` is smaller, ``got`` must be between 0 and 2 * ``SMALLEST``. NaN must occur in the same places.
+    """
     got = got.astype(np.float64)
     invalid = np.isnan(wanted)
     small = ~invalid & (wanted < SMALLEST)
@@ -408,7 +466,6 @@ def _compare(what: str, name: str, got: np.ndarray, wanted: np.ndarray) -> Check
 
 
 def _check_sets(run: Any, metadata: Metadata, model: Any) -> Iterator[Check]:
-    """Recompute the prediction sets at every level, between and outside of levels, and with a class list."""
     from onnx import numpy_helper
 
     sets = metadata.sets or {}
@@ -426,6 +483,7 @@ def _check_sets(run: Any, metadata: Metadata, model: Any) -> Iterator[Check]:
     mask[0, 0] = True
     between = (alphas[:-1] + alphas[1:]) / 2
     wrong, sizes = [], True
+    # alpha at each level, between levels and outside of the levels; each with and without a class list
     for alpha in np.concatenate((alphas, between, [alphas[0] / 2, (1 + alphas[-1]) / 2])).astype(np.float32):
         level = int((alphas <= alpha).sum()) - 1
         inside = level >= 0 and alpha <= alphas[-1]

@@ -9,6 +9,7 @@ from topk_registry import create_loss, loss_info, refresh_plugins, registry
 from topk_registry.cli import doctor
 from topk_registry.cli import main as cli
 from topk_registry.cli.commands import CORE, commands
+from topk_registry.ops import backend
 from topk_registry.registry.discovery import installed_version, misspelt_groups
 
 
@@ -139,6 +140,7 @@ def test_a_closed_pipe_is_no_traceback():
 @pytest.mark.slow
 def test_doctor_reports_versions_backends_and_a_broken_plugin(fresh, capsys, monkeypatch):
     monkeypatch.setenv("TOPK_REGISTRY_BACKEND", "torch")
+    monkeypatch.setattr(backend, "_environment", {})
     fresh.module("acme_losses", "raise OSError('disk full')\nMine = None\n")
     (fresh.distribution("nameless", {}) / "METADATA").write_text("\n")
     assert cli.main(["doctor"]) == 1

@@ -60,6 +60,7 @@ def test_the_block_is_stronger_than_the_environment(monkeypatch):
         with tr.use_backend("triton"):  # which does not serve the CPU
             assert choose(CPU, "numba", right) == "torch"
         assert choose(CPU, "numba", right) == "numba"
+    backend.forget_choices()
     monkeypatch.setenv(backend.VARIABLE, "fast")
     with pytest.raises(ValueError, match=backend.VARIABLE):
         choose(CPU, "numba", right)

@@ -81,7 +81,7 @@ def test_resume_of_timms_checkpoint_says_what_it_restored(train, tmp_path):
     torch.save(saved, tmp_path / "timms.pth.tar")
     run = train("--resume", tmp_path / "timms.pth.tar", name="other")
     assert run.status == 0, run.err
-    assert "not the generators" in run.out
+    assert "not the random state" in run.out
     assert len(run.summary) == 1
 
 

@@ -41,10 +41,9 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 class ParseOptions(argparse.Action):
-    """Argparse action for a flag with ``key=value`` arguments. The result is a dictionary.
+    """Argparse action for a flag with ``key=value`` arguments. The result is a dictionary, see :func:`parse_pairs`.
 
-    A value is parsed as a Python literal. If this fails, the value is the text itself. If the flag is repeated, the
-    dictionary has the pairs of all repetitions.
+    If the flag is repeated, the dictionary has the pairs of all repetitions.
     """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
@@ -56,9 +55,9 @@ class ParseOptions(argparse.Action):
 
 
 def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
-    """Return a dictionary with the pairs of words such as ``"k=5"``, here ``{"k": 5}``.
+    """Parse words such as ``"k=5"`` into a dictionary, here ``{"k": 5}``.
 
-    A value is parsed as a Python literal. If this fails, the value is the text itself.
+    A value is parsed as a Python literal. If the text is not a literal, the value is the text itself.
 
     Raises:
         ValueError: a word is not of the form ``key=value``.

@@ -1,4 +1,4 @@
-"""The table of all commands, which includes commands that plug-ins define.
+"""The table of all commands, including the commands of plug-ins.
 
 An installed distribution defines a command by an entry point in its ``pyproject.toml``:
 
@@ -6,7 +6,8 @@ An installed distribution defines a command by an entry point in its ``pyproject
     their-command = "their_package.their_module:main"
 
 The function ``main(argv: Sequence[str]) -> int`` gets the arguments after the command name and returns the exit status.
-``topk-registry --help`` prints the first line of its docstring. The module is imported only when the command runs.
+``topk-registry --help`` prints the first line of the docstring of ``main``. The module is imported only when the
+command runs.
 """
 
 from topk_registry.registry.discovery import OURS, Plugin, installed_version
@@ -32,9 +33,7 @@ commands: Registry = Registry("topk_registry.commands", "command", reserved=_RES
 
 
 def summaries() -> str:
-    """Return text with one line per command, grouped by topic. The line has the name, and a summary or an error
-    message.
-    """
+    """Return the list of commands for ``--help``: one line per command, with a summary or an error message."""
     groups: dict[str, list[str]] = {"Train and evaluate": [*TRAINING], "Losses and plug-ins": [*LOSSES]}
     infos = {info.name: info for info in commands.infos()}
     for name, info in infos.items():

@@ -21,7 +21,7 @@ OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime
 
 @dataclass
 class Report:
-    """What the command found: facts by name, notes, and problems. With at least one problem, the exit status is 1."""
+    """Facts by name, notes, and problems of the installation. If there is a problem, the exit status is 1."""
 
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ def _timm_command(report: Report) -> None:
     module = imported[1] if imported else "unknown"
     report.facts["timm command"] = f"{path} ({module})"
     if module != "topk_registry.cli.main":
-        report.problems.append(f"the timm command on PATH is not this one: {path}; use topk-train instead")
+        report.problems.append(f"the timm command on PATH belongs to another package: {path}; use topk-train instead")
 
 
 def _plugins(report: Report) -> None:

@@ -1,7 +1,7 @@
 """The command ``topk-registry losses`` lists all losses, or describes one loss.
 
-The list is read from package metadata and source files, so no plug-in is imported. A description imports the plug-in
-that defines the loss.
+The list is read from package metadata and source files, so no plug-in is imported. To describe a loss, the command
+imports the plug-in that defines the loss.
 """
 
 import inspect

@@ -58,7 +58,7 @@ def _problem(folder: Path, name: str, loss: str) -> str:
 
 
 def make(folder: Path, *, name: str, loss: str) -> None:
-    """Copy the template into a folder, and replace the names in it.
+    """Copy the template into a folder, and replace the names of the distribution and of the loss in all files.
 
     Args:
         folder: folder that does not exist yet, or is empty.

@@ -1,4 +1,4 @@
-"""Distributions over sets of k classes."""
+"""The probability distribution over sets of k classes."""
 
 from topk_registry.distributions.ksubset import KSubset
 

@@ -1,4 +1,4 @@
-"""The distribution over sets of k classes. The top-k losses and the prediction head are based on this distribution."""
+"""The probability distribution over sets of k classes. Top-k losses and :class:`TopKHead` use this distribution."""
 
 import math
 from itertools import combinations
@@ -13,11 +13,11 @@ from topk_registry.ops.ksubset import graph
 from topk_registry.ops.tensors import is_hidden
 from topk_registry.ops.values import number
 
-MAX_SUBSETS = 1_000_000  # limit of enumerate_support
+MAX_SUBSETS = 1_000_000  # maximum number of sets that enumerate_support returns
 
 
 class _KHot(constraints.Constraint):
-    """Constraint for vectors of n zeros and ones with k ones, where k is one number, or one number per row."""
+    """The constraint that a vector contains k ones, and otherwise zeros. k is a tensor with one number per row."""
 
     is_discrete = True
     event_dim = 1
@@ -31,23 +31,29 @@ class _KHot(constraints.Constraint):
 
 
 class KSubset(Distribution):
-    r"""Distribution over sets S of k of n classes, P(S) proportional to prod_{i in S} exp(logits_i / temperature).
+    r"""Probability distribution over the sets S that contain k of n classes.
 
-    Let x = logits / temperature, and let sigma_k be the k-th elementary symmetric polynomial. Then
+    The probability P(S) is proportional to the product of exp(logit / temperature) over the classes in S. Let x =
+    logits / temperature. Then
 
         log P(S) = sum_{i in S} x_i - log sigma_k(exp x).
 
-    The marginals equal :func:`topk_registry.topk_marginals`. Values are k-hot vectors [..., n] in the dtype of the
-    logits. :meth:`log_prob` also takes sets of class indices [..., k]. All methods compute in double precision.
-    Sampling, ``log_prob`` and ``entropy`` use O(n k) memory per row. For logits in half precision, results are in
-    single precision.
+    To compute sigma_k(e), multiply the entries of e in each set of k classes, and add up the products of all sets.
+    sigma_k is called the k-th elementary symmetric polynomial.
+
+    A set is a k-hot vector [..., n], with 1 for each class in the set and 0 elsewhere. :meth:`log_prob` also accepts
+    sets as class indices [..., k].
+
+    All methods compute in double precision. Sets have the dtype of the logits. Other results have the dtype of the
+    logits too, but are float32 for logits in half precision. :meth:`sample`, :meth:`log_prob` and :meth:`entropy` use
+    O(n k) memory per row.
 
     Args:
-        logits: scores [..., n]. A class with -inf is in no set. If only k classes of a row are above -inf, there is
-            only one set: the entropy is 0, and the row gets no gradient.
-        k: size of the sets, 1 <= k < n: one number, or integers [...], one per row.
-        temperature: number by which logits are divided.
-        validate_args: check arguments and values. None: the default of torch.
+        logits: scores [..., n]. A class with the logit -inf is in no set. If exactly k logits of a row are above -inf,
+            only one set is possible. Then the entropy is 0, and the row gets no gradient.
+        k: number of classes in a set, 1 <= k < n: one number, or integers [...] with one number per row.
+        temperature: positive number by which logits are divided.
+        validate_args: whether to check arguments and values. None: the default of ``torch.distributions``.
 
     Example:
         >>> distribution = KSubset(torch.zeros(4), 2)
@@ -94,7 +100,7 @@ class KSubset(Distribution):
 
     @property
     def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        return {}  # no constraint of torch allows -inf, so the constructor checks logits
+        return {}  # no constraint of PyTorch allows -inf, so the constructor checks the logits
 
     @constraints.dependent_property(is_discrete=True, event_dim=1)
     def support(self) -> constraints.Constraint:
@@ -102,7 +108,10 @@ class KSubset(Distribution):
 
     @property
     def marginals(self) -> Tensor:
-        """Probability that each class is in the set [..., n]. The sum of each row is the row's k. Differentiable."""
+        """For each class, the probability that the set contains the class: [..., n]. Each row sums to k.
+
+        The marginals are differentiable and equal :func:`topk_registry.topk_marginals`.
+        """
         x = self._relative()[0]
         return self._out(_by_size(graph.marginals, x, self.k, self._one_k))
 
@@ -117,17 +126,24 @@ class KSubset(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """Most probable set: the classes with the k largest logits. Of equal logits, the lower index comes first."""
+        """The most probable set [..., n]: the k classes with the largest logits. Ties go to the lower class index."""
         return _most_probable(self.logits, self.k)[0].to(self.logits.dtype)
 
     def log_partition(self) -> Tensor:
-        """Return log sigma_k(exp x) [...]. Its gradient with respect to x is the marginals."""
+        """Return the log of the normalization constant of P(S): log sigma_k(exp x), with x = logits / temperature.
+
+        The result is [...]. The gradient of the result with respect to x is :attr:`marginals`.
+        """
         x, in_mode = self._relative()
         of_mode = torch.where(in_mode, self.logits.double() / self.temperature, 0.0).sum(-1)
         return self._out(of_mode + _excess(x, self.k, in_mode, self._one_k))
 
     def log_prob(self, value: Tensor) -> Tensor:
-        """Return log P(S) of k-hot vectors [..., n], or of class indices [..., k] if all rows have the same k."""
+        """Return log P(S) for given sets S: [...].
+
+        Args:
+            value: k-hot vectors [..., n]. If ``k`` was passed as a number, also integer class indices [..., k].
+        """
         x, in_mode = self._relative()
         n, k = self.event_shape[0], self._one_k
         if not value.is_floating_point() and value.dtype != torch.bool and value.shape[-1] == k != n:
@@ -139,31 +155,42 @@ class KSubset(Distribution):
         return self._out(ahead - _excess(x, self.k, in_mode, self._one_k))
 
     def entropy(self) -> Tensor:
-        """Return the entropy log sigma_k - sum_i pi_i x_i [...]."""
+        """Return the entropy of the distribution of each row: [...]."""
         return self._out(self._cross_entropy(self))
 
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Return exact draws as k-hot vectors [sample_shape, ..., n]."""
+        """Draw random sets, and return k-hot vectors: [sample_shape, ..., n]. The draws follow P(S) exactly."""
         sample_shape = torch.Size(sample_shape)
         rows = self._relative()[0].reshape(-1, self.event_shape[0])
         drawn = _sample(rows, self.k.reshape(-1), sample_shape.numel())
         return drawn.view(self._extended_shape(sample_shape)).to(self.logits.dtype)
 
     def sample_indices(self, sample_shape: Any = ()) -> Tensor:
-        """Return exact draws as class indices [sample_shape, ..., k] in ascending order. All rows need the same k."""
+        """Draw random sets, and return class indices in ascending order: [sample_shape, ..., k].
+
+        If ``k`` was passed as a tensor, the method raises ValueError.
+        """
         if self._one_k is None:
             raise ValueError("index sets need the same k for all rows: pass k as a number, or use sample()")
         drawn = self.sample(sample_shape)
         return drawn.nonzero()[:, -1].view(*drawn.shape[:-1], self._one_k)
 
     def rsample(self, sample_shape: Any = ()) -> Tensor:
-        """Return exact draws with the gradient of the marginals (straight-through): a biased gradient, low variance."""
+        """Draw random sets as :meth:`sample` does, but with a gradient.
+
+        The backward pass uses the gradient of the marginals as the gradient of the draw (straight-through). This
+        gradient estimate is biased, but its variance is low.
+        """
         pi = self.marginals
         return self.sample(sample_shape) + (pi - pi.detach())
 
     def enumerate_support(self, expand: bool = True) -> Tensor:
-        """Return all sets as k-hot vectors [C(n, k), ..., n]. All rows need the same k, and C(n, k) must be small."""
+        """Return all possible sets as k-hot vectors: [number of sets, ..., n].
+
+        If ``k`` was passed as a tensor, or if there are more than 1,000,000 sets, the method raises ValueError. With
+        ``expand=False``, all batch dimensions have size 1.
+        """
         n, k = self.event_shape[0], self._one_k
         if k is None:
             raise ValueError("rows with different k have different supports: pass k as a number")
@@ -184,16 +211,16 @@ class KSubset(Distribution):
         return new
 
     def _relative(self) -> tuple[Tensor, Tensor]:
-        """Return logits / temperature [..., n] minus the k-th largest, and whether each class is in the mode."""
+        """Return x = logits / temperature minus the k-th largest x, and whether each class is in :attr:`mode`."""
         in_mode, kth = _most_probable(self.logits, self.k)
         return (self.logits.double() - kth.double()) / self.temperature, in_mode
 
     def _cross_entropy(self, drawn: "KSubset") -> Tensor:
-        """Return -E log P(S) [...]. P is this distribution, and the sets S come from the distribution ``drawn``."""
+        """Return -E log P(S): [...]. P is this distribution, and S is a random set from the distribution ``drawn``."""
         x, in_mode = self._relative()
         own = x if drawn is self else drawn._relative()[0]
         log_odds = _by_size(graph.log_odds, own, drawn.k, drawn._one_k)
-        # pi - 1 for classes of the mode and pi for other classes: no cancellation
+        # pi - 1 for classes in the mode, and pi for other classes; sigmoid avoids the cancellation of 1 - pi
         beyond = torch.where(in_mode, -torch.sigmoid(-log_odds), torch.sigmoid(log_odds))
         return _excess(x, self.k, in_mode, self._one_k) - _inner(beyond, x)
 
@@ -216,7 +243,6 @@ class KSubset(Distribution):
 
 @kl.register_kl(KSubset, KSubset)
 def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
-    """Return sum_i pi_i (x_i - y_i) - log sigma_k(exp x) + log sigma_k(exp y)."""
     if p.event_shape != q.event_shape or bool((p.k != q.k).any()):
         raise ValueError(f"both need the same n and k, got {p.event_shape[0]}, {p.k} and {q.event_shape[0]}, {q.k}")
     divergence = q._cross_entropy(p) - p._cross_entropy(p)
@@ -224,7 +250,7 @@ def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
 
 
 def _most_probable(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Return whether each class is in the mode [..., n], and the mode's smallest logit. Ties go to the lower index."""
+    """Return whether each class is in the most probable set [..., n], and the smallest logit of this set [..., 1]."""
     ordered, order = logits.detach().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(order.shape[-1], device=order.device).expand_as(order)
     in_mode = torch.zeros_like(order).scatter(-1, order, rank) < k[..., None]
@@ -233,7 +259,7 @@ def _most_probable(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_size(function: Any, x: Tensor, k: Tensor, one_k: int | None) -> Tensor:
-    """Return ``function(rows, k)`` for all rows of x [..., n]. The function is called once per set size."""
+    """Call ``function(rows, k)`` once per value of k, with the rows of x that have this k. Return [..., n]."""
     rows = x.reshape(-1, x.shape[-1])
     if one_k is not None or k.is_meta:
         return function(rows, one_k or 1).view(x.shape)
@@ -245,31 +271,32 @@ def _by_size(function: Any, x: Tensor, k: Tensor, one_k: int | None) -> Tensor:
 
 
 def _inner(weight: Tensor, x: Tensor) -> Tensor:
-    """Return sum_i weight_i x_i [...]. A class of weight 0 changes neither sum nor gradient, even if x_i is -inf."""
+    """Return sum_i weight_i x_i: [...]. A class with weight 0 contributes 0, even if x_i is -inf."""
     return (weight * x.masked_fill((weight == 0) & (x == -torch.inf), 0.0)).sum(-1)
 
 
 def _excess(x: Tensor, k: Tensor, in_mode: Tensor, one_k: int | None) -> Tensor:
-    """Return log sigma_k(exp x) - sum of x over the mode [...]. The result is at least 0.
+    """Return log sigma_k(exp x) - sum of x over the most probable set: [...]. The result is at least 0.
 
-    Probabilities and entropies are computed relative to the mode to avoid cancellation.
+    The difference is computed directly, because its two terms can be large and nearly equal.
     """
     n = x.shape[-1]
     largest = one_k or (n - 1 if is_hidden(k) else int(k.max()) if k.numel() else 1)
     rows, sizes = x.reshape(-1, n), k.reshape(-1)
     levels, u = _tree(rows, sizes, largest)
     drawn = levels[-1][..., 0].gather(0, sizes[None])[0]  # probability of drawing k classes
-    # a class in the mode contributes log(1 + e^u) - u
+    # a class in the most probable set contributes log(1 + e^u) - u, and any other class contributes log(1 + e^u)
     rest = F.softplus(torch.where(in_mode.reshape(-1, n), -u, u), threshold=40.0).sum(-1)
     certain = (rows > -torch.inf).sum(-1) <= sizes
     return torch.where(certain, 0.0, drawn.log() + rest).view(x.shape[:-1])
 
 
 def _tree(x: Tensor, k: Tensor, largest: int) -> tuple[list[Tensor], Tensor]:
-    """Return the distribution of the number of drawn classes below each node of a binary tree, and log-odds u [B, n].
+    """Return the levels of a binary tree whose leaves are the classes, and log-odds u [B, n] of the classes.
 
-    Each class is drawn independently with probability sigmoid(u_i), where u = x - t. Conditional on k drawn classes in
-    total, the drawn set has the k-subset distribution, for any shift t.
+    Suppose that each class i is drawn independently with probability sigmoid(u_i), where u = x - t. If exactly k
+    classes are drawn, the set of drawn classes has the distribution of :class:`KSubset`, for any shift t. A tree node
+    holds the probabilities that 0, 1, 2, ... classes below the node are drawn.
     """
     t = graph.tilt_to_mean(x.detach(), torch.zeros_like(x[:, :1]), k[:, None])
     u = x - t
@@ -277,23 +304,27 @@ def _tree(x: Tensor, k: Tensor, largest: int) -> tuple[list[Tensor], Tensor]:
 
 
 def _sample(x: Tensor, k: Tensor, count: int) -> Tensor:
-    """Return exact draws [count, B, n] as booleans, by dividing the count of each tree node between its children."""
+    """Draw ``count`` sets per row, and return whether each class is in the set: bool [count, B, n].
+
+    The root of the tree gets k draws. From the root to the leaves, each node divides its number of draws at random
+    between its two children.
+    """
     levels, _ = _tree(x, k, int(k.max()) if k.numel() else 1)
     drawn = k.expand(count, -1)[..., None]  # [count, B, nodes]
     for level in reversed(levels[:-1]):
         half = -(-level.shape[-1] // 2)
         left, right = level[..., :half], level[..., half:]  # [degrees, B, nodes]
-        if right.shape[-1] < half:  # for an odd number of nodes, pad with the polynomial 1
+        if right.shape[-1] < half:  # for an odd number of nodes, add a node without classes: 0 draws have probability 1
             one = torch.zeros_like(left[..., :1])
             one[0] = 1.0
             right = torch.cat((right, one), -1)
         degrees = torch.arange(len(left), device=x.device)[:, None, None, None]
-        others = drawn - degrees  # [degrees, count, B, nodes]: count of the right child
+        others = drawn - degrees  # [degrees, count, B, nodes]: number of draws of the right child
         possible = (others >= 0) & (others < len(right))
         cumulative = right[:, None].expand(-1, count, -1, -1).gather(0, others.clamp(0, len(right) - 1))
         cumulative = torch.where(possible, cumulative * left[:, None], 0.0).cumsum(0)
         uniform = torch.rand(drawn.shape, dtype=x.dtype, device=x.device)
-        # first degree whose cumulative probability exceeds u times the total: never a degree of probability 0
+        # the first number of draws whose cumulative probability exceeds uniform * total; its probability is above 0
         ours = (cumulative <= uniform * cumulative[-1]).sum(0).clamp(max=len(left) - 1)
         drawn = torch.cat((ours, drawn - ours), -1)[..., : level.shape[-1]]
     return drawn.bool()

@@ -1,1 +1,1 @@
-"""Base classes of losses: targets, options, precision and reduction."""
+"""Base classes of losses. These classes handle targets, options, half precision and the reduction."""

@@ -51,9 +51,9 @@ class ClassificationLoss(Adjustable):
     possible label, [B, n]. If the loss for one label costs less than the losses for all n labels, the subclass should
     also define :meth:`per_label`.
 
-    The loss accepts the shapes of ``torch.nn.CrossEntropyLoss``. Logits are [B, n], [B, n, d1, ...] or [n]. A target is
-    either class probabilities in the shape of the logits, or class indices in this shape without the dimension n. If
-    the logits are [B, n], the target may also be a :class:`LabelMixture`.
+    The shapes are the shapes of ``torch.nn.CrossEntropyLoss``. Logits are [B, n], [B, n, d1, ...] or [n]. The target
+    consists of class indices or class probabilities. Class indices are [B], [B, d1, ...] or []. Class probabilities
+    have the shape of the logits. If the logits are [B, n], the target may also be a :class:`LabelMixture`.
 
     Each option is also an attribute that can be assigned, for example ``loss.tau = 0.3``. If the value is not allowed,
     the assignment raises a ValueError.
@@ -112,11 +112,11 @@ class ClassificationLoss(Adjustable):
         return self._checked(self.per_class(logits), "per_class", logits.shape).gather(1, labels[:, None])[:, 0]
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses if one operator computes loss and target together, else None (the default).
+        """Return the losses from an operator of the subclass. If no operator fits, return None, which is the default.
 
-        If the result is None, the base class calls :meth:`per_label` or :meth:`per_class`. A result [B] contains the
-        loss of each row: sum_c masses[i, c] L(scores[i], c). If the reduction is not ``"none"``, the result may also be
-        the sum [] over all rows.
+        ``masses`` holds the factor mass[i, c] of each class c in the loss of row i. The result [B] is, for each row i,
+        sum_c mass[i, c] L(logits[i], c). If the reduction is not ``"none"``, the result may also be the sum [] over all
+        rows. If the result is None, the base class computes the losses from :meth:`per_label` or :meth:`per_class`.
         """
         return None
 
@@ -242,7 +242,7 @@ class SoftmaxLoss(ClassificationLoss):
     """
 
     def curve(self, nll: Tensor) -> Tensor:
-        """Return the loss for each element of ``nll`` = -log p, where p is a softmax probability. The shape is kept."""
+        """Return the loss for each entry of ``nll`` = -log p, in the same shape; p is the probability of a label."""
         raise TypeError(f"{type(self).__name__} must define curve(nll)")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -257,7 +257,7 @@ class SoftmaxLoss(ClassificationLoss):
 
 
 class TopKLoss(ClassificationLoss):
-    """Base class of losses with an option ``k``, the number of top classes. With n classes, 1 <= k <= n - 1."""
+    """Base class of losses with an option ``k``, the number of top classes. With n classes, k must be below n."""
 
     option_ranges: ClassVar[Mapping[str, Any]] = {"k": "[1, n)"}
 
@@ -282,7 +282,7 @@ def _product(mass: Tensor, losses: Tensor) -> Tensor:
 
 
 def _as_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, tuple[int, ...]]:
-    """Reshape logits [B, n, d1, ...] or [n] and the target to rows [m, n]. Also return the shape of the losses."""
+    """Reshape logits [B, n, d1, ...] or [n] and the target to rows. Also return the shape of the unreduced losses."""
     classes = min(1, logits.ndim - 1)
     shape = (*logits.shape[:classes], *logits.shape[classes + 1 :])
     dense = target.is_floating_point()

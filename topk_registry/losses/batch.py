@@ -24,7 +24,7 @@ class BatchLoss(Adjustable):
     :class:`LabelMixture` raises a ValueError.
 
     After a call of :meth:`over_ranks`, the loss covers the rows of all ranks of a process group. For this purpose,
-    :meth:`of_batch` calls :meth:`all_rows`, which takes a tensor of this rank and returns the rows of all ranks.
+    :meth:`of_batch` must call :meth:`all_rows`, which takes a tensor of this rank and returns the rows of all ranks.
 
     Args:
         ignore_index: a row with this label does not affect the loss.
@@ -100,7 +100,7 @@ class BatchLoss(Adjustable):
         return self
 
     def all_rows(self, x: Tensor) -> Tensor:
-        """Concatenate ``x`` [B, ...] of all ranks, differentiably. If the loss covers this rank only, return ``x``."""
+        """Concatenate ``x`` [B, ...] of all ranks, differentiably. If the loss covers only this rank, return ``x``."""
         return _gathered(x, self._group) if self._spread else x
 
 

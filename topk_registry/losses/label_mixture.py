@@ -7,11 +7,11 @@ from torch import Tensor
 
 
 class LabelMixture(NamedTuple):
-    """One distribution over n classes per row, in compact form.
+    """One distribution over n classes per row, stored as m labels per row with one share per label.
 
     In each row, the probability of class c is the sum of the shares of all labels equal to c, plus ``uniform`` / n.
     Some losses have a kernel that computes a mixture faster than a distribution [B, n]. The shares and ``uniform`` of a
-    row need not add up to 1. If all of them are 0, the loss of the row is 0, but the row counts in the mean.
+    row need not add up to 1. If all these numbers are 0, the loss of the row is 0, but the row counts in the mean.
 
     Example:
         >>> LabelMixture.mixed(torch.tensor([0, 2]), torch.tensor([2, 2]), 0.75).dense(3)
@@ -25,12 +25,12 @@ class LabelMixture(NamedTuple):
 
     @classmethod
     def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor, smoothing: float = 0.0) -> "LabelMixture":
-        """Return share ``lam`` of ``label`` plus share 1 - ``lam`` of ``other`` in each row, as in mixup and CutMix.
+        """Return a mixture of two labels per row, as in mixup: ``label`` with share lam, ``other`` with share 1 - lam.
 
         Args:
             label, other: class indices [B].
             lam: one number, or one per row [B].
-            smoothing: share of each row that is spread evenly over all classes afterwards.
+            smoothing: share of each row that is then spread evenly over all classes.
         """
         lam = torch.as_tensor(lam, dtype=widest(label), device=label.device).expand(len(label))
         shares = torch.stack((lam, 1.0 - lam), 1) * (1.0 - smoothing)

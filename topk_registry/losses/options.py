@@ -1,4 +1,4 @@
-"""Base classes of modules with options: attributes that are checked at every assignment."""
+"""Base classes of modules with options. An option is an attribute that is checked at every assignment."""
 
 import functools
 import math
@@ -64,7 +64,7 @@ class Adjustable(KeepsNumbers):
         super().__setattr__(name, self.checked_option(name, value))
 
     def checked_option(self, name: str, value: Any) -> Any:
-        """Return an option's value in the form that is stored. Raise a ValueError if the value is not allowed."""
+        """Convert a value to the form in which the option is stored. Raise a ValueError if the value is not allowed."""
         option = options_of(type(self))[name]
         if isinstance(value, Tensor) and value.ndim == 0 and name not in self._buffers:
             value = value.item()
@@ -83,7 +83,7 @@ class Option(NamedTuple):
     allowed: Range | None  # an interval or a tuple of values; None if every value is allowed
 
     def bounds(self) -> dict[str, float]:
-        """Return the finite ends of the interval as keyword arguments of :func:`number`, such as ``{"above": 0.0}``."""
+        """Return the finite ends of the interval as arguments of :func:`number`, such as ``{"above": 0.0}``."""
         return self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
 
     def least(self) -> int | None:
@@ -94,7 +94,7 @@ class Option(NamedTuple):
         return math.ceil(bounds["at_least"]) if "at_least" in bounds else None
 
     def checked(self, name: str, value: Any) -> Any:
-        """Return the value of the option called ``name``. Raise a ValueError if the type or a number is not allowed."""
+        """Convert a value to the type of the option. If the value is not allowed, raise a ValueError."""
         kinds = set(get_args(self.annotation)) or {self.annotation}
         if value is None and type(None) in kinds:
             return value

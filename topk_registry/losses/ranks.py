@@ -1,8 +1,8 @@
 """Mean of a loss over the rows of all ranks, when each rank has a part of the batch.
 
 DistributedDataParallel and FSDP average the gradients of R ranks. Let S_r be the sum of the weighted losses of rank r,
-and let W_r be the sum of the weights of its rows. The mean over all rows is M = sum_r S_r / sum_r W_r. Rank r returns
-R S_r / sum_q W_q, because the average of these numbers over the ranks is M.
+and let W_r be the sum of the weights of the rows of rank r. The mean over all rows is M = sum_r S_r / sum_r W_r. Rank r
+returns R S_r / sum_q W_q, because the average of these numbers over the ranks is M.
 """
 
 from typing import TypeVar
@@ -72,7 +72,7 @@ def number_of_ranks(group: Group = None) -> int:
 
 @outside_graphs
 def sum_over_ranks(weight: Tensor, group: Group = None) -> Tensor:
-    """Return the sum of ``weight`` [] over the ranks of a group. Default: all ranks."""
+    """Return the sum of ``weight`` [] over the ranks of a group, or over all ranks if ``group`` is None."""
     if number_of_ranks(group) == 1:
         return weight
     weight = weight.detach().clone()

@@ -79,7 +79,7 @@ class Masses(NamedTuple):
             reduction: if ``"mean"``, the masses are divided by the divisor of the mean.
             sample_weight: one factor per row, [B].
             ignores: result of :func:`check_target`. False means that no class index equals ``ignore_index``.
-            dtype: dtype of the logits. If a distribution has a lower precision, its masses get this dtype.
+            dtype: dtype of the logits. If a distribution has a lower precision, the masses get this dtype.
         """
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
         if isinstance(target, Tensor) and target.is_floating_point():
@@ -132,7 +132,7 @@ class Masses(NamedTuple):
         return cls(None, None, None, table.scatter_add(1, labels, shares), counts, *facts)
 
     def table(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the masses of all classes [B, n]. Without ``dtype``, the stored dtype is kept."""
+        """Return the masses of all classes [B, n]. If ``dtype`` is None, the dtype of the stored masses is kept."""
         if self.dense is not None:
             return self.dense if dtype is None else self.dense.to(dtype)
         assert self.labels is not None
@@ -142,7 +142,7 @@ class Masses(NamedTuple):
         return even.expand(-1, n).scatter_add(1, self.labels, shares)
 
     def usable(self, scores: Tensor) -> Tensor:
-        """Return the scores with 0 in each row where ``counts`` is False, so that NaN there causes no NaN gradient."""
+        """Return the scores with every ignored row set to 0, so that NaN in an ignored row causes no NaN gradient."""
         return scores if self.counts is None else torch.where(self.counts[:, None], scores, 0.0)
 
 
@@ -175,14 +175,14 @@ def check_reduction(reduction: str) -> str:
 
 
 def check_weight(weight: Tensor | Sequence[float]) -> Tensor:
-    """Return a copy of the class weights [n] in double precision. Raise if a weight is negative or not finite."""
+    """Return a copy of the class weights [n] in float64. Raise a ValueError if a weight is negative or not finite."""
     if isinstance(weight, str):
         raise ValueError(f"weight must be one number per class, got {weight!r}; a trainer has --class-weight for names")
     return numbers(weight, "weight", at_least=0)
 
 
 def check_tensor(given: Any, name: str) -> None:
-    """Raise a TypeError unless the argument ``given`` is a tensor. The message calls the argument ``name``."""
+    """Raise a TypeError unless the argument ``given`` is a tensor. The error message contains ``name``."""
     if isinstance(given, Tensor):
         return
     if hasattr(given, "logits") or (isinstance(given, Mapping) and "logits" in given):

@@ -1,4 +1,4 @@
-"""Metrics: top-k accuracy and its averages, multi-label metrics, calibration of marginals."""
+"""Metrics that are updated batch by batch: top-k accuracy, multi-label metrics, and calibration of top-k marginals."""
 
 from topk_registry.metrics.accuracy import TopKAccuracy
 from topk_registry.metrics.calibration import MarginalCalibration

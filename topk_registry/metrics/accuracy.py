@@ -1,4 +1,4 @@
-"""Top-k accuracy over samples, classes and groups of classes."""
+"""Top-k accuracy: over all samples, and as a mean over classes."""
 
 from collections.abc import Sequence
 
@@ -7,26 +7,32 @@ from torch import Tensor
 
 from topk_registry.metrics.streaming import Device, StreamingMetric, checked_labels, ratio, set_sizes
 
-MANY, FEW = 100, 20  # training samples per class: the limits of ImageNet-LT (Liu et al. 2019)
+MANY, FEW = 100, 20  # numbers of training samples that divide classes into groups, as in ImageNet-LT (Liu et al. 2019)
 
 
 class TopKAccuracy(StreamingMetric):
-    """Top-k accuracy for several k at once: over samples, over classes, and over frequent and rare classes.
+    """Top-k accuracy for one or several k: over all samples, over classes, and over frequent and rare classes.
 
-    Results are named ``top5`` (accuracy over samples) and ``macro_top5`` (mean accuracy over classes that have samples;
-    Garcin et al. 2022). With ``class_counts``, there are also ``many_top5``, ``medium_top5`` and ``few_top5``: the mean
-    over classes with more than 100, with 20 to 100, and with fewer than 20 training samples.
+    The results for k = 5 have the following names, and likewise for every other k.
 
-    Ties count as the probability of a hit under random tie-breaking. If a scores are above the label's score and b
-    scores (with the label's) equal it, a sample counts (k - a) / b, clamped to [0, 1]. For constant scores, the result
-    is k / n. A NaN score counts as above every other score. If the score of the label is NaN, the sample counts 0.
+    - ``top5``: share of samples whose label is among the five classes with the highest scores
+    - ``macro_top5``: mean over classes of the accuracy within the class, without classes that have no samples (Garcin
+      et al. 2022)
+    - ``many_top5``, ``medium_top5``, ``few_top5``: the same mean over the classes with more than 100, with 20 to 100,
+      and with fewer than 20 training samples. These results require ``class_counts``.
+
+    If several scores are equal, their order is treated as random. Suppose that a scores are above the label's score,
+    and that b scores (the label's score included) equal the label's score. Then the sample counts as (k - a) / b hits,
+    clamped to [0, 1]. So if all scores are equal, the result is k / n. A NaN score of another class counts as above the
+    label's score. If the label's score is NaN, the sample counts as 0 hits.
 
     Args:
-        k: one set size or several. If k is at least the number of classes, every sample is a hit.
-        num_classes: n. Not needed with ``class_counts``.
-        class_counts: number of training samples of each class [n].
-        ignore_index: rows with this label do not count.
-        device: initial device of the sums. With NCCL, it is required if a rank may get no batch.
+        k: one k, or several. If k is at least the number of classes, every sample without NaN is a hit.
+        num_classes: number of classes n. Not necessary with ``class_counts``.
+        class_counts: number of training samples of each class: [n].
+        ignore_index: a sample with this label does not count.
+        device: initial device of the sums. An update moves the sums to the device of the logits. In a distributed run
+            with NCCL, pass the GPU of the rank if the rank might get no batch.
 
     Example:
         >>> metric = TopKAccuracy((1, 2), num_classes=3)
@@ -59,7 +65,7 @@ class TopKAccuracy(StreamingMetric):
         )
 
     def update(self, logits: Tensor, target: Tensor) -> None:
-        """Add a batch of scores [B, n] with labels [B]."""
+        """Add a batch: scores [B, n] and labels [B]."""
         labels = checked_labels(logits, target, self.ignore_index)
         if logits.shape[1] != (n := self.sums["seen"].numel()):
             raise ValueError(f"the metric has {n} classes, logits have {logits.shape[1]}")
@@ -68,7 +74,7 @@ class TopKAccuracy(StreamingMetric):
         valid = labels != self.ignore_index
         label = torch.where(valid, labels, 0)
         own = logits.detach().gather(1, label[:, None])
-        above = (~(logits <= own)).sum(1).to(hits.dtype)  # NaN counts as above
+        above = (~(logits <= own)).sum(1).to(hits.dtype)  # not logits > own, so that NaN counts as above
         tied = (logits == own).sum(1).to(hits.dtype).clamp(min=1)
         credit = torch.stack([((size - above) / tied).clamp(0, 1) for size in self.k])  # [len(k), B]
         hits.index_add_(1, label, valid * credit)

@@ -1,4 +1,4 @@
-"""Calibration of top-k marginals: the agreement of probabilities with observed frequencies."""
+"""Calibration error of top-k marginals: the difference between predicted probabilities and observed frequencies."""
 
 import torch
 from torch import Tensor
@@ -7,24 +7,27 @@ from topk_registry.metrics.streaming import Device, StreamingMetric, checked_lab
 
 
 class MarginalCalibration(StreamingMetric):
-    """Calibration error of top-k marginals: whether classes with marginal p are right answers with frequency p.
+    """Calibration error of top-k marginals.
 
-    The right answers of a sample are modeled as a random set S of k classes, with pi_i = P(i in S). All classes i of
-    all samples x are grouped into bins b by their marginal. Then
+    Each sample x has k right answers: a set S(x) of k classes. The marginal pi_i(x) is the predicted probability that
+    class i is in S(x). Marginals are calibrated if the following holds for every p: among the pairs (x, i) with a
+    marginal close to p, the share of pairs with a right answer i is p. The metric groups all pairs (x, i) into bins b
+    by their marginal. The error is
 
-        calibration_error = sum_b | sum_{(x, i) in b} 1[i in S(x)] - pi_i(x) | / sum_{(x, i)} pi_i(x)
+        calibration_error = sum_b | sum_{(x, i) in b} (1[i in S(x)] - pi_i(x)) | / sum_{(x, i)} pi_i(x),
 
-    is the absolute difference between observed and predicted answers in each bin, relative to k answers per sample. It
-    is 0 if marginals are calibrated. At k = 1, it is n times the classwise calibration error of softmax.
+    where 1[condition] is 1 if the condition holds, and 0 otherwise. Calibrated marginals have the error 0. If k = 1,
+    the error is n times the classwise calibration error of softmax.
 
-    If samples have k labels (a target [B, n] of zeros and ones), S is observed. If samples have one label (a target
-    [B]), the label counts as a random one of the k answers, so k 1[i = y] has the mean 1[i in S]. Then the optimum of
-    ``topk_nll``, pi_i = k P(y = i | x), is calibrated if no P(y = i | x) exceeds 1 / k.
+    The target says what S(x) is. In a target [B, n] of zeros and ones, S(x) are the classes with 1. In a target [B],
+    each sample has only one label y, which counts as a random class of S(x). Then k 1[i = y] takes the place of
+    1[i in S(x)], because both have the same mean. The optimum of ``topk_nll`` is calibrated in this sense if no class
+    has a probability P(y = i | x) above 1 / k.
 
     Args:
-        k: set size of the marginals.
+        k: number of classes in the set.
         bins: number of bins of equal width in [0, 1].
-        ignore_index: rows with this label do not count.
+        ignore_index: a sample with this label does not count.
         device: initial device of the sums. An update moves the sums to the device of the marginals.
 
     Example:
@@ -43,7 +46,7 @@ class MarginalCalibration(StreamingMetric):
         super().__init__(predicted=zero, observed=zero, entries=zero)
 
     def update(self, marginals: Tensor, target: Tensor) -> None:
-        """Add a batch of marginals [B, n], with labels [B], or with sets of answers as zeros and ones [B, n]."""
+        """Add a batch: marginals [B, n], and a target that is either labels [B] or zeros and ones [B, n]."""
         if target.shape == marginals.shape:
             members = target.float()
         else:
@@ -59,7 +62,14 @@ class MarginalCalibration(StreamingMetric):
             self.sums[name].index_add_(0, b, torch.where(counted, values, 0).to(p.dtype))
 
     def reliability(self, *, sync: bool = True) -> dict[str, list[float]]:
-        """Return a reliability diagram per bin: mean ``predicted`` marginal, ``observed`` rate and ``entries``."""
+        """Return the data of a reliability diagram: three lists with one number per bin.
+
+        - ``predicted``: mean marginal of the pairs (sample, class) in the bin; NaN in an empty bin
+        - ``observed``: share of these pairs for which the class is a right answer; NaN in an empty bin
+        - ``entries``: number of these pairs
+
+        ``sync`` is as in :meth:`StreamingMetric.compute`.
+        """
         totals = self.totals(sync=sync)
         entries = totals["entries"]
         means = {name: (totals[name] / entries).tolist() for name in ("predicted", "observed")}

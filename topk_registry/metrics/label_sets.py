@@ -1,4 +1,4 @@
-"""Multi-label metrics: mean average precision, F1, exact match and top-k recall."""
+"""Metrics for samples with several labels: mean average precision, F1, exact match and top-k recall."""
 
 import math
 from collections.abc import Sequence
@@ -11,28 +11,30 @@ from topk_registry.metrics.streaming import Device, StreamingMetric, ratio, set_
 
 
 class LabelSetMetrics(StreamingMetric):
-    """Multi-label metrics of logits and k-hot targets, with the names of timm if timm has them.
+    """Metrics from logits and k-hot targets (1 for each label of the sample, 0 elsewhere).
 
     =============== ========================================================================================
-    ``map``         mean over classes of the average precision; classes without a positive sample left out
-    ``micro_f1``    F1 over all pairs of a sample and a class
-    ``macro_f1``    mean over classes of their F1
-    ``sample_f1``   mean over samples of their F1
-    ``exact_match`` share of samples whose predicted set is the set of labels
-    ``top5_recall`` mean over samples with labels of the share of labels among the 5 best classes
-    ``bce``         binary cross-entropy, mean over samples and classes
+    ``map``         mean over classes of the average precision, without classes that are no sample's label
+    ``micro_f1``    F1 over all pairs (sample, class)
+    ``macro_f1``    mean over classes of the F1 of the class
+    ``sample_f1``   mean over samples of the F1 of the sample
+    ``exact_match`` share of samples whose predicted classes are exactly the labels
+    ``top5_recall`` mean over samples of the share of the labels that are among the 5 highest scores
+    ``bce``         mean over samples and classes of the binary cross-entropy
     =============== ========================================================================================
 
-    A class is predicted if the sigmoid of its logit is at least ``threshold``. F1 without labels and without
-    predictions is 0, as in scikit-learn and timm. Tied scores are one threshold of average precision. Ties in the top k
-    count as in :class:`TopKAccuracy`, so with one label per sample, top-k recall is top-k accuracy. A NaN score counts
-    as a wrong prediction. A target between 0 and 1 counts as a label from 0.5 on, and enters ``bce`` unchanged.
+    A class is predicted if the sigmoid of its logit is at least ``threshold``. If there are neither
+    labels nor predictions, F1 is 0, as in scikit-learn and timm. Samples without labels do not count in
+    ``top5_recall``. Equal scores in the top k count as in :class:`TopKAccuracy`. So if each sample has one label, top-k
+    recall equals top-k accuracy. A NaN score counts as a wrong prediction. If targets are between 0 and 1, a target of
+    at least 0.5 counts as a label, but ``bce`` uses the target itself.
 
     Args:
-        num_classes: n.
-        k: set sizes of top-k recall.
-        threshold: probability from which a class is predicted.
-        device: initial device of the sums. With NCCL, it is required if a rank may get no batch.
+        num_classes: number of classes n.
+        k: one k, or several, for top-k recall.
+        threshold: smallest probability with which a class is predicted.
+        device: initial device of the sums. In a distributed run with NCCL, pass the GPU of the rank if the rank might
+            get no batch.
 
     Example:
         >>> metric = LabelSetMetrics(3, k=1)
@@ -57,7 +59,7 @@ class LabelSetMetrics(StreamingMetric):
         self._kept.clear()
 
     def update(self, logits: Tensor, target: Tensor) -> None:
-        """Add a batch of logits [B, n] with targets [B, n]."""
+        """Add a batch: logits [B, n] and targets [B, n]."""
         if logits.ndim != 2 or logits.shape[1] != self.n or target.shape != logits.shape:
             shapes = f"{list(logits.shape)} and {list(target.shape)}"
             raise ValueError(f"expected logits and targets [batch, {self.n}], got {shapes}")
@@ -80,7 +82,10 @@ class LabelSetMetrics(StreamingMetric):
         self._kept.append((scores.cpu(), labels.cpu()))
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """Return the results by name: see :meth:`StreamingMetric.compute`. Every rank gets the scores of all ranks."""
+        """Return the results by name, as :meth:`StreamingMetric.compute` does.
+
+        For ``map``, this method sends the scores of all samples to every rank.
+        """
         every = [self._kept]
         if sync and dist.is_available() and dist.is_initialized():
             every = [[] for _ in range(dist.get_world_size())]
@@ -103,7 +108,7 @@ class LabelSetMetrics(StreamingMetric):
         }
 
     def _recall(self, scores: Tensor, labels: Tensor, k: int) -> Tensor:
-        """Return the sum over samples of the share of labels in the top k, with ties as in :class:`TopKAccuracy`."""
+        """Return the sum over samples of the share of the sample's labels that are in the top k."""
         last = scores.topk(min(k, self.n)).values[:, -1:]
         above, tied = scores > last, scores == last
         places = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)
@@ -112,9 +117,10 @@ class LabelSetMetrics(StreamingMetric):
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the average precision of each class [n] from scores and boolean labels [N, n]; NaN without positives.
+    """Return the average precision of each class: [n], from scores [N, n] and boolean labels [N, n].
 
-    The result is the sum over thresholds of precision times the increment of recall. Tied scores are one threshold.
+    Each different score of a class is a threshold. The average precision is the sum over thresholds, from high to low,
+    of the precision times the increase of the recall. If no sample has the class as a label, the result is NaN.
 
     Example:
         >>> average_precision(torch.tensor([[0.9], [0.8], [0.7]]), torch.tensor([[True], [False], [True]]))
@@ -132,6 +138,6 @@ def _of_class(scores: Tensor, labels: Tensor) -> float:
         return math.nan
     ranked, order = scores.sort(descending=True)
     ends = torch.cat([(ranked[1:] != ranked[:-1]).nonzero()[:, 0], order.new_tensor([len(order) - 1])])
-    hits = labels[order].cumsum(0)[ends]  # up to the last of each group of ties
+    hits = labels[order].cumsum(0)[ends]  # number of labels down to each threshold
     new = torch.diff(hits, prepend=hits.new_zeros(1))
     return ((new * hits).to(torch.float64) / (ends + 1)).sum().item() / hits[-1].item()

@@ -1,4 +1,4 @@
-"""Base class of metrics: sums over batches and, on request, over ranks."""
+"""Base class and shared functions of the metrics. A metric adds up sums over batches and over ranks."""
 
 import math
 from collections.abc import Sequence
@@ -12,10 +12,17 @@ Device = torch.device | str | None
 
 
 class StreamingMetric:
-    """Base of metrics that sum over a data set. ``update`` adds to ``self.sums``, and ``ratios`` divides the sums."""
+    """Base class of metrics that are computed from sums over all samples.
+
+    A subclass defines two methods. ``update`` adds a batch to the tensors in ``self.sums``. :meth:`ratios` computes the
+    results from the sums.
+
+    Args:
+        sums: initial value of each sum, by name.
+    """
 
     def __init__(self, **sums: Tensor) -> None:
-        with torch.inference_mode(False):  # inference tensors could not be updated outside inference mode
+        with torch.inference_mode(False):  # a tensor from inference mode cannot be updated outside
             self.sums = {name: value.clone() for name, value in sums.items()}
 
     def reset(self) -> None:
@@ -24,15 +31,15 @@ class StreamingMetric:
             value.zero_()
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """Return the results so far by name. A result without samples is NaN. Further updates are allowed.
+        """Return the results so far by name. If there were no samples, the results are NaN.
 
-        In a distributed run, sums are added over ranks, so every rank must call this method. With ``sync=False``, the
-        results are the results of this rank alone.
+        In a distributed run, the results are for the samples of all ranks, so every rank must call this method. With
+        ``sync=False``, the results are for the samples of this rank only. Further updates are possible.
         """
         return self.ratios({name: value.cpu() for name, value in self.totals(sync=sync).items()})
 
     def totals(self, *, sync: bool = True) -> dict[str, Tensor]:
-        """Return a copy of the sums, added over ranks if ``sync`` is set."""
+        """Return a copy of the sums by name. If ``sync`` is True, the sums are added over all ranks."""
         totals = {name: value.clone() for name, value in self.sums.items()}
         if sync and dist.is_available() and dist.is_initialized():
             for value in totals.values():
@@ -40,7 +47,7 @@ class StreamingMetric:
         return totals
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        """Return the results by name from sums on the CPU."""
+        """Compute the results by name from the sums, which are on the CPU. A subclass must define this method."""
         raise TypeError(f"{type(self).__name__} must define ratios(totals) -> results by name")
 
     def follow(self, batch: Tensor) -> None:
@@ -52,15 +59,18 @@ class StreamingMetric:
 
 
 def checked_labels(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Return the labels as int64. Raise unless scores are floating point [B, n] and labels are integers [B] below n."""
-    if not (isinstance(logits, Tensor) and isinstance(target, Tensor)):  # lists, for example
+    """Return the labels as int64 [B]. Raise TypeError or ValueError if scores [B, n] or labels are invalid.
+
+    A valid label is an integer from 0 to n - 1, or ``ignore_index``. Values of labels on a GPU are not checked.
+    """
+    if not (isinstance(logits, Tensor) and isinstance(target, Tensor)):
         raise TypeError(f"expected tensors, got {type(logits).__name__} and {type(target).__name__}")
     if not logits.is_floating_point() or logits.ndim != 2:
         raise ValueError(f"expected floating-point scores [batch, classes], got {logits.dtype} {list(logits.shape)}")
     if target.is_floating_point() or target.dtype == torch.bool or target.shape != logits.shape[:1]:
         raise ValueError(f"expected integer labels [{len(logits)}], got {target.dtype} {list(target.shape)}")
-    labels = target.long()  # in uint8, an ignore_index of -100 would become 156
-    if labels.device.type == "cpu":  # on a GPU, reading values would synchronize
+    labels = target.long()  # a uint8 tensor would convert an ignore_index of -100 into 156
+    if labels.device.type == "cpu":  # reading values from a GPU would wait for the GPU
         wrong = labels[(labels != ignore_index) & ((labels < 0) | (labels >= logits.shape[1]))]
         if len(wrong):
             raise ValueError(f"expected labels in [0, {logits.shape[1] - 1}], got {wrong[0].item()}")
@@ -73,7 +83,7 @@ def ratio(part: Tensor, whole: Tensor) -> float:
 
 
 def set_sizes(k: int | Sequence[int]) -> list[int]:
-    """Return one set size or several as a list."""
+    """Return the argument ``k`` of a metric as a list. Raise ValueError unless its entries are positive integers."""
     sizes = list(k) if isinstance(k, Sequence) else [k]
     if not sizes or not all(isinstance(size, Integral) and not isinstance(size, bool) and size > 0 for size in sizes):
         raise ValueError(f"k must be one or several integers of at least 1, got {k!r}")

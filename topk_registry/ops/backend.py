@@ -1,9 +1,9 @@
 """Choose the backend of an operator: numba on CPUs, Triton on GPUs, or PyTorch operations on any device.
 
 Within :func:`use_backend`, the argument of this function decides. Otherwise, the environment variable
-``TOPK_REGISTRY_BACKEND`` decides. If this variable is not set, an operator uses the fastest backend that works. A
-backend works if it is installed and passes a self-test before its first use. If the fastest backend does not work, one
-warning states the reason, and the operator uses PyTorch operations.
+``TOPK_REGISTRY_BACKEND`` decides. This variable is read once, at the first call. If it is not set, an operator uses the
+fastest backend that works. A backend works if it is installed and passes a self-test before its first use. If the
+fastest backend does not work, one warning states the reason, and the operator uses PyTorch operations.
 """
 
 import os
@@ -30,6 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 SelfTest = Callable[[torch.device], bool]
 
 _wanted: ContextVar[str | None] = ContextVar("topk_registry_backend", default=None)
+_environment: dict[str, str] = {}  # value of the environment variable at the first call
 _problems: dict[tuple[Any, ...], str] = {}  # results of self-tests: the problem, or "" if there is none
 
 
@@ -81,13 +82,13 @@ def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:
 
 
 def in_clean_thread(function: Callable[[], Any]) -> Any:
-    """Call a function in a new thread, where no fake tensors, transforms or autocast of the caller are active."""
+    """Return the result of a function called in a new thread, without fake tensors, transforms and autocast."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
 
 def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
-    """Raise a ValueError unless ``name`` is "auto" or one of ``names``. The message calls the argument ``what``."""
+    """Raise a ValueError unless ``name`` is "auto" or one of ``names``. The error message contains ``what``."""
     if name not in ("auto", *names):
         raise ValueError(f"{what} must be 'auto' or one of {', '.join(map(repr, names))}, got {name!r}")
 
@@ -118,13 +119,16 @@ def use_backend(name: str) -> Iterator[None]:
 
 def preferred() -> str:
     """Return the name given to :func:`use_backend`, else the value of the environment variable, else "auto"."""
-    chosen = _wanted.get()
-    if chosen is None:
-        if VARIABLE not in os.environ:  # faster than get() if the variable is not set
-            return "auto"
-        chosen = os.environ[VARIABLE] or "auto"
-        check_name(chosen, VARIABLE)
-    return chosen
+    return _wanted.get() or _from_environment()
+
+
+@constant_in_graphs
+def _from_environment() -> str:
+    # read only once, because a lookup in os.environ takes as long as an operation on a small tensor
+    if VARIABLE not in _environment:
+        check_name(name := os.environ.get(VARIABLE) or "auto", VARIABLE)
+        _environment[VARIABLE] = name
+    return _environment[VARIABLE]
 
 
 @cache
@@ -145,6 +149,7 @@ def too_old(device: torch.device) -> str:
 
 def forget_choices() -> None:
     load.cache_clear()
+    _environment.clear()
     too_old.cache_clear()
     _problems.clear()
 

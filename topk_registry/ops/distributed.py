@@ -1,7 +1,7 @@
 """Communication between the ranks of a process group.
 
 Every rank of a group must call the same functions in the same order. The decorator ``outside_graphs`` keeps a function
-out of compiled graphs, because the function waits for numbers from other ranks.
+out of compiled graphs. Use this decorator for functions that wait for numbers from other ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ def _named(group: Group) -> Any:
 
 
 def all_gather(x: Tensor, group: Group) -> Tensor:
-    """Return the tensors ``x`` [...] of all ranks, stacked to [ranks, ...], without a gradient. All have one shape."""
+    """Stack the tensors ``x`` of all ranks, which have the same shape: [...] -> [ranks, ...]. There is no gradient."""
     ranks = dist.get_world_size(group)
     if not x.numel():
         return x.new_empty(ranks, *x.shape)
@@ -38,14 +38,14 @@ def all_gather(x: Tensor, group: Group) -> Tensor:
 
 
 def all_reduce(x: Tensor, group: Group) -> Tensor:
-    """Return the sum of the tensors ``x`` of all ranks, in the same shape. The sum has no gradient."""
+    """Return the sum of the tensors ``x`` of all ranks, in the same shape. There is no gradient."""
     return _functional().all_reduce(x.detach(), "sum", _named(group)) if x.numel() else x
 
 
 def gather_rows(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
-    """Concatenate the tensors ``x`` [B_r, ...] of all ranks in rank order to [B_1 + B_2 + ..., ...].
+    """Concatenate the tensors ``x`` [B_r, ...] of all ranks r, in rank order: [B_0 + B_1 + ..., ...].
 
-    ``sizes`` lists the numbers of rows B_1, B_2, ... of all ranks. In the backward pass, each rank gets the gradient
+    ``sizes`` lists the numbers of rows B_0, B_1, ... of the ranks. In the backward pass, each rank gets the gradient
     with respect to its own ``x``: the sum of the gradients that all ranks computed for these rows.
     """
     most = max(sizes)
@@ -61,7 +61,7 @@ class OwnRows(torch.autograd.Function):
     """Select the rows of this rank from a tensor ``x`` with the rows of all ranks, in rank order.
 
     ``sizes`` lists the number of rows of each rank. In the backward pass, the gradient with respect to ``x`` is the
-    concatenation of the gradients of all ranks.
+    concatenation of the gradients that the ranks computed for their own rows.
     """
 
     @staticmethod
@@ -78,7 +78,7 @@ class OwnRows(torch.autograd.Function):
 def agreed(
     check: Callable[[], Mapping[str, float]], group: Group, device: torch.device, *, may_differ: Sequence[str] = ()
 ) -> dict[str, list[float]]:
-    """Check arguments on every rank and compare them between ranks. If a check fails, raise an error on all ranks.
+    """Check arguments on every rank. If a rank has an error, or if two ranks have different numbers, every rank raises.
 
     Args:
         check: function that checks the arguments of this rank. It raises a TypeError or ValueError, or returns a

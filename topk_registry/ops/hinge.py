@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 
 def invertible(temperature: float, dtype: torch.dtype) -> float:
-    """Return the temperature, but at least the smallest temperature with a finite reciprocal in this dtype.
+    """Return max(temperature, t), where t is about the smallest number with a finite reciprocal in this dtype.
 
-    At this smallest temperature, margins and hinges are already equal to their limits for temperature 0.
+    With temperature t, margins and hinges are already equal to their limits for temperature 0.
     """
     return max(temperature, 4 * torch.finfo(dtype).tiny)
 

@@ -1,6 +1,6 @@
 """Decide whether a kernel may read a tensor, and convert tensors to the layout of kernels.
 
-A kernel reads memory at an address. Only a plain tensor has such memory: a tensor that is not traced, not wrapped by a
+A kernel reads memory at an address. Only a plain tensor has such memory. A plain tensor is not traced, not wrapped by a
 transform such as ``torch.func.vmap``, and not of a subclass of Tensor.
 """
 
@@ -31,7 +31,7 @@ class Route(Enum):
 
 
 def route(*tensors: Tensor | None) -> Route:
-    """Return how an operator must compute a call with these tensors. None entries are ignored."""
+    """Return how an operator must compute a call with these tensors. Arguments that are None are ignored."""
     if torch.compiler.is_compiling():
         return Route.GRAPH
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
@@ -69,14 +69,14 @@ def is_hidden(t: Tensor) -> bool:
 
 
 def check_dense(t: Tensor, name: str) -> None:
-    """Raise a ValueError if a tensor is sparse, nested or quantized. The message calls the tensor ``name``."""
+    """Raise a ValueError if a tensor is sparse, nested or quantized. The error message contains ``name``."""
     if t.layout != torch.strided or t.is_quantized or t.is_nested:
         kind = "quantised" if t.is_quantized else "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
         raise ValueError(f"{name} must be a dense tensor, got a {kind} one")
 
 
 def laid_out(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a contiguous tensor with the same values in this dtype. If ``t`` already is one, return ``t``."""
+    """Return a contiguous tensor with the same values in this dtype. If ``t`` is such a tensor, return ``t``."""
     as_it_is = t.dtype == dtype and t.is_contiguous() and not t.is_neg()
     return t if as_it_is else t.detach().to(dtype).resolve_neg().contiguous()
 
@@ -84,7 +84,7 @@ def laid_out(t: Tensor, dtype: torch.dtype) -> Tensor:
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
     """Launch a Triton kernel on a grid of programs. The first argument is a tensor on the device of the kernel.
 
-    Raise a TypeError if a tensor is on another device, or is not plain contiguous memory.
+    Raise a TypeError if an argument is a tensor that is on another device or is not plain and contiguous.
     """
     device, seen = args[0].device, None
     for value in (*args, *options.values()):

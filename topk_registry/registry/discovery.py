@@ -1,11 +1,12 @@
-"""Find plug-ins in the metadata of installed distributions, without importing them.
+"""Functions that find plug-ins in the metadata of installed distributions, without importing the plug-ins.
 
-Two environment variables restrict the plug-ins. Each is a list of wildcards separated by commas or spaces:
+Two environment variables disable plug-ins. Each variable is a list of patterns, separated by commas or spaces:
 
-    TOPK_REGISTRY_PLUGINS   if set, only matching plug-ins are used, including plug-ins of this project
-    TOPK_REGISTRY_DISABLE   matching plug-ins are never used, even if the first variable matches too
+    TOPK_REGISTRY_PLUGINS   if set, disables every plug-in that matches no pattern, even a plug-in of this project
+    TOPK_REGISTRY_DISABLE   disables every plug-in that matches a pattern, whatever the other variable says
 
-A wildcard matches a plug-in by its name or by its distribution. ``distribution:name`` must match both.
+A pattern is a name with wildcards, such as ``topk_*``. A plug-in matches if its name or the name of its distribution
+matches the pattern. If the pattern has the form ``distribution:name``, both names must match.
 """
 
 import os
@@ -22,17 +23,22 @@ from typing import Any
 
 from topk_registry.registry import source
 
-OURS = "topk-registry"  # names of this distribution have priority
+OURS = "topk-registry"  # name of the distribution of this project
 GROUPS = tuple(f"topk_registry.{name}" for name in ("losses", "datasets", "commands", "model_files"))
 ALLOW, DENY = "TOPK_REGISTRY_PLUGINS", "TOPK_REGISTRY_DISABLE"
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """One declaration of a name: the value of the entry point, and the distribution that declares the name.
+    """A plug-in: a name, and the class or function (the factory) that creates the object with this name.
 
-    If this process registered the plug-in, ``factory`` is set and there is no distribution. ``about`` is a summary for
-    a factory whose source has none.
+    Args:
+        name: name of the plug-in.
+        value: place of the factory, as ``module:attribute``.
+        distribution: distribution that declares the plug-in, or an empty string if this process registered the plug-in.
+        version: version of the distribution.
+        factory: the factory itself if this process registered the plug-in, else None.
+        about: one-line summary. If empty, the summary is read from the source of the factory.
     """
 
     name: str
@@ -51,14 +57,14 @@ class Plugin:
         return f"{self.distribution}:{self.name}"
 
     def load(self) -> Any:
-        """Import the module, which runs the code of the module, and return the attribute."""
+        """Return the factory. If the plug-in comes from a distribution, this method imports the plug-in's module."""
         module, _, attribute = self.value.partition(":")
         return self.factory or attrgetter(attribute.strip())(import_module(module.strip()))
 
     def problem(self) -> str:
-        """Return a problem that can be found without importing the plug-in, or an empty string."""
+        """Return a message if the package of the plug-in is not installed, else an empty string. Import nothing."""
         package = re.split("[.:]", self.value)[0].strip()
-        with suppress(Exception):  # a custom finder failed; loading the plug-in shows the error
+        with suppress(Exception):  # find_spec can fail in a custom import finder; then load() reports the error
             if not self.factory and find_spec(package) is None:
                 return f"package {package!r} is not installed"
         return ""
@@ -78,18 +84,18 @@ def installed_version(name: str) -> str | None:
 
 
 def normalize(name: str) -> str:
-    """Return the canonical spelling of a distribution's name (PEP 503)."""
+    """Return the canonical spelling of a distribution's name, as PEP 503 defines it: ``My_Loss`` -> ``my-loss``."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def matches(pattern: str, plugin: Plugin) -> bool:
-    """Return whether a pattern ``NAME`` or ``DISTRIBUTION:NAME``, with wildcards in both parts, matches a plug-in."""
+    """Return whether a plug-in matches the pattern ``NAME`` or ``DISTRIBUTION:NAME``. Both parts can have wildcards."""
     owner, _, name = pattern.rpartition(":")
     return fnmatchcase(plugin.name, name) and fnmatchcase(normalize(plugin.distribution), normalize(owner or "*"))
 
 
 def denied(plugin: Plugin) -> str:
-    """Return the name of the environment variable that disables a plug-in, or an empty string."""
+    """Return the name of the environment variable that disables a plug-in, or an empty string if none does."""
 
     def listed(variable: str) -> bool:
         patterns = os.environ.get(variable, "").replace(",", " ").split()
@@ -102,13 +108,13 @@ def denied(plugin: Plugin) -> str:
 
 
 def discover(group: str) -> tuple[list[Plugin], list[str]]:
-    """Return the plug-ins of a group, and one message per distribution with unreadable metadata."""
+    """Return the plug-ins of an entry-point group, and one message per distribution whose metadata cannot be read."""
     plugins: set[Plugin] = set()
     problems: list[str] = []
     for dist in distributions():
         try:
             if group in (dist.read_text("entry_points.txt") or ""):
-                first = distribution(dist.metadata["Name"])  # if there are several copies, the one that imports use
+                first = distribution(dist.metadata["Name"])  # of several installed copies, the copy that an import uses
                 about = (first.metadata["Name"], first.version)
                 plugins |= {Plugin(e.name, e.value, *about) for e in first.entry_points.select(group=group)}
         except Exception as error:
@@ -117,7 +123,10 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
 
 
 def misspelt_groups() -> Iterator[tuple[str, set[str]]]:
-    """Yield (message, names of entry points) for each unknown group that begins like the groups of this project."""
+    """Yield a message and the names of the entry points for each group whose name seems to be misspelled.
+
+    The name of such a group begins with ``topk_registry``, but no group of this project has this name.
+    """
     for dist in distributions():
         with suppress(Exception):  # discover() reads the same file and reports the error
             for group in sorted(dist.entry_points.groups - set(GROUPS)):

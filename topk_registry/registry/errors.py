@@ -1,25 +1,25 @@
-"""Errors of the registry for losses, data sets and commands."""
+"""Exceptions that the registries of losses, data sets, commands and model files raise."""
 
 
 class PluginError(Exception):
-    """Base of all errors of the registry."""
+    """Base class of all exceptions about plug-ins."""
 
 
 class UnknownPluginError(PluginError, LookupError):
-    """No plug-in is registered under the name."""
+    """No plug-in has the requested name."""
 
 
 class AmbiguousPluginError(PluginError, LookupError):
-    """Several distributions declare the name, and the caller did not select one."""
+    """Several distributions have a plug-in with the requested name. ``distribution:name`` selects the plug-in."""
 
 
 class DisabledPluginError(PluginError, LookupError):
-    """The plug-in is disabled by ``TOPK_REGISTRY_PLUGINS`` or ``TOPK_REGISTRY_DISABLE``."""
+    """The environment variable ``TOPK_REGISTRY_PLUGINS`` or ``TOPK_REGISTRY_DISABLE`` disables the plug-in."""
 
 
 class NameTakenError(PluginError, ValueError):
-    """A registration in this process would hide an existing plug-in."""
+    """The name of a new plug-in already belongs to another plug-in."""
 
 
 class BrokenPluginError(PluginError, RuntimeError):
-    """The plug-in cannot be imported, is not a factory, or raised an error while it built the object."""
+    """The plug-in cannot be imported, is neither a class nor a function, or fails when it creates its object."""

@@ -1,4 +1,4 @@
-"""The options of a factory, read from its signature."""
+"""Functions that read the options of a factory (the class or function that creates a loss) from its signature."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,9 @@ SET_BY_TRAINERS = ("weight", "class_weight", "pos_weight", "label_smoothing", "r
 
 
 def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a trainer's context for which a factory has an option. ``CONTEXT`` lists the possible names.
+    """Return the values in ``context`` whose names are options of ``builder``, the class or function of a loss.
+
+    ``context`` contains values that a trainer knows, such as the number of classes. ``CONTEXT`` lists their names.
 
     Example:
         >>> accepted_context(lambda k=5, num_classes=None: ..., {"num_classes": 10, "total_epochs": 90})
@@ -22,12 +24,19 @@ def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) ->
 
 
 def accepts(builder: Callable[..., Any], option: str) -> bool:
-    """Return whether a factory has an option that is not already bound by ``functools.partial``."""
+    """Return whether ``builder``, the class or function of a loss, has an option with this name.
+
+    If ``builder`` is a ``functools.partial`` that already sets the option, return False.
+    """
     return option in parameters(builder)[0] and option not in _bound(builder)
 
 
 def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the defaults to record for a run: plain values of options that neither the user nor the trainer set."""
+    """Return the default values of the options of ``builder``, the class or function of a loss.
+
+    The result leaves out options that the user sets (``options``) and options that a trainer can set. The result has
+    only numbers, strings, booleans and None. A training run records these values.
+    """
     left_out = {*options, *CONTEXT, *SET_BY_TRAINERS, *_bound(builder)}
     found = {name: p.default for name, p in parameters(builder)[0].items() if name not in left_out}
     return {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str, type(None)))}
@@ -38,12 +47,23 @@ def unbound(builder: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
-    """Return the values to try per option when a loss is tuned, from the attribute ``tuning_grid`` of the factory."""
+    """Return the values to try for each option when a loss is tuned.
+
+    ``builder``, the class or function of the loss, declares these values in the attribute ``tuning_grid``. Without this
+    attribute, the result is an empty dictionary.
+    """
     return {option: list(values) for option, values in getattr(unbound(builder), "tuning_grid", {}).items()}
 
 
 def check_options(what: str, builder: Callable[..., Any], options: Iterable[str], also: Iterable[str] = ()) -> None:
-    """Raise a TypeError if a factory lacks one of the options or requires another. Errors may suggest ``also`` too."""
+    """Raise TypeError if ``builder`` does not have one of the options, or requires an option that is not given.
+
+    Args:
+        what: name of ``builder`` in the message, such as "loss 'topk_nll'".
+        builder: class or function whose options are checked.
+        options: names of the given options.
+        also: names of further options that the message can suggest.
+    """
     named, takes_any = parameters(builder)
     known = [*named, *also]
     listing = f"it takes {', '.join(known) or 'no options'}"
@@ -51,16 +71,16 @@ def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]
         if option not in named:
             raise TypeError(f"{what} takes no option {option!r}{closest(option, known)} ({listing})")
     missing = [name for name, p in named.items() if p.default is p.empty and name not in set(options)]
-    if missing:  # of two or more, a function of logits and target may have been registered in place of its factory
+    if missing:  # two missing options can be logits and target, if the loss was registered instead of its factory
         hint = "; a factory takes options and returns the loss" if len(missing) > 1 else ""
         raise TypeError(f"{what} needs {', '.join(missing)} ({listing}){hint}")
 
 
 def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the options of a factory by name, and whether it accepts any other option.
+    """Return the options of ``builder`` by name, and whether ``builder`` also accepts options with any other name.
 
-    ``**common`` of a class stands for the options of its bases. Any other ``**kwargs``, and builtins without a
-    signature, accept any option.
+    If ``builder`` is a class and its constructor has a parameter such as ``**kwargs``, the options of the base class
+    are included. A function with such a parameter, and a builtin without a signature, accept any option.
     """
     target = unbound(builder)
     try:
@@ -77,7 +97,7 @@ def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
 
 
 def _named(signature: inspect.Signature) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the parameters that accept keywords, and whether there is a ``**rest`` parameter."""
+    """Return the parameters that can be passed by keyword, and whether there is a parameter such as ``**kwargs``."""
     every = signature.parameters.values()
     named = {p.name: p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named, any(p.kind is p.VAR_KEYWORD for p in every)

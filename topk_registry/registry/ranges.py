@@ -1,4 +1,4 @@
-"""Allowed ranges of a factory's options, as the factory declares them."""
+"""The allowed values of the options of a loss. The class or function that creates the loss declares these values."""
 
 import math
 import re
@@ -13,7 +13,9 @@ _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of numbers. ``closed``: whether it contains each of its ends. ``n`` is the number of classes.
+    """An interval of numbers from ``low`` to ``high``.
+
+    ``closed`` has two booleans: whether the interval contains ``low``, and whether the interval contains ``high``.
 
     Example:
         >>> tau = Interval.parse("(0, inf)")
@@ -28,7 +30,7 @@ class Interval:
 
     @classmethod
     def parse(cls, text: str) -> "Interval":
-        """Parse an interval such as ``"(0, 1]"``, ``"[0, inf)"`` or ``"[1, n)"``, where n is the number of classes."""
+        """Return the interval for a text such as ``"(0, 1]"`` or ``"[1, n)"``, where n is the number of classes."""
         match = _INTERVAL.fullmatch(text.strip())
         try:
             opening, low, high, closing = match.groups() if match else ("", "", "", "")
@@ -40,7 +42,10 @@ class Interval:
         return cls(text, *ends, (opening == "[", closing == "]"))
 
     def bounds(self) -> dict[str, float]:
-        """Return the finite ends as keyword arguments of :func:`topk_registry.options.number`."""
+        """Return the finite ends as keyword arguments of :func:`topk_registry.options.number`.
+
+        For ``"(0, 1]"``, the result is ``{"above": 0.0, "at_most": 1.0}``.
+        """
         low, high = ("at_least" if self.closed[0] else "above"), ("at_most" if self.closed[1] else "below")
         return {name: end for name, end in ((low, self.low), (high, self.high)) if math.isfinite(end)}
 
@@ -49,15 +54,21 @@ class Interval:
         return inside or (value == self.low and self.closed[0]) or (value == self.high and self.closed[1])
 
     def inside(self, num_classes: int) -> list[float]:
-        """Return the ends that belong to the interval."""
+        """Return the finite ends that the interval contains. ``num_classes`` replaces an end ``n``."""
         return [end for end, closed, _ in self._ends(num_classes) if closed]
 
     def outside(self, num_classes: int) -> list[float]:
-        """Return a value beyond each finite end, or the end itself if the end does not belong to the interval."""
+        """Return, for each finite end, a number that is not in the interval. ``num_classes`` replaces an end ``n``.
+
+        If the interval contains the end, the number is 1 beyond the end. Otherwise, the number is the end itself.
+        """
         return [end + step if closed else end for end, closed, step in self._ends(num_classes)]
 
     def _ends(self, num_classes: int) -> list[tuple[float, bool, int]]:
-        """Return (end, whether the end belongs, step to the outside) of each finite end. Whole numbers are ints."""
+        """Return (end, whether the interval contains the end, step to the outside) for each finite end.
+
+        An end that is a whole number is an int.
+        """
         high = num_classes if self.text.rstrip("]) ").endswith("n") else self.high
         ends = ((self.low, self.closed[0], -1), (high, self.closed[1], 1))
         return [(int(e) if e == int(e) else e, closed, step) for e, closed, step in ends if math.isfinite(e)]
@@ -70,9 +81,10 @@ Range = Interval | tuple[Any, ...]
 
 
 def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
-    """Return the allowed ranges of the options, from the attributes ``option_ranges`` of a factory and its bases.
+    """Return the allowed values of each option: an :class:`Interval` of numbers or a tuple of choices.
 
-    A range is an interval as text or a tuple of choices: ``{"tau": "(0, inf)", "mode": ("a", "b")}``.
+    ``builder`` is the class or function that creates a loss. ``builder`` and its base classes declare the values in the
+    attribute ``option_ranges``, for example ``{"tau": "(0, inf)", "mode": ("a", "b")}``.
     """
     factory = unbound(builder)
     ranges: dict[str, Range] = {}

@@ -1,4 +1,4 @@
-"""The names of one entry-point group: owners, status, and factories."""
+"""The class :class:`Registry`, which finds and creates the plug-ins of one entry-point group by name."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,28 +23,28 @@ B = TypeVar("B", bound=Builder)
 
 @dataclass(frozen=True)
 class LossInfo:
-    """Owner, version, status and summary of a loss, data set or command, read without an import.
+    """Facts about a loss, data set, command or kind of model file. The facts are read without importing the plug-in.
 
-    ``status`` is ``available``, ``registered`` (by code of this process), ``broken`` or ``disabled``. ``error`` has the
-    reason for ``broken`` and ``disabled``. A plug-in whose import fails is ``broken`` only after the first attempt.
+    ``status`` is ``"available"``, ``"registered"`` (by code of this process), ``"broken"`` or ``"disabled"``. If the
+    import of a plug-in fails, the status is ``"broken"`` from the first attempt to use the plug-in.
     """
 
-    name: str
-    distribution: str
-    version: str
-    value: str
+    name: str  # name, or "distribution:name" if the name alone selects another plug-in or is ambiguous
+    distribution: str  # distribution that declares the plug-in; empty if this process registered the plug-in
+    version: str  # version of the distribution
+    value: str  # "module:attribute" of the class or function that creates the object
     status: str
-    error: str
-    summary: str
+    error: str  # reason why the plug-in is broken or disabled, else empty
+    summary: str  # first line of the docstring; empty if the plug-in is broken or disabled
 
 
 class Registry:
-    """The names of one entry-point group, including names registered by this process and reserved names.
+    """The plug-ins of one entry-point group, the plug-ins that this process registered, and reserved plug-ins.
 
     Args:
-        group: entry-point group.
-        kind: kind of object, for messages: ``loss``, ``dataset``, ``command`` or ``model file``.
-        reserved: names that no plug-in can use and that no environment variable disables.
+        group: entry-point group, such as ``"topk_registry.losses"``.
+        kind: noun for error messages: ``"loss"``, ``"dataset"``, ``"command"`` or ``"model file"``.
+        reserved: plug-ins by name. No other plug-in can have these names, and no environment variable disables them.
     """
 
     def __init__(self, group: str, kind: str, *, reserved: Mapping[str, Plugin] = MappingProxyType({})) -> None:
@@ -53,21 +53,21 @@ class Registry:
         self.refresh()
 
     def refresh(self) -> None:
-        """Forget discovered and broken plug-ins. Registrations of this process remain."""
+        """Search for installed plug-ins again at the next use. Plug-ins that this process registered remain."""
         invalidate_caches()
         self._discovered: tuple[list[Plugin], list[str]] | None = None
         self._failed: dict[Plugin, str] = {}
 
     def problems(self) -> list[str]:
-        """Return one message per installed distribution whose metadata cannot be read."""
+        """Return one message for each installed distribution whose metadata cannot be read."""
         return self._discover()[1]
 
     def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
-        """Return the sorted names that match. Broken plug-ins are included, and disabled plug-ins are not."""
+        """Return the sorted names that match ``filter`` but not ``exclude``, without the names of disabled plug-ins."""
         return sorted(name for name, owners in self._by_name().items() if any(_hit(p, filter, exclude) for p in owners))
 
     def infos(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[LossInfo]:
-        """Describe all matching plug-ins, also disabled ones. A hidden or ambiguous name is ``distribution:name``."""
+        """Return facts about all plug-ins that match ``filter`` but not ``exclude``, including disabled plug-ins."""
         plugins = (*self._reserved.values(), *self._registered.values(), *self._discover()[0])
         found = [plugin for plugin in plugins if _hit(plugin, filter, exclude)]
         found.sort(key=lambda plugin: (plugin.name, plugin.distribution))
@@ -75,14 +75,17 @@ class Registry:
         return [self._info(p, p.name if owners.get(p.name, []) in ([p], []) else p.qualified) for p in found]
 
     def info(self, name: str) -> LossInfo:
-        """Describe a name without importing it."""
+        """Return facts about the plug-in with this name, without importing the plug-in."""
         return self._info(self._pick(name), name)
 
     def __contains__(self, name: str) -> bool:
         return bool(self._owners(name))
 
     def builder(self, name: str) -> Builder:
-        """Return the factory of a name. This imports the plug-in, which runs the plug-in's code."""
+        """Import the plug-in with this name, and return the class or function that creates the object.
+
+        If the import fails, raise BrokenPluginError.
+        """
         plugin = self._pick(name)
         try:
             builder: Any = plugin.load()
@@ -95,9 +98,10 @@ class Registry:
         return builder
 
     def create(self, name: str, factory: Builder | None = None, /, **options: Any) -> Any:
-        """Call the factory of a name with these options.
+        """Create the object with this name: call the class or function of the plug-in with the options.
 
-        A TypeError or a ValueError of the factory propagates. Any other error becomes a BrokenPluginError.
+        ``factory`` is this class or function if the caller already has it. If the call raises TypeError or ValueError,
+        the exception is passed on. Any other exception becomes a BrokenPluginError.
         """
         factory = factory or self.builder(name)
         check_options(f"{self.kind} {name!r}", factory, options)
@@ -105,11 +109,11 @@ class Registry:
             return factory(**options)
         except (TypeError, ValueError, BrokenPluginError):
             raise
-        except (Exception, SystemExit) as error:  # a factory must not end a training run
+        except (Exception, SystemExit) as error:  # SystemExit of a factory must not end the process
             raise BrokenPluginError(f"{self.kind} {name!r} fails: {type(error).__name__}: {error}") from error
 
     def register(self, name: str, *, override: bool = False) -> Callable[[B], B]:
-        """Return a decorator that registers a factory under a name in this process. See :func:`register_loss`."""
+        """Return a decorator that registers a class or function in this process, as :func:`register_loss` does."""
         if not isinstance(name, str) or not name or any(c in ":*?[]," or c.isspace() for c in name):
             example = f"@register_{self.kind}('mine')"
             raise ValueError(f"expected a name without spaces, colons, commas and wildcards, {example}, got {name!r}")
@@ -133,11 +137,12 @@ class Registry:
         return self._discovered
 
     def _by_name(self, owner: str = "", *, disabled: bool = False) -> dict[str, list[Plugin]]:
-        """Return the owners of each name: reserved, else this process, else this project, else all other packages."""
+        """Return the plug-ins with the highest priority for each name. If there are several, the name is ambiguous."""
         found = [plugin for plugin in self._discover()[0] if disabled or not denied(plugin)]
         ours = [plugin for plugin in found if normalize(plugin.distribution) == OURS]
         others = [plugin for plugin in found if normalize(plugin.distribution) != OURS]
         owners: dict[str, list[Plugin]] = {}
+        # in ascending priority: a later tier replaces the plug-ins of earlier tiers with the same name
         for tier in (others, ours, self._registered.values(), self._reserved.values()):
             tier = [plugin for plugin in tier if normalize(owner) in ("", normalize(plugin.distribution))]
             owners |= {name: [p for p in tier if p.name == name] for name in {p.name for p in tier}}
@@ -181,7 +186,7 @@ class Registry:
 
 
 def _hit(plugin: Plugin, filter: str | Sequence[str], exclude: str | Sequence[str]) -> bool:
-    """Return whether a plug-in matches a wildcard of ``filter`` and none of ``exclude``."""
+    """Return whether a plug-in matches a pattern of ``filter`` and no pattern of ``exclude``."""
     wanted, unwanted = ([each] if isinstance(each, str) else each for each in (filter or "*", exclude))
     return any(matches(pattern, plugin) for pattern in wanted) and not any(matches(each, plugin) for each in unwanted)
 

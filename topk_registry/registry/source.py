@@ -1,4 +1,4 @@
-"""Read the source of a plug-in without running it, and find the closest name to a misspelled name."""
+"""Functions that read the source of a plug-in without running the source, and that suggest names."""
 
 import ast
 from collections.abc import Iterable
@@ -8,10 +8,17 @@ from pathlib import Path
 
 
 def summary(module: str, name: str) -> str:
-    """Return the first line of the docstring of ``module:name``, or an empty string if there is none."""
+    """Return the first line of the docstring of a class or function.
+
+    If there is no docstring, or if the source cannot be read, return an empty string.
+
+    Args:
+        module: dotted name of the module. The module is not imported.
+        name: name of the class or function in this module.
+    """
     top, *rest = module.split(".")
     try:
-        spec = find_spec(top)  # of the whole name, this would import the packages above it
+        spec = find_spec(top)  # find_spec of a dotted name would import the parent packages
         folders = (spec and spec.submodule_search_locations) or ()
         stems = [Path(folder, *rest) for folder in folders]
         files = [file for stem in stems for file in (stem.with_suffix(".py"), stem / "__init__.py") if file.is_file()]
@@ -24,7 +31,10 @@ def summary(module: str, name: str) -> str:
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Return ``; did you mean 'X'?`` with the closest name, or an empty string."""
+    """Return the text ``; did you mean 'X'?``, where X is the most similar of ``names``.
+
+    If no name is similar, return an empty string.
+    """
     close = get_close_matches(name, names, n=1, cutoff=0.7)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -1,4 +1,4 @@
-"""The losses of timm under their timm names. The names are reserved, and timm's function builds the loss."""
+"""The losses of timm, with the names that timm gives them. Plug-ins cannot have these names."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ TAKE_K_HOT = ("bce", "asl", "poly", "twoway", "zlpr", "db")  # timm.loss.MULTI_L
 
 
 def reserved() -> dict[str, Plugin]:
-    """Return the losses of the installed timm by name."""
+    """Return a dictionary from the name of each timm loss to a plug-in. The losses are the keys of ``SUMMARIES``."""
     version = installed_version("timm") or ""
     return {name: Plugin(name, f"{__name__}:{name}", "timm", version, about=SUMMARIES[name]) for name in SUMMARIES}
 
@@ -33,10 +33,15 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def builder(name: str, *, several: bool = False) -> Callable[..., Any]:
-    """Return timm's function that builds a loss, for one label or several labels per image. Imports timm and torch."""
+    """Import timm, and return a function that takes options and creates a timm loss.
+
+    Args:
+        name: name of the loss.
+        several: whether images can have several labels.
+    """
     create = import_module("timm.loss").create_classification_loss
-    # timm rejects class counts except for 'db', and weights except for 'bce' and multi-label 'asl'. Arguments that are
-    # bound here are not filled from a trainer's context.
+    # timm accepts class counts only for 'db', and weights only for 'bce' and multi-label 'asl'. For the other losses,
+    # partial sets these arguments to None, and then a trainer does not pass a value.
     weighted = ("bce", "asl") if several else ("bce",)
     others = {"class_counts": ("db",), "num_samples": ("db",), "class_weight": weighted, "pos_weight": weighted}
     bound = {fact: None for fact, losses in others.items() if name not in losses}

@@ -83,9 +83,7 @@ class LossCheck:
             CHECKS[self.name](self.subject)
 
     def run(self) -> CheckResult:
-        """Run the check and return the result instead of raising an exception. Any exception of the loss is a
-        failure.
-        """
+        """Run the check and return the result. Any exception of the loss becomes a result with the status "failed"."""
         try:
             self()
         except NotApplicableError as reason:
@@ -140,16 +138,16 @@ def iter_checks(
     num_classes: int = 16,
     expected_failed_checks: Mapping[str, str] | None = None,
 ) -> Iterator[LossCheck]:
-    """Return an iterator over all checks of one loss. The caller runs a check by calling it.
+    """Return an iterator over all checks of one loss. To run a check, call the check or its method ``run``.
 
     Args:
         loss: a class or function that builds a loss from keyword arguments, the name of a registered loss, a loss
             object, or a function ``(logits, target) -> Tensor``.
         options: keyword arguments for building the loss. If the loss has parameters such as ``num_classes`` and
-            ``class_counts``, the kit passes them too.
+            ``class_counts``, the kit also passes these values.
         num_classes: number of classes in the data of the checks.
         expected_failed_checks: dictionary ``{name: reason}`` of the checks that the loss fails. If such a check passes,
-            this is a failure.
+            the result is a failure.
     """
     expected = dict(expected_failed_checks or {})
     unknown = sorted(expected.keys() - CHECKS.keys())
@@ -160,7 +158,7 @@ def iter_checks(
 
 
 def run_checks(checks: Iterable[LossCheck]) -> Iterator[CheckResult]:
-    """Run the checks one after the other and yield their results.
+    """Run the checks one after the other and yield the result of each check.
 
     If the first check of the kit fails, all other checks are skipped, except those that are expected to fail.
     """
@@ -184,8 +182,8 @@ def parametrize_with_checks(
 
     Args:
         losses: a list of losses as in :func:`iter_checks`.
-        expected_failed_checks: function from a loss to its dictionary of expected failures. The tests of these checks
-            are marked as ``xfail`` with ``strict=True``.
+        expected_failed_checks: function that takes a loss and returns the dictionary of its expected failures. The
+            tests of these checks are marked as ``xfail`` with ``strict=True``.
         options: further keyword arguments of :func:`iter_checks`.
     """
     import pytest

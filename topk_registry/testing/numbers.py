@@ -51,9 +51,7 @@ def _slopes(loss: Loss, logits: Tensor, target: Target, directions: Tensor) -> T
 
 @check
 def gradient_descends(subject: Subject) -> None:
-    """Check that a small step against the gradient lowers the loss. A gradient with a wrong sign would raise the
-    loss.
-    """
+    """Check that a small step against the gradient lowers the loss. With a wrong sign, the step raises the loss."""
     loss, logits, labels = subject.build(), subject.logits(dtype=torch.float64), subject.labels()
     value, gradient = value_and_gradient(loss, logits, labels)
     expect(gradient.abs().max() > 0, "expected a gradient at random scores, got zero everywhere: nothing is learned")

@@ -98,8 +98,8 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
 def declared_options_work(subject: Subject) -> None:
     """Check the options in ``option_ranges`` (allowed values) and ``tuning_grid`` (values worth trying) of the loss.
 
-    Every allowed value must give a finite loss, and every value outside its range a ValueError. The range must contain
-    the default and the values of the tuning grid.
+    Every allowed value must give a finite loss. Every value outside the range must raise a ValueError. The range must
+    contain the default and the values of the tuning grid.
     """
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     if not ranges and not grid:

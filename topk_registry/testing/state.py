@@ -14,7 +14,7 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 def moves_to_meta(subject: Subject) -> None:
     """Check that ``loss.to(device)`` moves all tensors of the loss. PyTorch moves only parameters and buffers.
 
-    The check uses the meta device, so it needs no GPU. Tensors on the meta device have a shape but no numbers.
+    The check uses the meta device, so no GPU is needed. Tensors on the meta device have a shape but no numbers.
     Therefore the loss must not branch on the numbers in a tensor.
     """
     loss = _stateful(subject)

@@ -1,4 +1,4 @@
-"""The loss under test: how to build it, and the logits and targets that all checks use."""
+"""The loss under test, with the logits and the targets that all checks use."""
 
 import copy
 import functools
@@ -109,9 +109,7 @@ class Subject:
         return not torch.equal(loss(logits, labels), loss(logits, labels))
 
     def logits(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return random logits [batch, n]. The step of a finite difference does not change the order of a row's
-        logits.
-        """
+        """Return random logits [batch, n]. A finite-difference step does not change the order of logits in a row."""
         generator = torch.Generator().manual_seed(SEED)
         return torch.randn(batch, self.num_classes, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -172,7 +170,7 @@ def seed(number: int) -> None:
 
 
 def evaluate(loss: Loss, logits: Tensor, target: Target) -> Tensor:
-    """Return ``loss(logits, target)`` after setting a fixed seed, so that a random loss repeats its value."""
+    """Return ``loss(logits, target)`` after setting a fixed seed, so that repeated calls give the same value."""
     seed(SEED)
     return loss(logits, target)
 

@@ -14,9 +14,9 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 
 @check
 def takes_distributions(subject: Subject) -> None:
-    """Check that the loss accepts distributions as targets, which mixup and CutMix produce.
+    """Check that the loss accepts distributions as targets, because mixup and CutMix produce distributions.
 
-    A one-hot distribution must give the same loss as its class index. A mixture of two labels must change the loss,
+    A one-hot distribution must give the same loss as the class index. A mixture of two labels must change the loss,
     because a loss that uses only the arg max ignores all other labels.
     """
     subject.needs_rows()

@@ -66,9 +66,7 @@ def forward_mode(subject: Subject) -> None:
 
 @check
 def compiles(subject: Subject) -> None:
-    """Check that ``torch.compile(fullgraph=True, dynamic=True)`` makes one graph for all batch sizes and keeps the
-    loss.
-    """
+    """Check that the loss compiled by ``torch.compile`` has the same results, and one graph for all batch sizes."""
     from torch._dynamo.eval_frame import is_dynamo_supported
 
     if not is_dynamo_supported():

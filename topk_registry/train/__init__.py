@@ -1,12 +1,13 @@
-"""The trainer behind ``timm train`` and ``timm validate``, built on public functions of timm.
+"""The trainer behind the commands ``timm train`` and ``timm validate``, built on public functions of timm.
 
     from topk_registry.train import Trainer, TrainConfig
 
     result = Trainer(TrainConfig(loss="smooth_topk_svm", epochs=2)).fit()
 
-``config`` converts flags into one frozen TrainConfig. ``data``, ``model`` and ``loss`` build the parts of a run, and
-``trainer`` combines these parts. ``loop`` trains an epoch, ``evaluation`` computes metrics, ``checkpoint`` saves and
-resumes, and ``report`` prints. ``scripts`` runs training scripts of timm and torchvision with a registered loss.
+The module ``config`` converts flags into one frozen TrainConfig. ``data``, ``model`` and ``loss`` build the data
+loaders, the model and the loss. ``trainer`` trains all epochs, and ``loop`` trains one epoch. ``evaluation`` computes
+metrics, ``checkpoint`` saves and resumes runs, and ``report`` prints and writes results. ``scripts`` runs training
+scripts of timm and torchvision with a registered loss.
 """
 
 from importlib import import_module
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from topk_registry.train.loop import Run
     from topk_registry.train.trainer import Trainer, TrainResult
 
-# imported on first use: --help and a misspelled loss need neither torch nor timm
+# These modules are imported on first use, so that --help does not wait for the import of torch and timm.
 _MODULES = {
     "Run": "loop",
     "TrainConfig": "config",
@@ -34,7 +35,7 @@ _MODULES = {
 __all__ = ["Run", "TrainConfig", "TrainError", "TrainResult", "Trainer", "evaluate"]
 
 
-if not TYPE_CHECKING:  # type checkers would accept any name
+if not TYPE_CHECKING:  # if a type checker saw __getattr__, it would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULES:

@@ -1,8 +1,9 @@
-"""Checkpoints: content, writing, resuming, and the signals that end a run.
+"""Save and resume runs, and handle the signals that stop a run.
 
-timm's ``CheckpointSaver`` writes the file and timm's ``resume_task_checkpoint`` reads it. The state of the run is a
-part of the state of timm's task. This state has the loss, the history, the schedule, and the random generators of all
-processes. The state consists of plain types, so that loading executes no code.
+timm's ``CheckpointSaver`` writes a checkpoint, and timm's ``resume_task_checkpoint`` reads a checkpoint. timm combines
+model and loss in an object called task. The tasks in this module add a dictionary to each checkpoint. The dictionary
+has the loss, the metrics of all epochs, the state of the schedule, and the random generators of all processes. All
+values of the dictionary have plain types, so that loading a checkpoint executes no code.
 """
 
 import os
@@ -38,9 +39,9 @@ from topk_registry.train.errors import SaveError, TrainError
 
 LAST = "last.pth.tar"
 OUTPUT = "output/train"
-RESULTS = ("*.pth.tar", "summary.csv", "curves.svg")  # files of a run in its folder
-PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")
-SAME_REQUEST = 1.0  # seconds: a request may arrive twice, from the sender and through the process group
+RESULTS = ("*.pth.tar", "summary.csv", "curves.svg")  # names of files that show that a run used the folder
+PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")  # attributes of torch's ReduceLROnPlateau
+SAME_REQUEST = 1.0  # a signal that repeats within this many seconds belongs to the same stop request
 
 # Settings that may change when a run is resumed: duration, location, speed, and output.
 FREE = {
@@ -53,7 +54,15 @@ Row = dict[str, float]  # metrics of one epoch by name
 
 @dataclass
 class Progress:
-    """Completed epochs of a run and their metrics. ``stale`` is the number of evaluations since the best evaluation."""
+    """The completed epochs of a run.
+
+    Args:
+        epoch: number of completed epochs.
+        history: one dictionary of metrics per completed epoch.
+        best: best value of the metric that selects checkpoints, or None before the first evaluation.
+        best_epoch: index of the best epoch, counted from 0.
+        stale: number of evaluations since the best evaluation.
+    """
 
     epoch: int = 0
     history: list[Row] = field(default_factory=list)
@@ -62,7 +71,7 @@ class Progress:
     stale: int = 0
 
     def close(self, row: Row, value: float | None, decreasing: bool) -> None:
-        """Append the row of an epoch. ``value`` is the metric that selects checkpoints, or None if it is missing."""
+        """Add the metrics of a completed epoch. ``value`` selects the best epoch. None: the epoch was not evaluated."""
         self.history.append(row)
         if value is not None and (self.best is None or (value < self.best if decreasing else value > self.best)):
             self.best, self.best_epoch, self.stale = value, self.epoch, 0
@@ -72,7 +81,7 @@ class Progress:
 
 
 class RunState:
-    """Mixin for tasks of timm that adds the state of the loss and of the run to checkpoints."""
+    """Mixin for timm's tasks. A checkpoint saves ``run_state``, and ``loaded`` is the state in a loaded checkpoint."""
 
     criterion: nn.Module
     loss_record: dict[str, Any]
@@ -90,17 +99,17 @@ class RunState:
 
 
 class SingleLabelTask(RunState, ClassificationTask):
-    """timm's classification task with the state of a run."""
+    """Subclass of timm's task for images with one label. Checkpoints also have the state of the run."""
 
 
 class SeveralLabelsTask(RunState, MultiLabelClassificationTask):
-    """timm's multi-label classification task with the state of a run."""
+    """Subclass of timm's task for images with several labels. Checkpoints also have the state of the run."""
 
 
 def create_task(
     model: nn.Module, criterion: nn.Module, *, multilabel: bool, record: dict[str, Any], **about: Any
 ) -> Any:
-    """Return timm's task for this model and loss."""
+    """Return timm's task for a model and a loss. ``record`` describes the loss in checkpoints."""
     kind: Any = SeveralLabelsTask if multilabel else SingleLabelTask
     task = kind(model, criterion, verbose=False, **about)
     task.loss_record, task.run_state, task.loaded = record, {}, {}
@@ -108,7 +117,7 @@ def create_task(
 
 
 class Saver(CheckpointSaver):
-    """timm's saver with atomic writes. File numbers count epochs from 1, as in the log."""
+    """timm's CheckpointSaver, with epochs counted from 1 in file names. A failed write leaves the old file intact."""
 
     def _checkpoint_path(self, epoch: int) -> str:
         return super()._checkpoint_path(epoch + 1)
@@ -132,7 +141,9 @@ class Saver(CheckpointSaver):
         os.replace(half, dst)
 
     def save(self, epoch: int, metric: float | None) -> None:
-        """Save after an epoch, counted from 0.
+        """Save a checkpoint after an epoch, counted from 0.
+
+        ``metric`` ranks the checkpoints. If the epoch was not evaluated, ``metric`` is None.
 
         Raises:
             SaveError: the file cannot be written. The previous file is kept.
@@ -157,7 +168,7 @@ def _sync(path: str) -> None:
 
 
 def snapshot(task: Any, progress: Progress, scheduler: Any) -> None:
-    """Update the state that the next checkpoint saves. Every process must call this function."""
+    """Update the state that the next checkpoint saves. All processes must call this function at the same time."""
     states = all_ranks((generator_states(), {name: v.cpu() for name, v in task.criterion.state_dict().items()}))
     plateau = getattr(scheduler, "lr_scheduler", None)
     counts = {} if plateau is None else {name: getattr(plateau, name) for name in PLATEAU}
@@ -175,7 +186,11 @@ def snapshot(task: Any, progress: Progress, scheduler: Any) -> None:
 def resume(
     task: Any, path: Path, progress: Progress, *, optimizer: Any, scaler: Any, scheduler: Any, rank: int, world: int
 ) -> list[str]:
-    """Restore a checkpoint of this trainer or of timm's script, and return messages about what was restored.
+    """Restore a checkpoint of this trainer or of timm's script. Return messages for the log.
+
+    A checkpoint of timm's script has weights, optimizer and epoch. A checkpoint of this trainer also has the history,
+    the schedule and the state of the loss. If the checkpoint was trained with another loss, the state of the loss is
+    not restored. :func:`restore_generators` restores the random generators.
 
     Raises:
         TrainError: the checkpoint cannot be read, or belongs to another model or optimizer.
@@ -189,7 +204,7 @@ def resume(
     state = task.loaded
     if "progress" not in state:
         progress.epoch = epoch or 0
-        return [f"restored  weights, optimizer and epoch {progress.epoch} of timm's checkpoint, not the generators"]
+        return [f"restored  weights, optimizer and epoch {progress.epoch} of timm's checkpoint, not the random state"]
     for name, value in state["progress"].items():
         setattr(progress, name, value)
     notes = []
@@ -197,32 +212,32 @@ def resume(
         states = state["criterion"]
         task.criterion.load_state_dict(states[rank] if len(states) == world else states[0])
     else:
-        notes.append(f"          the checkpoint was trained with loss {state['loss']['name']!r} and other options")
+        notes.append(f"          the checkpoint has another loss or other options: {state['loss']['name']!r}")
     if (plateau := getattr(scheduler, "lr_scheduler", None)) is not None and state["plateau"]:
         scheduler.restore_lr = state["plateau"]["restore_lr"]
         vars(plateau).update({name: state["plateau"][name] for name in PLATEAU})
     if task.has_ema() and state["ema_generator"] is not None:
         task.get_trainable_module(ema=True)._sr_generator.set_state(state["ema_generator"])
     if len(state["generators"]) != world:
-        notes.append(f"          with {world} processes, not {len(state['generators'])}: not bit for bit")
+        notes.append(f"          {world} processes, not {len(state['generators'])}: random numbers will differ")
     return [f"resumed   {path} after epoch {progress.epoch}", *notes]
 
 
 def restore_generators(task: Any, rank: int, world: int) -> None:
-    """Restore the random generators, if the checkpoint has their states for the same number of processes."""
+    """Restore the random generators from the loaded checkpoint, if the number of processes has not changed."""
     states = task.loaded.get("generators", ())
     if len(states) == world:
         set_generator_states(states[rank])
 
 
 def _origin(path: Path) -> str:
-    """Return text for the start of an error message: the model that the checkpoint records."""
+    """Return the start of an error message that names the model in a checkpoint, or "" if the model is unknown."""
     saved = settings_in(path)
-    return f"it holds {saved['model']} with {saved.get('num_classes')} classes. " if saved.get("model") else ""
+    return f"it has model {saved['model']} with {saved.get('num_classes')} classes. " if saved.get("model") else ""
 
 
 def generator_states() -> dict[str, Any]:
-    """Return the states of the generators of Python, NumPy and PyTorch in this process."""
+    """Return the states of the random generators of Python, NumPy and PyTorch in this process."""
     name, keys, *rest = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -242,7 +257,7 @@ def set_generator_states(state: Mapping[str, Any]) -> None:
 
 
 def all_ranks(value: Any) -> list[Any]:
-    """Return the values of all processes in the order of their ranks."""
+    """Return a list with the value of each process, in the order of the ranks."""
     if not (dist.is_available() and dist.is_initialized()):
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()
@@ -251,31 +266,34 @@ def all_ranks(value: Any) -> list[Any]:
 
 
 def folder_of(config: TrainConfig) -> Path | None:
-    """Return the folder of ``--experiment``, or None if the flag is not set."""
+    """Return the folder of the run that ``--experiment`` names, or None if the flag is not set."""
     return Path(config.output or OUTPUT, config.experiment) if config.experiment else None
 
 
 def results(folder: Path) -> list[Path]:
-    """Return the checkpoints and records in the folder of a run."""
+    """Return the paths of the checkpoints, ``summary.csv`` and ``curves.svg`` in the folder of a run."""
     return [path for pattern in RESULTS for path in sorted(folder.glob(pattern))]
 
 
 def check_folder(config: TrainConfig) -> None:
-    """Raise a TrainError if the folder of a new run contains another run."""
+    """Raise a TrainError if the run would neither resume nor overwrite the run in the folder of ``--experiment``."""
     folder = folder_of(config)
     if folder is None or config.overwrite or config.dry_run or config.resume == "auto":
         return
     if config.resume and Path(config.resume).resolve().parent == folder.resolve():
         return
     if results(folder):
-        raise TrainError(f"{folder} holds another run: --resume auto continues it, --overwrite starts anew")
+        raise TrainError(f"{folder} holds another run: --resume auto continues that run, --overwrite deletes it")
 
 
 def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
-    """Return the checkpoint to resume from, and a message if ``--resume auto`` found no checkpoint.
+    """Return the checkpoint to resume from, and a message for the log.
+
+    Without ``--resume``, the result is (None, ""). ``--resume auto`` selects the newest checkpoint whose settings allow
+    this run to continue, see :func:`differences`. If there is no such checkpoint, the result is (None, message).
 
     Raises:
-        TrainError: the checkpoint does not exist, or the run of ``--experiment`` has other settings.
+        TrainError: the checkpoint does not exist, or the run in the folder of ``--experiment`` has other settings.
     """
     if config.resume != "auto":
         path = Path(config.resume) if config.resume else None
@@ -292,17 +310,17 @@ def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
             return path, ""
         if folder:
             raise TrainError(f"--resume auto: {folder} has other settings: {'; '.join(differ)}")
-    return None, f"--resume auto: no checkpoint of this run in {folder or root}, starting anew"
+    return None, f"--resume auto: no checkpoint of this run in {folder or root}, starting a new run"
 
 
 def differences(saved: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    """Return the settings that must not change but differ from the saved settings, as ``name: saved -> now``."""
+    """Return ``name: saved -> now`` for each changed setting that forbids resuming the saved run."""
     now = {name: value for name, value in config.to_dict().items() if name not in FREE and value not in (None, "")}
     return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
 
 
 def settings_in(checkpoint: Path) -> dict[str, Any]:
-    """Return the settings in a checkpoint, or an empty dictionary if it cannot be read."""
+    """Return the settings that a checkpoint records, or {} if the file has no settings or cannot be read."""
     try:
         args = load_checkpoint_metadata(str(checkpoint)).get("args")
     except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, UnpicklingError):
@@ -311,7 +329,7 @@ def settings_in(checkpoint: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a temporary file, then rename the file, so that readers see either the old or the new content."""
+    """Write a file so that readers see the old or the new content. Raise a SaveError if the file cannot be written."""
     half = path.with_name(path.name + ".tmp")
     try:
         half.write_text(text, encoding="utf-8")
@@ -326,7 +344,7 @@ def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def continue_command(folder: Path) -> str:
-    """Return the command line that continues a run, with the launcher of this process."""
+    """Return the shell command that continues a run. If torchrun started this process, the command uses torchrun."""
     program = Path(sys.argv[0])
     words = ["python", "-m", "topk_registry"] if program.name == "__main__.py" else [program.name]
     if program.stem not in ("__main__", "timm", "topk-registry", "topk-train"):
@@ -338,10 +356,11 @@ def continue_command(folder: Path) -> str:
 
 
 class StopRequest:
-    """Context manager that stores the first signal in ``signum``, and restores the old handlers at exit.
+    """Context manager that records SIGINT, SIGTERM and SIGHUP instead of stopping the process.
 
-    A second Ctrl-C stops immediately. Other repeated signals are ignored, because batch systems send SIGTERM to a
-    process and again to its group.
+    ``signum`` is the first signal that arrived, or 0. ``bool(request)`` is True after a signal. If Ctrl-C is pressed
+    again, KeyboardInterrupt is raised. Other repeated signals are ignored, because batch systems send SIGTERM to a
+    process and again to its process group. At exit, the old signal handlers are restored.
     """
 
     def __init__(self) -> None:
@@ -355,7 +374,7 @@ class StopRequest:
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
             for signum in SIGNALS:
-                if signal.getsignal(signum) is not signal.SIG_IGN:  # ignored under nohup
+                if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup ignores SIGHUP, and this must not change
                     self._old[signum] = signal.signal(signum, self._note)
         return self
 

@@ -1,4 +1,4 @@
-"""``timm train``: parsing and checks that need neither torch nor timm."""
+"""The command ``timm train``: check flags and the name of the loss, then import torch and timm and train."""
 
 import os
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from topk_registry.train.config import parse_args
 def main(argv: Sequence[str]) -> int:
     """Train an image classifier with a loss by name."""
     config = parse_args(argv)
-    info = registry.loss_info(config.loss)  # detects a misspelled name before slow imports
+    info = registry.loss_info(config.loss)  # raises an error for a misspelled name
     if info.status == "broken":
         raise BrokenPluginError(f"loss {config.loss!r} of {info.distribution} is broken: {info.error}")
     if os.environ.get("RANK", "0") == "0":

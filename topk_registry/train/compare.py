@@ -1,8 +1,8 @@
-"""``topk-registry compare A B ...``: compare models on the same images, with paired intervals and exact tests.
+"""The command ``topk-registry compare A B ...`` compares models on the same images.
 
-Each model is compared with the first model. The interval of a difference is a percentile bootstrap over images, with
-the same resamples for all models and measures. McNemar's exact test uses the images for which exactly one of two models
-is right.
+Each model is compared with the first model. The confidence interval of a difference is a percentile bootstrap interval:
+images are drawn with replacement, and all models and measures use the same draws. McNemar's exact test compares the
+number of images that only the first model classifies correctly with the number for only the second model.
 """
 
 import json
@@ -21,22 +21,22 @@ from topk_registry.train.config import OWN_BATCHES
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
-MAX_DRAWN = 1 << 22  # number of drawn images per block of resamples: 32 MB
+MAX_DRAWN = 1 << 22  # drawn images that are processed at once, which limits the memory to 32 MB
 LEVEL = 0.95
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One measure of two models.
+    """The difference of one measure, such as top-1 accuracy, between two models.
 
     Args:
         measure: name such as ``top1``, ``macro top5`` or ``nll``. Accuracies are in percent.
         first, second: values of the two models.
         difference: second - first.
         low, high: 95 % bootstrap interval of the difference.
-        gained, lost: number of images on which only the second, or only the first model is right; None for other
-            measures.
-        p: two-sided p-value of McNemar's exact test; None for other measures.
+        gained: number of images with the label in the top k of the second model only. None for ``macro`` and ``nll``.
+        lost: number of images with the label in the top k of the first model only. None for ``macro`` and ``nll``.
+        p: two-sided p-value of McNemar's exact test. None for ``macro`` and ``nll``.
     """
 
     measure: str
@@ -51,7 +51,7 @@ class Difference:
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test, where gained ~ Binomial(gained + lost, 1/2).
+    """Return the two-sided p-value of McNemar's exact test, in which gained ~ Binomial(gained + lost, 1/2).
 
     Example:
         >>> round(mcnemar(1, 9), 6)
@@ -70,18 +70,22 @@ def compare_scores(
     resamples: int = 2000,
     seed: int = 0,
 ) -> list[list[Difference]]:
-    """Compare each model with the first: top-k accuracy over images and over classes, and negative log-likelihood.
+    """Compare each model with the first model.
+
+    The measures are top-k accuracy, the mean of the top-k accuracies of the classes (``macro``), and the mean negative
+    log-likelihood of the label (``nll``).
 
     Args:
-        scores: scores of each model [N, n], with classes in the same order. Softmax of scores gives probabilities.
+        scores: one array of scores [N, n] per model, with the classes in the same order. The softmax of the scores
+            gives the probabilities of a model.
         labels: labels of the images [N].
-        k: set sizes of top-k accuracy. Ties count as the probability that the label is in the top k after random
-            tie-breaking.
+        k: values of k for top-k accuracy. If other classes have the same score as the label, ties are broken at random:
+            the image counts as the probability that the label is in the top k.
         resamples: number of bootstrap resamples.
         seed: seed of the resamples.
 
     Returns:
-        For each model from the second on, the differences from the first model.
+        For the second and each later model, a list with one :class:`Difference` per measure.
     """
     order = np.argsort(labels, kind="stable")
     labels = np.asarray(labels)[order]
@@ -122,7 +126,7 @@ def compare_scores(
 
 
 def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floats:
-    """Return per image the credit for each k and the negative log-likelihood [N, len(k) + 1]."""
+    """Return [N, len(k) + 1]: the top-k accuracies of each image for all k, then the negative log-likelihood."""
     scores = scores.astype(np.float64)
     own = scores[np.arange(len(labels)), labels][:, None]
     better, equal = (scores > own).sum(1), (scores == own).sum(1)
@@ -133,7 +137,7 @@ def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floa
 
 
 def _resamples(images: int, count: int, seed: int) -> Iterator[Floats]:
-    """Yield blocks [b, N]. Each row has the number of times that each image was drawn in N draws with replacement."""
+    """Yield blocks [b, N] of resamples. Entry (i, j) is the number of times that resample i has image j."""
     rng = np.random.default_rng(seed)
     size = max(1, MAX_DRAWN // images)
     for start in range(0, count, size):
@@ -143,7 +147,7 @@ def _resamples(images: int, count: int, seed: int) -> Iterator[Floats]:
 
 
 def table(names: Sequence[str], results: Sequence[Sequence[Difference]]) -> str:
-    """Return all differences as one text table."""
+    """Return the differences of all models and measures as text, with one line per difference."""
     header = ("MODEL", "MEASURE", names[0], "MODEL'S", "DIFFERENCE", "95 % INTERVAL", "ONLY THIS : ONLY FIRST", "P")
     rows: list[Sequence[str]] = [header]
     for name, differences in zip(names[1:], results, strict=True):
@@ -160,7 +164,7 @@ def table(names: Sequence[str], results: Sequence[Sequence[Difference]]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compare models on the same images, with intervals and exact tests."""
+    """Compare models on the same images, with confidence intervals and exact tests."""
     parser = _parser()
     args = parser.parse_args(argv)
     if len(args.models) < 2:
@@ -197,7 +201,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
-    """Return names, scores in the class order of the first model, labels, and one line of text per model."""
+    """Run all models on the same images. Return names, scores, labels, and one line of text about each model.
+
+    The scores of a model are an array [N, n] with the classes in the order of the first model.
+    """
     from topk_registry.train.validate import open_model
 
     names = _short_names(args.models)
@@ -224,7 +231,7 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         columns = _columns(classes, _names(model, logits), names[0], name)
         labels = np.argsort(columns)[labels]
         if not np.array_equal(labels, first_labels):
-            raise ValueError(f"{names[0]} and {name} read other images or labels")
+            raise ValueError(f"{names[0]} and {name} read different images or labels")
         scores.append(logits[:, columns])
     return names, scores, first_labels, about
 
@@ -238,7 +245,7 @@ def _names(model: Any, logits: NDArray[Any]) -> list[str]:
 
 
 def _data_settings(args: Any, model: Any) -> dict[str, Any]:
-    """Return the data settings of the flags, or else of the first model's evaluation."""
+    """Return options for opening the images: those in the flags, else the evaluation data of the first model."""
     if args.data_dir or args.dataset:
         return {"name": args.dataset, "split": args.split, "root": args.data_dir, **args.dataset_opt}
     config = getattr(model, "config", None)
@@ -271,7 +278,7 @@ def _aligned(dataset: Any, model: Any, name: str) -> Any:
 
 
 def _columns(first: Sequence[str], other: Sequence[str], first_name: str, name: str) -> Integers:
-    """Return the column in ``other`` of each class in ``first``."""
+    """Return the index of the column in ``other`` for each class in ``first``."""
     from topk_registry.data.folders import class_map
 
     if len(first) != len(other):
@@ -291,7 +298,7 @@ def _describe(name: str, model: Any) -> str:
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """Return the shortest endings of the paths that differ from each other."""
+    """Return the shortest endings of the paths that are all different, such as ``a/best.onnx``, ``b/best.onnx``."""
     parts = [Path(path).absolute().parts for path in paths]
     size = next(i for i in range(1, 1 + max(map(len, parts))) if len({p[-i:] for p in parts}) == len(parts))
     return ["/".join(p[-size:]) for p in parts]
@@ -313,7 +320,7 @@ def _parser() -> ArgumentParser:
     add("--k", type=positive, nargs="+", default=[1, 5], metavar="K", help="k of top-k accuracies (default: 1 5)")
     add("--resamples", type=positive, default=2000, metavar="N", help="bootstrap resamples (default: 2000)")
     add("--seed", type=within("[0, inf)", int), default=0, metavar="S", help="seed of the resamples (default: 0)")
-    add("--weights", choices=("ema", "model"), default="ema", help="weights of checkpoints with both (default: ema)")
+    add("--weights", choices=("ema", "model"), default="ema", help="weights to use if there are both (default: ema)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     add("-b", "--batch-size", type=positive, default=256, metavar="N", help="images per batch (default: 256)")
     add(

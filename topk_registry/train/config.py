@@ -1,7 +1,8 @@
-# ruff: noqa: RUF009 -- a flag is a dataclass field
-"""The settings of ``timm train``. One table of settings defines the parser, ``args.yaml`` and the checks.
+# ruff: noqa: RUF009 -- fields are created by function calls
+"""The settings of ``timm train``, as fields of one dataclass.
 
-Flags have the names, meanings and defaults of timm. Parsing needs neither torch nor timm.
+The fields define the command-line flags, the entries of ``args.yaml`` and the checks of values. Flags have the names,
+meanings and defaults of timm's training script. Parsing needs neither torch nor timm.
 """
 
 import argparse
@@ -22,12 +23,12 @@ from topk_registry.train.errors import ConfigError
 
 CLASSIFICATION, MULTILABEL = TASKS = ("classification", "multilabel")
 INTERPOLATIONS = ("", "nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-WEIGHT_METHODS = ("inv_freq", "effective_num")  # methods of --class-weight that use class counts
+WEIGHT_METHODS = ("inv_freq", "effective_num")  # values of --class-weight that compute weights from class counts
 METRIC = re.compile(r"(?:(macro|many|medium|few)[-_])?top[1-9]\d*|nll|loss")
 MULTILABEL_METRIC = re.compile(r"map|(?:micro|macro|sample)[-_]f1|exact[-_]match|top[1-9]\d*[-_]recall|bce|loss")
 DECREASING = ("nll", "bce", "train_loss")  # metrics for which lower values are better
 
-# Defaults without a data set: a job that takes about a minute on a laptop.
+# Defaults if no data set is specified: a job that takes about a minute on a laptop.
 BUILTIN_DEFAULTS: dict[str, Any] = {
     "dataset": "topk/hierarchy",
     "model": "topk_convnet",
@@ -43,18 +44,18 @@ BUILTIN_DEFAULTS: dict[str, Any] = {
     "smoothing": 0.0,
     "workers": 0,
 }
-OWN_BATCHES = "own-batches"  # placeholder for the data set if a program passes loaders
-MULTILABEL_DEFAULTS: dict[str, Any] = {"loss": "bce", "smoothing": 0.0, "eval_metric": "map"}  # as timm's
+OWN_BATCHES = "own-batches"  # value of the setting "dataset" if a program passes data loaders to Trainer
+MULTILABEL_DEFAULTS: dict[str, Any] = {"loss": "bce", "smoothing": 0.0, "eval_metric": "map"}  # same as in timm
 
-# the flags that --help shows; --help-all shows every flag
+# The flags that --help shows. --help-all shows every flag.
 COMMON = (
     *("data_dir", "dataset", "dataset_opt", "val_split", "loss", "loss_opt", "class_weight", "model", "pretrained"),
     *("img_size", "batch_size", "device", "amp", "opt", "lr", "epochs", "smoothing", "mixup", "model_ema", "workers"),
     *("experiment", "resume"),
 )
 
-# Flags of timm's training script that this trainer does not have, with timm's defaults: an args.yaml of timm's script
-# that keeps these defaults is accepted.
+# Flags of timm's training script that this trainer does not have, with timm's defaults. The trainer accepts an
+# args.yaml of timm's script if these flags have their defaults.
 _OFF = """
 fast_norm torchscript no_ddp_bb synchronize_step resplit split_bn model_ema_force_cpu jsd_loss bce_loss bce_sum
 save_images use_multi_epochs_loader log_wandb no_resume_opt naflex_loader naflex_patchify_channels_first
@@ -65,7 +66,7 @@ train_batch_sizes train_size_probs train_batches_per_epoch naflex_patch_sizes na
 kd_student_feature_dim kd_teacher_feature_dim distill_loss_weight task_loss_weight class_stats loss_weight_max
 lr_decay_fn lr_stable_timescale save_epochs gp train_crop_mode fuser lr_base_scale wandb_resume_id loss_pos_weight
 layer_decay_min_scale epoch_repeats recovery_interval tta wandb_tags local_rank
-"""  # false, empty, zero or none
+"""  # the default of each of these flags is False, empty, 0 or None
 TIMM_ONLY: dict[str, Any] = {
     **dict.fromkeys(_OFF.split()),
     "lr_noise_pct": 0.67,
@@ -109,8 +110,9 @@ def flag(
 ) -> Any:
     """Return a dataclass field that is also a command-line flag.
 
-    ``short`` is an additional name. ``within`` is the interval of accepted numbers, including numbers of a list.
-    ``nargs`` is the length of a list. ``const`` is the value if the flag is used without a value.
+    ``short`` is an additional name such as ``-b``. ``within`` is the interval of accepted numbers. In a list, each
+    number must be in this interval. ``nargs`` is the required length of a list. ``const`` is the value if the command
+    line has the flag without a value.
     """
     info = {"group": group, "help": help, "metavar": metavar, "short": short, "choices": choices, "within": within}
     info |= {"nargs": nargs, "const": const}
@@ -130,11 +132,11 @@ class TrainConfig:
     """Settings of a training run, under the names of the flags of ``timm train``.
 
     The defaults are the defaults of timm. With ``task="multilabel"``, the defaults are those of timm's multi-label
-    task. If a classification has neither ``data_dir`` nor ``dataset``, the defaults define a small job on a built-in
-    data set.
+    task. If neither ``task="multilabel"`` nor ``data_dir`` nor ``dataset`` is set, the defaults describe a job of about
+    a minute on a built-in data set.
 
     Raises:
-        ConfigError: a value has the wrong type or is out of range, or settings exclude each other.
+        ConfigError: a value has the wrong type or is out of range, or two settings exclude each other.
 
     Example:
         >>> config = TrainConfig(loss="focal", epochs=2)
@@ -143,9 +145,9 @@ class TrainConfig:
     """
 
     task: str = _LOSS(
-        "classification", "one label per image (classification), or any number (multilabel)", choices=TASKS
+        "classification", "classification: one label per image; multilabel: any number of labels", choices=TASKS
     )
-    loss: str = _LOSS("ce", "a registered loss (`timm losses` lists them) or one of timm's", metavar="NAME")
+    loss: str = _LOSS("ce", "a registered loss or a loss of timm; `timm losses` lists both", metavar="NAME")
     loss_opt: dict[str, Any] = _LOSS({}, "options of the loss; a repeated flag adds options")
     class_weight: str = _LOSS(
         "", "class weights of the loss: inv_freq or effective_num, a file, or numbers joined by commas", metavar="HOW"
@@ -166,18 +168,18 @@ class TrainConfig:
     dataset_opt: dict[str, Any] = _DATA({}, "options of a registered data set, such as size=20000 noise=0.4")
     train_split: str = _DATA("train", "split to train on", metavar="NAME")
     val_split: str = _DATA(
-        "validation", "split to evaluate on; a number such as 0.1 holds out that share of each class; '' for none",
+        "validation", "split to evaluate on; 0.1 instead holds out 10 % of the training images of each class; '': none",
         metavar="NAME",
     )  # fmt: skip
     train_num_samples: int | None = _DATA(None, "images in a streamed training split", metavar="N", within="[1, inf)")
     val_num_samples: int | None = _DATA(None, "images in a streamed evaluation split", metavar="N", within="[1, inf)")
-    dataset_download: bool = _DATA(False, "allow torch/ and tfds/ data sets to download themselves")
+    dataset_download: bool = _DATA(False, "download missing data sets of torch/ and tfds/")
     class_map: str = _DATA("", "file that maps class names to indices", metavar="FILE")
     input_img_mode: str | None = _DATA(None, "PIL mode that images are converted to, such as RGB or L")
-    input_key: str | None = _DATA(None, "key of the image in the data set; of a folder, the file endings")
+    input_key: str | None = _DATA(None, "key of the image; for a folder, file endings such as .png;.jpg")
     target_key: str | None = _DATA(None, "key of the label in the data set")
     target_format: str | None = _DATA(
-        None, "with --task multilabel: what --target-key holds (default: indices)", choices=("indices", "multihot")
+        None, "form of the labels with --task multilabel (default: indices)", choices=("indices", "multihot")
     )
     sampler: str = _DATA("", "class_balanced: draw each class equally often", choices=("", "class_balanced"))
 
@@ -186,7 +188,7 @@ class TrainConfig:
     pretrained_path: str | None = _MODEL(
         None, "start from this file as if it were the published weights", metavar="PATH"
     )
-    initial_checkpoint: str = _MODEL("", "load this checkpoint into the model first", metavar="PATH")
+    initial_checkpoint: str = _MODEL("", "start from the weights in this checkpoint", metavar="PATH")
     num_classes: int | None = _MODEL(
         None, "number of classes (default: of the data, else of the model)", metavar="N", within="[1, inf)"
     )
@@ -196,7 +198,7 @@ class TrainConfig:
         None, "input channels, height and width", metavar="N", nargs=3, within="[1, inf)"
     )
     crop_pct: float | None = _MODEL(
-        None, "share of the image in evaluation's center crop", metavar="PCT", within="(0, inf)"
+        None, "share of the image that evaluation's center crop keeps", metavar="PCT", within="(0, inf)"
     )
     mean: list[float] | None = _MODEL(None, "channel means", metavar="MEAN")
     std: list[float] | None = _MODEL(None, "channel standard deviations", metavar="STD", within="(0, inf)")
@@ -204,34 +206,35 @@ class TrainConfig:
     channels_last: bool = _MODEL(False, "use the channels-last memory layout")
     grad_checkpointing: bool = _MODEL(False, "recompute activations to save memory")
     model_kwargs: dict[str, Any] = _MODEL({}, "further options of the model")
-    torchcompile: str | None = _MODEL(None, "compile the model", metavar="BACKEND", const="inductor")
+    torchcompile: str | None = _MODEL(None, "compile the model with torch.compile", metavar="BACKEND", const="inductor")
     drop: float = _MODEL(0.0, "dropout rate", metavar="P", within="[0, 1]")
     drop_path: float | None = _MODEL(None, "stochastic depth rate", metavar="P", within="[0, 1]")
-    sync_bn: bool = _MODEL(False, "compute batch norm over all processes")
+    sync_bn: bool = _MODEL(False, "compute the statistics of batch norm over all processes in each step")
     dist_bn: str = _MODEL(
-        "reduce", "share batch-norm statistics after each epoch; '' to leave them", choices=("broadcast", "reduce", "")
-    )
+        "reduce", "after each epoch, average the batch-norm statistics of all processes (reduce), copy those of the "
+        "first process (broadcast), or neither ('')", choices=("broadcast", "reduce", "")
+    )  # fmt: skip
     model_ema: bool = _MODEL(False, "keep an exponential moving average of the weights (EMA), and evaluate it too")
     model_ema_decay: float = _MODEL(0.9998, "decay of the EMA", within="[0, 1]")
     model_ema_warmup: bool = _MODEL(False, "let the decay of the EMA grow from 0")
 
-    device: str = _DEVICE("auto", "auto is CUDA if there is a CUDA device, else the CPU")
+    device: str = _DEVICE("auto", "auto (CUDA if there is a CUDA device, else the CPU), cpu, cuda or cuda:N")
     amp: bool = _DEVICE(False, "train in mixed precision")
     amp_dtype: str | None = _DEVICE(
         None, "precision of --amp (default: float16; bfloat16 on a CPU)", choices=("float16", "bfloat16")
     )
     model_dtype: str | None = _DEVICE(
-        None, "precision of the model, without --amp", choices=("float32", "float16", "bfloat16")
+        None, "dtype of the weights (default: float32)", choices=("float32", "float16", "bfloat16")
     )
     workers: int = _DEVICE(4, "data loader processes", metavar="N", short="-j", within="[0, inf)")
-    pin_mem: bool = _DEVICE(False, "pin the memory of batches")
+    pin_mem: bool = _DEVICE(False, "load batches into pinned memory")
     no_prefetcher: bool = _DEVICE(False, "normalize and mix images on the CPU")
 
     batch_size: int = _OPT(128, "training batch size per process", metavar="N", short="-b", within="[1, inf)")
     validation_batch_size: int | None = _OPT(
         None, "evaluation batch size (default: as in training)", metavar="N", short="-vb", within="[1, inf)"
     )
-    grad_accum_steps: int = _OPT(1, "batches per update", metavar="N", within="[1, inf)")
+    grad_accum_steps: int = _OPT(1, "batches per update of the weights", metavar="N", within="[1, inf)")
     opt: str = _OPT("sgd", "a timm optimizer", metavar="NAME")
     momentum: float = _OPT(0.9, "momentum", metavar="M", within="[0, 1]")
     weight_decay: float = _OPT(2e-05, "weight decay", within="[0, inf)")
@@ -239,29 +242,31 @@ class TrainConfig:
         None, "clip gradients, see --clip-mode (default: no)", metavar="NORM", within="(0, inf)"
     )
     clip_mode: str = _OPT("norm", "what --clip-grad limits", choices=("norm", "value", "agc"))
-    layer_decay: float | None = _OPT(None, "factor of the learning rate per layer, from the last", within="(0, inf)")
+    layer_decay: float | None = _OPT(None, "learning rate factor per layer below the last layer", within="(0, inf)")
     opt_kwargs: dict[str, Any] = _OPT({}, "further options of the optimizer, such as eps=1e-6 betas=(0.9,0.99)")
 
     epochs: int = _SCHEDULE(300, "epochs to train", metavar="N", within="[1, inf)")
     sched: str = _SCHEDULE("cosine", "learning rate schedule", metavar="NAME")
     sched_on_updates: bool = _SCHEDULE(False, "step the schedule per update, not per epoch")
     lr: float | None = _SCHEDULE(None, "learning rate (default: from --lr-base)", metavar="LR", within="[0, inf)")
-    lr_base: float = _SCHEDULE(0.1, "lr = lr_base * global batch / 256", metavar="LR", within="[0, inf)")
+    lr_base: float = _SCHEDULE(
+        0.1, "lr = lr_base * r, r = global batch / 256; adaptive optimizers: sqrt(r)", metavar="LR", within="[0, inf)"
+    )
     warmup_lr: float = _SCHEDULE(1e-05, "learning rate at the start of warmup", metavar="LR", within="[0, inf)")
-    min_lr: float = _SCHEDULE(0.0, "least learning rate", metavar="LR", within="[0, inf)")
+    min_lr: float = _SCHEDULE(0.0, "lowest learning rate", metavar="LR", within="[0, inf)")
     decay_milestones: list[int] = _SCHEDULE(
         [90, 180, 270], "epochs at which the schedule multistep lowers the rate", metavar="N", within="[1, inf)"
     )
     decay_epochs: float = _SCHEDULE(90, "epochs between drops of the schedule step", metavar="N", within="(0, inf)")
     warmup_epochs: int = _SCHEDULE(5, "epochs of warmup", metavar="N", within="[0, inf)")
-    warmup_prefix: bool = _SCHEDULE(False, "warm up before the schedule, not within it")
-    cooldown_epochs: int = _SCHEDULE(0, "epochs at the least learning rate, at the end", metavar="N", within="[0, inf)")
+    warmup_prefix: bool = _SCHEDULE(False, "start the schedule after the warmup epochs, not with the first epoch")
+    cooldown_epochs: int = _SCHEDULE(0, "additional epochs at the lowest learning rate", metavar="N", within="[0, inf)")
     patience_epochs: int = _SCHEDULE(10, "patience of the schedule plateau", metavar="N", within="[0, inf)")
     decay_rate: float = _SCHEDULE(
         0.1, "factor of the schedules step, multistep and plateau", metavar="RATE", short="--dr", within="[0, inf)"
     )
 
-    no_aug: bool = _AUG(False, "resize images only, whatever the flags below say")
+    no_aug: bool = _AUG(False, "only resize and center-crop training images; mixup and cutmix still apply")
     scale: list[float] = _AUG(
         [0.08, 1.0], "area of the random crop, as a share of the image", metavar="PCT", within="(0, inf)"
     )
@@ -271,14 +276,14 @@ class TrainConfig:
     color_jitter: float = _AUG(0.4, "strength of color jitter", metavar="F", within="[0, inf)")
     aa: str | None = _AUG(None, "AutoAugment policy, such as rand-m9-mstd0.5-inc1, v0 or augmix", metavar="NAME")
     aug_repeats: float = _AUG(0, "repeats of each image per epoch (several processes only)", within="[0, inf)")
-    aug_splits: int = _AUG(0, "augmentation splits of a batch, for --loss jsd: 0, or at least 2", within="[0, inf)")
+    aug_splits: int = _AUG(0, "augmented copies of each image, for --loss jsd: 0, or at least 2", within="[0, inf)")
     reprob: float = _AUG(0.0, "probability of random erasing", metavar="P", within="[0, 1]")
-    remode: str = _AUG("pixel", "what random erasing writes", choices=("const", "rand", "pixel"))
+    remode: str = _AUG("pixel", "content of erased areas: 0, one color or noise", choices=("const", "rand", "pixel"))
     mixup: float = _AUG(0.0, "alpha of mixup; 0 is off", metavar="ALPHA", within="[0, inf)")
     cutmix: float = _AUG(0.0, "alpha of cutmix; 0 is off", metavar="ALPHA", within="[0, inf)")
     mixup_prob: float = _AUG(1.0, "probability that a batch is mixed", within="[0, 1]")
     mixup_switch_prob: float = _AUG(0.5, "probability of cutmix if mixup is on too", within="[0, 1]")
-    mixup_mode: str = _AUG("batch", "images that share a mixing ratio", choices=("batch", "pair", "elem", "half"))
+    mixup_mode: str = _AUG("batch", "which images share a mixing ratio", choices=("batch", "pair", "elem", "half"))
     mixup_off_epoch: int = _AUG(0, "epoch at which mixup and cutmix end; 0: never", metavar="N", within="[0, inf)")
     smoothing: float = _AUG(0.1, "label smoothing (with --task multilabel: 0)", within="[0, 1]")
     train_interpolation: str = _AUG(
@@ -287,10 +292,10 @@ class TrainConfig:
 
     seed: int = _RUN(42, "random seed", metavar="S", within="[0, inf)")
     eval_metric: str = _RUN(
-        "top1", "metric of the best checkpoint: nll, topK, macro-topK, many-, medium-, few-topK; multilabel: map, "
+        "top1", "metric that selects the best checkpoint: nll, topK, {macro,many,medium,few}-topK; multilabel: map, "
         "micro-f1, macro-f1, sample-f1, exact-match, topK-recall, bce", metavar="NAME",
     )  # fmt: skip
-    multi_crop: int = _RUN(0, "evaluate crops of an image, and average their top-k marginals", choices=(0, 5, 10))
+    multi_crop: int = _RUN(0, "evaluate N crops per image and average their top-k marginals", choices=(0, 5, 10))
     marginal_temperature: float | None = _RUN(
         None, "temperature of the marginals of --multi-crop (default: of the loss)", metavar="T", within="(0, inf)"
     )
@@ -300,16 +305,16 @@ class TrainConfig:
     )
     log_interval: int = _RUN(50, "updates between lines of progress", metavar="N", within="[1, inf)")
     log: list[str] = _RUN([], "also log to tensorboard or wandb", metavar="NAME", choices=("tensorboard", "wandb"))
-    checkpoint_hist: int = _RUN(10, "checkpoints to keep", metavar="N", within="[1, inf)")
+    checkpoint_hist: int = _RUN(10, "number of best checkpoints to keep", metavar="N", within="[1, inf)")
     output: str = _RUN("", "folder of all runs (default: output/train)", metavar="DIR")
     experiment: str = _RUN("", "name of the folder of this run (default: time, model and loss)", metavar="NAME")
-    overwrite: bool = _RUN(False, "start anew if the folder of --experiment holds a run")
-    resume: str = _RUN("", "continue from a checkpoint; auto: from the newest of this run", metavar="PATH")
+    overwrite: bool = _RUN(False, "delete the run in the folder of --experiment, if there is one")
+    resume: str = _RUN("", "continue from a checkpoint; auto: from the newest with these settings", metavar="PATH")
     dry_run: bool = _RUN(False, "build everything, try the loss on one batch, and stop")
 
     def __new__(cls, **given: Any) -> "TrainConfig":
         config = super().__new__(cls)
-        object.__setattr__(config, "_given", frozenset(given))  # only __new__ can distinguish set values from defaults
+        object.__setattr__(config, "_given", frozenset(given))  # __init__ could not tell set values from defaults
         return config
 
     def __post_init__(self) -> None:
@@ -329,10 +334,10 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "TrainConfig":
-        """Return the configuration of an args.yaml that this trainer or timm's script wrote.
+        """Return the configuration in the entries of an ``args.yaml`` of this trainer or of timm's training script.
 
         Raises:
-            ConfigError: a name is unknown, or is supported by timm's script only.
+            ConfigError: a name is unknown, or only timm's script supports the setting.
         """
         return cls(**clean_settings(settings))
 
@@ -345,7 +350,7 @@ class TrainConfig:
         return type(self)(**{name: getattr(self, name) for name in self.__dict__["_given"]} | settings)
 
     def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
-        """Return the configuration for a program's own batches, with the defaults of timm, not of the built-in job."""
+        """Return a copy for data loaders of a program, with timm's defaults instead of the built-in job's."""
         given: frozenset[str] = self.__dict__["_given"]
         changed: dict[str, Any] = {} if given & {"dataset", "data_dir"} else {"dataset": OWN_BATCHES}
         if batch_size and "batch_size" not in given:
@@ -354,12 +359,12 @@ class TrainConfig:
 
     @property
     def mixes(self) -> bool:
-        """Whether mixup or CutMix makes the targets soft."""
+        """Whether mixup or CutMix is on, so that targets are distributions."""
         return self.mixup > 0 or self.cutmix > 0
 
     @property
     def metric(self) -> str:
-        """Column name of the eval metric: ``macro_top5`` for ``macro-top5``, and ``nll`` for timm's ``loss``."""
+        """Name of the metric in results, such as ``macro_top5``. timm's name ``loss`` becomes ``nll`` or ``bce``."""
         name = {"loss": "bce" if self.task == MULTILABEL else "nll"}.get(self.eval_metric, self.eval_metric)
         return name.replace("-", "_")
 
@@ -386,12 +391,12 @@ class TrainConfig:
 
 
 def flag_of(name: str) -> str:
-    """Return the flag of a setting: ``batch_size`` is ``--batch-size``."""
+    """Return the flag of a setting, such as ``--batch-size`` for ``batch_size``."""
     return "--" + name.replace("_", "-")
 
 
 def parse_args(argv: Sequence[str]) -> TrainConfig:
-    """Return the configuration of a run. Flags override the file of ``--config``, and this file overrides defaults."""
+    """Return the configuration of a command line. Settings of ``--config`` replace defaults, and flags replace both."""
     parser = create_parser()
     _refuse_timm_only(parser, argv)
     given = vars(parser.parse_args(argv))
@@ -402,7 +407,7 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     try:
         saved = read_config(file) if file else {}
         if given.get("loss", saved.get("loss")) != saved.get("loss"):
-            saved.pop("loss_opt", None)  # options of the loss in the file
+            saved.pop("loss_opt", None)  # the options in the file belong to another loss
         merged = {**saved, **given}
         if "loss_opt" in saved and "loss_opt" in given:
             merged["loss_opt"] = {**saved["loss_opt"], **given["loss_opt"]}
@@ -412,10 +417,10 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
 
 
 def read_config(file: str) -> dict[str, Any]:
-    """Return the settings in a YAML file. Text is parsed like the value of the flag.
+    """Return the settings in a YAML file. A value that is text is parsed like the argument of the flag.
 
     Raises:
-        ConfigError: the file cannot be read, or has unknown names.
+        ConfigError: the file cannot be read, or has an unknown name or an invalid value.
     """
     try:
         with open(file, encoding="utf-8") as stream:
@@ -435,7 +440,11 @@ def read_config(file: str) -> dict[str, Any]:
 
 
 def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings by name, with text converted to values. None is left out unless the setting accepts None."""
+    """Return the known settings of a dictionary, with text parsed like the argument of the flag.
+
+    A setting that only timm's script has is dropped if the value is timm's default. Any other value of such a setting
+    raises a ConfigError, and so does an unknown name. A value None is dropped if the setting does not accept None.
+    """
     hints, cleaned = _hints(), {}
     for name, value in settings.items():
         name = {"data": "data_dir"}.get(name, name)
@@ -450,16 +459,15 @@ def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def create_parser(full: bool = False) -> ArgumentParser:
-    """Return the parser of ``timm train``. Its result has only the flags in the command line.
+    """Return the parser of ``timm train``. The parsed result has attributes only for flags in the command line.
 
-    Args:
-        full: show all flags in the help, not only the common flags.
+    With ``full``, the help shows all flags. Otherwise, the help shows only the common flags.
     """
     parser = ArgumentParser(
         prog="timm train",
         usage="timm train [DIR] [--loss NAME] [--model NAME] [flags]",
-        description="Train an image classifier with a loss by name. Without data: on a built-in data set. "
-        + ("" if full else "--help-all shows every flag; `timm run PATH` runs timm's own training script."),
+        description="Train an image classifier with a loss by name. Without DIR and --dataset, train on a built-in "
+        "data set. " + ("" if full else "--help-all shows every flag. `timm run PATH` runs timm's training script."),
         argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag")
@@ -510,7 +518,6 @@ def _timm_only(name: str) -> str:
 
 
 def _from_text(name: str, text: str, hint: Any) -> Any:
-    """Parse a text value of a YAML file like the value of the flag."""
     kind, items = _value_type(hint)
     try:
         if kind is dict:
@@ -523,7 +530,7 @@ def _from_text(name: str, text: str, hint: Any) -> Any:
 
 
 def _value_type(hint: Any) -> tuple[type, type | None]:
-    """Return the type of a setting without None, and the type of its items (None unless it is a list)."""
+    """Return (type, type of items): (float, None) for ``float | None``, and (list, int) for ``list[int]``."""
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(each for each in get_args(hint) if each is not type(None))
     if get_origin(hint) is list:

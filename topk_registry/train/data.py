@@ -1,4 +1,7 @@
-"""Data of a run and its loaders. The name of a data set is a timm name, or ``topk/NAME`` for a registered one."""
+"""The data sets and data loaders of a run.
+
+The name of a data set is a name of timm, such as ``torch/cifar10``, or ``topk/NAME`` for a registered data set.
+"""
 
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -35,7 +38,7 @@ SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if 
 
 @dataclass
 class Data:
-    """Training and evaluation data. ``counts`` has the number of training images per class."""
+    """Training and evaluation data of a run. ``counts``: number of training images per class, or None."""
 
     train: Any
     validation: Any = None
@@ -45,7 +48,7 @@ class Data:
 
     @property
     def num_classes(self) -> int | None:
-        """Number of classes, from class names or else from labels. None if both are unknown."""
+        """Number of classes, from the class names or else from the labels. None if both are unknown."""
         return len(self.class_names or self.counts or ()) or None
 
     @property
@@ -54,7 +57,7 @@ class Data:
 
 
 class ClassBalanced:
-    """A data set that draws the samples of each epoch such that all classes are equally frequent."""
+    """A data set in which all classes are equally frequent. The samples of each epoch are drawn at random."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed, self.labels = dataset, seed, labels_of(dataset)
@@ -83,9 +86,9 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
     """Open the training and evaluation data of a run.
 
     Args:
-        config: the settings.
+        config: settings of the run.
         channels: number of channels of the images.
-        needs_counts: count the training samples of each class, even if this requires reading every sample.
+        needs_counts: count the training images per class, even if every sample must be read for this.
 
     Raises:
         DataError: a split does not exist or cannot be used.
@@ -116,14 +119,15 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
 def open_split(
     config: TrainConfig, split: str, *, training: bool = False, channels: int = 3, held_out: float = 0.0
 ) -> Any:
-    """Open one split. The loader sets the transform later.
+    """Open one split of the data set of a run. The data loader sets the image transform later.
 
     Args:
-        config: the settings.
+        config: settings of the run.
         split: name of the split.
-        training: apply options such as label noise, and shuffle streams.
+        training: whether the split is for training. Options such as label noise apply only to training.
         channels: number of channels of the images.
-        held_out: share of each class that is held out for evaluation.
+        held_out: share of the images of each class that is held out for evaluation. With ``training``, return the other
+            images. Otherwise, return the held-out images.
 
     Raises:
         DataError: the split cannot be opened.
@@ -158,7 +162,7 @@ def open_split(
 
 
 def _mapped(config: TrainConfig, dataset: Any) -> Any:
-    """Return a folder of images with the class numbers of ``--class-map``. Folders without a class are dropped."""
+    """Return a folder of images with the class indices of ``--class-map``. Images of other classes are dropped."""
     numbers = load_class_map(config.class_map, config.data_dir or "")
     order = {int(number): str(name) for name, number in numbers.items()}
     classes = [order.get(i, str(i)) for i in range(max(order) + 1)]
@@ -172,7 +176,7 @@ def name_of(config: TrainConfig) -> str:
 
 
 def held_out_fraction(config: TrainConfig) -> float:
-    """Return the share of training images that ``--val-split`` holds out. If it is the name of a split, return 0."""
+    """Return the share of training images that ``--val-split`` holds out, or 0 if the flag has the name of a split."""
     try:
         fraction = float(config.val_split)
     except ValueError:
@@ -183,7 +187,7 @@ def held_out_fraction(config: TrainConfig) -> float:
 
 
 def check_splits(config: TrainConfig, fraction: float) -> None:
-    """Raise a DataError if a folder lacks the split, because evaluation would use the training images."""
+    """Raise a DataError if a folder of images lacks a split. Otherwise, evaluation would use training images."""
     root = Path(config.data_dir or "")
     if config.dataset not in FOLDERS or config.task == MULTILABEL or not root.is_dir() or fraction:
         return
@@ -192,16 +196,20 @@ def check_splits(config: TrainConfig, fraction: float) -> None:
         folders = listed(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."))
         missing = config.train_split if train is None else config.val_split
         raise DataError(
-            f"{root} has no split {missing!r}; it holds {folders or 'no folders'}. --val-split 0.1 holds out a part, "
-            "--val-split '' evaluates nothing"
+            f"{root} has no split {missing!r}; it holds {folders or 'no folders'}. --val-split 0.1 holds out 10 % of "
+            "the training images, --val-split '' skips evaluation"
         )
 
 
 def align(dataset: Any, classes: Sequence[str], where: str) -> Any:
-    """Return a data set with the class numbers of these classes.
+    """Return a data set whose class indices are the positions of its class names in the list ``classes``.
+
+    If the class names of the data set are unknown, return the data set unchanged. ``where`` names the data set in error
+    messages.
 
     Raises:
-        DataError: the data set has other classes.
+        DataError: the data set has a class that is not in the list, or the data set is a stream with another class
+            order.
     """
     names = class_names_of(dataset)
     if names is None or names == list(classes):
@@ -237,10 +245,10 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 
 
 class LabelMixup(Mixup):
-    """timm's mixup with a :class:`LabelMixture` as target instead of a distribution [B, n].
+    """timm's mixup, but with a :class:`LabelMixture` as target instead of a distribution [B, n].
 
-    timm mixes the images and draws the shares. timm gets row indices as labels, so its target [B, B] has the share of
-    each row.
+    timm mixes images and one-hot labels. This class passes the row index of each image instead of the label, with B as
+    the number of classes. Therefore entry (i, i) of timm's target [B, B] is the share of image i in mixed image i.
     """
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:
@@ -254,7 +262,7 @@ class LabelMixup(Mixup):
 
 
 class LabelMixupCollate(FastCollateMixup):
-    """timm's mixing collation with a :class:`LabelMixture` as target."""
+    """timm's ``FastCollateMixup``, but with a :class:`LabelMixture` as target instead of a distribution [B, n]."""
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:
         super().__init__(**options, label_smoothing=0.0)
@@ -267,18 +275,19 @@ class LabelMixupCollate(FastCollateMixup):
 
 
 def _mixture(rows: Tensor, target: Tensor, smoothing: float) -> LabelMixture:
-    label, count = target.long(), len(rows)  # timm's mode "half" returns half of the batch
+    label, count = target.long(), len(rows)  # in timm's mode "half", count is half of the batch size
     return LabelMixture.mixed(label[:count], label.flip(0)[:count], rows.diagonal(), smoothing)
 
 
 class TrainLoader:
-    """The training batches on the device.
+    """Iterator over the training batches, which moves each batch to the device.
 
     Args:
         loader: yields images and targets.
-        device, dtype: device and dtype of the images. None keeps the dtype.
-        mixup: mixup that runs on the device.
-        mixup_off_epoch: epoch at which mixing ends. 0: mixing never ends.
+        device: device of the batches.
+        dtype: dtype of the images. None keeps the dtype of the loader.
+        mixup: mixup to apply on the device, or None.
+        mixup_off_epoch: epoch at which mixup ends. 0: mixup never ends.
     """
 
     def __init__(
@@ -302,7 +311,7 @@ class TrainLoader:
         return self.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from 0: reshuffle samplers, and end mixing at ``mixup_off_epoch``."""
+        """Begin an epoch, counted from 0: shuffle the samples, and switch mixup off at ``mixup_off_epoch``."""
         for part in (getattr(self.loader, name, None) for name in ("dataset", "sampler")):
             if callable(tell := getattr(part, "set_epoch", None)):
                 tell(epoch)
@@ -321,14 +330,14 @@ class TrainLoader:
 def create_train_loader(
     config: TrainConfig, dataset: Any, preprocessing: dict[str, Any], compute: Compute, *, mixtures: bool = False
 ) -> TrainLoader:
-    """Return the training batches with the transforms and collation of timm.
+    """Return the loader of the training batches, with the transforms and the collate function of timm.
 
     Args:
-        config: the settings.
-        dataset: the training data.
-        preprocessing: size, mean, standard deviation and interpolation.
+        config: settings of the run.
+        dataset: training data.
+        preprocessing: image size, channel means, channel standard deviations and interpolation.
         compute: device and precision.
-        mixtures: return mixed targets as LabelMixture instead of a distribution [B, n].
+        mixtures: if mixup or CutMix is on, targets are :class:`LabelMixture` instead of distributions [B, n].
     """
     if is_indexed(dataset) and len(dataset) < config.batch_size * compute.world_size:
         raise DataError(
@@ -376,7 +385,7 @@ def create_train_loader(
 
 
 def create_eval_loader(config: TrainConfig, dataset: Any, preprocessing: dict[str, Any], compute: Compute) -> Any:
-    """Return the evaluation batches."""
+    """Return the loader of the evaluation batches."""
     loader = create_loader(
         dataset,
         batch_size=config.validation_batch_size or config.batch_size,
@@ -403,12 +412,12 @@ def _common(
         "img_dtype": compute.dtype,
         "device": compute.device,
         "use_prefetcher": prefetcher or not config.no_prefetcher,
-        "persistent_workers": False,  # new workers per epoch have no state that a checkpoint would miss
+        "persistent_workers": False,  # workers that survive an epoch would have state that a checkpoint does not save
     }
 
 
 def _without_signals(loader: Any) -> Any:
-    """Make workers ignore the signals that stop a run. The workers end with the run."""
+    """Make the worker processes of a loader ignore the signals that stop a run. Return the loader."""
     inner = getattr(loader, "loader", loader)
     inner.worker_init_fn = partial(_ignore_signals, then=inner.worker_init_fn)
     return loader
@@ -422,14 +431,15 @@ def _ignore_signals(worker: int, then: Callable[[int], object] | None) -> None:
 
 
 class Crops:
-    """Transform of an image into 5 or 10 crops (corners, center, mirror images), as uint8 arrays [3, h, w]."""
+    """Transform that returns 5 crops (corners, center) or 10 crops (and their mirror images), uint8 [3, h, w]."""
 
     def __init__(self, preprocessing: dict[str, Any], crops: int) -> None:
         from timm.data.transforms import str_to_interp_mode
         from torchvision.transforms import FiveCrop, Resize, TenCrop
 
         height, width = preprocessing["input_size"][1:]
-        margin = min(preprocessing["crop_pct"], 0.875)  # a full-size crop has no corners: use the margin of timm
+        # The image must be larger than the crops, or all crops would be equal. 0.875 is timm's default crop_pct.
+        margin = min(preprocessing["crop_pct"], 0.875)
         mode: Any = str_to_interp_mode(preprocessing["interpolation"])
         self.resize = Resize(round(max(height, width) / margin), mode)
         self.crop = (FiveCrop if crops == 5 else TenCrop)((height, width))

@@ -1,16 +1,16 @@
-"""Errors that end a run with a message and no traceback."""
+"""Exceptions of training. The commands print only the messages of these exceptions, without a traceback."""
 
 
 class TrainError(Exception):
-    """A run cannot start or continue, for a reason that the user can fix."""
+    """A run cannot start or continue. The message states a cause that the user can fix."""
 
 
 class ConfigError(TrainError, ValueError):
-    """Settings are unknown, have the wrong type, or exclude each other."""
+    """A setting is unknown or has an invalid value, or two settings exclude each other."""
 
 
 class DataError(TrainError):
-    """The data cannot be read."""
+    """The data cannot be opened or read."""
 
 
 class SaveError(TrainError):
@@ -22,7 +22,7 @@ class NonFiniteLossError(TrainError):
 
 
 class Interrupted(TrainError):  # noqa: N818
-    """A signal asked the run to stop."""
+    """A signal, such as SIGINT from Ctrl-C, stopped the run. ``signum`` is the number of the signal."""
 
     def __init__(self, signum: int) -> None:
         super().__init__(f"stopped by signal {signum}")

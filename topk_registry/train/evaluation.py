@@ -1,8 +1,9 @@
-"""Evaluation: metrics of a model over a loader, for models from checkpoints and from ONNX files.
+"""Evaluation of a model on the batches of a loader.
 
-Classes are ranked by their scores. If the loss has ``probabilities(logits)``, as the spherical losses do, classes are
-ranked by these probabilities. With several crops per image, classes are ranked by the mean of the top-k marginals over
-crops (Berrada et al. 2018).
+Classes are ranked by their logits. If the loss has a method ``probabilities(logits)``, classes are ranked by these
+probabilities instead. With several crops per image, classes are ranked by the mean of the top-k marginals of the crops
+(Berrada et al. 2018). The top-k marginal of a class is the probability that the class belongs to a random set of k
+classes.
 """
 
 import math
@@ -18,12 +19,12 @@ from topk_registry.functional import topk_marginals
 from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, StreamingMetric, TopKAccuracy
 from topk_registry.train.errors import DataError
 
-LEAST_LIKELIHOOD = math.log(1e-30)  # log-likelihood of a label with probability 0
+LEAST_LIKELIHOOD = math.log(1e-30)  # used instead of log(0) for a label with probability 0
 Keep = Callable[[Tensor, Tensor], object]
 
 
 class MeanNLL(StreamingMetric):
-    """Mean negative log-likelihood of the label."""
+    """Mean negative log-likelihood (NLL) of the labels."""
 
     def __init__(self) -> None:
         super().__init__(nll=torch.zeros((), dtype=torch.float64), seen=torch.zeros((), dtype=torch.float64))
@@ -38,7 +39,7 @@ class MeanNLL(StreamingMetric):
 
 
 class SingleLabel:
-    """NLL, and top-k accuracy over samples and classes in percent, of images with one label."""
+    """Metrics of images with one label: NLL, and accuracies in percent, over all images and per class."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class SingleLabel:
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Add a batch. Images after the first ``len(target)`` are padding. Return the scores that rank the classes."""
+        """Add a batch and return the scores that rank the classes. Only the first ``len(target)`` rows count."""
         likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
         ranked = [likelihood if self.probabilities else logits]
         if self.crops:
@@ -81,12 +82,12 @@ class SingleLabel:
 
     def compute(self) -> dict[str, float]:
         results = self.nll.compute()
-        for metric in self.accuracy:  # a group without classes has no accuracy
+        for metric in self.accuracy:  # the accuracy of a group of classes is NaN if the group has no images
             results |= {name: 100 * value for name, value in metric.compute().items() if not math.isnan(value)}
         return results | (self.calibration.compute() if self.calibration is not None else {})
 
     def _marginals(self, logits: Tensor, k: int) -> Tensor:
-        k = k if k < logits.shape[1] else 1  # if the set has all classes, every ranking is a hit
+        k = k if k < logits.shape[1] else 1  # for k >= n, the top-k accuracy is 100 % for any ranking
         return topk_marginals(logits, k, temperature=self.temperature)
 
     def _mean(self, values: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class SingleLabel:
 
 
 class MultiLabel:
-    """Mean average precision, F1 and top-k recall, in percent, of images with several labels."""
+    """Metrics of images with several labels: binary cross-entropy, and in percent mAP, F1 and top-k recall."""
 
     def __init__(self, num_classes: int, k: Sequence[int], *, device: torch.device) -> None:
         self.metric = LabelSetMetrics(num_classes, k=list(k), device=device)
@@ -128,30 +129,32 @@ def evaluate(
     keep: Keep | None = None,
     progress: Callable[[int], bool] = lambda batch: False,
 ) -> dict[str, float] | None:
-    """Return the metrics of a model over the batches of a loader, with accuracies in percent.
+    """Return the metrics of a model on the batches of a loader. Accuracies are in percent.
 
     Args:
-        model: model that returns logits [B, n]. The model remains in evaluation mode.
-        loader: yields images [B, ...] and labels [B], or k-hot targets [B, n] with ``multilabel``.
+        model: model that returns logits [B, n]. This function calls ``model.eval()`` and does not restore the mode.
+        loader: yields images [B, ...] and labels [B]. With ``multilabel``, yields k-hot targets [B, n] instead of
+            labels.
         num_classes: number of classes n.
-        k: set sizes of top-k accuracy.
-        device: device of the model (default: device of its parameters).
-        dtype: dtype of the images (default: dtype of the loader).
-        autocast: context of the forward pass.
+        k: values of k for top-k accuracy.
+        device: device on which the model runs. Default: device of the parameters of the model.
+        dtype: dtype of the images. Default: dtype of the images in the loader.
+        autocast: function that returns a context manager for the forward pass.
         probabilities: function from logits to class probabilities. Default: softmax.
-        class_counts: number of training images per class, for many-, medium- and few-shot accuracy.
-        crops: number of crops per image. A batch has one group of rows per crop, with the same images in each group.
-        temperature: temperature of the marginals in the average over crops.
-        calibration: set size k of the calibration error of top-k marginals; 0 for none.
+        class_counts: number of training images per class. If given, the metrics include the accuracies of classes with
+            many, a medium number of, and few training images.
+        crops: number of crops per image. A batch is the concatenation of this many batches of crops, each with the same
+            images in the same order. 0: images are not cropped.
+        temperature: temperature of the top-k marginals that are averaged over the crops.
+        calibration: if not 0, also measure the calibration error of the top-k marginals with this k.
         multilabel: whether images have several labels.
-        channels_last: whether images use the channels-last memory layout.
-        keep: function that is called with the scores [B, n] and targets of each batch.
-        progress: function that is called with the number of each batch. If the function returns True, the evaluation
-            stops.
+        channels_last: whether images are converted to the channels-last memory layout.
+        keep: function that is called with the scores [B, n] and the targets of each batch.
+        progress: function that is called with the index of each batch. If the function returns True, evaluation stops.
 
     Returns:
-        The metrics by name, ``nll``, ``top1``, ``macro_top1``, ..., or ``map``, ``micro_f1``, ... with ``multilabel``.
-        None if the evaluation stopped.
+        Dictionary of metrics, such as ``nll``, ``top1`` and ``macro_top1``, or ``map`` and ``micro_f1`` with
+        ``multilabel``. If ``progress`` stopped the evaluation, the result is None.
 
     Example:
         >>> metrics = evaluate(model, loader, num_classes=100)  # doctest: +SKIP
@@ -176,7 +179,7 @@ def evaluate(
             output = model(images)
         logits = (output[0] if isinstance(output, (tuple, list)) else output).float()
         target = target.to(device)[: len(target) // max(1, crops)]
-        if limit is not None:  # the rest pads the last batches of the processes
+        if limit is not None:  # images after the limit repeat other images, so that all processes have equal batches
             target = target[: max(0, limit)]
             limit -= len(target)
         scores = metrics.update(logits, target)
@@ -186,7 +189,7 @@ def evaluate(
 
 
 def readable(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the batches. Raise a DataError if a batch cannot be read."""
+    """Yield the images and targets of a loader. Raise a DataError if a batch cannot be read."""
     batches = iter(loader)
     while True:
         try:

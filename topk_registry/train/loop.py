@@ -1,4 +1,7 @@
-"""One epoch of training, with the same order of steps as timm. The loss stays on the device between log intervals."""
+"""Train one epoch, with the same order of steps as timm's training script.
+
+The loss stays on the device and is copied to the CPU only when it is logged.
+"""
 
 import math
 from collections.abc import Callable
@@ -25,10 +28,12 @@ class Run:
     """Parts and state of a training run.
 
     Args:
-        config: settings, including number of classes, learning rate and preprocessing.
-        criterion: training loss.
+        config: settings of the run, including number of classes, learning rate and preprocessing.
+        spec: name, options and origin of the loss. ``criterion`` is the loss.
         eval_loader: evaluation batches, or None.
-        control: process group on the CPU, with which the processes agree to stop.
+        task: timm's object that combines model and loss.
+        own_parts: whether a program passed the model or the loaders to :class:`Trainer`.
+        control: process group on the CPU, in which all processes agree whether to stop. None for one process.
     """
 
     config: TrainConfig
@@ -55,7 +60,7 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The trained model, including the wrapper that averages gradients, if there is one."""
+        """The model in training. With several processes, this is the wrapper that averages the gradients."""
         return self.task.get_trainable_module()
 
     @property
@@ -70,7 +75,7 @@ class Run:
 
     @property
     def metric(self) -> str:
-        """Column of the metric that selects checkpoints. If there are EMA weights, the metric of the EMA weights."""
+        """Name of the metric that selects checkpoints. Without evaluation data, this is the training loss."""
         if self.eval_loader is None:
             return "train_loss"
         return ("ema_" if self.config.model_ema else "eval_") + self.config.metric
@@ -80,7 +85,7 @@ class Run:
         return self.metric.removeprefix("eval_").removeprefix("ema_") in DECREASING
 
     def should_stop(self) -> bool:
-        """Return whether any process received a stop request. Every process must call this method."""
+        """Return whether any process received a signal to stop. Every process must call this method."""
         if self.control is None:
             return bool(self.stop)
         flag = torch.tensor([bool(self.stop)], dtype=torch.int32)
@@ -89,7 +94,7 @@ class Run:
 
 
 def train_epoch(run: Run, epoch: int) -> float | None:
-    """Train one epoch, counted from 0. Return the mean loss. If a stop request ended the epoch, return None.
+    """Train one epoch, counted from 0. Return the mean loss, or None if a signal to stop ended the epoch.
 
     Raises:
         NonFiniteLossError: the loss became NaN or infinite.
@@ -100,7 +105,7 @@ def train_epoch(run: Run, epoch: int) -> float | None:
     batches, accum = len(run.loader), config.grad_accum_steps
     last_accum = batches % accum
     updates = epoch * run.updates_per_epoch
-    # in double precision, except on MPS, which has none
+    # The sum is in double precision, except on MPS, which has no double precision.
     total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     samples = 0
     run.report.begin_epoch(epoch, run.updates_per_epoch)
@@ -155,7 +160,7 @@ def _backward(run: Run, loss: Tensor, needs_update: bool) -> None:
 
 
 def _show(run: Run, value: Tensor, mean: Tensor, update: int, samples: int) -> None:
-    """Log the loss of this update and the mean so far. This synchronizes with the device."""
+    """Log the loss of this update and the mean loss of the epoch so far. This waits for the device."""
     now, average = _mean(run, value), _mean(run, mean)
     if not math.isfinite(average):
         raise NonFiniteLossError(

@@ -1,4 +1,4 @@
-"""The loss of a run: name, options, values of the run that it takes, and a test on one batch before training."""
+"""Functions that build the loss of a run and test the loss on one batch before training."""
 
 import copy
 import json
@@ -21,23 +21,23 @@ from topk_registry.train.config import WEIGHT_METHODS
 from topk_registry.train.errors import TrainError
 
 OURS_AND_TIMMS = ("topk-registry:*", "timm:*")
-SMOOTHING = ("smoothing", "label_smoothing")  # names of the label-smoothing option
-WEIGHT = ("weight", "class_weight")  # names of the class-weight option
+SMOOTHING = ("smoothing", "label_smoothing")  # losses use one of these names for the label-smoothing option
+WEIGHT = ("weight", "class_weight")  # losses use one of these names for the class-weight option
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Values of a run that a loss gets if its signature has a parameter of this name.
+    """Values of a run. If the constructor of a loss has a parameter of one of these names, the loss gets the value.
 
     Args:
         num_classes: number of classes n.
-        smoothing: label smoothing. It is 0 with timm's mixup, because the targets of mixup are already smoothed.
+        smoothing: label smoothing. With mixup, the value is 0, because the targets of mixup are already smoothed.
         soft_targets: whether mixup or CutMix is used.
         total_epochs: number of epochs.
         class_counts: number of training images per class [n].
         num_samples: number of training images.
         class_weight: weights of the classes [n].
-        multilabel: whether targets are k-hot.
+        multilabel: whether an image may have several labels, so that targets are k-hot vectors.
     """
 
     num_classes: int
@@ -51,7 +51,7 @@ class Facts:
 
 
 class FunctionLoss(nn.Module):
-    """A loss that is a plain function, as a module."""
+    """Module that calls a loss function."""
 
     def __init__(self, function: Callable[[Tensor, Any], Tensor]) -> None:
         super().__init__()
@@ -63,7 +63,13 @@ class FunctionLoss(nn.Module):
 
 @dataclass(frozen=True)
 class LossSpec:
-    """A training loss by name, with the distribution that defines the loss and the version of the distribution."""
+    """The name and the options of a training loss, with the function or class that builds the loss.
+
+    Args:
+        name, options: name and options that the user chose.
+        distribution, version: installed distribution that defines the loss, and the version of this distribution.
+        factory: function or class that builds the loss.
+    """
 
     name: str
     options: dict[str, Any]
@@ -73,10 +79,10 @@ class LossSpec:
 
     @classmethod
     def resolve(cls, name: str, options: Mapping[str, Any], multilabel: bool = False) -> "LossSpec":
-        """Find a loss by name. This imports its plug-in.
+        """Find a loss by name. The plug-in that defines the loss is imported.
 
         Raises:
-            TrainError: the loss does not take k-hot targets, and the task is multilabel.
+            TrainError: ``multilabel`` is True, and the loss does not accept k-hot targets.
         """
         info = registry.loss_info(name)
         if multilabel and not registry.takes_k_hot(name):
@@ -90,7 +96,7 @@ class LossSpec:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Name, options and origin of the loss, and the defaults of all other options, as plain types."""
+        """Name, options and origin of the loss, and the defaults of options that are not set, for ``args.yaml``."""
         about = {"name": self.name, "options": self.options, "distribution": self.distribution}
         return {**about, "version": self.version, "defaults": recorded_defaults(self.factory, self.options)}
 
@@ -103,24 +109,24 @@ class LossSpec:
         return any(accepts(self.factory, name) for name in SMOOTHING)
 
     def describe(self) -> str:
-        """Return the name, the options, and the defaults of all other options as text."""
+        """Return one line of text with the name, the options that are set, and the defaults of other options."""
         owner = f"({self.distribution} {self.version})" if self.distribution else ""
         given = [f"{name}={value}" for name, value in self.options.items()]
         usual = [f"{name}={value}" for name, value in self.record["defaults"].items() if value is not None]
         return " ".join(filter(None, [self.name, *given, f"(default: {', '.join(usual)})" if usual else "", owner]))
 
     def guess(self, num_classes: int) -> str:
-        """Return a note if a random guess is in the top k with a probability above 1/2, else an empty string."""
+        """Return a note if a random ranking has the label in the top k with a probability above 1/2, else ""."""
         k = {**self.record["defaults"], **self.options}.get("k")
         if not isinstance(k, int) or not num_classes // 2 < k <= num_classes:
             return ""
         return f"k={k} of {num_classes} classes: a random guess is in the top {k} in {100 * k / num_classes:.0f} %"
 
     def build(self, facts: Facts) -> nn.Module:
-        """Return the loss with its options and the values of the run that it takes.
+        """Build the loss from its options and the values of the run.
 
         Raises:
-            TrainError: the loss rejects an option, or does not support class weights.
+            TrainError: the loss rejects an option, or class weights are given that the loss does not support.
         """
         for name in SMOOTHING:
             if name in self.options and facts.smoothing and not facts.multilabel:
@@ -156,14 +162,14 @@ class LossSpec:
 
 
 def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
-    """Return the loss of a run. With class weights, ``ce`` is torch's cross-entropy: timm's takes no weights."""
+    """Return the loss of a run. With class weights, ``ce`` is PyTorch's loss, because timm's loss has no weights."""
     if facts.class_weight is not None and spec.name == "ce" and not facts.multilabel:
         return nn.CrossEntropyLoss(torch.tensor(facts.class_weight), label_smoothing=facts.smoothing)
     return spec.build(facts)
 
 
 def over_ranks(criterion: nn.Module) -> nn.Module:
-    """Make weighted means and batch losses cover the rows of all processes."""
+    """Let weighted means and losses of class BatchLoss use the rows of all processes. Return the loss."""
     if number_of_ranks() > 1 and isinstance(criterion, ClassificationLoss) and weighs_rows(criterion):
         return mean_over_ranks(criterion)
     if number_of_ranks() > 1 and isinstance(criterion, BatchLoss):
@@ -172,22 +178,22 @@ def over_ranks(criterion: nn.Module) -> nn.Module:
 
 
 def set_epoch(criterion: object, epoch: int) -> None:
-    """Set the epoch, counted from 0, if the loss has a schedule."""
+    """Call the method ``set_epoch`` of the loss, if there is one. The epoch is counted from 0."""
     if callable(tell := getattr(criterion, "set_epoch", None)):
         tell(epoch)
 
 
 def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0) -> None:
-    """Call a copy of the loss on one batch of random scores, forward and backward.
+    """Test the loss: call a copy on one small batch of random logits and run the backward pass.
 
     Args:
-        spec: name and options, for messages.
+        spec: name and options of the loss, for error messages.
         criterion: the loss to test.
-        facts: values of the run. They determine the targets.
-        splits: augmentation splits of a batch.
+        facts: values of the run, which determine the kind of targets.
+        splits: number of augmented copies of each image in a batch, see ``--aug-splits``.
 
     Raises:
-        TrainError: the loss fails, or does not return one finite number with a gradient.
+        TrainError: the loss raises an exception, or does not return one finite number with a finite gradient.
     """
     rows, n = 2 * max(1, splits), facts.num_classes
     with torch.random.fork_rng(devices=[]):
@@ -214,11 +220,11 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
 
 
 def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
-    """Return whether the loss accepts mixed targets as LabelMixture. This is faster than a distribution [B, n]."""
+    """Return whether the loss accepts :class:`LabelMixture` targets, which are faster than distributions [B, n]."""
     if facts.multilabel or not (facts.soft_targets and isinstance(criterion, ClassificationLoss)):
         return False
     label = torch.arange(2) % facts.num_classes
-    try:  # a third-party loss may override forward
+    try:  # a third-party loss may override forward and reject a LabelMixture
         with torch.random.fork_rng(devices=[]):
             loss = copy.deepcopy(criterion)
             set_epoch(loss, 0)
@@ -229,15 +235,16 @@ def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
 
 
 def class_weights(how: str, counts: Sequence[float] | None, num_classes: int) -> list[float]:
-    """Return one weight per class. Weights from class counts have a mean of 1.
+    """Return one weight per class.
 
     Args:
-        how: ``inv_freq`` or ``effective_num``, a file, or numbers joined by commas.
-        counts: number of training images per class [n].
+        how: ``inv_freq`` or ``effective_num`` (weights from ``counts``, with a mean of 1), a file, or numbers joined by
+            commas.
+        counts: number of training images per class [n], or None if they are unknown.
         num_classes: number of classes n.
 
     Raises:
-        TrainError: counts are needed and unknown, or the weights are not n non-negative numbers.
+        TrainError: ``how`` needs unknown counts, or does not give n non-negative numbers.
     """
     from timm.loss import resolve_class_weights
 

@@ -1,4 +1,4 @@
-"""The model of a run: a model of timm by name, with device, precision and classifier."""
+"""Functions that build the model, the optimizer and the learning-rate schedule of a run."""
 
 import os
 from contextlib import AbstractContextManager, nullcontext
@@ -21,14 +21,22 @@ from topk_registry.nn.classifier import normalize_classifier
 from topk_registry.train.config import TrainConfig
 from topk_registry.train.errors import TrainError
 
-BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", " bf16")  # in /proc/cpuinfo; the last name is for ARM
-LR_BASE_SIZE = 256  # batch size to which --lr-base refers
+BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", " bf16")  # in /proc/cpuinfo; " bf16" is for ARM
+LR_BASE_SIZE = 256  # batch size for which --lr-base is the learning rate
 PREPROCESSING = ("input_size", "crop_pct", "mean", "std", "interpolation")
 
 
 @dataclass(frozen=True)
 class Compute:
-    """Device, precision and processes of a run. ``amp`` is the dtype of autocast, or None."""
+    """Device, precision and processes of a run.
+
+    Args:
+        device: device of this process.
+        dtype: dtype of the weights and of the images.
+        amp: dtype of autocast, or None without mixed precision.
+        scaler: object that scales the loss for float16, or None.
+        rank, world_size: index of this process, and number of processes.
+    """
 
     device: torch.device
     dtype: torch.dtype = torch.float32
@@ -39,7 +47,7 @@ class Compute:
 
     @classmethod
     def set_up(cls, config: TrainConfig) -> "Compute":
-        """Set up the configured device and precision, and join the process group.
+        """Select device and precision from the settings. With several processes, join their process group.
 
         Raises:
             TrainError: the device does not exist.
@@ -71,7 +79,7 @@ class Compute:
 
     @property
     def warnings(self) -> list[str]:
-        """Return warnings about precisions that are slow on this device."""
+        """Warnings about a precision that is slow on this device."""
         if self.device.type != "cpu":
             return []
         if torch.float16 in (self.amp, self.dtype):
@@ -82,7 +90,7 @@ class Compute:
 
 
 def cpu_has_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """Return whether the CPU has bfloat16 instructions; True if this is unknown."""
+    """Return whether the CPU has bfloat16 instructions. If this is unknown, return True."""
     try:
         text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -91,7 +99,7 @@ def cpu_has_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
 
 
 def device_of(name: str) -> str:
-    """Return the device of ``--device``. ``auto`` is CUDA if there is a CUDA device, else the CPU.
+    """Return the device for the flag ``--device``. For ``auto``, return "cuda" if there is a CUDA device, else "cpu".
 
     Raises:
         TrainError: torch has no such device.
@@ -109,7 +117,7 @@ def device_of(name: str) -> str:
 
 
 def check_model(name: str) -> None:
-    """Raise a TrainError with similar names if timm has no such model."""
+    """Raise a TrainError if timm has no model of this name. The message suggests similar names."""
     if ":" in name or is_model(name.split("/", 1)[-1].split(".")[0]):
         return
     known = list_models()
@@ -122,10 +130,10 @@ def channels_of(config: TrainConfig) -> int:
 
 
 def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
-    """Return the model with ``num_classes`` outputs. With None, the model keeps its own number of classes.
+    """Build the model with ``num_classes`` outputs. If ``num_classes`` is None, use the model's default number.
 
     Raises:
-        TrainError: timm cannot create the model.
+        TrainError: timm cannot build the model.
     """
     check_model(config.model)
     if config.initial_checkpoint and not os.path.isfile(config.initial_checkpoint):
@@ -154,7 +162,7 @@ def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
 
 
 def _sized(config: TrainConfig) -> dict[str, Any]:
-    """Return the image size as an option for networks with a fixed size, such as vision transformers."""
+    """Return the keyword argument ``img_size`` for models that require it, such as vision transformers, else {}."""
     from timm.models import get_pretrained_cfg
 
     if ":" in config.model or "img_size" in config.model_kwargs:
@@ -165,7 +173,7 @@ def _sized(config: TrainConfig) -> dict[str, Any]:
 
 
 def place_model(config: TrainConfig, model: nn.Module, compute: Compute) -> nn.Module:
-    """Move the model to its device, precision and memory layout. Use synchronized batch norm if configured."""
+    """Move the model to its device, dtype and memory layout. If ``sync_bn`` is set, use synchronized batch norm."""
     model.to(device=compute.device, dtype=compute.dtype)
     if config.channels_last:
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -173,13 +181,13 @@ def place_model(config: TrainConfig, model: nn.Module, compute: Compute) -> nn.M
 
 
 def preprocessing_of(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
-    """Return the preprocessing of the evaluation: size, crop, means, standard deviations, interpolation."""
+    """Return the preprocessing of evaluation: input size, crop, channel means, standard deviations, interpolation."""
     resolved = resolve_data_config(config.to_dict(), model=model, verbose=False)
     return {name: list(v) if isinstance(v := resolved[name], tuple) else v for name in PREPROCESSING}
 
 
 def resolve_learning_rate(config: TrainConfig, world_size: int) -> TrainConfig:
-    """Return the configuration with a learning rate: the configured rate, or timm's rule for the batch size."""
+    """Return the configuration with ``lr``. If ``lr`` is None, compute the rate from ``lr_base`` and the batch size."""
     if config.lr is not None:
         return config
     ratio = config.batch_size * world_size * config.grad_accum_steps / LR_BASE_SIZE
@@ -188,7 +196,7 @@ def resolve_learning_rate(config: TrainConfig, world_size: int) -> TrainConfig:
 
 
 def create_optimizer(config: TrainConfig, model: nn.Module, criterion: nn.Module) -> torch.optim.Optimizer:
-    """Return timm's optimizer for the parameters of the model and, without weight decay, of the loss."""
+    """Return timm's optimizer for the model. Parameters of the loss are included, without weight decay."""
     try:
         optimizer = create_optimizer_v2(model, **optimizer_kwargs(cfg=config), **config.opt_kwargs)
     except (TypeError, ValueError, AssertionError) as error:
@@ -199,7 +207,7 @@ def create_optimizer(config: TrainConfig, model: nn.Module, criterion: nn.Module
 
 
 def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updates: int, decreasing: bool) -> Any:
-    """Return timm's schedule and its number of epochs."""
+    """Return timm's learning-rate schedule, and the number of epochs of this schedule."""
     settings: dict[str, Any] = scheduler_kwargs(config, decreasing_metric=decreasing)
     try:
         return create_scheduler_v2(optimizer, **settings, updates_per_epoch=updates)
@@ -208,10 +216,10 @@ def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updat
 
 
 def load_weights(model: nn.Module, path: str, ema: bool = True) -> None:
-    """Load a checkpoint into a model. If the checkpoint has EMA weights, use them unless ``ema`` is False.
+    """Load the weights in a checkpoint into a model: the EMA weights if there are any and ``ema`` is True.
 
     Raises:
-        TrainError: the checkpoint belongs to another model.
+        TrainError: the checkpoint cannot be read, or belongs to another model.
     """
     try:
         load_checkpoint(model, path, use_ema=ema)

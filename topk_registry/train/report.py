@@ -1,4 +1,4 @@
-"""Output of a run: the console, ``summary.csv``, ``curves.svg``, TensorBoard and Weights & Biases."""
+"""Output of a run: the terminal, ``summary.csv``, ``curves.svg``, TensorBoard and Weights & Biases."""
 
 import csv
 import io
@@ -21,12 +21,10 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 class Report:
-    """Output of a run, written by its first process.
+    """Output of a run: printed lines, files and logs. Only the first process prints and writes.
 
     Args:
-        metric: column that selects checkpoints.
-        epochs: number of epochs of the run.
-        primary: whether this process prints and writes.
+        primary: whether this is the first process.
         quiet: print nothing and draw no curves.
     """
 
@@ -39,7 +37,7 @@ class Report:
         self._open_line = False
 
     def say(self, text: str) -> None:
-        """Print a line."""
+        """Print text on a new line."""
         if self.primary and not self.quiet:
             print("\n" * self._open_line + text, flush=True)
             self._open_line = False
@@ -48,7 +46,10 @@ class Report:
         self.epoch, self.updates, self.clock = epoch, updates, time.perf_counter()
 
     def update(self, update: int, now: float, mean: float, lr: float, images: int) -> None:
-        """Show the progress within an epoch. On a terminal, each line replaces the previous line."""
+        """Show the progress within an epoch, and send loss and learning rate to the loggers.
+
+        On a terminal, each line replaces the previous line.
+        """
         rate = images / max(time.perf_counter() - self.clock, 1e-9)
         width = len(str(self.updates))
         line = (
@@ -61,7 +62,7 @@ class Report:
             logger({"loss": now, "lr": lr}, done)
 
     def testing(self, name: str, batch: int, batches: int, every: int) -> None:
-        """Show the progress of an evaluation: the first batch, the last batch, and every few batches between them."""
+        """Show the progress of an evaluation: every ``every``-th batch from the first batch on, and the last batch."""
         if batch % every == 0 or batch == batches - 1:
             self._line(f"{name}: [{batch + 1:{len(str(batches))}}/{batches}]")
 
@@ -73,7 +74,7 @@ class Report:
             self.say(text)
 
     def epoch_done(self, row: Row, history: Sequence[Row], seconds: float) -> None:
-        """Print the metrics of an epoch, and write them to ``summary.csv`` and the loggers."""
+        """Print the metrics of an epoch, write ``summary.csv``, and send the metrics to the loggers."""
         lines = [f"Epoch {self.epoch + 1}/{self.epochs}: train loss {row['train_loss']:.4f}  {seconds:.1f} s"]
         for prefix, name in (("eval_", "Test"), ("ema_", "Test (EMA)")):
             keys = [key for key in row if key.removeprefix(prefix) in SHOWN and key.startswith(prefix)]
@@ -87,7 +88,7 @@ class Report:
             write_text(self.folder / "summary.csv", csv_text(history))
 
     def finish(self, progress: Progress) -> None:
-        """Draw the curves, and print the last and the best epoch next to each other."""
+        """Draw the curves, and print a table with the metrics of the last and of the best epoch."""
         if not progress.history:
             return
         self.draw(progress.history)
@@ -105,7 +106,7 @@ class Report:
         self.say("\n".join(lines))
 
     def draw(self, history: Sequence[Row]) -> None:
-        """Write ``curves.svg`` if matplotlib is installed."""
+        """Write ``curves.svg``, if matplotlib is installed."""
         if self.folder is None or self.quiet:
             return
         if find_spec("matplotlib") is None:
@@ -114,7 +115,7 @@ class Report:
         write_text(self.folder / "curves.svg", draw(self.title, history))
 
     def open_loggers(self, names: Sequence[str], settings: Mapping[str, Any], update: int) -> None:
-        """Open the loggers of ``--log``. A resumed run drops TensorBoard entries after the update where it resumes."""
+        """Open the loggers in ``names``. If a run resumes at an update, TensorBoard drops entries after this update."""
         assert self.folder is not None
         if "tensorboard" in names:
             from torch.utils.tensorboard import SummaryWriter
@@ -125,7 +126,7 @@ class Report:
         if "wandb" in names:
             import wandb  # pyright: ignore[reportMissingImports]
 
-            # one log per folder: a resumed run continues its log
+            # the folder name is the id of the log, so that a resumed run continues its log
             run = wandb.init(name=self.folder.name, id=self.folder.name, resume="allow", config=dict(settings))
             self.loggers.append(lambda row, step: run.log(dict(row), step=step))
             self._close = [*getattr(self, "_close", []), run.finish]
@@ -136,20 +137,20 @@ class Report:
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Raise a TrainError if the package of a logger is missing."""
+    """Raise a TrainError if the Python package of a logger is not installed."""
     for name in names:
         if find_spec(PACKAGES[name]) is None:
             raise TrainError(f"--log {name} needs a package: pip install {PACKAGES[name]}")
 
 
 def best_row(progress: Progress) -> Row:
-    """Return the row of the best epoch by the metric that selects checkpoints, else the last row."""
+    """Return the metrics of the best epoch, or else of the last epoch. If there is no epoch, return {}."""
     rows = [row for row in progress.history if row["epoch"] - 1 == progress.best_epoch] or progress.history[-1:]
     return rows[0] if rows else {}
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows as CSV text. Each name in any row gets a column."""
+    """Return rows as CSV text. There is one column for each name that occurs in any row."""
     names = dict.fromkeys(name for row in rows for name in row)
     text = io.StringIO()
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
@@ -159,7 +160,7 @@ def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def label(name: str) -> str:
-    """Return the display name of a column, such as "macro top-5" for ``eval_macro_top5``."""
+    """Return the name of a metric for display, such as "macro top-5" for ``eval_macro_top5``."""
     ema = " (EMA)" if name.startswith("ema_") else ""
     name = re.sub(r"top(?=\d)", "top-", name.removeprefix("eval_").removeprefix("ema_"))
     name = {"map": "mAP", "bce": "BCE", "nll": "NLL"}.get(name) or name.replace("_f1", " F1").replace("_", " ")
@@ -171,7 +172,7 @@ def number(name: str, value: float) -> str:
 
 
 def draw(title: str, history: Sequence[Row]) -> str:
-    """Return the curves of losses and accuracies as SVG text."""
+    """Return an SVG image with the curves of losses and accuracies over the epochs."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -1,4 +1,4 @@
-"""Train from a configuration: build the parts, print the plan, run the epochs."""
+"""Train a classifier from a configuration: build the parts of the run, print a plan, and train all epochs."""
 
 import sys
 import time
@@ -44,8 +44,9 @@ class TrainResult:
     """Result of a finished run.
 
     Args:
-        metrics: row of the best epoch by ``eval_metric``: ``train_loss``, ``eval_top1``, ...
-        history: one row per epoch.
+        metrics: metrics of the best epoch, such as ``train_loss`` and ``eval_top1``. The setting ``eval_metric``
+            selects the best epoch.
+        history: metrics of each epoch.
         folder: folder with checkpoints, ``summary.csv``, ``args.yaml``, ``classes.txt`` and ``curves.svg``.
         model: the trained model, with the weights of the last epoch.
     """
@@ -60,12 +61,13 @@ class Trainer:
     """Train a classifier from a configuration.
 
     Args:
-        config: settings. Default: a job on a built-in data set.
-        model: a model to train instead of a timm model by name.
-        train_loader, eval_loader: loaders of batches (images, labels) instead of a data set by name. With a loader, the
-            defaults are the defaults of timm, not of the built-in job.
-        on_step: function that is called after each batch with the run and the loss. The loss is a tensor on the device.
-        on_epoch: function that is called after each epoch with the run and the row of the epoch.
+        config: settings of the run. Default: train on a built-in data set.
+        model: model to train instead of the timm model in ``config``.
+        train_loader: iterable over training batches (images, labels), instead of the data set in ``config``. With a
+            loader, settings that are not set have the defaults of timm, not of the built-in job.
+        eval_loader: iterable over evaluation batches (images, labels), only together with a ``train_loader``.
+        on_step: function that is called after each batch with the run and the loss, a tensor on the device.
+        on_epoch: function that is called after each epoch with the run and the dictionary of metrics of the epoch.
         quiet: print nothing and draw no curves.
 
     Example:
@@ -100,7 +102,7 @@ class Trainer:
 
     @property
     def run(self) -> Run:
-        """Parts and state of the run. The first access builds the run and, if configured, resumes a checkpoint.
+        """Parts and state of the run. The first access builds the run and, if ``resume`` is set, loads the checkpoint.
 
         Raises:
             TrainError: the configuration is invalid.
@@ -115,7 +117,8 @@ class Trainer:
         """Train to the last epoch, or until ``early_stop`` ends the run.
 
         Raises:
-            Interrupted: Ctrl-C or SIGTERM. The message has the command that continues the run.
+            Interrupted: a signal, such as SIGINT from Ctrl-C, arrived. The message has the command that continues the
+                run.
             TrainError: the run cannot start or continue.
         """
         run = self.run
@@ -129,7 +132,7 @@ class Trainer:
         return TrainResult(best_row(run.progress), run.progress.history, run.folder, run.model)
 
     def dry_run(self) -> None:
-        """Run one batch forward and backward. No file is written."""
+        """Run one batch forward and backward, and print the loss. No file is written."""
         run = self.run
         set_epoch(run.criterion, run.progress.epoch)
         run.loader.set_epoch(run.progress.epoch)
@@ -143,7 +146,7 @@ class Trainer:
 
 
 def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: Any, report: Report) -> Run:
-    """Build the run and, if configured, resume a checkpoint. No file is written.
+    """Build all parts of a run. If ``resume`` is set, load the checkpoint. No file is written.
 
     Raises:
         TrainError: the configuration is invalid.
@@ -162,7 +165,7 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     else:
         channels = model.channels_of(config)
         opened = data.open_data(config, channels=channels, needs_counts=spec.needs_class_counts or weights_by_count)
-    for note in opened.notes:  # first, because skipped files may explain a later error
+    for note in opened.notes:  # printed before other checks, because skipped files may explain a later error
         report.say(note)
     utils.random_seed(config.seed, compute.rank)  # before the model is created, as in timm's script
     network = own_model if own_model is not None else model.build_model(config, _classes(config, opened))
@@ -215,7 +218,7 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
 
 
 def _resume_and_wrap(run: Run, resume: Path | None) -> None:
-    """Restore the checkpoint, then compile the model and wrap it in DistributedDataParallel, in the order of timm."""
+    """Load the checkpoint, then compile and wrap the model, in the same order as timm's training script."""
     config, task, compute = run.config, run.task, run.compute
     if config.model_ema:
         task.setup_ema(decay=config.model_ema_decay, use_warmup=config.model_ema_warmup)
@@ -238,7 +241,7 @@ def _resume_and_wrap(run: Run, resume: Path | None) -> None:
 
 
 def open_folder(run: Run) -> None:
-    """On the first process, create the folder of the run, with ``args.yaml`` and ``classes.txt``."""
+    """Create the folder of the run with ``args.yaml`` and ``classes.txt``. Only the first process writes files."""
     config = run.config
     names: list[Any] = [_folder(run)] if run.compute.primary else [None]
     if run.compute.distributed:
@@ -248,7 +251,7 @@ def open_folder(run: Run) -> None:
     if not run.compute.primary:
         return
     run.report.folder = folder
-    # so that the saved settings continue the run in this folder
+    # args.yaml names this folder, so that a run with these settings can resume
     run.config = config = config.replace(output=str(folder.parent), experiment=folder.name)
     settings = {**config.to_dict(), "overwrite": False, "resume": "", "loss_record": run.task.loss_record}
     try:
@@ -277,7 +280,7 @@ def open_folder(run: Run) -> None:
 
 
 def run_epochs(run: Run) -> None:
-    """Train to the last epoch, or until ``--early-stop`` or a signal ends the run.
+    """Train to the last epoch, or until ``--early-stop`` ends the run.
 
     Raises:
         Interrupted: a signal arrived.
@@ -310,7 +313,7 @@ def run_epochs(run: Run) -> None:
 
 
 def measure(run: Run, loss: float) -> Row | None:
-    """Evaluate the weights and their EMA, and return the row of an epoch. If a stop request arrived, return None."""
+    """Evaluate the model and the EMA weights. Return the metrics of the epoch, or None if a signal to stop arrived."""
     config, compute, epoch = run.config, run.compute, run.progress.epoch
     row: Row = {"epoch": epoch + 1, "train_loss": loss, "lr": run.lr}
     shares = compute.distributed and config.dist_bn and not config.sync_bn
@@ -330,12 +333,12 @@ def measure(run: Run, loss: float) -> Row | None:
 
 
 def measure_weights(run: Run, ema: bool) -> dict[str, float] | None:
-    """Evaluate the weights of a run, or their EMA. If a stop request arrived, return None."""
+    """Evaluate the model or the EMA weights. Return the metrics, or None if a signal to stop arrived."""
     config, batches = run.config, len(run.eval_loader)
 
     def progress(batch: int) -> bool:
         run.report.testing("Test (EMA)" if ema else "Test", batch, batches, config.log_interval)
-        return run.control is None and bool(run.stop)  # with several processes, the evaluation is not interrupted
+        return run.control is None and bool(run.stop)  # with several processes, a signal does not stop the evaluation
 
     return evaluate(
         run.task.get_eval_model(ema=ema),
@@ -346,7 +349,7 @@ def measure_weights(run: Run, ema: bool) -> dict[str, float] | None:
 
 
 def evaluation_options(config: TrainConfig, compute: Compute, criterion: object, counts: Any) -> dict[str, Any]:
-    """Return the options of :func:`evaluate` for a configuration."""
+    """Return keyword arguments for :func:`evaluate`. ``counts`` has the training images per class, or is None."""
     metric = config.metric
     size = "".join(letter for letter in metric.partition("top")[2] if letter.isdecimal())
     temperature = config.marginal_temperature or getattr(criterion, "temperature", None) or 1.0
@@ -367,7 +370,10 @@ def evaluation_options(config: TrainConfig, compute: Compute, criterion: object,
 
 
 def train(config: TrainConfig) -> int:
-    """Run ``timm train``. Return 0, or 1 if the run failed, 2 if it could not start, and 128 + N after signal N."""
+    """Run ``timm train`` and return the exit status.
+
+    The status is 0 for success, 1 if the run failed, 2 if the run could not start, and 128 + N after signal N.
+    """
     trainer = Trainer(config)
     try:
         if config.dry_run:
@@ -421,7 +427,7 @@ def _folder(run: Run) -> Path:
 
 
 def _classes(config: TrainConfig, opened: Data) -> int | None:
-    """Return the configured number of classes, or else the number in the data. None keeps the model's number."""
+    """Return ``num_classes`` of the settings, else the number of classes in the data, else None."""
     known, given = opened.num_classes, config.num_classes
     if known and given and given < known:
         raise TrainError(f"--num-classes {given}: {data.name_of(config)} has {known} classes")

@@ -1,4 +1,4 @@
-"""``timm validate``: metrics of a checkpoint or an ONNX file. Both kinds open as models that run over data."""
+"""The command ``timm validate`` computes metrics of a checkpoint or of an ONNX file."""
 
 import json
 import sys
@@ -13,27 +13,27 @@ from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
 from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, TrainConfig, clean_settings
 from topk_registry.train.errors import TrainError
 
-# settings of the run that a data set in the flags replaces
+# The flags of timm validate that replace settings of the checkpoint: first the data, then the preprocessing.
 DATA = ("data_dir", "dataset", "dataset_opt", "val_split")
 OVERRIDES = ("img_size", "crop_pct", "mean", "std", "interpolation")
 
 
 @dataclass
 class Evaluated:
-    """A checkpoint or an ONNX file that runs over a data set.
+    """An opened checkpoint or ONNX file that can run on a data set.
 
     Args:
         path: path of the file.
-        class_names: class names in the order of the scores, or None.
-        num_classes: number of classes. It is 0 if the number is unknown until the file runs.
-        weights: ``"EMA"``, ``"model"`` or ``"ONNX"``.
-        preprocessing: size, crop, means, standard deviations and interpolation. Empty for an ONNX file.
-        config: configuration of the run that wrote a checkpoint, or None.
-        run: function of a data set and of a function ``keep(scores [B, n], labels [B])``. It calls ``keep`` once per
-            batch.
-        Softmax of the scores gives the probabilities of the model, even if its loss defines them in another way.
-        loader: function from a data set to the batches of this data set. Only checkpoints have a loader.
-        model: the network. Only checkpoints have a network.
+        class_names: names of the classes in the order of the scores, or None.
+        num_classes: number of classes, or 0 if this number is unknown before the model runs.
+        weights: ``"EMA"`` (exponential moving average of the weights), ``"model"`` or ``"ONNX"``.
+        preprocessing: image size, crop, channel means, standard deviations and interpolation. Empty for an ONNX file.
+        config: configuration of the training run. None for an ONNX file.
+        run: function ``(dataset, keep)`` that calls ``keep(scores [B, n], labels [B])`` for each batch. The softmax of
+            the scores gives the class probabilities, even if the loss defines probabilities in another way.
+        options: keyword arguments of :func:`evaluate`. Empty for an ONNX file.
+        loader: function that takes a data set and returns a data loader. None for an ONNX file.
+        model: the model as a module. None for an ONNX file.
     """
 
     path: Path
@@ -57,17 +57,17 @@ def open_model(
     weights: str = "ema",
     settings: dict[str, Any] | None = None,
 ) -> Evaluated:
-    """Open a checkpoint of ``timm train`` or of timm's script, or an ONNX file of ``topk-registry export``.
+    """Open a checkpoint of ``timm train`` or of timm's training script, or an ONNX file of ``topk-registry export``.
 
-    Images are preprocessed as in the evaluation of the training run. The checkpoint records this preprocessing. If the
-    checkpoint has EMA weights, the model gets the EMA weights, unless ``weights`` is ``"model"``.
+    Images are preprocessed as in the evaluation of the training run, because the checkpoint records the preprocessing.
 
     Args:
-        path: the file.
+        path: path of the file.
         device: ``auto``, ``cpu`` or ``cuda``.
-        batch_size, workers: batch size and number of workers of the loader.
-        weights: ``ema`` or ``model``.
-        settings: settings that replace the settings in a checkpoint.
+        batch_size: batch size of the data loader.
+        workers: number of processes of the data loader.
+        weights: ``"ema"`` selects the EMA weights if the checkpoint has any. ``"model"`` selects the other weights.
+        settings: settings with priority over the settings in the checkpoint.
 
     Raises:
         TrainError: the file cannot be opened.
@@ -100,7 +100,7 @@ def open_model(
     network = model.place_model(config, network, compute)
     probabilities = None
     if config.loss not in ("ce", "bce"):
-        with suppress(TrainError):  # losses that need class counts have no probabilities
+        with suppress(TrainError):  # the loss is needed only for its probabilities, which are softmax by default
             spec = loss.LossSpec.resolve(config.loss, config.loss_opt, config.task == MULTILABEL)
             counts = [1] * n if spec.needs_class_counts else None
             criterion = loss.build_loss(spec, loss.Facts(n, class_counts=counts))
@@ -141,7 +141,10 @@ def _open_onnx(path: Path, device: str, batch_size: int, workers: int) -> Evalua
 
 
 def measure(opened: Evaluated, dataset: Any, k: Sequence[int], progress: Callable[[int], bool]) -> dict[str, float]:
-    """Return the metrics of a model on a data set."""
+    """Return the metrics of an opened model on a data set. ``k`` has the values of k for top-k accuracy.
+
+    ``progress`` is a function as in :func:`evaluate`.
+    """
     import torch
 
     from topk_registry.train.evaluation import SingleLabel, evaluate
@@ -176,7 +179,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def validate(args: Any) -> dict[str, Any]:
-    """Return the metrics, the weights and the preprocessing that ``timm validate`` prints."""
+    """Return what ``timm validate`` prints: metrics, number of images, kind of weights, and preprocessing."""
     given = {name: value for name in (*DATA, *OVERRIDES) if (value := getattr(args, name, None)) is not None}
     given |= {name: value for name in ("model", "num_classes", "multi_crop", "marginal_temperature", "loss", "amp")
               if (value := getattr(args, name, None)) is not None}  # fmt: skip
@@ -215,11 +218,10 @@ def validate(args: Any) -> dict[str, Any]:
 
 
 def create_parser() -> ArgumentParser:
-    """Return the parser of ``timm validate``."""
     parser = ArgumentParser(
         prog="timm validate",
-        description="Evaluate a checkpoint of `timm train` or an exported ONNX file. A checkpoint records its model, "
-        "data and preprocessing; a flag replaces it. EMA weights are used if the checkpoint has them.",
+        description="Evaluate a checkpoint of `timm train` or an exported ONNX file. A checkpoint records model, data "
+        "and preprocessing, and flags replace what it records. EMA weights are used if the checkpoint has them.",
     )
     add: Any = parser.add_argument
     add("path", metavar="CHECKPOINT", help="a checkpoint, or an ONNX file")
@@ -237,7 +239,7 @@ def create_parser() -> ArgumentParser:
     add("--mean", type=within("(-inf, inf)"), nargs="+", metavar="MEAN", help="channel means (default: as in training)")
     add("--std", type=within("(0, inf)"), nargs="+", metavar="STD", help="channel standard deviations")
     add("--interpolation", choices=INTERPOLATIONS[1:], help="interpolation (default: as in training)")
-    add("--multi-crop", type=int, choices=(0, 5, 10), help="average the top-k marginals of this many crops")
+    add("--multi-crop", type=int, choices=(0, 5, 10), help="evaluate N crops per image, average top-k marginals")
     add("--marginal-temperature", type=within("(0, inf)"), metavar="T", help="temperature of the marginals")
     add("-b", "--batch-size", type=positive, default=256, metavar="N", help="batch size (default: 256)")
     add("-j", "--workers", type=within("[0, inf)", int), default=4, metavar="N", help="loader processes (default: 4)")

@@ -1,4 +1,4 @@
-"""``topk-registry calibrate``: add prediction sets with a coverage guarantee to an exported file."""
+"""``topk-registry calibrate``: add prediction sets to an exported ONNX file, with thresholds from labeled images."""
 
 import json
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from topk_registry.conformal import RULES, SCORES, Score
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Calibrate an exported file on labeled images: sets that contain the true class with a chosen probability."""
+    """Add prediction sets to an exported file: sets that contain the true class with a chosen probability."""
     args = _parser().parse_args(argv)
     from topk_export.calibrate import calibrate_file, open_folder
     from topk_export.runtime.predictor import Predictor
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry calibrate", description=main.__doc__)
     add = parser.add_argument
-    add("model", metavar="model.onnx", help="a file of topk-registry export")
+    add("model", metavar="model.onnx", help="an ONNX file that topk-registry export wrote")
     add(
         "--data-dir",
         required=True,
@@ -60,21 +60,19 @@ def _parser() -> ArgumentParser:
     add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
     add("--alpha", type=within("(0, 1)"), default=0.1, help="probability that a set misses the class (default: 0.1)")
     add("--score", choices=SCORES, default="lac", help="nonconformity score (default: lac)")
-    add("--rule", choices=RULES, default="marginal", help="one threshold, or one per class (default: marginal)")
+    rules = "one threshold for all classes (marginal), or one threshold per class (default: marginal)"
+    add("--rule", choices=RULES, default="marginal", help=rules)
     add("--penalty", type=within("[0, inf)"), default=0.01, metavar="L", help="raps: penalty per rank (default: 0.01)")
-    add("--k-reg", type=within("[0, inf)", int), default=5, metavar="K", help="raps: penalty-free ranks (default: 5)")
-    add("--temperature", type=within("(0, inf)"), default=1.0, metavar="T", help="divisor of the logits (default: 1)")
-    add(
-        "--report-share",
-        type=within("(0, 1)"),
-        default=0.5,
-        metavar="P",
-        help="share that measures coverage (default: 0.5)",
-    )
-    add("--seed", type=within("[0, inf)", int), default=0, metavar="N", help="seed of the split (default: 0)")
-    add("--batch-size", type=positive, default=32, metavar="N", help="images per run (default: 32)")
-    add("--ignore-unknown-classes", action="store_true", help="skip folders that are not a class of the file")
+    k_reg = "raps: number of ranks without a penalty (default: 5)"
+    add("--k-reg", type=within("[0, inf)", int), default=5, metavar="K", help=k_reg)
+    divisor = "number that divides the logits before the softmax (default: 1)"
+    add("--temperature", type=within("(0, inf)"), default=1.0, metavar="T", help=divisor)
+    share = "fraction of the images that measure the coverage; the others determine the thresholds (default: 0.5)"
+    add("--report-share", type=within("(0, 1)"), default=0.5, metavar="P", help=share)
+    add("--seed", type=within("[0, inf)", int), default=0, metavar="N", help="seed of the random split (default: 0)")
+    add("--batch-size", type=positive, default=32, metavar="N", help="images per run of the model (default: 32)")
+    add("--ignore-unknown-classes", action="store_true", help="skip folders with a name that is not a class name")
     add("--force", action="store_true", help="calibrate although labels look wrong; the file then has no guarantee")
     add("--json", metavar="FILE", help="write the report as JSON, with coverage per class")
-    add("--device", choices=DEVICES, default="auto", help="device to run on (default: a GPU if there is one)")
+    add("--device", choices=DEVICES, default="auto", help="device that runs the model (default: a GPU if there is one)")
     return parser

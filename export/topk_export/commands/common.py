@@ -1,4 +1,4 @@
-"""Shared parts of the commands: one-line errors, safe terminal output, and flags of the runtime."""
+"""Functions that several commands use: error messages, output to the terminal, and flags."""
 
 import argparse
 import functools
@@ -24,9 +24,11 @@ EXPECTED = (
 
 
 def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
-    """Print expected errors as ``error: ...`` on stderr and warnings as one line each.
+    """Wrap the main function of a command, so that errors and warnings become short messages on stderr.
 
-    The exit status is 2 for bad usage or input, and 1 for a failed check.
+    The wrapper prints an expected exception as ``error: MESSAGE``, and a warning as ``warning: MESSAGE``. After an
+    exception, the wrapper returns the exit status 2. If the exported file failed its verification, the status is 1.
+    After Ctrl-C, the status is 130.
     """
 
     @functools.wraps(main)
@@ -49,18 +51,18 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], i
 
 
 def say(message: str) -> None:
-    """Print a line to stderr."""
+    """Print one line on stderr, with escaped control characters."""
     print(printable(message), file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
-    """Return text with control characters escaped, because a file name may contain codes that change the terminal."""
+    """Return text with escaped control characters. A file name could otherwise change the state of the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def add_runtime_flags(parser: argparse.ArgumentParser) -> None:
-    """Add ``--device``, ``--require-gpu`` and ``--threads``."""
+    """Add the flags ``--device``, ``--require-gpu`` and ``--threads`` to a parser."""
     add = parser.add_argument
-    add("--device", choices=DEVICES, default="auto", help="device to run on (default: a GPU if there is one)")
+    add("--device", choices=DEVICES, default="auto", help="device that runs the model (default: a GPU if there is one)")
     add("--require-gpu", action="store_true", help="exit with an error if the model does not run on a GPU")
-    add("--threads", type=positive, metavar="N", help="CPU threads of a run")
+    add("--threads", type=positive, metavar="N", help="number of CPU threads that run the model")

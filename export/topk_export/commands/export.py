@@ -1,4 +1,4 @@
-"""``topk-registry export``: write a trained classifier as one ONNX file with all metadata that prediction needs."""
+"""``topk-registry export``: write a trained classifier to one ONNX file, with all metadata that prediction needs."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ _DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", 
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Export a trained classifier as one ONNX file with exact top-k probabilities."""
+    """Export a trained classifier to an ONNX file that also computes top-k marginals."""
     args = _parser().parse_args(argv)
     say("importing torch")
     from topk_export.export import export_onnx
@@ -56,35 +56,45 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="topk-registry export",
-        description="Export a classifier with its exact top-k head to ONNX. The source is a checkpoint, the output "
-        "folder of a training run, or the name of a timm or torchvision model.",
+        description="Export a classifier to an ONNX file. From the logits, the file also computes probabilities, the k "
+        "best classes, and top-k marginals: for each class, the probability that it is in a random set of k classes. "
+        "The source is a checkpoint, the folder of a training run, or the name of a timm or torchvision model.",
     )
     add = parser.add_argument
-    add("source", metavar="CHECKPOINT|MODEL", help="checkpoint, folder of a run, or name of a model")
+    add("source", metavar="CHECKPOINT|MODEL", help="checkpoint, folder of a training run, or name of a model")
     add("output", nargs="?", default="model.onnx", metavar="FILE.onnx", help="file to write (default: model.onnx)")
-    add("--task", choices=("classification", "multilabel"), help="default: the run's, else classification")
-    add("-k", "--k", type=positive, help="size of the top-k set (default: the run's, else 5)")
-    add("--temperature", type=within("(0, inf)"), help="divisor of the logits (default: of the run's loss, else 1)")
-    add("--dtype", choices=("fp32", "fp16"), default="fp32", help="precision of the backbone (default: fp32)")
+    add(
+        "--task",
+        choices=("classification", "multilabel"),
+        help="one label per image, or several labels (default: the task of the run, else classification)",
+    )
+    add("-k", "--k", type=positive, help="size of the random set in the marginals (default: k of the loss, else 5)")
+    add(
+        "--temperature",
+        type=within("(0, inf)"),
+        help="number that divides the logits before the marginals (default: the temperature of the loss, else 1)",
+    )
+    add("--dtype", choices=("fp32", "fp16"), default="fp32", help="precision up to the logits (default: fp32)")
     add("--opset", type=within("[18, 21]", int), default=18, help="ONNX operator set, 18 to 21 (default: 18)")
-    add("--in-graph", action="store_true", help="the graph normalizes uint8 images (default: it takes normalized ones)")
-    add("--class-names", metavar="FILE", help="class names, one per line or JSON (default: the run's)")
+    add("--in-graph", action="store_true", help="the input is uint8 images (default: normalized float32 images)")
+    add("--class-names", metavar="FILE", help="class names, one per line, or JSON (default: the names of the run)")
     add("--no-verify", action="store_true", help="write the file without verification")
     add("--triton", metavar="DIR", help="also add the model to this Triton model repository")
     add = parser.add_argument_group("the model").add_argument
-    add("--model", metavar="NAME", help="the model of a checkpoint that does not record it")
+    add("--model", metavar="NAME", help="name of the model, if the checkpoint does not record the name")
     add("--model-kwargs", nargs="*", action=ParseOptions, metavar="KEY=VALUE", help="further options of the model")
-    add("--num-classes", type=positive, metavar="N", help="number of classes (default: the checkpoint's)")
-    add("--pretrained", action="store_true", help="load the published weights of a model name")
-    add("--random-weights", action="store_true", help="export a model name without trained weights, for tests")
-    add("--no-ema", action="store_true", help="use the model's weights (default: the EMA, if there is one)")
-    add("--head", metavar="MODULE", help="module whose output is the scores, if the model's output is something else")
-    add = parser.add_argument_group("evaluation preprocessing (default: as recorded by training)").add_argument
+    add("--num-classes", type=positive, metavar="N", help="number of classes (default: as in the checkpoint)")
+    add("--pretrained", action="store_true", help="load the published weights, if the source is the name of a model")
+    add("--random-weights", action="store_true", help="keep the random weights of a named model, to test a deployment")
+    add("--no-ema", action="store_true", help="do not use the averaged weights (EMA) of the checkpoint")
+    add("--head", metavar="MODULE", help="module that outputs the logits, if the model outputs something else")
+    add = parser.add_argument_group("preprocessing of images (default: the values of training or of the model)")
+    add = add.add_argument
     add("--input-size", type=positive, nargs=3, metavar=("C", "H", "W"), help="channels, height and width")
-    add("--mean", type=within("(-inf, inf)"), nargs="+", help="channel means")
-    add("--std", type=within("(0, inf)"), nargs="+", help="channel standard deviations")
+    add("--mean", type=within("(-inf, inf)"), nargs="+", help="mean per channel, of values from 0 to 1")
+    add("--std", type=within("(0, inf)"), nargs="+", help="standard deviation per channel, of values from 0 to 1")
     add("--interpolation", metavar="NAME", help="interpolation of resizing, such as bicubic")
-    add("--crop-pct", type=within("(0, inf)"), metavar="PCT", help="fraction of the image that the crop keeps")
-    add("--crop-mode", choices=("center", "border", "squash"), help="how timm crops")
-    add("--exif", action="store_true", default=None, help="apply the EXIF orientation of images (timm does not)")
+    add("--crop-pct", type=within("(0, inf)"), metavar="PCT", help="size of the crop / size of the resized image")
+    add("--crop-mode", choices=("center", "border", "squash"), help="timm's way to resize an image before the crop")
+    add("--exif", action="store_true", default=None, help="rotate images by their EXIF orientation (timm does not)")
     return parser

@@ -1,7 +1,7 @@
-"""Print or write the top-k classes and the prediction sets of images.
+"""Predict the k best classes of images, and their prediction sets if the file is calibrated.
 
-The exit status is 0 if all images have a prediction, 1 if some images could not be read, 2 if an argument or an input
-is wrong, and 130 after Ctrl-C. The output marks images that could not be read.
+The exit status is 0 if all images have a prediction, 1 if some images have none, 2 if an argument or an input is wrong,
+and 130 after Ctrl-C. For an image without a prediction, the output contains the error.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ MAX_SET = 100
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Predict images with an exported file."""
+    """Predict the classes of images with an exported file."""
     args = _parser().parse_args(argv)
     from topk_export.predict import (
         class_list,
@@ -59,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
         say(f"{count} images in {args.output}, {failed} without a prediction")
         return int(failed > 0)
     writer, place = (write_json, args.json) if args.json else (write_csv, args.csv) if args.csv else (write_table, "-")
-    silent = None if place != "-" or not sys.stdout.isatty() else True  # a progress bar would break the table
+    # on a terminal, a progress bar would appear between the lines of the table
+    silent = None if place != "-" or not sys.stdout.isatty() else True
     rows = tqdm(predicted(predictor, images, **options), total=len(images), unit="image", disable=silent)
     with _opened(place) as stream:
         failed = writer(rows, stream)
@@ -80,22 +81,23 @@ def _opened(place: str) -> Iterator[TextIO]:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry predict", description=__doc__)
     add = parser.add_argument
-    add("model", metavar="model.onnx", help="a file of topk-registry export")
+    add("model", metavar="model.onnx", help="an ONNX file that topk-registry export wrote")
     add(
         "images",
         nargs="+",
         metavar="IMAGES",
-        help="image files, folders to search, or lists of paths (.txt, .lst, or - for stdin)",
+        help="image files, folders with images, or lists of image paths (.txt, .lst, or - for stdin)",
     )
     shape = parser.add_mutually_exclusive_group()
-    shape.add_argument("--json", metavar="FILE", help="write one JSON object per line (- for stdout)")
-    shape.add_argument("--csv", metavar="FILE", help="write one line per class (- for stdout)")
-    shape.add_argument("--output", metavar="DIR", help="write Parquet in shards; a run that was killed continues")
+    shape.add_argument("--json", metavar="FILE", help="write one JSON object per image and line (- for stdout)")
+    shape.add_argument("--csv", metavar="FILE", help="write one line per image and class (- for stdout)")
+    shape.add_argument("--output", metavar="DIR", help="write Parquet files; a new run continues a run that was killed")
     add("--shard-size", type=positive, default=1000, metavar="N", help="images per Parquet file (default: 1000)")
-    add("--allow", metavar="FILE|NAMES", help="class list: a file with one name per line, or names separated by commas")
-    add("--alpha", type=within("(0, 1)"), help="miscoverage of the sets (default: as in the calibration)")
-    add("--max-set", type=positive, default=MAX_SET, metavar="N", help=f"classes of a set to list (default: {MAX_SET})")
-    add("--batch-size", type=positive, default=32, metavar="N", help="images per run (default: 32)")
-    add("--workers", type=positive, metavar="N", help="threads that read images (default: CPUs, at most 8)")
+    add("--allow", metavar="FILE|NAMES", help="allowed classes: a file with one name per line, or names with commas")
+    add("--alpha", type=within("(0, 1)"), help="probability that a set misses the class (default: of the calibration)")
+    limit = f"maximum number of classes to list per prediction set (default: {MAX_SET})"
+    add("--max-set", type=positive, default=MAX_SET, metavar="N", help=limit)
+    add("--batch-size", type=positive, default=32, metavar="N", help="images per run of the model (default: 32)")
+    add("--workers", type=positive, metavar="N", help="threads that read images (default: number of CPUs, at most 8)")
     add_runtime_flags(parser)
     return parser

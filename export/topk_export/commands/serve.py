@@ -1,4 +1,4 @@
-"""``topk-registry serve``: serve an exported model over HTTP, with a page to try the model."""
+"""``topk-registry serve``: serve an exported model over HTTP, with a web page to try the model."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def main(argv: Sequence[str]) -> int:
     parser = _parser()
     args = parser.parse_args(argv)
     if args.host not in LOOPBACK and not args.allowed_hosts:
-        parser.error("--host that is not loopback needs --allowed-hosts with the names that clients use")
+        parser.error("a --host other than localhost needs --allowed-hosts with the names that clients use")
     try:
         from topk_export.serve.limits import Limits
         from topk_export.serve.server import listen, make_server
@@ -52,28 +52,22 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry serve", description=main.__doc__)
     add = parser.add_argument
-    add("model", metavar="model.onnx", help="a file of topk-registry export")
+    add("model", metavar="model.onnx", help="an ONNX file that topk-registry export wrote")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
-    add("--port", type=within("[0, 65535]", int), default=8000, metavar="N", help="0 chooses one (default: 8000)")
-    add(
-        "--allowed-hosts",
-        nargs="+",
-        default=[],
-        metavar="NAME",
-        help="allowed names in the Host header, in addition to loopback names",
-    )
-    add("--max-body", type=positive, default=10_000_000, metavar="BYTES", help="length of a body (default: 10000000)")
-    add("--max-images", type=positive, default=32, metavar="N", help="images per request (default: 32)")
-    add(
-        "--max-pixels",
-        type=positive,
-        default=25_000_000,
-        metavar="N",
-        help="pixels of an image, before or after resizing (default: 25000000)",
-    )
-    add("--max-batch", type=positive, default=16, metavar="N", help="images per run of the model (default: 16)")
-    add("--queue", type=positive, default=128, metavar="N", help="images in progress; above it, 503 (default: 128)")
-    add("--timeout", type=within("(0, inf)"), default=60.0, metavar="S", help="seconds for an answer (default: 60)")
+    port = "port to listen on; 0 selects a free port (default: 8000)"
+    add("--port", type=within("[0, 65535]", int), default=8000, metavar="N", help=port)
+    hosts = "names that the Host header of a request may contain, in addition to localhost, 127.0.0.1 and ::1"
+    add("--allowed-hosts", nargs="+", default=[], metavar="NAME", help=hosts)
+    length = "maximum length of a request body (default: 10000000)"
+    add("--max-body", type=positive, default=10_000_000, metavar="BYTES", help=length)
+    add("--max-images", type=positive, default=32, metavar="N", help="maximum images per request (default: 32)")
+    pixels = "maximum pixels per image, before and after resizing (default: 25000000)"
+    add("--max-pixels", type=positive, default=25_000_000, metavar="N", help=pixels)
+    add("--max-batch", type=positive, default=16, metavar="N", help="maximum images per run of the model (default: 16)")
+    queue = "maximum images in progress; further requests get status 503 (default: 128)"
+    add("--queue", type=positive, default=128, metavar="N", help=queue)
+    timeout = "maximum seconds until an answer (default: 60)"
+    add("--timeout", type=within("(0, inf)"), default=60.0, metavar="S", help=timeout)
     add("--access-log", action="store_true", help="log each request on stderr")
     add_runtime_flags(parser)
     return parser

@@ -1,4 +1,4 @@
-"""``topk-registry verify``: repeat the checks of an export on any machine."""
+"""``topk-registry verify``: repeat the checks of ``topk-registry export``, for example on another machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,13 +11,15 @@ from topk_registry.cli import ArgumentParser
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Check an exported file against torch's logits and against definitions in float64."""
+    """Compare the outputs of an exported file with PyTorch's logits and with definitions in float64."""
     parser = ArgumentParser(prog="topk-registry verify", description=main.__doc__)
-    parser.add_argument("model", metavar="FILE.onnx", help="a file of topk-registry export")
-    parser.add_argument("--sample", metavar="FILE", help="NAME.sample.npz of the export (default: next to NAME.onnx)")
+    parser.add_argument("model", metavar="FILE.onnx", help="an ONNX file that topk-registry export wrote")
+    sample = "NAME.sample.npz of the export, with PyTorch's logits (default: the file next to NAME.onnx)"
+    parser.add_argument("--sample", metavar="FILE", help=sample)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
-    parser.add_argument("--device", choices=DEVICES, default="cpu", help="device to run the model on (default: cpu)")
-    parser.add_argument("--require-gpu", action="store_true", help="fail if the model does not run on a GPU")
+    parser.add_argument("--device", choices=DEVICES, default="cpu", help="device that runs the model (default: cpu)")
+    gpu = "exit with an error if the model does not run on a GPU"
+    parser.add_argument("--require-gpu", action="store_true", help=gpu)
     args = parser.parse_args(argv)
     report = verify_file(args.model, device=args.device, require_gpu=args.require_gpu, sample=args.sample)
     if args.json is not None:

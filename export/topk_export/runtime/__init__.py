@@ -1,1 +1,1 @@
-"""Prediction from an exported file with numpy, onnxruntime and Pillow."""
+"""Prediction of images with an exported ONNX file. This package needs numpy, onnxruntime and Pillow."""

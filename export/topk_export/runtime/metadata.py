@@ -1,6 +1,7 @@
-"""Metadata of an exported file: JSON values under plain keys in ``metadata_props`` of the ONNX model.
+"""Metadata of an exported ONNX file: the class names, k, the temperature, the preprocessing, and more.
 
-Prediction needs no other file, because the metadata has the class names, k, the temperature and the preprocessing.
+The field ``metadata_props`` of the ONNX model stores the metadata as keys with JSON values. Therefore prediction needs
+no other file than the ONNX file and its weights.
 """
 
 import json
@@ -14,67 +15,82 @@ from topk_export.runtime.preprocess import Preprocess
 SCHEMA = "topk_registry.classifier/1"
 CLASSIFICATION, MULTILABEL = "classification", "multilabel"
 
-# optional inputs: an initializer has the default
-ALLOWED = "allowed"  # bool [1 or batch, n]; default: all true
+# names of optional inputs; an initializer of the same name contains the default
+ALLOWED = "allowed"  # bool [1 or batch, n]; default: all True
 ALPHA = "alpha"  # float32 [1]; only in calibrated files; default: the alpha of the calibration
-ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"  # constants of calibrated files: levels [G], thresholds [G, 1 or n]
+# constants of calibrated files: the values of alpha [G] for which the file has thresholds, and thresholds [G, 1 or n]
+ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"
 
 LOGITS = "logits"
 OUTPUTS = {
-    LOGITS: "scores [batch, num_classes], float32, from the backbone: not divided by the temperature, not restricted "
-    "by a class list",
-    "marginals": "probability that each class is in the top-k set [batch, num_classes], float32; a row sums to k, it "
-    "is not a softmax; excluded classes are 0, and with at most k allowed classes each of them is 1",
+    LOGITS: "scores of all classes [batch, num_classes], float32; the temperature and the input 'allowed' do not "
+    "change them",
+    "marginals": "probability that each class is in a random set of k classes [batch, num_classes], float32; the "
+    "values of a row sum to k; a class that is not allowed has the value 0; if at most k classes are allowed, each of "
+    "them has the value 1",
     "probabilities": "softmax of the logits over the allowed classes [batch, num_classes], float32",
-    "indices": "the k allowed classes with the largest scores [batch, k], int64, best first; -1 if fewer are allowed",
+    "indices": "the k allowed classes with the largest logits [batch, k], int64, best class first; if fewer than k "
+    "classes are allowed, the last entries are -1",
 }
 MULTILABEL_OUTPUTS = {
     LOGITS: OUTPUTS[LOGITS],
-    "probabilities": "probability that each class is a label of the image [batch, num_classes], float32: the sigmoid "
-    "of logits / temperature per class, 0 for excluded classes",
+    "probabilities": "probability that each class is a label of the image [batch, num_classes], float32: "
+    "sigmoid(logits / temperature), and 0 for classes that are not allowed",
 }
 SET_OUTPUTS = {
-    "set": "whether each class is in the prediction set [batch, num_classes], bool; see 'sets'",
+    "set": "whether each class is in the prediction set [batch, num_classes], bool; the metadata key 'sets' describes "
+    "the calibration",
     "set_size": "number of classes in the prediction set [batch], int64",
 }
 
 
 def outputs_of(task: str) -> dict[str, str]:
-    """Return the outputs of a file for a task: the meaning of each output, by name."""
+    """Return the outputs of an exported file: a dictionary from the name of each output to its meaning.
+
+    Args:
+        task: ``"classification"`` or ``"multilabel"``.
+    """
     return dict(MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS)
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """The schema of an exported file. Each field is one key of the metadata, and so is each field of ``preprocess``."""
+    """Metadata of an exported ONNX file.
 
-    k: int  # size of the set for the marginals; in multilabel files, the number of classes that a prediction lists
-    temperature: float  # number by which logits are divided before marginals or sigmoid
+    Each field is one key in the metadata of the ONNX model. The field ``preprocess`` is an exception: the metadata have
+    one key for each field of :class:`Preprocess`.
+    """
+
+    k: int  # size of the random set of the marginals; in multilabel files, length of the list in a prediction
+    temperature: float  # number by which the logits are divided before the marginals or the sigmoid
     num_classes: int
     class_names: tuple[str, ...]
     preprocess: Preprocess
-    in_graph: bool = False  # the graph takes uint8 [batch, height, width, channels] and normalizes the images
+    in_graph: bool = False  # whether the input is uint8 [batch, height, width, channels], and the graph normalizes it
     outputs: Mapping[str, str] = field(default_factory=lambda: dict(OUTPUTS))
     task: str = CLASSIFICATION  # or MULTILABEL
     backbone: str = ""
-    weights: str = ""  # "ema" or "model": the exported weights of the checkpoint
+    weights: str = ""  # "ema" (averaged weights of the checkpoint), "model" or "random"
     loss: str | None = None
     opset: int = 18
-    dtype: str = "fp32"  # dtype of the backbone: "fp32" or "fp16"
+    dtype: str = "fp32"  # dtype of the part of the model that computes the logits: "fp32" or "fp16"
     checkpoint_sha256: str | None = None
     license: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)  # versions of the packages that wrote the file
-    weights_sha256: str | None = None  # SHA-256 of the file with external weights
-    sets: Mapping[str, Any] | None = None  # written by `topk-registry calibrate`: score, rule, alpha, alphas, options
+    weights_sha256: str | None = None  # SHA-256 of the file with external weights, if there is such a file
+    sets: Mapping[str, Any] | None = None  # facts that a calibration records: score, rule, alpha, alphas, and more
 
     @property
     def multilabel(self) -> bool:
-        """Whether images may have several labels."""
+        """Whether one image may have several labels."""
         return self.task == MULTILABEL
 
     @property
     def alphas(self) -> tuple[float, ...]:
-        """Miscoverage levels with thresholds in the file, in ascending order. Without a calibration, there are none."""
+        """Values of alpha for which the file has thresholds of prediction sets, in ascending order.
+
+        alpha is the probability with which a set may miss the true class. A file without a calibration has no values.
+        """
         return tuple((self.sets or {}).get("alphas", ()))
 
     def to_props(self) -> dict[str, str]:
@@ -84,7 +100,15 @@ class Metadata:
 
     @classmethod
     def from_props(cls, props: Mapping[str, str], source: str = "the model") -> "Metadata":
-        """Parse the metadata of a model. Raise :class:`ModelFileError` if the metadata is missing or broken."""
+        """Parse the metadata of an ONNX model.
+
+        Args:
+            props: keys and JSON values, as in ``metadata_props`` of the model.
+            source: name of the model for error messages.
+
+        Raises:
+            ModelFileError: the metadata are missing or broken.
+        """
         if "schema" not in props:
             raise ModelFileError(
                 f"{source} has no topk_registry metadata (expected the key 'schema', found "

@@ -1,8 +1,10 @@
-"""Predictions from an exported file, without torch: numpy, onnxruntime and Pillow.
+"""Prediction of the classes of images with an exported ONNX file. Needed are numpy, onnxruntime and Pillow, not torch.
 
-predictor = Predictor("model.onnx")
-for prediction in predictor(["a.jpg", "b.jpg"]):
-    print(prediction.top[0].name, prediction.top[0].marginal)
+Example::
+
+    predictor = Predictor("model.onnx")
+    for prediction in predictor(["a.jpg", "b.jpg"]):
+        print(prediction.top[0].name, prediction.top[0].probability)
 """
 
 import os
@@ -31,23 +33,25 @@ Read = TypeVar("Read")
 
 
 class Predictor:
-    """An exported model that predicts images.
+    """An exported ONNX model that predicts the classes of images.
 
     Args:
-        path: ``model.onnx`` as written by :func:`topk_export.export_onnx`.
-        device: ``"auto"``, ``"cpu"``, ``"cuda"`` or ``"tensorrt"``.
+        path: ONNX file that :func:`topk_export.export_onnx` or a calibration wrote.
+        device: ``"cpu"``, ``"cuda"``, ``"tensorrt"`` or ``"auto"``. ``"auto"`` selects CUDA if there is an NVIDIA GPU,
+            else the CPU. If the model cannot run on the selected GPU, the model runs on the CPU, with a warning.
         require_gpu: raise :class:`~topk_export.DeviceError` if the model does not run on a GPU.
-        threads: number of CPU threads per run.
-        allowed: names of the allowed classes. Default: all classes. See :meth:`mask_of`.
-        max_pixels: images with more pixels raise an error before they are decoded.
-        workers: number of threads that read images, one batch ahead of the model. With 1, no batch is read ahead.
-            Default: one per CPU, at most 8.
+        threads: number of CPU threads for one run of the model. Default: the default of onnxruntime.
+        allowed: names of the classes that predictions may contain. Default: all classes.
+        max_pixels: maximum number of pixels per image. A larger image raises an exception and is not decoded.
+        workers: number of threads that read images. The threads read the next batch while the model runs. With 1
+            worker, images are read between runs of the model. Default: the number of CPUs, at most 8.
 
     A predictor can be pickled. The unpickled copy opens the file again.
 
     Raises:
         ModelFileError: the file is not an exported model, its external weights are missing or belong to another model,
             or the thresholds of its prediction sets changed after the calibration.
+        DeviceError: ``require_gpu`` is True, and the model does not run on a GPU.
     """
 
     def __init__(
@@ -86,12 +90,15 @@ class Predictor:
 
     @property
     def name(self) -> str:
-        """File name without its suffix."""
+        """Name of the ONNX file without its suffix."""
         return Path(self.path).stem
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input: [channels, height, width]. If the graph normalizes images, [height, width, channels]."""
+        """Shape of the input for one image, without the batch axis.
+
+        If the ONNX graph normalizes images, the shape is [height, width, channels], else [channels, height, width].
+        """
         c, h, w = self.metadata.preprocess.input_size
         return (h, w, c) if self.metadata.in_graph else (c, h, w)
 
@@ -107,10 +114,10 @@ class Predictor:
         return partial(type(self), self.path, **self._options), ()
 
     def mask_of(self, names: Iterable[str]) -> np.ndarray:
-        """Return a class list as bool [num_classes].
+        """Return a mask, bool [num_classes], that is True for the named classes.
 
         Raises:
-            ValueError: the list is empty, or a name is not a class. The message has the closest names.
+            ValueError: ``names`` is empty, or a name is not a class of the model. The message suggests similar names.
         """
         if isinstance(names, str):
             raise TypeError(f"a class list must be a sequence of names, got the text {names!r}")
@@ -125,12 +132,23 @@ class Predictor:
         return np.asarray([name in wanted for name in known])
 
     def preprocess(self, images: Iterable[Any]) -> np.ndarray:
-        """Return images as one input batch. An image is a path, bytes, a uint8 array or a Pillow image."""
+        """Read images, and return them as one batch for :meth:`run`.
+
+        Args:
+            images: paths, encoded bytes, uint8 arrays [height, width, channels], or Pillow images.
+        """
         inputs = [self.input_of(image) for image in images]
         return np.stack(inputs) if inputs else np.zeros((0, *self.input_shape), self.input_type)
 
     def input_of(self, image: Any) -> np.ndarray:
-        """Return an image (a path, bytes, a uint8 array or a Pillow image) as an input without the batch axis."""
+        """Read one image, and return it in the input format of the model, without the batch axis.
+
+        Args:
+            image: a path, encoded bytes, a uint8 array [height, width, channels], or a Pillow image.
+
+        Raises:
+            ImageError: the image cannot be read.
+        """
         recipe = self.metadata.preprocess
         pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=recipe.exif))
         return pixels if self.metadata.in_graph else recipe.normalize(pixels[None])[0]
@@ -138,16 +156,22 @@ class Predictor:
     def run(
         self, batch: np.ndarray, *, allowed: np.ndarray | None = None, alpha: float | None = None
     ) -> dict[str, np.ndarray]:
-        """Run the model on a batch from :meth:`preprocess`, and return the outputs by name.
+        """Run the model on one batch, and return a dictionary from the names of the outputs to arrays.
+
+        ``metadata.outputs`` describes the outputs.
 
         Args:
-            batch: the input.
-            allowed: class list, bool [num_classes] or [batch, num_classes]. Default: ``allowed`` of the predictor.
-            alpha: miscoverage of prediction sets. Default: alpha of the calibration. The sets have the largest level of
-                ``metadata.alphas`` that is at most alpha.
+            batch: the input, as :meth:`preprocess` returns it.
+            allowed: mask of the allowed classes, bool [num_classes] for all images, or [batch, num_classes]. Default:
+                ``allowed`` of the predictor.
+            alpha: probability with which a prediction set may miss the true class. Only a calibrated file has
+                prediction sets. If ``alpha`` is not in ``metadata.alphas``, the next smaller value in
+                ``metadata.alphas`` is used. Default: the alpha of the calibration.
 
         Raises:
-            ValueError: the batch or the class list has the wrong shape or type, or alpha is outside of the levels.
+            ValueError: the batch or the mask has the wrong shape or dtype, a row of the mask allows no class, or
+                ``alpha`` is outside of the range of ``metadata.alphas``.
+            ModelFileError: ``allowed`` is given, but the file has no input for it.
         """
         if batch.shape[1:] != self.input_shape or batch.dtype != self.input_type:
             raise ValueError(
@@ -165,10 +189,10 @@ class Predictor:
         return dict(zip(self._outputs, self.session.run(list(self._outputs), feed), strict=True))
 
     def predict(self, images: Iterable[Any], **options: Any) -> list[Any]:
-        """Return one :class:`~topk_export.Prediction` per image.
+        """Return a list with one :class:`~topk_export.Prediction` per image.
 
         Args:
-            images: paths, bytes, uint8 arrays or Pillow images.
+            images: paths, encoded bytes, uint8 arrays [height, width, channels], or Pillow images.
             options: options of :meth:`stream`.
         """
         return list(self.stream(images, **options))
@@ -185,17 +209,22 @@ class Predictor:
         max_set: int | None = None,
         on_error: str = "raise",
     ) -> Iterator[Any]:
-        """Yield one :class:`~topk_export.Prediction` per image, in order. Meanwhile, threads read the next batch.
+        """Yield one :class:`~topk_export.Prediction` per image, in the order of the images.
+
+        While the model runs on one batch, threads read the images of the next batch.
 
         Args:
-            images: paths, bytes, uint8 arrays or Pillow images. The iterable may be infinite.
-            batch_size: number of images per run.
-            allowed: class list, as names or as bool [num_classes]. Default: ``allowed`` of the predictor.
-            alpha: as in :meth:`run`.
-            max_set: maximum number of classes to list per prediction set. ``set_size`` counts all classes.
-            on_error: what to do if an image cannot be read or its outputs are not finite. ``"raise"`` raises the error
-                after the predictions of all earlier images, ``"skip"`` skips the image, and ``"yield"`` yields the
-                error.
+            images: paths, encoded bytes, uint8 arrays [height, width, channels], or Pillow images. The iterable may be
+                infinite.
+            batch_size: number of images per run of the model.
+            allowed: the allowed classes, as names or as a mask, bool [num_classes]. Default: ``allowed`` of the
+                predictor.
+            alpha: probability with which a prediction set may miss the true class, as in :meth:`run`.
+            max_set: maximum number of classes that a prediction lists in ``set``. ``set_size`` counts all classes of
+                the prediction set.
+            on_error: what to do if an image cannot be read, or if the model computes NaN or plus infinity for the
+                image. ``"raise"`` raises the exception after the predictions of all earlier images. ``"skip"`` skips
+                the image. ``"yield"`` yields the exception in place of a prediction.
         """
         one_array = isinstance(images, np.ndarray) and (
             images.ndim < 3 or (images.ndim == 3 and images.shape[2] in (1, 3))
@@ -216,7 +245,16 @@ class Predictor:
     def rank(
         self, outputs: Mapping[str, np.ndarray], *, allowed: np.ndarray | None = None, max_set: int | None = None
     ) -> list[Prediction]:
-        """Return the predictions for the outputs of a run. Raise :class:`PredictionError` if a row is not finite."""
+        """Convert the outputs of :meth:`run` to one prediction per image.
+
+        Args:
+            outputs: the dictionary that :meth:`run` returned.
+            allowed: the mask of allowed classes that the run used. Default: ``allowed`` of the predictor.
+            max_set: maximum number of classes that a prediction lists in ``set``.
+
+        Raises:
+            PredictionError: the outputs for an image contain NaN or a logit of plus infinity.
+        """
         rows: list[Prediction] = []
         mask = self.allowed if allowed is None else allowed
         for row in rank_rows(outputs, self.metadata, allowed=mask, max_set=max_set):
@@ -265,7 +303,7 @@ class Predictor:
         levels = self.metadata.alphas
         if not levels or ALPHA not in self._optional:
             raise ValueError("alpha needs a calibrated file: run `topk-registry calibrate`")
-        if not np.float32(levels[0]) <= np.float32(alpha) <= np.float32(levels[-1]):  # also true for NaN
+        if not np.float32(levels[0]) <= np.float32(alpha) <= np.float32(levels[-1]):  # NaN raises, too
             raise ValueError(f"alpha must be from {levels[0]:g} to {levels[-1]:g}, got {alpha!r}")
         return alpha
 
@@ -273,9 +311,13 @@ class Predictor:
 def read_ahead(
     read: Callable[[Source], Read], sources: Iterable[Source], *, batch: int, workers: int
 ) -> Iterator[list[Read]]:
-    """Yield lists of ``batch`` results in order, while threads work on the next list. One worker does not read ahead.
+    """Call ``read`` for each item of ``sources`` in threads, and yield the results in lists of ``batch`` results.
 
-    If ``sources`` raises an error, the error is raised after the results of all earlier items.
+    The results have the order of the items. The last list may be shorter. While the caller uses one list, the threads
+    compute the next list. With one worker, there are no threads: each list is computed when the caller asks for it.
+
+    If the iterator over ``sources`` raises an exception, this function first yields the results of all earlier items,
+    and then raises the exception.
     """
     failure: list[Exception] = []
     source = _until_failure(iter(sources), failure)

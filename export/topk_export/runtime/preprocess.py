@@ -1,7 +1,8 @@
-"""From an image to a model's input, equal to the evaluation transform of timm, with numpy and Pillow.
+"""Preprocessing of images for an exported model, with numpy and Pillow. The result equals timm's evaluation transform.
 
-The steps are: decode, convert to RGB (or L), resize by one of three crop modes, crop, scale to [0, 1], and normalize.
-As in timm, JPEGs are decoded in full resolution, because Pillow's ``draft`` would change the resized pixels.
+The steps are: decode, convert to RGB or gray, resize, crop the center, scale to [0, 1], and normalize. As in timm, JPEG
+files are decoded at full resolution. Pillow's method ``draft`` would decode them faster, but would change the resized
+pixels.
 """
 
 import io
@@ -31,7 +32,7 @@ ENDINGS = {
 
 
 def readable_formats() -> tuple[str, ...]:
-    """Return the formats of photographs that the installed Pillow decodes."""
+    """Return the names of the image formats in ``ENDINGS`` that the installed Pillow can decode."""
     with suppress(ImportError):
         import pillow_heif  # type: ignore
 
@@ -58,18 +59,23 @@ CROP_MODES = ("center", "border", "squash")
 
 @dataclass(frozen=True)
 class Preprocess:
-    """An evaluation transform with the options of timm.
+    """Preprocessing of evaluation images, with the options of timm.
 
     Args:
         input_size: channels, height and width of the model's input.
-        mean, std: mean and standard deviation per channel, of values in [0, 1]. Both are empty if unknown.
+        mean, std: mean and standard deviation per channel, for pixel values that were scaled to [0, 1]. Both are empty
+            if they are unknown.
         interpolation: a key of :data:`RESAMPLE`.
-        crop_pct: size of the crop as a fraction of the resized image.
-        crop_mode: ``"center"``, ``"border"`` or ``"squash"``.
-        resize_size: target height and width before the crop. None: the floor of ``input_size / crop_pct``.
-        color: ``"RGB"``, ``"L"``, empty for other numbers of channels, or ``"unknown"`` if the normalization is
-            unknown. If ``color`` is empty or ``"unknown"``, the model takes only arrays.
-        exif: apply the EXIF orientation of images. timm ignores this orientation.
+        crop_pct: height and width of the crop, divided by the height and width of the resized image.
+        crop_mode: how images are resized to the target size. With ``"center"``, the shortest edge gets the target size.
+            With ``"border"``, the longest edge gets the target size, and the image is padded with the mean color. With
+            ``"squash"``, both edges get the target size, and the aspect ratio changes.
+        resize_size: target height and width. None: the height and width in ``input_size``, divided by ``crop_pct`` and
+            rounded down.
+        color: ``"RGB"`` for 3 channels, ``"L"`` (gray) for 1 channel, empty for other numbers of channels, or
+            ``"unknown"`` if ``mean`` and ``std`` are unknown. If ``color`` is empty or ``"unknown"``, the model takes
+            only arrays, not images.
+        exif: whether images are rotated as their EXIF orientation says. timm ignores the EXIF orientation.
     """
 
     input_size: Sequence[int]
@@ -94,13 +100,13 @@ class Preprocess:
 
     @property
     def scale_size(self) -> tuple[int, int]:
-        """Target height and width before the crop."""
+        """Target height and width of the resize step, which comes before the crop."""
         if self.resize_size is not None:
             return int(self.resize_size[0]), int(self.resize_size[1])
         return math.floor(self.input_size[1] / self.crop_pct), math.floor(self.input_size[2] / self.crop_pct)
 
     def check_known(self) -> None:
-        """Raise :class:`ModelFileError` if the preprocessing of images is unknown."""
+        """If mean and standard deviation are unknown, raise :class:`ModelFileError`: images cannot be normalized."""
         if self.color == UNKNOWN:
             raise ModelFileError(
                 "the preprocessing of images is unknown: the file has no mean and standard deviation. Export it "
@@ -108,7 +114,13 @@ class Preprocess:
             )
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """Return an 8-bit image as uint8 [height, width, channels] in the input size."""
+        """Convert an 8-bit image to RGB or gray, resize the image, and crop the center.
+
+        Return uint8 [height, width, channels], with the size in ``input_size``.
+
+        Raises:
+            ImageError: the model has neither 1 nor 3 channels, or the colors of the image cannot be converted.
+        """
         self.check_known()
         if self.color not in COLORS.values():
             raise ImageError(f"the model takes {self.input_size[0]} channels: pass arrays to Predictor.run")
@@ -118,7 +130,10 @@ class Preprocess:
         return array if array.ndim == 3 else array[..., None]
 
     def normalize(self, pixels: np.ndarray) -> np.ndarray:
-        """Return uint8 [batch, height, width, channels] as the model's float32 [batch, channels, height, width]."""
+        """Return (pixels / 255 - mean) / std.
+
+        Shape: uint8 [batch, height, width, channels] -> float32 [batch, channels, height, width].
+        """
         self.check_known()
         out = np.empty((len(pixels), *(pixels.shape[i] for i in (3, 1, 2))), np.float32)
         for channel, values in enumerate(self._values):
@@ -127,17 +142,17 @@ class Preprocess:
 
     @cached_property
     def _values(self) -> np.ndarray:
-        """The normalized value of each of the 256 levels [channels, 256]. A look-up is faster than arithmetic."""
+        # the normalized value of each of the 256 pixel values [channels, 256]; a look-up is faster than arithmetic
         x = np.arange(256, dtype=np.float32) / np.float32(255)
         return (x - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width to which an image of this size is resized before the crop."""
+        """Return the height and width after the resize step, for an image of this height and width."""
         scale_h, scale_w = self.scale_size
         if self.crop_mode == "squash":
             size = scale_h, scale_w
         elif self.crop_mode == "border" or scale_h != scale_w:
-            # the longest edge fits (border), or the shortest edge fits (center, not square)
+            # border: the longest edge gets the target size; center and not square: the shortest edge does
             pick = max if self.crop_mode == "border" else min
             ratio = pick(height / scale_h, width / scale_w)
             size = round(height / ratio), round(width / ratio)
@@ -148,7 +163,11 @@ class Preprocess:
         return max(1, size[0]), max(1, size[1])
 
     def resized_pixels(self, height: int, width: int) -> int:
-        """Return the number of pixels after resizing, which can be large for a small file, such as 1 x 60000 pixels."""
+        """Return the number of pixels after the resize step, for an image of this height and width.
+
+        The number can be large for a small image: with a target size of 256, an image of 1 x 60000 pixels is resized to
+        256 x 15360000 pixels.
+        """
         h, w = self.resized(height, width)
         return h * w
 
@@ -172,7 +191,7 @@ def _convert(image: Image.Image, color: str) -> Image.Image:
 
 
 def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
-    """Pad to at least this size with ``fill``, then crop the center, with the rounding of torchvision."""
+    """Pad an image that is too small with the color ``fill``, then crop the center. Round as torchvision does."""
     more_h, more_w = max(0, height - image.height), max(0, width - image.width)
     if more_h or more_w:
         border = more_w // 2, more_h // 2, (more_w + 1) // 2, (more_h + 1) // 2
@@ -182,16 +201,17 @@ def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) 
 
 
 def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
-    """Return an image of 16-bit, 32-bit or float values in mode L. Floats from 0 to 1 are fractions of white.
+    """Convert an image with 16-bit, 32-bit or float pixels to 8 bits. Return any other image unchanged.
 
-    Pillow's conversion would not scale the values, so most of the image would be white or black.
+    Floats from 0 to 1 are multiplied by 255. Values from 0 to 255 are rounded. Other values raise ImageError, because
+    Pillow's conversion would clip them.
     """
     if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
         return image
     values = np.asarray(image)
     low, high = float(values.min()), float(values.max())
     fractions = image.mode == "F" and low >= 0 and high <= 1
-    if not (fractions or (low >= 0 and high <= 255)):  # NaN compares as false
+    if not (fractions or (low >= 0 and high <= 255)):  # NaN raises, too
         raise ImageError(
             f"{name} has values from {low:g} to {high:g} (mode {image.mode}), expected 0 to 255, or 0 to 1 as floats: "
             "convert it to 8 bits first"
@@ -200,17 +220,17 @@ def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
 
 
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False) -> Image.Image:
-    """Decode an image. Error messages name the file.
+    """Read and decode an image, and return a Pillow image.
 
-    The number of pixels is read from the header and checked before the image is decoded.
+    The number of pixels is read from the header of the file, and checked before the image is decoded.
 
     Args:
-        source: path, encoded bytes, uint8 [height, width(, 1 or 3)] array, or a Pillow image.
-        max_pixels: images with more pixels raise :class:`ImageTooLargeError`.
-        exif: apply the EXIF orientation.
+        source: a path, encoded bytes, a Pillow image, or a uint8 array [height, width] or [height, width, 1 or 3].
+        max_pixels: an image with more pixels raises :class:`ImageTooLargeError`.
+        exif: rotate the image as its EXIF orientation says.
 
     Raises:
-        ImageError: the image is missing, truncated, too large, or of unknown format.
+        ImageError: the image is missing, truncated, too large, or of an unknown format. The message names the file.
     """
     if isinstance(source, np.ndarray):
         return _from_array(source)
@@ -221,14 +241,14 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
 
 
 def size_of_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Return the height and the width of an encoded image from its header. Errors are as in :func:`read_image`."""
+    """Return the height and width in the header of an image, without decoding. Raise errors as :func:`read_image`."""
     with _opened(source, max_pixels) as (image, _):
         return image.height, image.width
 
 
 @contextmanager
 def _opened(source: Any, max_pixels: int) -> Iterator[tuple[Image.Image, str]]:
-    """Open an image without decoding it, and yield it with its name. All failures raise :class:`ImageError`."""
+    """Open an image without decoding it, and yield the image and its name. All errors become :class:`ImageError`."""
     name = "the image" if isinstance(source, bytes | Image.Image) else str(source)
     try:
         if isinstance(source, Image.Image):
@@ -239,7 +259,7 @@ def _opened(source: Any, max_pixels: int) -> Iterator[tuple[Image.Image, str]]:
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        # Pillow's limit is larger than max_pixels
+        # Pillow has a limit of its own, which is larger than the default of max_pixels
         raise ImageTooLargeError(f"{name} has more pixels than the limit of {max_pixels}") from error
     except FileNotFoundError as error:
         problem = "is a URL; download it first" if "://" in name else "does not exist"

@@ -1,4 +1,4 @@
-"""From the outputs of a run to ranked classes: the k best classes, and the prediction set of a calibrated file."""
+"""Predictions from the outputs of an exported model: the k best classes, and the prediction set if there is one."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,12 +13,13 @@ NOT_FINITE = "the model's outputs for this image are not finite numbers"
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class of a prediction.
+    """One class of a prediction, with its probabilities.
 
     Args:
         index, name: index and name of the class.
-        probability: softmax probability, or the sigmoid in multilabel files.
-        marginal: probability that the class is in a random set of k classes. None in multilabel files.
+        probability: softmax probability of the class. In multilabel files, the sigmoid.
+        marginal: top-k marginal, the probability that the class is in a random set of k classes. None in multilabel
+            files.
     """
 
     index: int
@@ -29,12 +30,15 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The ranked classes of one image.
+    """The prediction for one image.
 
     Args:
-        top: the k classes with the largest scores, in descending order. If the class list is shorter, there are fewer.
-        set: up to ``max_set`` classes of the prediction set, in descending order. None if the file is not calibrated.
-        set_size: number of classes in the whole prediction set.
+        top: the k allowed classes with the largest logits, best class first. If fewer than k classes are allowed,
+            ``top`` contains all allowed classes.
+        set: the best classes of the prediction set, best class first. A prediction set contains the true class with a
+            chosen probability. None if the file is not calibrated.
+        set_size: number of classes in the whole prediction set. ``set`` may list fewer classes. None if the file is not
+            calibrated.
     """
 
     top: tuple[ClassScore, ...]
@@ -43,7 +47,7 @@ class Prediction:
 
 
 def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
-    """Raise :class:`ModelFileError` if predictions cannot be ranked from these outputs."""
+    """Raise :class:`ModelFileError` if an output that predictions need is not among the names ``outputs``."""
     needed = (LOGITS, "probabilities") if metadata.multilabel else (LOGITS, "marginals", "probabilities")
     present = set(outputs)
     if missing := [name for name in needed if name not in present]:
@@ -51,8 +55,12 @@ def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
 
 
 def finite_rows(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return whether each row can be ranked, bool [batch]. Scores may be -inf, but neither inf nor NaN."""
-    best = outputs[LOGITS].max(-1, initial=-np.inf)  # NaN if any score is NaN
+    """Return for each row whether there is a prediction, bool [batch].
+
+    There is no prediction if a probability of the row is NaN, or if a logit is NaN or plus infinity. The logit -inf is
+    allowed.
+    """
+    best = outputs[LOGITS].max(-1, initial=-np.inf)  # NaN if any logit is NaN
     return ~np.isnan(outputs["probabilities"]).any(-1) & (best < np.inf)
 
 
@@ -63,13 +71,14 @@ def rank_rows(
     allowed: np.ndarray | None = None,
     max_set: int | None = None,
 ) -> Iterator[Prediction | PredictionError]:
-    """Yield a prediction per row, or the error of a row whose outputs are not finite.
+    """Yield one prediction per row. For a row with NaN or a logit of plus infinity, yield an exception instead.
 
     Args:
-        outputs: outputs of a run by name.
-        metadata: metadata of the file.
-        allowed: class list of the run, bool [n] or [batch, n].
-        max_set: maximum number of classes to list per prediction set. ``set_size`` counts all classes.
+        outputs: outputs of one run of the model, by name.
+        metadata: metadata of the ONNX file.
+        allowed: mask of the allowed classes that the run used, bool [n] or [batch, n].
+        max_set: maximum number of classes that a prediction lists in ``set``. ``set_size`` counts all classes of the
+            prediction set.
     """
     check_outputs(outputs, metadata)
     if max_set is not None and max_set < 1:

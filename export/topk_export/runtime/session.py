@@ -1,11 +1,13 @@
-"""An onnxruntime session on the requested device, with a warning or an error if the session runs on another device.
+"""onnxruntime sessions that run a model on the requested device.
 
-onnxruntime falls back to the CPU silently, and lists available providers that fail later. Therefore the device is read
-from the open session. If a requested GPU is missing, ``require_gpu`` raises an error. Otherwise there is a warning.
+If onnxruntime cannot use a GPU, it runs the model on the CPU without an error. Therefore :func:`open_session` asks the
+open session for its device. If a GPU was requested but the device is the CPU, the function warns. With
+``require_gpu=True``, the function raises an exception instead.
 
-CUDA exists in two forms: as a provider that is built into onnxruntime, or as a plug-in library. A plug-in is used if
-onnxruntime has registered it, if a package ``onnxruntime_ep_cuda*`` is installed, or if the environment variable
-``TOPK_EXPORT_CUDA_LIBRARY`` is the path of the library.
+An execution provider is the part of onnxruntime that runs a model on one kind of device. The CUDA provider is part of
+the package onnxruntime-gpu, or it is a separate library (a plug-in). This module uses a plug-in in three cases:
+onnxruntime has already registered the plug-in, a package with a name like ``onnxruntime_ep_cuda*`` is installed, or the
+environment variable ``TOPK_EXPORT_CUDA_LIBRARY`` contains the path of the library.
 """
 
 import contextlib
@@ -32,8 +34,11 @@ PLUGIN_PREFIX = "onnxruntime_ep_cuda"
 
 
 def import_onnxruntime() -> Any:
-    """Import onnxruntime with telemetry disabled, unless ``ORT_DISABLE_TELEMETRY`` is set."""
-    # the import writes a device ID to HOME and starts sending
+    """Import and return onnxruntime, with telemetry disabled.
+
+    If the environment variable ``ORT_DISABLE_TELEMETRY`` is already set, its value decides.
+    """
+    # the variable must be set before the import, which writes a device ID to HOME and starts to send data
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
@@ -52,14 +57,20 @@ def open_session(
     threads: int | None = None,
     tf32: bool = True,
 ) -> Any:
-    """Open an ``onnxruntime.InferenceSession``.
+    """Open a model, and return the ``onnxruntime.InferenceSession``.
 
     Args:
-        model: path of a model, or its bytes.
-        device: ``"auto"`` uses CUDA if there is a GPU, else the CPU. The other names select one device.
+        model: path of an ONNX file, or the content of an ONNX file as bytes.
+        device: ``"cpu"``, ``"cuda"``, ``"tensorrt"`` or ``"auto"``. ``"auto"`` selects CUDA if there is an NVIDIA GPU,
+            else the CPU. If the session cannot use the selected GPU, it uses the CPU, and this function warns.
         require_gpu: raise :class:`DeviceError` if the session does not run on a GPU.
-        threads: number of intra-op threads. None: the default of onnxruntime.
-        tf32: allow CUDA to round the inputs of convolutions and matrix products to TF32, the default of the provider.
+        threads: number of CPU threads for one operator (``intra_op_num_threads``). None: the default of onnxruntime.
+        tf32: whether CUDA may round the inputs of convolutions and matrix products to TF32. True is the default of
+            onnxruntime.
+
+    Raises:
+        ModelFileError: onnxruntime cannot load the model, or its external weights are missing.
+        DeviceError: ``require_gpu`` is True, and the session does not run on a GPU.
     """
     if device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
@@ -84,14 +95,17 @@ def open_session(
 
 
 def device_of(session: Any) -> str:
-    """Return the device of the first provider of a session: ``"cpu"``, ``"cuda"`` or ``"tensorrt"``."""
+    """Return the device on which a session runs its model: ``"cpu"``, ``"cuda"`` or ``"tensorrt"``."""
     first = session.get_providers()[0]
     known = {provider: name for name, provider in PROVIDERS.items()}
     return known.get(first, "cuda" if _is_cuda(first) else first)
 
 
 def placement(session: Any) -> dict[str, int] | None:
-    """Return the number of graph nodes per provider, or None if this version of onnxruntime does not report them."""
+    """Return the number of graph nodes that each execution provider runs, by the name of the provider.
+
+    If this version of onnxruntime does not report the numbers, return None.
+    """
     try:
         counts: Counter[str] = Counter()
         for part in session.get_provider_graph_assignment_info():
@@ -102,7 +116,10 @@ def placement(session: Any) -> dict[str, int] | None:
 
 
 def nvidia_gpus() -> int:
-    """Ask the NVIDIA driver for the number of GPUs, because onnxruntime lists its CUDA provider even without a GPU."""
+    """Return the number of GPUs that the NVIDIA driver reports, or 0 if there is no driver.
+
+    onnxruntime cannot tell whether there is a GPU: the list of its providers contains CUDA even without a GPU.
+    """
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
     except OSError:
@@ -113,7 +130,11 @@ def nvidia_gpus() -> int:
 
 
 def cuda_plugin(ort: Any) -> list[Any]:
-    """Return the CUDA devices of plug-in providers. If no plug-in is registered, register an installed library."""
+    """Return the CUDA devices that plug-ins of onnxruntime offer. A plug-in is a library that adds a kind of device.
+
+    If no plug-in is registered, this function first registers an installed plug-in. If there is no plug-in, the
+    function returns an empty list.
+    """
     if not hasattr(ort, "get_ep_devices"):  # onnxruntime below 1.22
         return []
     devices = _cuda_devices(ort)
@@ -144,7 +165,7 @@ def _plugin_library() -> str | None:
 
 
 def _open_on_gpu(ort: Any, model: Any, device: str, options: Any, tf32: bool) -> Any:
-    """Open a session with a GPU provider. If this installation has no GPU provider, return None."""
+    """Open a session that uses the GPU, or return None if this installation of onnxruntime has no GPU provider."""
     with contextlib.redirect_stdout(sys.stderr):
         if hasattr(ort, "preload_dlls"):
             ort.preload_dlls()  # load CUDA and cuDNN from their wheels
@@ -169,7 +190,7 @@ def _open(ort: Any, model: Any, options: Any, providers: list[Any] | None) -> An
 def _session_options(ort: Any, threads: int | None) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    # denormal numbers are slow on CPUs and do not affect results
+    # denormal numbers make CPUs slow and do not affect results
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if threads is not None:

@@ -1,8 +1,8 @@
-"""External weights of a model: find the files, check that they are complete, and copy a model with them.
+"""External weights: functions that find the weight files of a model, check them, copy them and move them.
 
-The limit of one ONNX file is 2 GiB. A larger model stores its weights in other files of its folder (external data of
-ONNX). This module parses the names of these files from the protocol buffer, so that prediction does not need the onnx
-package.
+An ONNX file has at most 2 GiB. A larger model stores its weights in other files of the same folder, which ONNX calls
+external data. This module reads the names of these files from the bytes of the ONNX file, which is a protocol buffer.
+Therefore prediction does not need the onnx package.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any
 from topk_export.errors import ModelFileError
 from topk_export.runtime.metadata import THRESHOLDS
 
-SUFFIX = ".data"  # model.onnx.data has the weights of model.onnx
+SUFFIX = ".data"  # model.onnx.data contains the external weights of model.onnx
 
 # field numbers in onnx.proto
 _GRAPH, _INITIALIZER, _NAME, _RAW_DATA, _EXTERNAL_DATA, _KEY, _VALUE = 7, 5, 8, 9, 13, 1, 2
@@ -25,15 +25,15 @@ _FIXED = {1: 8, 5: 4}  # size in bytes of fixed-size values
 
 
 def weights_beside(model: str | Path) -> Path:
-    """Return the path of the external weights that an export writes."""
+    """Return the path to which an export writes the external weights of a model: ``MODEL.onnx.data``."""
     return Path(f"{model}{SUFFIX}")
 
 
 def files_of(model: str | Path) -> list[Path]:
-    """Return the file of a model and the files of its external weights.
+    """Return the path of an ONNX file, followed by the paths of the files with its external weights.
 
     Raises:
-        ModelFileError: a file is missing, too short, or outside of the model's folder.
+        ModelFileError: a file is missing, too short, or outside of the folder of the model.
     """
     model = Path(model)
     if not model.is_file():
@@ -55,7 +55,10 @@ def files_of(model: str | Path) -> list[Path]:
 
 
 def external_sizes(model: str | Path) -> dict[str, int]:
-    """Return the names of a model's external weight files, and the smallest size in bytes that each file must have."""
+    """Return the minimum size of each file with external weights, in bytes, by the name of the file.
+
+    If ``model`` is not an ONNX file, return an empty dictionary.
+    """
     sizes: dict[str, int] = {}
     if not os.path.getsize(model):
         return sizes
@@ -65,12 +68,15 @@ def external_sizes(model: str | Path) -> dict[str, int]:
                 end = int(entry.get("offset", 0)) + int(entry.get("length", 0))
                 sizes[entry["location"]] = max(end, sizes.get(entry["location"], 0))
         except (IndexError, KeyError, ValueError):
-            return {}  # not a model: loading it gives a better error
+            return {}  # not an ONNX model; the caller will load the file, and that error message is better
     return sizes
 
 
 def copy_model(model: str | Path, target: str | Path) -> list[Path]:
-    """Copy a model to a path, and its external weights into the folder of this path. Return the new files."""
+    """Copy a model to the path ``target``, and its external weights into the folder of ``target``.
+
+    Return the paths of the copies: first the external weights, then the model.
+    """
     target = Path(target)
     first, *weights = files_of(model)
     copies = [target.with_name(file.name) for file in weights]
@@ -80,10 +86,15 @@ def copy_model(model: str | Path, target: str | Path) -> list[Path]:
 
 
 def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> None:
-    """Move a finished model, its external weights and its other files into the folder of ``path``.
+    """Move a new model to ``path``, and its external weights and other files into the folder of ``path``.
 
-    The model is moved last, and an old model is removed before its weights are replaced. So if the process is
-    interrupted, the folder does not have a model with the weights of another model.
+    If the process is interrupted, the folder never contains a model together with the weights of another model. For
+    this reason, the function first removes an old model with external weights, and moves the new model last.
+
+    Args:
+        staged: the new model.
+        path: path of the model after the move.
+        others: other files that belong to the new model.
     """
     _, *weights = files_of(staged)
     before = external_sizes(path) if path.is_file() else {}
@@ -97,7 +108,7 @@ def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> No
 
 
 def digest_of(*files: str | Path) -> str:
-    """Return the SHA-256 of the concatenated files."""
+    """Return one SHA-256 for the contents of all files, in this order."""
     sha = hashlib.sha256()
     for file in files:
         with open(file, "rb") as stream:
@@ -107,20 +118,27 @@ def digest_of(*files: str | Path) -> str:
 
 
 def check_digest(model: str | Path, sha256: str | None) -> None:
-    """Raise :class:`ModelFileError` if the external weights do not belong to the model."""
+    """Raise :class:`ModelFileError` if the external weights of a model have another SHA-256 than the metadata say.
+
+    Args:
+        model: the ONNX file.
+        sha256: the SHA-256 in the metadata, or None. Nothing is checked if ``sha256`` is None, or if the model has no
+            external weights.
+    """
     _, *weights = files_of(model)
     if weights and sha256 is not None and digest_of(*weights) != sha256:
         raise ModelFileError(f"{weights[0]} does not belong to {model}: its SHA-256 differs, copy both files again")
 
 
 def check_thresholds(model: str | Path, sets: Mapping[str, Any] | None) -> None:
-    """Raise :class:`ModelFileError` if the thresholds of a calibrated model differ from its calibration.
+    """Raise :class:`ModelFileError` if the thresholds of prediction sets changed after the calibration.
 
-    For example, quantization changes the thresholds silently.
+    For example, a tool that quantizes the model also changes the thresholds, without an error.
 
     Args:
-        model: the file.
-        sets: the entry ``sets`` of the model's metadata.
+        model: the ONNX file.
+        sets: entry ``sets`` in the metadata of the model, which contains the SHA-256 of the thresholds. If the entry is
+            None or empty, the model is not calibrated, and nothing is checked.
     """
     if not sets:
         return
@@ -140,7 +158,7 @@ def _initializers(data: mmap.mmap) -> Iterator[tuple[int, int]]:
 
 
 def _external_tensors(data: mmap.mmap) -> Iterator[dict[str, str]]:
-    """Yield location, offset and length of each external tensor."""
+    """Yield the entries of each tensor with external data, such as ``location``, ``offset`` and ``length``."""
     for tensor in _initializers(data):
         entry = {}
         for pair in _messages(data, tensor, _EXTERNAL_DATA):
@@ -155,7 +173,7 @@ def _texts(data: mmap.mmap, span: tuple[int, int], field: int) -> list[str]:
 
 
 def _messages(data: mmap.mmap, span: tuple[int, int], wanted: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each length-delimited value of one field in a message."""
+    """Yield the start and end of each value of the field ``wanted`` in the message ``data[start:end]`` of ``span``."""
     at, end = span
     while at < end:
         tag, at = _varint(data, at)
@@ -176,7 +194,7 @@ def _messages(data: mmap.mmap, span: tuple[int, int], wanted: int) -> Iterator[t
 
 
 def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    """Return a base-128 varint, and the position after it."""
+    """Return the variable-length integer at position ``at``, and the position after it."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

@@ -1,1 +1,1 @@
-"""An exported file over HTTP."""
+"""HTTP service of an exported ONNX file."""

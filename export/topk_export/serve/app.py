@@ -1,8 +1,10 @@
-"""The HTTP application of an exported model: predictions, health, metrics, metadata, and a page.
+"""HTTP application that serves an exported model.
 
-The service checks limits before the work starts: the body size while it reads the body, the number of pixels in the
-image headers, and the length of the queue. Client errors have status 4xx with the reason in ``detail``. Status 503
-means that the client may retry.
+The application answers with predictions, health, metrics, the metadata of the model, and a web page to try the model.
+The application limits the size of a request body, the number of pixels of the images, and the number of images in
+progress. If a request exceeds a limit, the application rejects the request and does not decode the images. If the
+client made an error, the status is 4xx, and the key ``detail`` of the JSON answer contains the reason. If the status is
+503, the client may send the request again.
 """
 
 import asyncio
@@ -54,7 +56,7 @@ ROUTES = frozenset(("/", "/predict", "/healthz", "/metrics", "/model"))
 
 
 class Metrics:
-    """Counters in the text format of Prometheus."""
+    """Counters of the service, such as requests and images. ``text`` returns them in the text format of Prometheus."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # by route and status
@@ -67,10 +69,10 @@ class Metrics:
 
     def text(self) -> str:
         values = {
-            "topk_images_total": self.images,  # images that the model has processed
+            "topk_images_total": self.images,  # images that entered a run of the model
             "topk_batches_total": self.batches,
-            "topk_predictions_total": self.predictions,  # answered requests
-            "topk_predict_seconds_total": self.seconds,  # total time of these requests
+            "topk_predictions_total": self.predictions,  # requests for predictions that got an answer
+            "topk_predict_seconds_total": self.seconds,  # total time of these requests, in seconds
             "topk_images_in_progress": self.in_progress,
         }
         lines = ["# TYPE topk_requests_total counter"]
@@ -82,7 +84,12 @@ class Metrics:
 
 
 class Service:
-    """The model, its queue and its threads."""
+    """The model of an HTTP application, with the queue of images and the threads that decode images.
+
+    Args:
+        predictor: the model.
+        limits: limits of requests.
+    """
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self.predictor, self.limits, self.metrics = predictor, limits, Metrics()
@@ -93,7 +100,7 @@ class Service:
         self._batcher: Batcher | None = None
 
     async def start(self) -> None:
-        """Start the threads. Run the model once, because the first run allocates memory."""
+        """Start the queue. Then run the model once, because the first run is slow: it allocates memory."""
         predictor, limits = self.predictor, self.limits
         self._batcher = Batcher(predictor, limits.batch, limits.max_set, self.metrics.count_batch)
         await asyncio.to_thread(predictor.run, np.zeros((1, *predictor.input_shape), predictor.input_type))
@@ -104,7 +111,13 @@ class Service:
         await asyncio.to_thread(self._decoders.shutdown)
 
     async def answer(self, request: Request) -> dict[str, Any]:
-        """Return the answer of ``POST /predict``."""
+        """Read a request to ``POST /predict``, run the model, and return the JSON values of the answer.
+
+        Raises:
+            HTTPException: the request is malformed or exceeds a limit.
+            ValueError: an image cannot be read, or an option is wrong.
+            PredictionError: the outputs for an image contain NaN or a logit of plus infinity.
+        """
         start = time.perf_counter()
         with self._places(1):
             async with self.budget.body(request) as body:
@@ -124,7 +137,8 @@ class Service:
     async def _predict(self, wanted: Wanted) -> list[Prediction]:
         assert self._batcher is not None
         loop, batcher = asyncio.get_running_loop(), self._batcher
-        if wanted.allow is not None and not self.class_lists:  # an error of the run would affect its whole batch
+        # this check comes before the run, because an error of the run would affect all requests in the batch
+        if wanted.allow is not None and not self.class_lists:
             raise HTTPException(400, "this file does not support class lists: export it again")
         mask = None if wanted.allow is None else self.predictor.mask_of(wanted.allow)
         await loop.run_in_executor(self._decoders, check_pixels, wanted.images, self.predictor, self.limits)
@@ -154,12 +168,15 @@ class Service:
 
 
 def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequence[str] = LOCAL) -> FastAPI:
-    """Build the application of a loaded model. ``state.service`` is its :class:`Service`.
+    """Build the HTTP application that serves a model. Its attribute ``state.service`` is the :class:`Service`.
 
     Args:
         predictor: the model.
-        limits: limits of requests.
-        hosts: allowed names in the Host header.
+        limits: limits of requests. Default: the defaults of :class:`Limits`.
+        hosts: names that the Host header of a request may contain. A request with another name gets status 400.
+
+    Raises:
+        ModelFileError: the model lacks an output that predictions need, or its image preprocessing is unknown.
     """
     check_outputs(predictor.output_names, predictor.metadata)
     predictor.metadata.preprocess.check_known()
@@ -217,10 +234,15 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
 
 
 class Guard:
-    """ASGI middleware: check the host and the origin of a request, count the request, and add headers to the answer.
+    """ASGI middleware that checks the Host and Origin headers, counts requests, and adds security headers to answers.
 
-    While the service drains, each answer closes its connection, so that clients do not reuse a connection that is about
-    to close.
+    If the service is about to stop, each answer tells the client to close the connection. Therefore the client sends
+    its next request over a new connection, and not over a connection that the server is about to close.
+
+    Args:
+        app: the application behind this middleware.
+        service: the service. Its metrics count the requests.
+        hosts: names that the Host header may contain.
     """
 
     def __init__(self, app: ASGIApp, service: Service, hosts: frozenset[str]) -> None:
@@ -235,14 +257,16 @@ class Guard:
             if message["type"] == "http.response.start":
                 route = scope["path"] if scope["path"] in ROUTES else "other"
                 self._service.metrics.requests[route, message["status"]] += 1
-                unread = scope["method"] == "POST" and message["status"] >= 400  # the body may be unread
+                # after an error, part of the body may be unread, so the connection cannot serve another request
+                unread = scope["method"] == "POST" and message["status"] >= 400
                 closing = ((b"connection", b"close"),) if self._service.draining or unread else ()
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS, *closing]}
             await send(message)
 
         headers = Headers(scope=scope)
         host, origin = headers.get("host", ""), headers.get("origin")
-        if scope["path"] != "/healthz" and _name_of(host) not in self._hosts:  # orchestrators use the IP address
+        # /healthz takes every host, because orchestrators such as Kubernetes send the IP address
+        if scope["path"] != "/healthz" and _name_of(host) not in self._hosts:
             detail = f"the host {host[:100]!r} is not allowed: start the service with --allowed-hosts NAME"
             await JSONResponse({"detail": detail}, 400)(scope, receive, watched)
         elif scope["method"] == "POST" and origin not in (None, f"http://{host}", f"https://{host}"):
@@ -252,7 +276,7 @@ class Guard:
 
 
 def _name_of(host: str) -> str:
-    """Return the name in a Host header in lower case, without the port. If the header is malformed, return ""."""
+    """Return the host name in a Host header, without the port, in lower case. For a malformed header, return ""."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         return str(ipaddress.ip_address(name)) if ":" in name else name

@@ -1,4 +1,4 @@
-"""Dynamic batching: the model runs images of different requests together."""
+"""Dynamic batching: one run of the model processes images of several requests."""
 
 import asyncio
 from collections import deque
@@ -22,16 +22,16 @@ class _Item:
 
 
 class Batcher:
-    """Collects inputs into batches, and returns to each caller the prediction of the caller's input.
+    """Queue that collects images of several callers into batches, and gives each caller the prediction for its image.
 
-    A batch contains inputs with the same ``alpha`` that arrived while the previous batch ran. One batch runs at a time,
-    in a thread.
+    ``await batcher(x)`` returns the prediction for one image. While one batch runs in a thread, new images wait in the
+    queue. The next batch contains waiting images with the same ``alpha``.
 
     Args:
         predictor: the model.
-        max_batch: maximum number of inputs per batch.
-        max_set: maximum number of classes that a prediction lists per set.
-        on_batch: function that is called with the size of each batch.
+        max_batch: maximum number of images per batch.
+        max_set: maximum number of classes that a prediction lists in ``set``.
+        on_batch: function that is called with the number of images in each batch, before the batch runs.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Batcher:
         self._task = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
-        """Answer all waiting inputs, then stop."""
+        """Wait until the queue is empty, then stop the thread."""
         while self._queue:
             await asyncio.sleep(0.01)
         self._task.cancel()
@@ -52,12 +52,12 @@ class Batcher:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def __call__(self, x: np.ndarray, mask: np.ndarray | None = None, alpha: float | None = None) -> Prediction:
-        """Return the prediction of one input. The input runs in a batch with other inputs.
+        """Put one image into the queue, and return its prediction.
 
         Args:
-            x: the input, without the batch axis.
-            mask: class list, bool [n].
-            alpha: miscoverage level.
+            x: the image as the model takes it, without the batch axis.
+            mask: mask of the allowed classes, bool [n]. None: all classes are allowed.
+            alpha: probability with which the prediction set may miss the true class. None: alpha of the calibration.
         """
         item = _Item(x, mask, alpha, asyncio.get_running_loop().create_future())
         self._queue.append(item)
@@ -86,7 +86,7 @@ class Batcher:
                     item.answer.set_result(result)
 
     def _next(self) -> list[_Item]:
-        """Take the first input and all inputs with the same alpha. Drop inputs whose callers have stopped waiting."""
+        """Take up to ``max_batch`` images with the alpha of the first image. Drop images that no caller waits for."""
         batch: list[_Item] = []
         rest: list[_Item] = []
         for item in self._queue:

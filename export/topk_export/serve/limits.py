@@ -1,4 +1,4 @@
-"""Limits of the service, and reading of requests within these limits."""
+"""Limits of the HTTP service, and functions that read requests within these limits."""
 
 import asyncio
 import base64
@@ -28,34 +28,34 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the service. Times are in seconds."""
+    """Limits of the HTTP service. Times are in seconds."""
 
     body_bytes: int = 10_000_000
-    total_bytes: int = 256_000_000  # bodies of all requests in progress
+    total_bytes: int = 256_000_000  # maximum length of all bodies in memory together
     body_seconds: float = 30.0  # maximum time to receive a body
     header_seconds: float = 15.0  # maximum time to receive a header, and maximum idle time of a connection
     request_seconds: float = 60.0  # maximum time to answer a request
-    images: int = 32  # per request
-    pixels: int = 25_000_000  # pixels per image, before or after resizing
-    request_pixels: int = 100_000_000
-    queue: int = 128  # number of images in progress
-    batch: int = 16  # images per run of the model
-    max_set: int = 1000  # maximum number of classes that an answer lists per set
-    decoders: int = min(4, os.cpu_count() or 1)  # threads
+    images: int = 32  # maximum number of images per request
+    pixels: int = 25_000_000  # maximum number of pixels per image, before and after resizing
+    request_pixels: int = 100_000_000  # maximum number of pixels of all images of a request together
+    queue: int = 128  # maximum number of images in progress
+    batch: int = 16  # maximum number of images per run of the model
+    max_set: int = 1000  # maximum number of classes that an answer lists per prediction set
+    decoders: int = min(4, os.cpu_count() or 1)  # number of threads that decode images
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A request for predictions."""
+    """The images and options of one request for predictions."""
 
-    images: list[bytes]  # encoded
-    allow: list[str] | None  # class list
-    alpha: float | None
-    max_set: int  # maximum number of classes that the answer lists per set
+    images: list[bytes]  # encoded images
+    allow: list[str] | None  # names of the allowed classes; None: all classes
+    alpha: float | None  # probability with which a prediction set may miss the true class; None: as in the calibration
+    max_set: int  # maximum number of classes that the answer lists per prediction set
 
 
 async def within_seconds(work: Awaitable[T], seconds: float, late: HTTPException) -> T:
-    """Wait for work, and raise ``late`` if the work takes longer."""
+    """Await ``work``, and return its result. If the work takes longer than ``seconds``, raise ``late``."""
     try:
         return await asyncio.wait_for(work, seconds)
     except (TimeoutError, asyncio.TimeoutError) as error:
@@ -63,14 +63,18 @@ async def within_seconds(work: Awaitable[T], seconds: float, late: HTTPException
 
 
 class Budget:
-    """Counter of the bytes of all request bodies in memory."""
+    """Counter of the bytes of all request bodies in memory. The counter enforces the limit ``total_bytes``."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._used = limits, 0
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """Read a body, and count its bytes until the ``with`` block ends."""
+        """Read the body of a request, and yield the body. The counter includes the body until the ``with`` block ends.
+
+        Raises:
+            HTTPException: the body is too long or arrives too slowly, or all bodies together are too long.
+        """
         content, seconds = bytearray(), self._limits.body_seconds
         late = HTTPException(408, f"the body did not arrive within {seconds:g} s")
         try:
@@ -97,13 +101,24 @@ class Budget:
 
 
 class _InMemoryParser(MultiPartParser):
-    """Parser of forms without temporary files. The parts stay in memory, because the length of the body is limited."""
+    """Parser of HTML forms that keeps all parts in memory. The limit on the body length also limits the memory."""
 
     spool_max_size = max_file_size = 2**40
 
 
 async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
-    """Parse the images and options of a request. The body is an image, a form, or JSON with base64."""
+    """Parse the images and options of a request.
+
+    Args:
+        request: the request. The query of its URL may contain the options ``alpha``, ``allow`` and ``max_set``.
+        body: one encoded image, a form with images, or a JSON object with images in base64. The header Content-Type
+            tells which of the three. A form or a JSON object may also contain options. These options replace options of
+            the URL.
+        limits: limits of the service.
+
+    Raises:
+        HTTPException: the request is malformed, or it has too many images.
+    """
     check_query(request, FIELDS)
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
         raise HTTPException(415, f"Content-Encoding {coding!r} is not supported: send the body without it")
@@ -135,7 +150,7 @@ async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
 
 
 def check_query(request: Request, known: Sequence[str] = ()) -> None:
-    """If a query parameter is unknown, raise a 400 error that lists the known parameters."""
+    """If the URL of a request has an unknown query parameter, raise an HTTPException with status 400."""
     if unknown := sorted(set(request.query_params) - set(known)):
         raise HTTPException(
             400, f"unknown query parameter {unknown[0]!r}: {request.url.path} takes {', '.join(known) or 'none'}"
@@ -143,7 +158,11 @@ def check_query(request: Request, known: Sequence[str] = ()) -> None:
 
 
 def check_pixels(images: Sequence[bytes], predictor: Predictor, limits: Limits) -> None:
-    """Raise :class:`ImageTooLargeError` if headers state too many pixels, before or after resizing."""
+    """Raise :class:`ImageTooLargeError` if an image, or all images together, have too many pixels.
+
+    The function does not decode the images. It reads the number of pixels in the header of each image, and computes the
+    number of pixels after resizing. The limits apply to both numbers.
+    """
     total = 0
     for image in images:
         height, width = size_of_image(image, max_pixels=limits.pixels)

@@ -1,4 +1,4 @@
-"""Run the application on a socket until SIGTERM or SIGINT."""
+"""HTTP server that runs the application until the process receives SIGTERM or SIGINT."""
 
 import asyncio
 import socket
@@ -12,13 +12,14 @@ from topk_export.serve.app import Service, create_app
 from topk_export.serve.limits import Limits
 
 CONNECTIONS = 1000
-DRAIN_SECONDS = 1.0  # time in which answers have `Connection: close`
+DRAIN_SECONDS = 1.0  # seconds from the first signal until the server accepts no more connections
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1 with a limit on the idle time between requests, and on the time to receive a header.
+    """HTTP/1.1 protocol that closes a connection if no complete request header arrives in time.
 
-    The limit is the attribute ``header_seconds`` of uvicorn's configuration.
+    The time starts when the connection opens, and again after each answer. The limit in seconds is the attribute
+    ``header_seconds`` of the uvicorn configuration.
     """
 
     _timer: asyncio.TimerHandle | None = None
@@ -53,11 +54,11 @@ class TimedProtocol(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """A server that answers all accepted requests before it stops.
+    """uvicorn server that answers all accepted requests before it stops.
 
-    The first signal starts draining: requests are still accepted, and each answer closes its connection. After
-    ``DRAIN_SECONDS``, the server stops listening and waits for requests in progress. A second signal stops the server
-    immediately.
+    After the first signal, the server still accepts requests for ``DRAIN_SECONDS`` seconds, but each answer tells the
+    client to close its connection. After this time, or after a second signal, the server accepts no more connections,
+    and waits until the requests in progress are answered. If SIGINT arrives during this wait, the server stops at once.
     """
 
     _stop_at: float | None = None
@@ -77,19 +78,27 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Port 0 selects a free port."""
+    """Open and return a TCP socket that listens on an address. If ``port`` is 0, the system chooses a free port."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    # asyncio sets this only on its own sockets; without it, each answer waits 40 ms for a delayed ACK
+    # asyncio sets TCP_NODELAY only on sockets that it creates. Without this option, each answer takes 40 ms longer,
+    # because the kernel waits for a delayed ACK
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
 
 
 def make_server(predictor: Any, limits: Limits, hosts: Any, *, access_log: bool = False) -> Server:
-    """Build the server of a loaded model. The arguments are as in :func:`create_app`."""
+    """Build the HTTP server for a model.
+
+    Args:
+        predictor: the model.
+        limits: limits of requests.
+        hosts: names that the Host header of a request may contain.
+        access_log: whether the server logs each request on stderr.
+    """
     config = uvicorn.Config(
         create_app(predictor, limits, hosts),
         http=TimedProtocol,

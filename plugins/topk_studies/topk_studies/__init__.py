@@ -1,1 +1,1 @@
-"""Studies of top-k losses, on your own data or as in four papers: ``topk-registry study NAME``."""
+"""Studies that compare top-k losses, on your own data or as in experiments of papers: ``topk-registry study NAME``."""

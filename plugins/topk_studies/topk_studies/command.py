@@ -1,4 +1,4 @@
-"""tune losses with equal effort, and compare them over seeds: on your data, or in an experiment of a paper"""
+"""tune several losses with the same number of trials, then compare the losses over several seeds"""
 
 import argparse
 import json
@@ -22,18 +22,18 @@ ALSO = "All flags of `timm train`, except flags of the loss, seed and output, ar
 
 
 def create_study_parser() -> ArgumentParser:
-    """Return the parser of ``topk-registry study``. The remaining arguments are flags of ``timm train``."""
+    """Return the parser of the command ``topk-registry study``. Unknown arguments are flags of ``timm train``."""
     parser = ArgumentParser(prog="topk-registry study", description=__doc__)
     names = parser.add_subparsers(dest="name", metavar="NAME", required=True)
     texts = {name: (study.question, f"{study.question} {study.reference}.") for name, study in STUDIES.items()}
-    texts["compare"] = ("compare losses on your own data", "Tune losses equally on your own data, and compare them.")
+    texts["compare"] = ("compare losses on your own data", "Tune and compare losses on your own data.")
     for name, (summary, description) in texts.items():
         one = names.add_parser(name, help=summary, description=f"{description} {ALSO}")
-        one.add_argument("--seeds", type=positive, default=5, metavar="N", help="seeds of the results (default: 5)")
+        one.add_argument("--seeds", type=positive, default=5, metavar="N", help="number of seeds (default: 5)")
         one.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at the same time (default: 1)")
         one.add_argument("--output", type=Path, default=Path(f"{name}.json"), metavar="FILE",
-                         help=f"JSON file (default: {name}.json); its .runs.jsonl keeps each run")  # fmt: skip
-        one.add_argument("--dry-run", action="store_true", help="check everything, list the runs, and stop")
+                         help=f"JSON file (default: {name}.json); a file .runs.jsonl stores each run")  # fmt: skip
+        one.add_argument("--dry-run", action="store_true", help="check the losses, list the runs, and stop")
         if name in STUDIES and not STUDIES[name].data:
             one.add_argument("--data", choices=("vectors", "images"), default="vectors",
                              help="built-in data to train on (default: vectors)")  # fmt: skip
@@ -44,18 +44,20 @@ def create_study_parser() -> ArgumentParser:
     one.add_argument("--rates", type=within("(0, inf)"), nargs=2, metavar=("LOW", "HIGH"),
                      help="range of the learning rates (default: from a quarter to 8 times --lr)")  # fmt: skip
     one.add_argument("--test-split", default="", metavar="NAME",
-                     help="split to report (default: test if there is one, else a half of --val-split)")  # fmt: skip
+                     help="split for the results (default: test if it exists, else a half of --val-split)")  # fmt: skip
     return parser
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one study and write its rows.
+    """Tune losses with the same number of trials, and compare the losses over several seeds.
+
+    Write the results to a JSON file, and print the results as a table.
 
     Args:
-        argv: arguments after ``study``.
+        argv: arguments after ``topk-registry study``.
 
     Returns:
-        The exit status.
+        The exit status: 0 for success, 2 for an error, ``INTERRUPTED`` if a signal stopped the study.
     """
     parser = create_study_parser()
     args, rest = parser.parse_known_args(argv)
@@ -103,7 +105,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _flags_of_train(parser: ArgumentParser, rest: Sequence[str]) -> dict[str, Any]:
-    """Return the flags of ``timm train`` by name, including flags in a ``--config`` file."""
     train = create_parser()
     train.prog = parser.prog
     given = vars(train.parse_args([word for word in rest if word != "--"]))
@@ -116,7 +117,7 @@ def _flags_of_train(parser: ArgumentParser, rest: Sequence[str]) -> dict[str, An
 
 
 def _set_up(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Study, Flags, str]:
-    """Return the study, the common flags of its runs, and a description of its images."""
+    # returns the study, the flags that all its runs share, and a sentence that says which images select trials
     if args.name == "compare":
         from topk_studies.compare import flags_of, study_of
 
@@ -142,10 +143,10 @@ def _set_up(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Study, Fla
 
 
 def check(study: Study, runs: Sequence[Flags]) -> None:
-    """Try each loss with the options of its runs on one batch.
+    """Train each loss of the runs on one batch, so that errors occur before the study starts. No file is written.
 
     Raises:
-        TrainError: a run could not start, or the metric is 100 % for any model.
+        TrainError: a run could not start, or the metric is top-k accuracy and there are at most k classes.
     """
     from topk_registry.train import Trainer
     from topk_registry.train.data import open_split
@@ -176,7 +177,12 @@ def _list(table: Sequence[Any], seeds: int) -> int:
 
 
 def table_of(study: Study, rows: Sequence[dict[str, Any]]) -> str:
-    """Return the rows as text: means, and differences from the first loss with half-widths of 95 % intervals."""
+    """Return the results as a text table. After the header, the table has one line per condition and loss.
+
+    Each line has the selected learning rate and options, and the mean of each metric over the seeds. If a run diverged,
+    the line has the word ``diverged`` instead of the mean. From the second loss on, the difference from the first loss
+    and the half-width of the 95 % interval of this difference follow in parentheses.
+    """
     from topk_studies.runner import pairs
 
     lines = [["condition", "loss", "chosen", *study.metrics]]

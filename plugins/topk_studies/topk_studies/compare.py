@@ -1,4 +1,4 @@
-"""A study on the user's data: the losses to compare, and the images."""
+"""The study ``compare``, which compares losses on the user's data: the losses, and the parts of the data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,20 +15,22 @@ from topk_studies.studies import Contestant, Rates, Study
 
 QUESTION = "Which loss is best on this data?"
 TIMM_OPTIONS = {"class_map": "class_map", "dataset_download": "download", "input_key": "input_key"}
-TIMM_OPTIONS |= {"target_key": "target_key"}  # flags of `timm train`, and arguments of timm's create_dataset
+TIMM_OPTIONS |= {"target_key": "target_key"}  # flag of `timm train` -> argument of timm's create_dataset
 
 
 def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: TrainConfig) -> Study:
-    """Return the comparison of losses with a training configuration.
+    """Return a study that compares losses on the user's data.
 
     Args:
-        losses: losses as text. An option that is not in the text takes all values of the loss's ``tuning_grid``.
+        losses: losses as text, such as ``"focal(gamma=1|2)"``. If the text does not set an option of the loss's
+            ``tuning_grid``, the trials try all values of this option in the grid.
         trials: number of trials per loss.
-        rates: range of the learning rate. Default: 1/4 to 8 times the rate of the configuration.
-        config: configuration with the metric and the default rate.
+        rates: lowest and highest learning rate. None: from 1/4 to 8 times the learning rate of ``config``.
+        config: training configuration with the metric that selects trials.
 
     Raises:
-        ValueError: a text is invalid, or there are more alternatives than trials.
+        ValueError: a text or the range of learning rates is invalid, or a loss has more combinations of options than
+            trials.
         PluginError: a loss does not exist or cannot be imported.
     """
     contestants = []
@@ -49,14 +51,16 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
 
 
 def flags_of(config: TrainConfig, test_split: str) -> tuple[dict[str, Any], str]:
-    """Return the common flags of all runs, and a description of the images for selection and for results.
+    """Return the flags that all runs of the study share, and a sentence that says which images select trials.
 
     Args:
-        config: configuration from the user.
-        test_split: split for the results. If empty: ``test`` if the data has it, else half of the validation split.
+        config: training configuration of the user.
+        test_split: split of the data for the results. If empty, the results use the split ``test``. If the data has no
+            split ``test``, the results use one half of each class of the validation split, and the other half selects
+            trials.
 
     Raises:
-        ValueError: the settings do not allow a comparison.
+        ValueError: the configuration does not allow a comparison.
     """
     if config.task == MULTILABEL:
         raise ValueError("a comparison takes one label per image, not --task multilabel")

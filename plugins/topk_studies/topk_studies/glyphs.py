@@ -1,25 +1,29 @@
-"""Losses on characters from fonts: ``python -m topk_studies.glyphs --output docs/results/glyphs.json``.
+"""Study of losses on characters from fonts: ``python -m topk_studies.glyphs --output docs/results/glyphs.json``.
 
-The protocol was fixed before any result on the test split was known. The grid of rates was moved up one step after the
-first results on the validation split, because the highest rate was the best.
+The protocol was fixed before any result on the test split was known, with one exception. After the first results on the
+validation split, the learning rates of the grid were raised by one step, because the highest rate was the best.
 
-- Data: ``topk/glyphs``, the Latin fonts of 99 Debian packages. Training, validation and test have different designs.
-  Each seed selects training families, noisy labels and initial weights, which are the same for all losses, so that
-  differences are paired. Selection uses all images of the validation split, and results use all images of the test
-  split.
-- Training: 240 steps of 128 images for every number of families, AdamW, one-cycle schedule, no augmentation, weights of
-  the last step.
-- Noise: a share of 0.4 of the training labels is redrawn over all classes (uniform) or within groups of characters that
-  look alike (confusion). Validation and test labels are clean.
-- Tuning: per loss and noise, with 60 families, the learning rate (and tau for ``smooth_topk_svm`` with k = 5) with the
-  best top-5 on the validation split, on a seed that no result uses. Other k use the tau of k = 5. Other numbers of
-  families use rate and tau of 60 families.
-- Questions, with 60 families and 8 seeds per noise: does ``smooth_topk_svm`` with k = 5 (default tau; tuned tau) differ
-  from cross-entropy, and from cross-entropy with label smoothing 0.1, in top-5, and in top-1?
-- Reported in addition, with 4 seeds: 20 and 150 families, other k, other losses, and (added after the first results)
-  cross-entropy with fewer steps; and for all runs top-2, top-3, and, after temperature scaling on the validation split,
-  calibration error and size of prediction sets at 90 % coverage.
-- Intervals: 95 %, Student's t over the seeds of paired differences, not corrected for their number.
+- Data: The study uses ``topk/glyphs`` with the Latin fonts of 99 Debian packages. The training, validation and test
+  splits have different font designs. Each seed selects font families for training, noisy labels and initial weights.
+  These are the same for all losses, so differences between losses are paired. All images of the validation split select
+  the trials. All images of the test split give the results.
+- Training: Each run takes 240 steps of 128 images with AdamW and a one-cycle schedule, for any number of families.
+  There is no augmentation. The results use the weights of the last step.
+- Noise: A share of 0.4 of the training labels is redrawn. With uniform noise, the new label is drawn from all classes.
+  With confusion noise, the new label is drawn from the characters that look like the true character. The new label can
+  equal the true label. Validation and test labels have no noise.
+- Tuning: For each loss and kind of noise, the study selects the learning rate with the best top-5 accuracy on the
+  validation split. For ``smooth_topk_svm`` with k = 5, the study also selects tau. Tuning uses 60 families and a seed
+  that no result uses. Runs with other k use the tau of k = 5. Runs with other numbers of families use the learning rate
+  and the tau of 60 families.
+- Questions: Does ``smooth_topk_svm`` with k = 5 differ from cross-entropy in top-5 and in top-1 accuracy? Does the loss
+  differ from cross-entropy with label smoothing 0.1? Both questions are asked for the default tau and for the selected
+  tau, with 60 families and 8 seeds per kind of noise.
+- Additional results, with 4 seeds: 20 and 150 families, other k, other losses, and cross-entropy with fewer steps. The
+  runs with fewer steps were added after the first results.
+- Additional metrics: top-2 and top-3 accuracy. After temperature scaling on the validation split: calibration error,
+  and size of prediction sets at 90 % coverage.
+- Intervals: 95 %, by Student's t over the paired differences of the seeds, not corrected for the number of comparisons.
 """
 
 import argparse
@@ -43,7 +47,7 @@ from topk_studies.runner import Runs, paired
 
 FAMILIES, MORE_FAMILIES = 60, (20, 150)
 NOISES = ("confusion", "clean", "uniform")
-SHARE = 0.4  # share of the training labels that noise redraws
+SHARE = 0.4  # share of the training labels that are redrawn
 RATES, TAUS = (3e-3, 1e-2, 3e-2), (0.1, 0.3, 1.0)
 TUNING_SEED, SEEDS, SIDE_SEEDS = 100, range(8), range(4)
 BASELINES = ("ce", "ce, label_smoothing=0.1")
@@ -53,7 +57,7 @@ CONFUSED = ("0Oo", "1lIi", "2Zz", "5Ss", "6G", "8B", "9gq", "Cc", "Kk", "Mm", "P
 
 @dataclass
 class Data:
-    """Images [N, 1, 28, 28] between -1 and 1, and labels [N], in the order of families."""
+    """Images [N, 1, 28, 28] with values from -1 to 1, and labels [N]. The images of a font family are consecutive."""
 
     images: Tensor
     labels: Tensor
@@ -65,7 +69,11 @@ class Data:
         return cls(images, torch.tensor(glyphs.targets))
 
     def sample(self, families: int, seed: int) -> "Data":
-        """Return the images of this number of randomly chosen families."""
+        """Return the images and labels of randomly chosen font families. ``families`` is the number of these families.
+
+        Raises:
+            ValueError: the data has fewer font families.
+        """
         total = len(self.labels) // len(CHARACTERS)
         if families > total:
             raise ValueError(f"needs {families} training families, but only {total} are installed")
@@ -75,7 +83,15 @@ class Data:
 
 
 def noisy(labels: Tensor, kind: str, seed: int) -> Tensor:
-    """Redraw a share of the labels over all classes, or within groups that look alike. A label may stay the same."""
+    """Return the labels with label noise. Each label is redrawn with the probability ``SHARE``.
+
+    Args:
+        labels: index of the character of each image [N].
+        kind: ``"uniform"`` draws the new label from all 62 characters. ``"confusion"`` draws the new label from the
+            characters that look like the old character. The new label can equal the old label. ``"clean"`` changes
+            nothing.
+        seed: seed of the noise.
+    """
     if kind == "clean":
         return labels
     generator = torch.Generator().manual_seed(seed)
@@ -100,7 +116,7 @@ def network() -> nn.Module:
 
     layers = [*block(1, 16), *block(16, 32), *block(32, 64)]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.1), nn.Linear(64 * 16, 62))
-    return model.to(memory_format=torch.channels_last)  # a third faster on a CPU
+    return model.to(memory_format=torch.channels_last)  # a third faster than the default format on a CPU
 
 
 def train(data: Data, run: Mapping[str, Any]) -> nn.Module:
@@ -121,7 +137,16 @@ def train(data: Data, run: Mapping[str, Any]) -> nn.Module:
 
 @torch.no_grad()
 def measure(model: nn.Module, validation: Data, test: Data) -> dict[str, float]:
-    """Return accuracies in percent, the calibration error of top-1, and the size of sets at 90 % coverage."""
+    """Return the metrics of a trained model on the validation and the test images.
+
+    - ``validation_topK`` and ``test_topK``: top-K accuracy in percent, for K = 1, 2, 3 and 5.
+    - ``test_ece``: calibration error of the highest probability, in percent.
+    - ``test_set_size``: mean number of classes per prediction set.
+    - ``test_coverage``: share of prediction sets that contain the label, in percent.
+
+    Before the last three metrics are computed, the temperature of the softmax is fitted on the validation images. The
+    prediction sets are calibrated on the validation images for 90 % coverage.
+    """
     found: dict[str, float] = {}
     scores = {name: torch.cat([model(part) for part in data.images.split(2000)]).double()
               for name, data in (("validation", validation), ("test", test))}  # fmt: skip
@@ -129,7 +154,7 @@ def measure(model: nn.Module, validation: Data, test: Data) -> dict[str, float]:
         rank = (scores[split] > scores[split].gather(1, data.labels[:, None])).sum(1)
         for k in (1, 2, 3, 5):
             found[f"{split}_top{k}"] = 100 * (rank < k).double().mean().item()
-    # temperature scaling, for a fair comparison of losses with different scales of scores
+    # temperature scaling, because losses differ in the scale of their logits
     grid = torch.logspace(-1.5, 1, 41, dtype=torch.double)
     nll = [nn.functional.cross_entropy(scores["validation"] / t, validation.labels).item() for t in grid]
     best = grid[int(np.argmin(nll))]
@@ -147,7 +172,7 @@ def measure(model: nn.Module, validation: Data, test: Data) -> dict[str, float]:
 
 
 class Trained:
-    """Train and measure runs until the time limit."""
+    """Callable that trains one run and returns the metrics. After the time limit, a call raises a TimeoutError."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.time() + 60 * minutes
@@ -162,10 +187,17 @@ class Trained:
 
 
 def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
-    """Yield the tuned runs and the seeds of each run. The runs that answer the questions come first."""
+    """Yield pairs of a run with tuned options, and the seeds with which this run is trained.
+
+    The runs that answer the questions of the protocol come first.
+
+    Args:
+        runs: storage of the runs. To tune options, this function trains further runs and compares their top-5
+            accuracies on the validation split.
+    """
 
     def tuned(noise: str, loss: str, *options: Mapping[str, float], **more: Any) -> dict[str, Any]:
-        """Return the options and the learning rate with the best top-5 accuracy on the validation split."""
+        # the run with the options and the learning rate that have the best top-5 accuracy on the validation split
         run = {"noise": noise, "loss": loss, "families": FAMILIES, "seed": TUNING_SEED, **more}
         grid = [{**run, "loss_opt": chosen, "lr": rate} for chosen in options for rate in RATES]
         return max(grid, key=lambda each: runs(each)["validation_top5"])
@@ -197,7 +229,15 @@ def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
 
 
 def summary(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, float]]]) -> list[dict[str, Any]]:
-    """Return one row per cell: mean, deviation, and paired differences from cross-entropy with their half-widths."""
+    """Return one row of statistics per loss, kind of noise and number of font families.
+
+    Args:
+        runs: pairs of the options of a run and the metrics of this run. Runs for tuning are ignored.
+
+    Returns:
+        Rows with the mean and standard deviation of each test metric over the seeds. For each baseline, a row also has
+        the mean difference from the baseline over the same seeds, and the half-width of the 95 % interval of this mean.
+    """
     cells: dict[tuple[Any, ...], dict[int, Mapping[str, float]]] = {}
     for run, found in runs:
         name = ", ".join([run["loss"], *(f"{key}={value:g}" for key, value in run["loss_opt"].items())])

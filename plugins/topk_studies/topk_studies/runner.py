@@ -1,4 +1,4 @@
-"""Train the runs of a study, store each run in a file, and compare the losses over the same seeds."""
+"""Train the runs of a study, store the metrics of each run in a file, and compare the losses over the same seeds."""
 
 import hashlib
 import json
@@ -16,11 +16,14 @@ from topk_registry.train.errors import Interrupted, NonFiniteLossError
 from topk_studies.studies import Contestant, Flags, Study
 
 TUNING_SEED = 1000  # seed of the trials; no result uses this seed
-Measured = dict[str, float]  # empty if the loss became NaN or infinite
+Measured = dict[str, float]  # metrics of a run; empty if the loss became NaN or infinite
 
 
 def train(flags: Flags) -> Measured:
-    """Train one run and return the metrics of the last epoch.
+    """Train one run and return the validation metrics of the last epoch. If the loss became NaN or infinite, return {}.
+
+    Args:
+        flags: flags of ``timm train``.
 
     Raises:
         KeyboardInterrupt: a signal stopped the run.
@@ -39,14 +42,14 @@ def train(flags: Flags) -> Measured:
 
 
 class Runs:
-    """Runs by their flags and data, stored in a file with one JSON object per line. Runs in the file are not repeated.
+    """Storage of the metrics of runs. A run whose flags and data are already in the file is not trained again.
 
     Args:
-        path: the file.
-        train: function that trains one run.
-        said: function that is called with a message about each new run.
-        jobs: number of runs at the same time, each in a separate process.
-        data: fingerprint of the images. Runs on other images are repeated.
+        path: file with one JSON object per line. If the file does not exist, the first run creates it.
+        train: function that trains one run and returns its metrics.
+        said: function that is called with a message after each new run.
+        jobs: number of runs that are trained at the same time, each in a separate process.
+        data: text that identifies the images, from :func:`fingerprint`. Runs with another text are trained again.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Runs:
             for line in path.read_text().splitlines():
                 try:
                     row = json.loads(line)
-                except ValueError:  # incomplete line of a killed run
+                except ValueError:  # a line that a killed process did not finish
                     continue
                 if row.get("data", "") == data:
                     self.done[_key(row["flags"])] = row["measured"]
@@ -72,11 +75,11 @@ class Runs:
         return self.all([flags])[0]
 
     def missing(self, runs: Sequence[Flags]) -> list[Flags]:
-        """Return the distinct runs that are not in the file."""
+        """Return the runs that are not in the file, without duplicates."""
         return list({_key(flags): flags for flags in runs if _key(flags) not in self.done}.values())
 
     def all(self, runs: Sequence[Flags]) -> list[Measured]:
-        """Train the missing runs, and return the metrics of all runs."""
+        """Train the runs that are not in the file. Return the metrics of all ``runs``, in the order of ``runs``."""
         missing, start = self.missing(runs), time.monotonic()
         for i, (flags, measured) in enumerate(self._trained(missing), 1):
             self._keep(flags, measured)
@@ -106,7 +109,7 @@ class Runs:
 
 
 def fingerprint(folder: str | Path) -> str:
-    """Return a hash of the path, size and modification time of every file in a folder."""
+    """Return a hash of the paths, sizes and modification times of all files in a folder."""
     files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
     found = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
@@ -121,17 +124,17 @@ def _key(flags: Flags) -> str:
 
 
 def describe(flags: Flags) -> str:
-    """Return loss, options, learning rate and seed as text."""
+    """Return the loss, the options of the loss, the learning rate and the seed of a run as text."""
     return " ".join([flags["loss"], *pairs(flags["loss_opt"]), f"lr={flags['lr']:g}", f"seed={flags['seed']}"])
 
 
 def pairs(options: Mapping[str, Any]) -> list[str]:
-    """Return ``name=value`` for each option."""
+    """Return the text ``name=value`` for each option."""
     return [f"{name}={value}" for name, value in options.items()]
 
 
 class Cell(NamedTuple):
-    """One loss under one condition: the flags of its runs, and the flags that differ between its trials."""
+    """One loss under one condition of a study: the flags that all runs share, and the flags that each trial adds."""
 
     condition: str
     contestant: Contestant
@@ -142,13 +145,16 @@ class Cell(NamedTuple):
         return [{**self.shared, **trial, "seed": TUNING_SEED, "val_split": "validation"} for trial in self.trials]
 
     def results(self, chosen: int | None, seeds: Sequence[int]) -> list[Flags]:
-        """Return the runs whose metrics are reported. If no trial is selected, return an empty list."""
+        """Return the flags of the runs for the results, one run per seed. Each run uses trial number ``chosen``.
+
+        If ``chosen`` is None, return an empty list.
+        """
         trial = {} if chosen is None else self.trials[chosen]
         return [{**self.shared, **trial, "seed": seed, "val_split": "test"} for seed in seeds if trial]
 
 
 def cells(study: Study, base: Flags) -> list[Cell]:
-    """Return each loss of a study under each condition."""
+    """Return one :class:`Cell` for each pair of a condition and a loss of the study."""
     found = []
     for condition, options in study.conditions.items():
         shared = {**base, "dataset_opt": {**base.get("dataset_opt", {}), **options}}
@@ -157,18 +163,19 @@ def cells(study: Study, base: Flags) -> list[Cell]:
 
 
 def run(study: Study, base: Flags, seeds: Sequence[int], runs: Runs) -> list[dict[str, Any]]:
-    """Run a study.
+    """Run a study: train all trials, select the best trial of each loss, and train this trial with several seeds.
 
     Args:
         study: the study.
-        base: flags of the data, network and schedule.
+        base: flags that all runs share, for the data, the network and the schedule.
         seeds: seeds of the results.
         runs: storage of the runs.
 
     Returns:
-        One row per condition and loss: all trials with the selection metric, the selected trial, and per metric the
-        mean and the values by seed. From the second loss on, rows also have the mean and the 95 % half-width of the
-        paired difference from the first loss. If a run diverged, there is no mean.
+        One row per condition and loss. ``tuning`` has all trials with the metric that selects a trial, and ``chosen``
+        has the selected trial. For each metric, the row has the value for each seed and the mean. From the second loss
+        on, the row also has the mean difference from the first loss over the same seeds, and the half-width of the 95 %
+        interval of this difference. If a run diverged, the mean is None.
     """
     table = cells(study, base)
     sign = -1 if study.metric in DECREASING else 1
@@ -189,7 +196,7 @@ def run(study: Study, base: Flags, seeds: Sequence[int], runs: Runs) -> list[dic
 
 
 def _best(values: Sequence[float | None]) -> int | None:
-    """Return the index of the largest value. The value None stands for a run that diverged."""
+    # the index of the largest value; a run that diverged has the value None
     return max((i for i, value in enumerate(values) if value is not None), key=lambda i: values[i] or 0.0, default=None)
 
 
@@ -204,7 +211,9 @@ def _summary(metric: str, measured: Sequence[Measured], first: Sequence[Measured
 
 
 def paired(values: Sequence[float], others: Sequence[float]) -> dict[str, float]:
-    """Return the mean difference. For several pairs, also return the half-width of the 95 % interval (Student's t).
+    """Return the mean difference ``values - others`` of pairs, and the half-width of the 95 % interval of this mean.
+
+    The interval is from Student's t distribution. For only one pair, there is no half-width.
 
     Example:
         >>> {key: round(value, 2) for key, value in paired([2.0, 3.0, 5.0], [1.0, 1.0, 2.0]).items()}
@@ -218,7 +227,7 @@ def paired(values: Sequence[float], others: Sequence[float]) -> dict[str, float]
 
 
 def _student(degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's t."""
+    # the 97.5 % quantile of Student's t distribution: a table, then a series around the normal quantile
     small = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
     if degrees <= len(small):
         return small[degrees - 1]

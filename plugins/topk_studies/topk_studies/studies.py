@@ -1,4 +1,4 @@
-"""The studies: data, losses, and the trials of each loss."""
+"""The studies that repeat experiments of papers: their data, their losses, and the trials of each loss."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -20,13 +20,13 @@ _COMMON: Flags = {
     "smoothing": 0.0,
     "workers": 0,
 }
-# images: three convolutions with batch norm; vectors: a perceptron, on data whose posterior is known
+# images: a network of three convolutions with batch norm; vectors: a perceptron on generated feature vectors
 DATA: dict[str, Flags] = {
     "images": {**_COMMON, "dataset": "topk/hierarchy", "model": "topk_convnet", "model_kwargs": {"norm": True},
                "channels_last": True, "epochs": 8},
     "vectors": {**_COMMON, "dataset": "topk/ambiguous", "model": "topk_mlp", "epochs": 12,
                 "dataset_opt": {"feature_noise": 3.0, "ambiguity": 0.1}, "opt_kwargs": {"fused": True}},
-    # a folder with cifar-100-python: 45,000 images to train on, 5000 to choose trials on, and the test images
+    # --data-dir contains cifar-100-python; 45,000 images are for training, 5000 select trials
     "cifar100": {"dataset": "topk/parts",
                  "dataset_opt": {"of": "torch/cifar100", "val_split": 0.1, "test_split": "test"},
                  "model": "resnet18", "img_size": 64, "epochs": 100, "weight_decay": 5e-4, "smoothing": 0.0,
@@ -36,11 +36,11 @@ DATA: dict[str, Flags] = {
 
 @dataclass(frozen=True)
 class Contestant:
-    """A loss with alternative values of its options: ``smooth_topk_svm(tau=0.1|0.3)``.
+    """A loss in a study, with one or several values per option. An example is ``smooth_topk_svm(tau=0.1|0.3)``.
 
     Args:
-        text: name and options of the loss.
-        flags: further flags of the runs.
+        text: name of the loss, and options in parentheses. ``|`` separates alternative values.
+        flags: further flags of ``timm train`` for the runs of this loss.
         grid: alternative values of options that are not in the text.
 
     Raises:
@@ -64,7 +64,7 @@ class Contestant:
 
     @property
     def options(self) -> list[dict[str, Any]]:
-        """Options of the loss: one entry per combination of alternative values."""
+        """Options of the loss: one dict per combination of the alternative values."""
         try:
             call = ast.parse("f(" + (self.text.partition("(")[2] or ")"), mode="eval").body
             if not self.loss or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -75,10 +75,13 @@ class Contestant:
         return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
 
     def trials(self, count: int, rates: Rates) -> list[dict[str, Any]]:
-        """Return ``count`` trials, divided evenly among the alternatives. The rates of each one cover the range.
+        """Return the flags of ``count`` trials.
+
+        The trials are divided evenly among the combinations of options. For each combination, the learning rates of the
+        trials are spread over the range ``rates``.
 
         Raises:
-            ValueError: there are more alternatives than trials.
+            ValueError: there are more combinations of options than trials.
         """
         if len(self.options) > count:
             raise ValueError(f"{self.text} has {len(self.options)} alternatives of its options, and {count} trials")
@@ -91,7 +94,10 @@ class Contestant:
 
 
 def spread(low: float, high: float, count: int) -> list[float]:
-    """Return the centers of ``count`` parts of a range, equal on the logarithmic scale, to three digits.
+    """Return ``count`` numbers that are spread over a range, rounded to three significant digits.
+
+    The range is divided into ``count`` parts of equal length on the logarithmic scale. The numbers are the centers of
+    the parts.
 
     Example:
         >>> spread(0.01, 100.0, 2)
@@ -108,18 +114,18 @@ def _alternatives(value: ast.expr) -> list[Any]:
 
 @dataclass(frozen=True)
 class Study:
-    """A study: one question, its data and its losses.
+    """A study: a question, the data and the losses.
 
     Args:
-        question: the question.
-        reference: paper, and table or section of the paper, with this question.
-        conditions: options of the data set, by the name of the condition.
-        contestants: the losses. The first is the baseline.
+        question: the question that the study answers.
+        reference: paper with the experiment that the study repeats, and the table or section of the paper.
+        conditions: options of the data set for each condition, by the name of the condition.
+        contestants: the losses. The first loss is the baseline.
         metric: metric on the validation split that selects a trial.
         metrics: metrics of the results.
         trials: number of trials per loss.
-        rates: range of the learning rates.
-        data: name of the data, if the study supports only one kind of data.
+        rates: lowest and highest learning rate.
+        data: name of the data. If empty, the user chooses ``"vectors"`` or ``"images"``.
     """
 
     question: str
@@ -136,7 +142,7 @@ class Study:
 _CE = Contestant("ce")
 _SVM = Contestant("smooth_topk_svm(tau=0.1|0.3)")
 _NOISED = Contestant("noised_topk(epsilon=0.3|3.0)")
-_COSINE = {"normalize_classifier": 1.0}  # cosine classifier, for which both losses are designed
+_COSINE = {"normalize_classifier": 1.0}  # a cosine classifier, for which ldam and noised_topk_imbalanced are designed
 
 STUDIES: dict[str, Study] = {
     "noise": Study(

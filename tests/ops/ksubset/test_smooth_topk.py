@@ -108,6 +108,19 @@ def test_rows_without_mass_nan_and_few_finite_scores(backend, masses):
     torch.testing.assert_close(gradient[[3, 5]], clean[1])
 
 
+@pytest.mark.parametrize("masses", ["label", "smoothed label"])
+@pytest.mark.parametrize("nan", [math.nan, -math.nan])
+@pytest.mark.parametrize("others", [1.0, -math.inf, math.inf])
+@pytest.mark.parametrize(("n", "k"), [(70, 3), (10, 7)])
+def test_a_nan_of_either_sign(backend, masses, nan, others, n, k):
+    s = torch.full((1, n), others)
+    s[0, 0], s[0, 9] = 0.0, nan
+    given = masses_of(masses, 1, n)
+    losses, gradient = value_and_gradient(s, Parts(torch.zeros_like(given.labels), *given[1:]), k=k, tau=0.1)
+    assert losses.isnan().all()
+    assert gradient.isnan().any()
+
+
 def test_half_precision_strides_and_views(backend):
     s, given = torch.randn(8, 50, generator=torch.Generator().manual_seed(0)), masses_of("label", 8, 50)
     expected = value_and_gradient(s, given, k=5, tau=0.3)

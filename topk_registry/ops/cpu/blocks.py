@@ -12,7 +12,7 @@ PAD = 64  # rows are padded to a multiple of this, so that vector loops have no 
 
 @borrowing
 def padded(n):
-    """Return the length of a padded row of n scores: the smallest multiple of PAD that is at least n."""
+    """Return the length of a padded row of n scores: the smallest multiple of ``PAD`` that is at least n."""
     return (n + PAD - 1) // PAD * PAD
 
 
@@ -57,6 +57,14 @@ def largest_size(x):
 
 
 @summing
+def has_nan(x):
+    nans = np.float32(0)
+    for i in range(len(x)):
+        nans += np.float32(x[i] != x[i])
+    return nans > 0
+
+
+@summing
 def total(w):
     """Return the sum of the numbers, computed in the dtype of the array and in any order."""
     sum = w.dtype.type(0)
@@ -67,7 +75,7 @@ def total(w):
 
 @borrowing
 def total_of(x):
-    """Return the sum of many numbers as a float64."""
+    """Return the sum of many numbers as a float64. The sums of blocks are added in float64."""
     sum_of_blocks = 0.0
     for start in range(0, len(x), BLOCK):
         sum_of_blocks += np.float64(total(x[start : start + BLOCK]))

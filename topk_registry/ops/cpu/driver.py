@@ -52,7 +52,7 @@ class Kernel:
     def run(self, threads: int, *values: Tensor | float | None) -> None:
         """Run the body on ``threads`` threads. The ``values`` are the arguments of the body.
 
-        For a tensor, the body gets the address of the memory, which must be contiguous. For None, it gets 0.
+        For a tensor, the body gets the address of the memory, which must be contiguous. For None, the body gets 0.
         """
         job = _job(values)
         if threads == 1:
@@ -100,7 +100,7 @@ take: Any = _take  # take(job, count): take the next ``count`` rows of a job and
 
 @compiled
 def spans(job, block, count):
-    """Yield ranges (start, stop) of up to ``block`` rows for this thread, until no row of ``count`` rows is left."""
+    """Yield row ranges (start, stop) of at most ``block`` rows for this thread, until all ``count`` rows are taken."""
     start = take(job, block)
     while start < count:
         yield start, min(start + block, count)
@@ -178,7 +178,7 @@ _BAD_ARGUMENT: Any = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_vo
 
 @contextmanager
 def _lean() -> Iterator[None]:
-    """Within a ``with`` block, compile functions to :class:`_Linked` code, and cache the results of type inference."""
+    """Within a ``with`` block, make numba compile faster, by :class:`_Linked` code and a cache of type inference."""
     codegen, typing, collects = cpu_target.target_context.codegen(), cpu_target.typing_context, gc.isenabled()
     resolve, known = typing.resolve_function_type, {}
 
@@ -234,7 +234,7 @@ class _Cache(FunctionCache):
 
 @cache
 def _edition() -> str:
-    """Return a hash of the source files of all kernels: all modules of this folder, and all modules that import one."""
+    """Return a hash of the source files of all kernels: this folder, and all modules that import from this folder."""
     digest, here = hashlib.sha256(), Path(__file__).parent
     for file in sorted(here.parent.rglob("*.py")):
         source = file.read_bytes()

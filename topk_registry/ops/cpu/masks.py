@@ -31,8 +31,6 @@ def repeated(builder, number, count):
 
 
 def _compared(sign: str) -> Any:
-    """Return a function of 64 numbers: bit i of its result is 1 if ``numbers[start + i] > bound`` (or ``!=``)."""
-
     @intrinsic
     def compared(typing_context, numbers, start, bound):
         def codegen(context, builder, signature, arguments):
@@ -45,7 +43,8 @@ def _compared(sign: str) -> Any:
     return compared
 
 
-above, unequal = _compared(">"), _compared("!=")
+# at_least(numbers, start, bound) returns 64 bits: bit i is 1 if numbers[start + i] >= bound. unequal() tests for "!=".
+at_least, unequal = _compared(">="), _compared("!=")
 
 
 @intrinsic
@@ -73,7 +72,6 @@ def lowest_bit(typing_context, bits):
 def _places(compared: Any, compare: Any) -> Any:
     @compiled
     def places(x, bound, where):
-        """Write to ``where`` the first indices i with ``compare(x[i], bound)``. Return how many are written."""
         n, count, most = len(x), 0, len(where)
         for start in range(0, n - 63, 64):
             bits = compared(x, start, bound)
@@ -90,4 +88,5 @@ def _places(compared: Any, compare: Any) -> Any:
     return places
 
 
-places_above, places_unequal = _places(above, operator.gt), _places(unequal, operator.ne)
+# places_from(x, bound, where) writes to where the first indices i with x[i] >= bound, and returns how many are written.
+places_from, places_unequal = _places(at_least, operator.ge), _places(unequal, operator.ne)

@@ -103,7 +103,6 @@ address_of: Any = _address_of  # address_of(array) returns the address of the fi
 
 
 def _uncounted(context, builder, kind: types.Type, value):
-    """Return an array (LLVM value) without its reference to the memory. In a tuple, convert every array."""
     if isinstance(kind, types.BaseTuple):
         values = cgutils.unpack_tuple(builder, value)
         parts = [_uncounted(context, builder, one, part) for one, part in zip(kind, values, strict=True)]

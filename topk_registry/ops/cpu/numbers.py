@@ -11,7 +11,6 @@ from numba.core import typed_passes, untyped_passes
 from numba.core.compiler import CompilerBase
 from numba.core.compiler_machinery import PassManager
 from numba.extending import intrinsic
-from numba.np.numpy_support import as_dtype
 from numpy.polynomial import Chebyshev, Polynomial
 
 
@@ -45,7 +44,7 @@ summing = njit(fastmath={"contract", "reassoc"}, _nrt=False, **_COMMON)
 inlined = njit(fastmath={"contract"}, forceinline=True, _nrt=False, **_COMMON)
 
 # A kernel initializes a variable with ZERO instead of 0, because numba compiles a function again per literal argument.
-ZERO, NO_CLASS = np.int64(0), np.int64(-1)
+ZERO = np.int64(0)
 LOG2E = 1 / math.log(2)
 LN2_HIGH, LN2_LOW = 0.693359375, -2.1219444005469058277e-4  # log 2 is the sum; a small multiple of LN2_HIGH is exact
 INVERSE_FACTORIALS = tuple(1 / math.factorial(j) for j in range(14))
@@ -76,20 +75,11 @@ def cast(source: types.Type, target: types.Type):
     return _cast
 
 
-@intrinsic
-def tiny(typing_context, kind):
-    """Return the smallest positive normal number of a dtype such as ``np.float32`` or ``x.dtype``."""
-    value = np.finfo(as_dtype(kind.dtype)).tiny
-    return kind.dtype(kind), lambda context, builder, *_: context.get_constant(kind.dtype, value)
-
-
 bits_32, number_32 = cast(types.float32, types.int32), cast(types.int32, types.float32)
 bits_64, number_64 = cast(types.float64, types.int64), cast(types.int64, types.float64)
 
 
 def _reorder(integer: bool) -> Any:
-    """Return an intrinsic that maps floats to integers in the same order, or back if ``integer`` is False."""
-    # the compiler vectorizes a maximum of integers, but no maximum of floats
 
     @intrinsic
     def reorder(typing_context, number):
@@ -107,6 +97,8 @@ def _reorder(integer: bool) -> Any:
     return reorder
 
 
+# place_of(x) maps a float to an integer such that the order is kept, and number_at(i) maps the integer back. This helps
+# because the compiler vectorizes a maximum of integers, but no maximum of floats.
 place_of, number_at = _reorder(True), _reorder(False)
 
 

@@ -14,7 +14,7 @@ BYTES_OF_A_WARP = 1 << 14  # bytes of a row per warp, if the row does not stay i
 
 
 def in_rows(s: Tensor) -> tuple[Tensor, int]:
-    """Return a tensor that begins at the first score of ``s`` [B, n] in memory, and the distance between its rows.
+    """Return a tensor that begins at the first score of ``s`` [B, n] in memory, and the distance between two rows.
 
     If ``s`` is a slice of columns of a tensor with at most 2 n columns, such as the logits of some classes, the scores
     are not copied. The scores of any other tensor that is not contiguous are copied.
@@ -34,7 +34,7 @@ def like_rows(shape: torch.Size, stride: int, dtype: torch.dtype, device: torch.
 def tiles(n: int, stride: int, size: int) -> Mapping[str, int | bool]:
     """Return the compile-time constants of a kernel for rows of n numbers, such as R, N and TILES in ``tiles.py``.
 
-    ``stride`` is the distance between the first numbers of two rows, in numbers. ``size`` is the bytes per number.
+    ``stride`` is the distance from one row to the next, in numbers. ``size`` is the size of a number in bytes.
     """
     return _tiles(n, stride, size, TILE_OF_A_WARP)
 
@@ -57,7 +57,7 @@ def _tiles(n: int, stride: int, size: int, of_a_warp: int) -> Mapping[str, int |
 
 
 def compiled_for(warps: int) -> dict[str, int | bool]:
-    """Return the compile options of a kernel: the number of warps, 1 to 16, and fused multiply-add."""
+    """Return the compile options of a kernel: ``warps``, limited to 1 to 16, and fused multiply-add."""
     # The number of warps determines the order of sums, and so the last bit of the result. Therefore, the number of
     # warps may depend only on n, k and the dtype.
     return {"num_warps": min(16, max(1, warps)), "enable_fp_fusion": True}

@@ -13,7 +13,7 @@ import triton.language as tl
 
 @triton.jit
 def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
-    """Return the position in memory of the first tile of a row, and the number of entries before the row there."""
+    """Return the position in memory of the first tile of a row, and how many entries of this tile precede the row."""
     if S % VECTOR == 0:
         return row * S, (row * 0).to(tl.int32)
     else:
@@ -53,7 +53,7 @@ def masked(pointers, place, live, y, shift, n: tl.constexpr, SHIFTED: tl.constex
 def store(
     out_ptr, values, wanted, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr
 ):
-    """Write the tile ``values`` [R, N] for each row whose entry in ``wanted`` [R] is True. If R is 1, always write."""
+    """Write the tile ``values`` [R, N] for each row with True in ``wanted`` [R]. If R is 1, ``wanted`` is ignored."""
     place = tile * N + tl.arange(0, N)[None, :]
     pointers = out_ptr[:, None] + place
     values = values.to(out_ptr.dtype.element_ty)
@@ -81,7 +81,7 @@ def clear(
     value_ptr, gradient_ptr, row, shift, wanted,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write the loss 0 and a gradient of zeros for each row whose entry in ``wanted`` [R] is True."""
+    """Write loss 0 and gradient 0 for each row with True in ``wanted`` [R]. If R is 1, always write the gradient."""
     tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=wanted)
     for tile in range(TILES):
         store(gradient_ptr, tl.zeros((R, N), tl.float32), wanted, shift, tile, n, R, N, SHIFTED)

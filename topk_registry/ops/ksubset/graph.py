@@ -67,11 +67,11 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """
     n = s.shape[1]
     if 2 * k > n:
-        certain = (s != -torch.inf).sum(1, keepdim=True) <= k
+        certain = ((s != -torch.inf).sum(1, keepdim=True) <= k) & ~s.isnan().any(1, keepdim=True)
         out = -margins(-torch.where(certain, 0.0, s), n - k, theta)
         return torch.where(certain, torch.where(s == -torch.inf, s, s + torch.inf), out)
     top, where = s.detach().topk(min(n, _group_size(k + 1, n)), dim=-1)
-    certain = top[:, k : k + 1] == -torch.inf
+    certain = (top[:, k : k + 1] == -torch.inf) & ~top[:, :1].isnan()  # topk puts NaN first
     usual, top = torch.where(certain, 0.0, s), torch.where(certain, 0.0, top)
     group = usual.gather(1, where)
     # for the k largest classes: without one of them, the (k + 1)-th class takes its place

@@ -10,9 +10,9 @@ empty. Such a row is called flat. A flat row needs no search for the largest sco
 import numpy as np
 
 from topk_registry.ops.cpu import blocks, select
-from topk_registry.ops.cpu.masks import places_above
+from topk_registry.ops.cpu.masks import places_from
 from topk_registry.ops.cpu.memory import empty
-from topk_registry.ops.cpu.numbers import NO_CLASS, borrowing, compiled, exp64, summing
+from topk_registry.ops.cpu.numbers import borrowing, compiled, exp64, summing
 from topk_registry.ops.ksubset import passes
 
 MAX_GAP = 600.0  # maximum of (s - a) / theta: odds and their sums are finite, and larger values give the same results
@@ -45,7 +45,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
     """
     top, places, scratch = space
     a = blocks.largest_of(row)
-    if np.isnan(a):
+    if np.isnan(a) or (not np.isfinite(a) and blocks.has_nan(row)):  # largest_of does not see NaNs with a minus sign
         return INVALID, a, 1.0, 0.0
     if np.isfinite(a):
         mass = passes.odds(row, a, theta, w)
@@ -53,7 +53,8 @@ def split(row, k, depth, limit, theta, space, w, members, where):
             return INVALID, a, 1.0, 0.0
         if limit * mass >= k:
             return 0, a, k / mass, k / mass
-    if not select.largest(row, NO_CLASS, top, places, scratch) or top[depth - 1] == -np.inf:
+    select.largest(row, top, places, scratch)
+    if top[depth - 1] == -np.inf:
         return CERTAIN, a, 1.0, 0.0
     a = top[depth - 1]
     mass = passes.odds(row, a, theta, w)
@@ -66,11 +67,11 @@ def split(row, k, depth, limit, theta, space, w, members, where):
     mass, size = blocks.total_of(w), depth
     u = balance(members[:size], mass, depth, 0.0)
     while size <= len(members):  # u grows when a class joins, because the tail counts u w in place of u w / (1 + u w)
-        joined = places_above(w, w.dtype.type(limit / u), where[size:])
+        joined = places_from(w, w.dtype.type(limit / u), where[size:])
         if joined == 0:
             break
         if size == depth and joined > MANY:  # u will grow by much, so a lower limit saves a round
-            joined = places_above(w, w.dtype.type(AT_ONCE * limit / u), where[size:])
+            joined = places_from(w, w.dtype.type(AT_ONCE * limit / u), where[size:])
         for j in range(size, size + joined):
             members[j] = row[where[j]]
             w[where[j]] = 0
@@ -90,7 +91,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
 @compiled
 def scratch_space(n, depth):
     """Return the scratch memory that :func:`split` needs for rows of n scores."""
-    return empty(depth, np.float32), empty(depth, np.int64), select.scratch(n, depth, np.float32)
+    return empty(depth, np.float32), empty(depth, np.int64), select.scratch(n, depth)
 
 
 @borrowing

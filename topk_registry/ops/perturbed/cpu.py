@@ -1,11 +1,11 @@
 """The perturbed k-th largest score and its hinge on the CPU, compiled by numba.
 
-Noise is computed only for classes whose perturbed score, the score plus noise, can be among the k largest. For each
-row, a search finds a threshold, called ``height``. In nearly every draw, at least k perturbed scores reach the
-threshold, but few more. The noise of a class is a function of a uniform random number. If the first byte of this number
-exceeds a limit for the class, the perturbed score cannot reach the threshold, so the noise is not computed. If fewer
-than k perturbed scores reach the threshold, the same draw is computed again with a lower threshold. If even this
-threshold is too high, the draw is computed with all classes.
+The perturbed score of a class is the score plus noise. Noise is computed only for classes whose perturbed score can be
+among the k largest. For each row, a search finds a threshold, called ``height``, that at least k perturbed scores reach
+in nearly every draw, but not many more. The noise of a class is a function of a random number. If the first byte of
+this number exceeds a limit for the class, the perturbed score cannot reach the threshold, so the noise is not computed.
+If fewer than k perturbed scores reach the threshold, the same draw is computed again with a lower threshold. If even
+the lower threshold is too high, the draw is computed with all classes.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # numba's intrinsics are called without their first parameter
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topk_registry.ops.cpu.blocks import fill, largest_size
+from topk_registry.ops.cpu.blocks import fill, has_nan, largest_size
 from topk_registry.ops.cpu.driver import kernel, spans
 from topk_registry.ops.cpu.masks import lowest_bit, within
 from topk_registry.ops.cpu.memory import address_of, array, borrowed, empty
@@ -40,7 +40,9 @@ AIM, MOST = 1.2, 1.7
 
 
 def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
-    """Return the mean over draws [B] of the k-th largest of scores + epsilon * noise, and the k-th class [B, draws].
+    """Return the k-th largest entry of scores + epsilon * noise, averaged over the draws: [B].
+
+    Also return the class of the k-th largest entry in each draw: [B, num_samples].
 
     Args:
         scores: [B, n] in float32.
@@ -63,10 +65,10 @@ def hinge(
     alpha: float | Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses [B] and their gradient [B, n]: sum_j shares_j scale max(0, alpha_{y_j} + f(s) - s_{y_j}).
+    """Return the losses [B], sum_j shares_j scale max(0, alpha_{y_j} + f(s) - s_{y_j}), and their gradient [B, n].
 
     Args:
-        scores, seed, k, epsilon, num_samples: as in :func:`kth`, whose first result is f(s).
+        scores, seed, k, epsilon, num_samples: as in :func:`kth`. The first result of :func:`kth` is f(s).
         needs_grad: unused, because the gradient costs little.
         labels, shares: m classes y_j per row [B, m], and one factor per label [B, m].
         alpha: required margin, one number or one per class [n].
@@ -148,7 +150,7 @@ def scratch(n):
 
 @compiled
 def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
-    """Return the mean over the draws of the k-th largest of scores plus noise, and a guess for the next row.
+    """Return the mean over the draws of the k-th largest of scores plus noise, and a guess of the next threshold.
 
     Args:
         row: scores [n].
@@ -157,7 +159,7 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
         guess: where the search for a threshold begins. This number affects only the time.
         space: memory from :func:`scratch`.
     """
-    if _has_nan(row):
+    if has_nan(row):
         fill(index, 0)
         return np.nan, guess
     limit, words, calls, u, v = space
@@ -189,14 +191,6 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
     return total / len(index), guess
 
 
-@summing
-def _has_nan(row):
-    nans = np.float32(0)
-    for i in range(len(row)):
-        nans += np.float32(row[i] != row[i])
-    return nans > 0
-
-
 @compiled
 def find_height(row, k, epsilon, guess, limit):
     """Return a threshold that at least k of the scores plus noise reach in nearly every draw, but few more than k.
@@ -222,7 +216,7 @@ def find_height(row, k, epsilon, guess, limit):
 
 @inlined
 def set_limits(row, height, epsilon, limit):
-    """Write the limits of :func:`tails`. Return the expected number of scores plus noise above the threshold."""
+    """Write the limit of each class, see :func:`tails`. Return the expected number of classes that reach ``height``."""
     if height == -np.inf:
         fill(limit, 255)
         return np.float64(len(row))
@@ -231,10 +225,10 @@ def set_limits(row, height, epsilon, limit):
 
 @summing
 def tails(row, height, inverse, limit):
-    """Write to ``limit`` the largest first byte of a uniform number with which each class can reach the threshold.
+    """Write to ``limit[i]`` the largest first byte of a random number with which class i can reach ``height``.
 
-    The threshold is ``height``. Return an upper bound on the expected number of scores plus noise above it. ``inverse``
-    is 1 / epsilon.
+    Class i reaches ``height`` if ``row[i]`` plus noise is at least ``height``. The noise is a function of the random
+    number. Return an upper bound on the expected number of classes that reach ``height``. ``inverse`` is 1 / epsilon.
     """
     count = np.float32(0)
     for i in range(len(row)):
@@ -246,7 +240,7 @@ def tails(row, height, inverse, limit):
 
 @inlined
 def tail(x):
-    """Return a number slightly above Q(x), the probability that standard normal noise exceeds x; 1 if x <= 0."""
+    """Return an upper bound on Q(x), the probability that standard normal noise exceeds x. If x <= 0, return 1."""
     # 2^-(1 + LINEAR x + SQUARE x^2), where the power of 2 is interpolated linearly between integer exponents
     y = x if x < FARTHEST else FARTHEST
     q = number_32(np.int32(HALF_BITS - y * (LINEAR_BITS + SQUARE_BITS * y)))
@@ -255,9 +249,10 @@ def tail(x):
 
 @compiled
 def candidates(byte, limit, n, first, calls, u):
-    """Find the classes whose first byte is at most the limit of the class. Return the number of these classes.
+    """Find the classes i with ``byte[i] <= limit[i]``. Return the number of these classes.
 
-    Write their generator calls ``first`` + class to ``calls``, and uniform numbers with their first bytes to ``u``.
+    For each of these classes, write ``first + i``, the number of a generator call, to ``calls``. Write a random number
+    with the first byte ``byte[i]`` to ``u``. The other bytes are 0.
     """
     m = 0
     for start in range(0, n, 64):
@@ -274,7 +269,7 @@ def candidates(byte, limit, n, first, calls, u):
 
 @compiled
 def kth_of(v, k):
-    """Return the index of the k-th largest number of ``v``. The numbers are ranked one after the other."""
+    """Return the index of the k-th largest number of ``v``."""
     for j in range(len(v)):
         above, reached = 0, 0
         for i in range(len(v)):

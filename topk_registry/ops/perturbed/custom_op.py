@@ -12,7 +12,10 @@ from topk_registry.ops.backend import load
 def perturbed_kth(
     scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean over draws [B] of the k-th largest of scores + epsilon * noise, and the k-th class [B, draws]."""
+    """Return the k-th largest entry of scores + epsilon * noise, averaged over the draws: [B].
+
+    Also return the class of the k-th largest entry in each draw: [B, num_samples].
+    """
     return kernel(backend)(scores, seed, k, epsilon, num_samples)
 
 

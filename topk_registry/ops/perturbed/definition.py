@@ -5,7 +5,7 @@ from torch import Generator, Tensor
 
 
 def perturbed_topk_definition(scores: Tensor, k: int, *, epsilon: float, noise: Tensor) -> Tensor:
-    """Return the mean [...] over draws of the k-th largest of scores [..., n] + epsilon * noise [draws, ..., n]."""
+    """Return the k-th largest of scores [..., n] + epsilon * noise [draws, ..., n], averaged over the draws: [...]."""
     perturbed = scores + epsilon * noise  # [draws, ..., n]
     return perturbed.sort(-1, descending=True).values[..., k - 1].mean(0)
 
@@ -13,7 +13,7 @@ def perturbed_topk_definition(scores: Tensor, k: int, *, epsilon: float, noise: 
 def kth(
     scores: Tensor, k: int, epsilon: float, num_samples: int, generator: Generator | None, noise: Tensor | None
 ) -> Tensor:
-    """Return the mean [B] over draws of the k-th largest of scores [B, n] + epsilon * noise, differentiably.
+    """Return the k-th largest entry of scores [B, n] + epsilon * noise, averaged over the draws: [B].
 
     If ``noise`` [num_samples, B, n] is None, the noise is random. For each draw, only the k-th class and the noise of
     this class are stored, so the memory hardly grows with the number of draws.

@@ -20,7 +20,10 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 
 
 def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
-    """Return the mean over draws [B] of the k-th largest of scores + epsilon * noise, and the k-th class [B, draws]."""
+    """Return the k-th largest entry of scores + epsilon * noise, averaged over the draws: [B].
+
+    Also return the class of the k-th largest entry in each draw: [B, num_samples].
+    """
     B, n = scores.shape
     s = laid_out(scores.detach(), torch.float32)
     value = s.new_empty(B, num_samples)

@@ -1,7 +1,8 @@
-"""Replace the loss of another training script, and check that the script trains with the registered loss.
+"""Replace the loss of timm's or torchvision's training script, and check that the script trains with the new loss.
 
-If a script constructs its loss in a place that the patch does not know, the script would silently train with its own
-loss. Therefore the registered loss records its backward passes, and a step without a backward pass ends the run.
+A script may construct its loss in a place that this module does not know. Then the script would train with its own loss
+without an error. Therefore the registered loss records its backward passes. If an optimizer step happens without such a
+backward pass, the run ends with an error.
 """
 
 import inspect
@@ -28,11 +29,11 @@ MIXING = ("mixup", "cutmix", "cutmix_minmax", "mixup_alpha", "cutmix_alpha")
 
 
 class UnusedLossError(TrainError):
-    """The script trained with another loss than the registered loss."""
+    """The script trains with another loss than the registered loss."""
 
 
 class WatchedLoss(nn.Module):
-    """A loss that records whether a backward pass went through it."""
+    """Module that calls a loss. ``trained`` becomes True when a backward pass reaches the loss."""
 
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()
@@ -50,12 +51,12 @@ class WatchedLoss(nn.Module):
 
 
 class Patch:
-    """The registered loss of one run, built when the script's model and data are known.
+    """The registered loss for one run of a script. The loss is built when the model and the data are known.
 
     Args:
         name: name of the loss.
         options: options of the loss.
-        class_weight: ``inv_freq``, ``effective_num``, a file, or numbers joined by commas. Empty for no weights.
+        class_weight: ``inv_freq``, ``effective_num``, a file, or numbers joined by commas. Empty: no class weights.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any], class_weight: str = "") -> None:
@@ -67,24 +68,28 @@ class Patch:
         self.loss: WatchedLoss | None = None
 
     def note_arguments(self, args: Any) -> None:
-        """Read the arguments of the script and add the loss, because timm writes them to args.yaml and checkpoints."""
+        """Store the parsed arguments of the script, and add the name and the options of the loss as ``loss_record``.
+
+        timm writes the arguments to ``args.yaml`` and to checkpoints, so these files record the loss.
+        """
         self.args, self.num_classes = args, getattr(args, "num_classes", None)
         args.loss_record = self.spec.record
 
     def criterion(self, model: nn.Module | None, device: torch.device | str | None) -> WatchedLoss:
-        """Return the registered loss on the device. It replaces the loss of the script."""
+        """Return the registered loss on the device. The first call builds the loss and tests it on one batch."""
         if self.loss is None:
             facts = self._facts(model)
             loss = build_loss(self.spec, facts)
             try_loss(self.spec, loss, facts, splits=getattr(self.args, "aug_splits", 0))
             if os.environ.get("RANK", "0") == "0":
                 print(f"training with {self.spec.describe()}", file=sys.stderr)
-            self.loss = WatchedLoss(over_ranks(loss))  # both scripts average gradients over ranks
+            # over_ranks expects averaged gradients, and the scripts of timm and torchvision average them over ranks
+            self.loss = WatchedLoss(over_ranks(loss))
         return self.loss.to(device)
 
     @contextmanager
     def check_steps(self) -> Iterator[None]:
-        """Raise ``UnusedLossError`` at the first optimizer step without a gradient of this loss."""
+        """Context manager that raises ``UnusedLossError`` at an optimizer step without a backward pass of this loss."""
         handle = register_optimizer_step_pre_hook(self._check)
         try:
             yield
@@ -102,7 +107,7 @@ class Patch:
     def _facts(self, model: nn.Module | None) -> Facts:
         args = self.args
         soft = any(getattr(args, name, None) for name in MIXING)
-        # timm's mixup already smooths its targets; torchvision leaves that to its criterion
+        # timm's mixup returns smoothed targets, so the loss must not smooth them again. torchvision's mixup does not.
         smoothing = getattr(args, "label_smoothing", 0.0) or (0.0 if soft else getattr(args, "smoothing", 0.0))
         inner = getattr(model, "module", model)  # DistributedDataParallel
         known = len(class_names_of(self.train_data) or ())
@@ -127,7 +132,11 @@ class Patch:
 
 
 def install(module: Any, patch: Patch) -> None:
-    """Patch a loaded script: the tasks of timm if the script uses tasks, else the script's ``train_one_epoch``."""
+    """Patch a loaded script so that it trains with the loss of ``patch``.
+
+    If the script uses timm's tasks, which combine model and loss, replace the loss of each task. Otherwise, replace the
+    loss argument of the script's function ``train_one_epoch``.
+    """
     tasks = [name for name, value in vars(module).items() if _is_task(value)]
     for name in tasks:
         setattr(module, name, _patched_task(getattr(module, name), patch))

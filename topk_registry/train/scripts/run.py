@@ -1,4 +1,4 @@
-"""``timm run PATH ...``: run an unmodified copy of timm's or torchvision's training script with a loss by name."""
+"""The command ``timm run PATH ...`` runs a copy of timm's or torchvision's training script with a registered loss."""
 
 import argparse
 import importlib.util
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{PROGRAM}: {NO_SCRIPT}{found}; see {PROGRAM} --help", file=sys.stderr)
         return 2
     if ours.loss:
-        registry.get_loss_builder(ours.loss)  # detects an unknown name before the script is loaded
+        registry.get_loss_builder(ours.loss)  # raises an error for an unknown name before the script is loaded
     elif ours.loss_opt or ours.class_weight:
         print(f"{PROGRAM}: --loss-opt and --class-weight need --loss NAME", file=sys.stderr)
         return 2
@@ -50,12 +50,12 @@ def _parser() -> ArgumentParser:
         prog=PROGRAM,
         usage=f"{PROGRAM} PATH [--loss NAME] [--loss-opt K=V ...] [--class-weight HOW] ARGS...",
         description="Run an unmodified copy of timm's train.py or torchvision's references/classification/train.py "
-        "with a registered loss instead of its own. All other arguments are the script's. An optimizer step without a "
-        "gradient of this loss ends the run with an error. Evaluation keeps the script's criterion.",
+        "with a registered loss instead of the script's loss. All other arguments are passed to the script. An "
+        "optimizer step without a gradient of this loss ends the run with an error. Evaluation uses the script's loss.",
         add_help=False,
     )
     parser.add_argument("script", nargs="?", default="", metavar="PATH", help="the training script")
-    parser.add_argument("--loss", default="", metavar="NAME", help="a name of `topk-registry losses`")
+    parser.add_argument("--loss", default="", metavar="NAME", help="a name that `topk-registry losses` lists")
     parser.add_argument(
         "--loss-opt", nargs="*", default={}, action=ParseOptions, metavar="K=V", help="options of the loss"
     )
@@ -70,7 +70,7 @@ def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
         if not ours.loss:
             _call(module, argv)
             return
-        # after the script is loaded, because the script may bring its own timm
+        # This import must follow the load of the script, because the script may add another copy of timm to the path.
         from topk_registry.train.scripts.patch import Patch, install
 
         patch = Patch(ours.loss, ours.loss_opt, ours.class_weight)
@@ -80,12 +80,12 @@ def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
 
 
 def _call(module: ModuleType, argv: Sequence[str], prepare: Callable[[Any], None] = lambda args: None) -> None:
-    """Call the script's ``main``. Pass the parsed arguments to ``prepare`` first."""
-    if hasattr(module, "get_args_parser") and hasattr(module, "main"):  # torchvision's
+    """Call the script's function ``main``. Before this, call ``prepare`` with the parsed arguments of the script."""
+    if hasattr(module, "get_args_parser") and hasattr(module, "main"):  # torchvision's script
         args = module.get_args_parser().parse_args(list(argv))
         prepare(args)
         module.main(args)
-    elif hasattr(module, "parser") and hasattr(module, "main"):  # timm's
+    elif hasattr(module, "parser") and hasattr(module, "main"):  # timm's script
         parse = module.parser.parse_args
 
         def parse_and_note(*args: Any, **kwargs: Any) -> Any:
@@ -101,7 +101,7 @@ def _call(module: ModuleType, argv: Sequence[str], prepare: Callable[[Any], None
 
 @contextmanager
 def _loaded(path: str, argv: Sequence[str]) -> Iterator[ModuleType]:
-    """Load the script as a module, with the command line and the import path that a program would have."""
+    """Context manager that loads the script as a module, with the ``sys.argv`` and ``sys.path`` of a program."""
     outer = sys.argv, list(sys.path)
     sys.argv = [path, *argv]
     sys.path.insert(0, str(Path(path).resolve().parent))
@@ -111,7 +111,7 @@ def _loaded(path: str, argv: Sequence[str]) -> Iterator[ModuleType]:
         if spec is None or spec.loader is None:
             raise TrainError(f"{path} is not a Python script")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # its classes can be pickled
+        sys.modules[name] = module  # pickle must find the module of a class
         spec.loader.exec_module(module)
         yield module
     finally:

@@ -1,4 +1,4 @@
-"""The published algorithms of Berrada, Zisserman and Kumar (2018): baselines for Tables 3 to 5 of the paper."""
+"""Algorithms that Berrada, Zisserman and Kumar (2018) published for the smooth top-k SVM loss, as baselines."""
 
 from topk_studies.baselines.algorithm2 import LogSigmas, default_order
 from topk_studies.baselines.divide_conquer import divide_and_conquer

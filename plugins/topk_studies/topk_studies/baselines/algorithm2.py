@@ -1,13 +1,14 @@
-"""Algorithm 2: an explicit backward pass, with an approximation where the exact recursion cancels.
+"""Algorithm 2 of Berrada, Zisserman and Kumar (2018): the gradient of elementary symmetric polynomials.
 
-Let delta_j = d sigma_j / d e_i = sigma_{j-1}(e without i). From sigma_j = sigma_j(e without i) + e_i delta_j,
+Let e_i = exp(x_i), let sigma_j be the sum over all sets of j of these numbers of the product of the set, and let
+delta_j be the derivative of sigma_j with respect to e_i. Two recursions compute delta_j:
 
     delta_j = sigma_{j-1} - e_i delta_{j-1}                                         (upwards, exact)
     delta_j = sigma_j / e_i - sigma_{j+1} / e_i^2 + .. -+ sigma_{j+p-1} / e_i^p     (downwards, truncated at order p)
 
-The first recursion is imprecise if e_i outweighs the other classes. In this case, the second recursion converges. Let r
-be the weight of the other classes relative to e_i. The error of the first recursion is eps/r, and the error of the
-second is r^p. Both errors are equal at r = eps^(1/(p+1)), so the implementation switches there.
+Let r be the size of the other numbers divided by e_i. The relative error of the first recursion is about eps/r, and the
+relative error of the second recursion is about r^p. Both errors are equal at r = eps^(1/(p+1)). Therefore the
+implementation uses the second recursion if r is smaller.
 """
 
 from typing import Any
@@ -24,7 +25,10 @@ def default_order(k: int) -> int:
 
 
 class LogSigmas(torch.autograd.Function):
-    """Compute (log sigma_{k-1}, log sigma_k) of exp(x): forward by Divide and Conquer, backward by Algorithm 2."""
+    """Logarithms of the elementary symmetric polynomials sigma_{k-1} and sigma_k of the numbers exp(x).
+
+    The forward pass uses Divide and Conquer, and the backward pass uses Algorithm 2.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, k: int, p: int) -> tuple[Tensor, Tensor]:
@@ -47,7 +51,11 @@ class LogSigmas(torch.autograd.Function):
 
 
 def alternating_parts(x: Tensor, log_sigma: Tensor, k: int) -> list[tuple[Tensor, Tensor]]:
-    """Return (log P_j, log N_j) for j = k-1, k: the sums of the positive and negative terms of delta_j = P_j - N_j."""
+    """Return the logarithms of the positive and the negative part of d sigma_j / d exp(x_i), for j = k - 1 and j = k.
+
+    Here sigma_j is the j-th elementary symmetric polynomial of the numbers exp(x_i). The derivative is the positive
+    part minus the negative part.
+    """
     zero = torch.full_like(x, -torch.inf)
     parts = [(zero, zero), (log_sigma[0].expand_as(x), zero)]
     for j in range(2, k + 1):
@@ -57,9 +65,14 @@ def alternating_parts(x: Tensor, log_sigma: Tensor, k: int) -> list[tuple[Tensor
 
 
 def log_derivative(x: Tensor, log_sigma: Tensor, j: int, P: Tensor, N: Tensor, *, p: int) -> Tensor:
-    """Return d log sigma_j / d x_i = e_i delta_j / sigma_j [B, n]."""
+    """Return the derivative of log sigma_j with respect to each x_i [B, n].
+
+    Here sigma_j is the j-th elementary symmetric polynomial of the numbers exp(x_i). P and N are the two results of
+    :func:`alternating_parts` for j. Where the two parts nearly cancel, a series of p terms replaces the difference of
+    the parts.
+    """
     exact = torch.exp(x + P - log_sigma[j]) * -torch.expm1(N - P)
     series = sum((-1) ** i * torch.exp(log_sigma[j + i] - log_sigma[j] - i * x) for i in range(p))
-    # P and N are logarithms of magnitude 10, so the error of their difference is about 10 eps
+    # the size of P and N is about 10, so the error of their difference is about 10 eps
     threshold = (10 * torch.finfo(x.dtype).eps) ** (1 / (p + 1))
     return torch.where(threshold < P - N, exact, series)

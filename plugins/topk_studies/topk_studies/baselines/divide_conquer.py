@@ -1,6 +1,8 @@
-"""Divide and Conquer: sigma_j is the coefficient of X^j in prod_i (1 + e_i X), multiplied as a tree of depth log2 n.
+"""Divide and Conquer: elementary symmetric polynomials as the coefficients of a product of polynomials.
 
-Every product is truncated after degree k, so the cost is O(kn). All products of a level are computed in parallel.
+For numbers e_1, ..., e_n, sigma_j is the coefficient of X^j in the product of all (1 + e_i X). The product is computed
+as a binary tree of depth log2 n. Each product is truncated after degree k, so the cost is O(kn). All products of a
+level of the tree are computed in parallel.
 """
 
 import torch
@@ -10,7 +12,11 @@ from topk_studies.baselines.semiring import LOG, Semiring
 
 
 def divide_and_conquer(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor:
-    """Return log sigma_0 .. log sigma_k [k+1, B] of exp(x) for x [B, n]. Autograd computes the gradient."""
+    """Return the logarithms of the elementary symmetric polynomials sigma_0, ..., sigma_k of exp(x) [k+1, B].
+
+    For each row of x [B, n], sigma_j is the sum over all sets of j entries of the product of the set. ``semiring``
+    selects whether the computation stores numbers or their logarithms. Autograd computes the gradient.
+    """
     e = semiring.exp(x)
     factors = torch.stack([torch.full_like(e, semiring.one), e])  # [degree+1, B, factors]
     unpaired = []
@@ -25,7 +31,10 @@ def divide_and_conquer(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor
 
 
 def multiply(P: Tensor, Q: Tensor, k: int, semiring: Semiring) -> Tensor:
-    """Return the coefficients of P(X) Q(X) up to degree k, along the first axis."""
+    """Return the coefficients up to degree k of the product of two polynomials, in the order of the degree.
+
+    P and Q are the coefficients of the two polynomials. The first axis is the degree.
+    """
     degree_p, degree_q = len(P) - 1, len(Q) - 1
     reverse = Q.flip(0)
     coefficients = []

@@ -1,10 +1,12 @@
-"""The smooth top-k SVM loss as published, with any algorithm for log sigma_{k-1} and log sigma_k.
+"""The smooth top-k SVM loss of Berrada, Zisserman and Kumar (2018), computed by one of the algorithms of the paper.
 
-With x = s/(k tau), and sigma_j over the classes other than the label y,
+Let x = s/(k tau) for the logits s. Let sigma_j be the sum, over all sets of j classes without the label y, of the
+product of exp(x_i) over the set. The loss is
 
     L(s, y) = tau log(exp(alpha/tau) sigma_k + exp(x_y) sigma_{k-1}) - tau log(exp(x_y) sigma_{k-1})
 
-The first sum is over all k-subsets, with the margin for subsets without the label. The second is over those with it.
+The first logarithm has a sum over all sets of k classes. In this sum, the sets without the label have the margin alpha.
+The second logarithm has only the sets with the label.
 """
 
 from collections.abc import Callable
@@ -36,7 +38,11 @@ ALGORITHMS: dict[str, LogSigmaPair] = {
 def smooth_topk_svm(
     s: Tensor, y: Tensor, *, k: int, tau: float, alpha: float = 1.0, algorithm: str = "algorithm 2"
 ) -> Tensor:
-    """Return the mean loss of scores s [B, n] at labels y [B].
+    """Return the mean smooth top-k SVM loss of scores s [B, n] for the labels y [B].
+
+    Args:
+        k, tau, alpha: as in ``topk_plugins.SmoothTopKSVM``.
+        algorithm: algorithm for the elementary symmetric polynomials, a key of ``ALGORITHMS``.
 
     Example:
         >>> smooth_topk_svm(torch.zeros(1, 3), torch.tensor([0]), k=1, tau=1.0, alpha=0.0)  # log 3

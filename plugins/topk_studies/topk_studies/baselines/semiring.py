@@ -1,7 +1,7 @@
-"""Two representations of positive numbers: the numbers and their logarithms.
+"""Two representations of positive numbers: the numbers (``LINEAR``), or the logarithms of the numbers (``LOG``).
 
-Elementary symmetric polynomials need only sums and products. So each algorithm is written once, and runs in linear
-space or in log space. In linear space, sigma_k overflows if k or the scores are large.
+The algorithms for elementary symmetric polynomials need only sums and products. Therefore each algorithm is written
+once, and runs with both representations. With ``LINEAR``, the polynomials overflow if k or the scores are large.
 """
 
 from collections.abc import Callable

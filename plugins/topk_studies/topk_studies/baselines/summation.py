@@ -1,4 +1,6 @@
-"""Summation Algorithm: add one class after the other.
+"""Summation Algorithm: elementary symmetric polynomials, computed by adding one class after the other.
+
+Let sigma_j(e_1 .. e_i) be the sum over all sets of j of the numbers e_1 to e_i of the product of the set. Then
 
     sigma_j(e_1 .. e_i) = sigma_j(e_1 .. e_{i-1}) + e_i sigma_{j-1}(e_1 .. e_{i-1})
 
@@ -12,11 +14,15 @@ from topk_studies.baselines.semiring import LOG, Semiring
 
 
 def summation(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor:
-    """Return log sigma_0 .. log sigma_k [k+1, B] of exp(x) for x [B, n]. Autograd computes the gradient."""
+    """Return the logarithms of the elementary symmetric polynomials sigma_0, ..., sigma_k of exp(x) [k+1, B].
+
+    For each row of x [B, n], sigma_j is the sum over all sets of j entries of the product of the set. ``semiring``
+    selects whether the computation stores numbers or their logarithms. Autograd computes the gradient.
+    """
     sigma = torch.full_like(x[:, 0], semiring.one)[None]
     for e in semiring.exp(x).unbind(1):
         raised = semiring.times(sigma, e)  # e_i sigma_{j-1}, at degree j
         sums = semiring.plus(sigma[1:], raised[:-1])
-        # the degree grows with the number of classes, so that no term is 0, whose logarithm has no gradient
+        # the degree is at most the number of classes added so far; otherwise, sums would be 0 and log 0 has no gradient
         sigma = torch.cat([sigma[:1], sums, raised[-1:]])[: k + 1]
     return semiring.log(sigma)

@@ -1,1 +1,1 @@
-"""Data sets of the studies, registered as ``topk/NAME``."""
+"""Data sets of the studies. Each data set is registered under the name ``topk/NAME``."""

@@ -1,14 +1,15 @@
-"""Feature vectors with a known posterior, so that the error of a classifier splits into Bayes error and excess risk.
+"""Generated feature vectors with a known probability of each class, so that the lowest possible error is known.
 
-Classes form families and overlap. Each family has a random code in {-1, 1}^d. Each class of a family has a copy of this
-code with some signs flipped. A sample of class c is drawn around the code of c, or, with probability ``ambiguity``,
-around the code of its family, which does not depend on the class within the family:
+The classes form families, and the samples of different classes overlap. Each family has a random code, a vector of d
+numbers -1 or 1. The code of a class is the code of the family with some signs flipped. A sample of class c is drawn
+around the code of c. With the probability a (``ambiguity``), the sample is instead drawn around the code of the family.
+Such a sample contains no information about the class within the family:
 
     p(x | c) = (1 - a) q(x | code_c) + a q(x | code_family),        q(x | u) = Gaussian(u, feature_noise^2 I), in 8 bits
 
-The features are rounded to 8 bits and stored as the pixels of a small image, so that any image pipeline preserves them.
-The rounding is part of q, so the posterior is exact. q is a product over coordinates with two possible means. Hence log
-q is linear in the code, and the posterior of 10,000 classes is one matrix product.
+The features are rounded to 8 bits and stored as the pixels of a small image, so that any image pipeline preserves the
+features. The rounding is part of q, so the probability of each class given x is exact. Each number of a code has two
+possible values, so log q is linear in the code. Therefore one matrix product gives the probabilities of 10,000 classes.
 """
 
 from math import erfc, log, sqrt
@@ -18,29 +19,33 @@ from numpy.typing import NDArray
 
 from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, check_numbers, draw, split_and_size
 
-TINY = 1e-300  # lower bound on the probability of a level; smaller ones do not change any sum
-REACH = 4.0  # range of the 8 bits, in standard deviations of the noise around either mean
+TINY = 1e-300  # lower bound on the probability of a level; smaller probabilities do not change any sum
+REACH = 4.0  # the 256 levels reach this many standard deviations of the noise beyond the means -1 and 1
 
 Matrix = NDArray[np.float64]
 
 
 class Ambiguous(DrawnImages):
-    """Samples of ``families * fine`` classes with their posterior. Class c belongs to family c mod ``families``.
+    """Generated feature vectors in classes that overlap, with the exact probability of each class given the features.
 
-    Sample i depends only on the seed, the split and i.
+    There are ``families * fine`` classes. Class c belongs to family c mod ``families``. Sample i depends only on the
+    seed, the split and i, and on the options of the data set.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        size: number of samples. Default: 5000 for training, 2000 otherwise.
-        eval_size: number of samples of the other splits. Default: ``size``.
+        size: number of samples of this split. Default: 5000 for training, 2000 otherwise.
+        eval_size: number of samples if the split is not ``"train"``. Default: ``size``.
         seed: seed of the codes and of every sample.
-        families, fine: number of families, and number of classes per family.
-        side: the features are the d = 3 side^2 values of an image of this height and width.
-        spread: probability that a sign in the code of a class differs from the code of its family.
-        feature_noise: standard deviation of the Gaussian. Where two codes differ, they are 2 apart.
+        families: number of families.
+        fine: number of classes per family.
+        side: height and width of the image that stores the features. There are d = 3 side^2 features.
+        spread: probability that a sign in the code of a class differs from the code of the family.
+        feature_noise: standard deviation of the Gaussian noise. Where two codes differ, the difference is 2.
         ambiguity: share of samples that are drawn around the code of the family.
-        imbalance: ratio of the frequencies of the first and the last class. Frequencies fall exponentially.
-        label_noise: share of labels that are redrawn within the family, true label included, in every split.
+        imbalance: frequency of the first class divided by the frequency of the last class. In between, frequencies fall
+            exponentially.
+        label_noise: share of labels that are redrawn from the classes of the family, in every split. The new label can
+            equal the old label.
 
     Example:
         >>> data = Ambiguous("test", size=100)
@@ -94,20 +99,25 @@ class Ambiguous(DrawnImages):
 
     @property
     def frequencies(self) -> Matrix:
-        """Probability of each label [n], including label noise."""
+        """Probability of each label [n] if the features are not known. The probabilities include label noise."""
         return self._with_label_noise(self._prior[None])[0]
 
     def posterior(self) -> Matrix:
-        """Return p(label | x) of every sample [N, n]."""
+        """Return the probability of each label given the features, for all N samples [N, n].
+
+        The probabilities include label noise.
+        """
         rows = self.images.reshape(-1, 3 * self.side**2)
         return np.concatenate([self._posterior(rows[i : i + BLOCK]) for i in range(0, len(rows), BLOCK)])
 
     def bayes_error(self, k: int, *, macro: bool = False) -> float:
-        """Return the Bayes top-k error on these samples, in expectation over the labels of the samples.
+        """Return the lowest expected top-k error that a classifier can reach on these samples.
+
+        The expectation is over the labels of the samples, given the features.
 
         Args:
-            k: number of guesses.
-            macro: average over classes instead of over samples.
+            k: number of classes that the classifier predicts per sample.
+            macro: if True, the error is the mean over classes, else the mean over samples.
         """
         gain = self.posterior() * (1.0 / (len(self.classes) * self.frequencies) if macro else 1.0)
         return 1.0 - float(np.sort(gain, axis=1)[:, -k:].sum(1).mean())
@@ -127,26 +137,26 @@ class Ambiguous(DrawnImages):
         table = np.array([_log_levels(127.5 + self._scale * u, self._scale * self.noise) for u in (-1.0, 1.0)])
         slope = 0.5 * (table[1] - table[0])[rows]  # [b, d]: log q(x | u) is linear in u, up to a constant
         own, family = slope @ self._codes.T, (slope @ self._family_codes.T)[:, self._family]  # [b, n]
-        with np.errstate(divide="ignore"):  # log 0 for shares of 0 and 1
+        with np.errstate(divide="ignore"):  # log 0 for an ambiguity of 0 or 1
             likelihood = np.logaddexp(np.log1p(-self.ambiguity) + own, np.log(self.ambiguity) + family)
         joint = likelihood + np.log(self._prior)
         joint = np.exp(joint - joint.max(axis=1, keepdims=True))
         return self._with_label_noise(joint / joint.sum(axis=1, keepdims=True))
 
     def _with_label_noise(self, clean: Matrix) -> Matrix:
-        """Return the probabilities [.., n] of the labels after label noise within families."""
+        # the probabilities [.., n] of the labels after label noise within families
         by_family = clean.reshape(len(clean), self.fine, -1).sum(axis=1)  # class c belongs to family c mod families
         return (1.0 - self.label_noise) * clean + self.label_noise / self.fine * by_family[:, self._family]
 
 
 def _log_levels(mean: float, deviation: float) -> list[float]:
-    """Return the log probability of each of the 256 levels. The outermost levels include the tails."""
+    # the log probability of each of the 256 levels; the first and the last level include the tails
     edges = [-float("inf"), *(level + 0.5 for level in range(255)), float("inf")]
     return [log(max(_between(edges[v] - mean, edges[v + 1] - mean, deviation), TINY)) for v in range(256)]
 
 
 def _between(low: float, high: float, deviation: float) -> float:
-    """Return the probability that a centered Gaussian is between two numbers. It is accurate in the tails too."""
+    # the probability that a Gaussian with mean 0 is between two numbers, precise in the tails too
     if low + high < 0:
         low, high = -high, -low
     return 0.5 * (erfc(low / (deviation * sqrt(2))) - erfc(high / (deviation * sqrt(2))))

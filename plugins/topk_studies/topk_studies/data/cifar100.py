@@ -1,4 +1,4 @@
-"""Superclasses of CIFAR-100: twenty superclasses of five classes (Krizhevsky 2009)."""
+"""The 100 classes of CIFAR-100 in twenty superclasses of five classes each (Krizhevsky 2009)."""
 
 FAMILIES = {
     "aquatic_mammals": "beaver dolphin otter seal whale",

@@ -1,8 +1,8 @@
-"""Characters rendered from installed fonts: a real top-k problem, because 0, O and o look alike in many fonts.
+"""Images of characters from the installed fonts, for top-k studies: 0, O and o look alike in many fonts.
 
-The 62 classes are 0-9, A-Z and a-z. Font families are divided among the splits, so that test fonts are unseen in
-training. Families whose names begin with the same letters (DejaVu Sans and DejaVu Serif, OCRA and OCRABold) often have
-the same design, so they are assigned to the same split.
+The 62 classes are 0-9, A-Z and a-z. Each font family is in only one split, so the fonts of the test split do not occur
+in training. Font families whose names begin with the same letters often have the same design, for example DejaVu Sans
+and DejaVu Serif. Therefore such families are in the same split.
 """
 
 import hashlib
@@ -19,28 +19,30 @@ from PIL import Image, ImageDraw, ImageFont
 
 CHARACTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 SIZE, MARGIN = 28, 1  # pixels
-SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}  # of the families
+SHARES = {"train": 0.6, "validation": 0.2, "test": 0.2}  # of the designs
 SUFFIXES = {".ttf", ".otf", ".ttc", ".pfb"}
-STYLES = ("regular", "book", "roman", "normal", "text", "medium")  # preferred face of a family
-DESIGN = 4  # families whose names share this many leading characters count as one design
+STYLES = ("regular", "book", "roman", "normal", "text", "medium")  # styles that represent a family, best first
+DESIGN = 4  # families whose names begin with the same four letters count as one design
 PICTURES = ("symbol", "dingbat", "d050000l", "emoji", "icon")  # families with pictures in place of letters
-MISSING = "\U0010fffe"  # no font has this character, so it renders as the font's box for missing ones
+MISSING = "\U0010fffe"  # no font has this character, so each font renders its box for missing characters
 
 
 class Glyphs:
-    """Images of 62 characters in 28 x 28 pixels, from one face per font family.
+    """Images of 62 characters in 28 x 28 pixels, rendered with one font of each font family.
 
-    Families whose names begin with the same letters count as one design and are in the same split.
+    Font families whose names begin with the same four letters count as one design. All families of a design are in the
+    same split.
 
     Args:
-        split: ``"train"``, ``"validation"`` or ``"test"``: 60, 20 and 20 percent of the designs.
+        split: ``"train"``, ``"validation"`` or ``"test"``. The splits have 60, 20 and 20 percent of the designs.
         root: folder with font files. Default: the fonts that fontconfig lists.
-        seed: seed of the assignment of designs to splits, and of the order of the families.
+        seed: seed that assigns designs to splits and orders the font families.
 
     Attributes:
-        images: [N, 28, 28, 3] in 8 bits, black on white. ``targets`` and ``families`` have the label and the font
-            family of each image.
-        left_out: families that lack a glyph for at least one character. The data set excludes these families.
+        images: [N, 28, 28, 3] in 8 bits, black on white.
+        targets: label of each image.
+        families: font family of each image.
+        left_out: names of the font families that have no images, because the font lacks a character.
 
     Example:
         >>> image, label = Glyphs("train")[0]  # doctest: +SKIP
@@ -87,7 +89,6 @@ def _shuffled(names: Iterable[str], seed: int) -> list[str]:
 
 
 def _part(order: list[str], split: str) -> list[str]:
-    """Return the designs of a split from all designs in shuffled order."""
     start = 0.0
     for name, share in SHARES.items():
         if name == split:
@@ -97,12 +98,18 @@ def _part(order: list[str], split: str) -> list[str]:
 
 
 def faces_by_family(root: str | Path | None) -> dict[str, tuple[str, int]]:
-    """Return the file and the index of one upright face per family."""
+    """Return one font per font family: a dict from the family to the file and the index of the font in this file.
+
+    Upright and regular styles are preferred.
+
+    Args:
+        root: folder with font files. None: the fonts that fontconfig lists.
+    """
     best: dict[str, tuple[tuple[int, str], tuple[str, int]]] = {}
     for path, index in _faces(root):
         try:
             family, style = ImageFont.truetype(path, 20, index=index).getname()
-        except (OSError, ValueError):  # damaged, or a bitmap font
+        except (OSError, ValueError):  # the file is damaged, or the font is a bitmap font
             continue
         if not family or any(word in family.lower() for word in PICTURES):
             continue
@@ -125,12 +132,15 @@ def _faces(root: str | Path | None) -> Iterator[tuple[str, int]]:
         raise ValueError("fontconfig's fc-list is not installed: pass root=FOLDER with font files") from error
     for line in sorted(set(listed.stdout.splitlines())):
         path, _, index = line.partition("\t")
-        if Path(path).suffix.lower() in SUFFIXES and int(index) < 1 << 16:  # else: instance of a variable font
+        if Path(path).suffix.lower() in SUFFIXES and int(index) < 1 << 16:  # else: a variable font
             yield path, int(index)
 
 
 def render(path: str, index: int) -> NDArray[np.uint8] | None:
-    """Return images [62, 28, 28] of a face. If the face lacks a character, return None."""
+    """Return images [62, 28, 28] of the characters in a font. If the font lacks a character, return None.
+
+    ``index`` is the index of the font in the file ``path``.
+    """
     font = ImageFont.truetype(path, 100, index=index)
     boxes = np.array([font.getbbox(c, anchor="ls") for c in CHARACTERS])  # [62, 4]: left, top, right, bottom
     width, top, bottom = (boxes[:, 2] - boxes[:, 0]).max(), -boxes[:, 1].min(), max(boxes[:, 3].max(), 0)

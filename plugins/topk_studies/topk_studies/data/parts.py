@@ -1,4 +1,4 @@
-"""The three parts of a comparison: images for training, for selecting trials, and for results."""
+"""The data of a comparison in three parts: images for training, for the selection of trials, and for results."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,15 +23,17 @@ def parts(
     options: Mapping[str, Any] | None = None,
     timm_options: Mapping[str, Any] | None = None,
 ) -> Selection:
-    """Open a part of a data set. CIFAR-100 gets its published superclasses.
+    """Open one of the three parts of a data set for a comparison. For CIFAR-100, also set the published superclasses.
 
     Args:
-        split: ``"train"``, ``"validation"`` or ``"test"``.
-        root: data directory.
+        split: part to open, ``"train"``, ``"validation"`` or ``"test"``.
+        root: folder of the data.
         of: name of the data set, as in ``timm train --dataset``.
-        train_split: split for training.
-        val_split: split for validation, or the fraction of each training class that is held out for validation.
-        test_split: split for testing. Default: validation and test are halves of each class of ``val_split``.
+        train_split: split of the data set for training.
+        val_split: split of the data set for validation, or the fraction of each training class that is held out for
+            validation.
+        test_split: split of the data set for testing. If empty, the images of ``val_split`` are divided: one half of
+            each class is for validation and the other half is for testing.
         mode: Pillow mode to which images from files are converted.
         options: options of the data set.
         timm_options: further arguments of ``timm.data.create_dataset``.

@@ -1,8 +1,9 @@
-"""A generated data set of images with several labels. No download is needed.
+"""A generated data set of images with several labels per image. No download is needed.
 
-Each class is a thing: a small patch of smooth colors. An image of 32 x 32 pixels shows one thing of each of its
-classes, at random places, with random contrast and noise. Colors of overlapping things are added. Each thing appears
-more often in images of its scene. Class frequencies fall from the first to the last class. An image may have no label.
+Each class has a thing: a patch of 12 x 12 pixels with smooth random colors. An image has 32 x 32 pixels, and shows the
+things of its labels at random places, with random contrast and noise. Where things overlap, the colors are added. Each
+class belongs to a scene. A thing appears more often in images of its scene than in other images. Class frequencies fall
+from the first to the last class. An image may have no label.
 """
 
 from typing import Any
@@ -16,29 +17,33 @@ from topk_registry.data.drawn import BLOCK, SPLITS, DrawnImages, check_counts, c
 
 SIZE = 32
 THING = 12  # height and width of a thing
-HOME = 5.0  # ratio of a thing's frequency in images of its scene to other images
-SPREAD = 42.0  # standard deviation of an image in gray levels
+HOME = 5.0  # frequency of a thing in images of its scene, divided by its frequency in other images
+SPREAD = 42.0  # standard deviation of the pixels, in levels from 0 to 255
 
 
 class Several(DrawnImages):
-    """Generated images of things. The target of an image is the set of its things.
+    """Generated images with several labels, for multi-label classification.
 
-    A sample is ``(image, target)`` with a float32 vector [things] of 0 and 1. Image i depends only on the seed, the
-    split and i. Images are stored in memory, 3 KiB each.
+    Each class has a thing, a small patch of colors. An image shows the things of all its labels. A sample is a pair of
+    the image and the target, a float32 vector [n] that is 1 for the labels of the image and 0 for other classes. Image
+    i depends only on the seed, the split and i, and on the options of the data set. The images are stored in memory,
+    with 3 KiB per image.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        size: number of images. Default: 5000 for training, 2000 otherwise.
-        eval_size: number of images of the other splits. Default: ``size``.
+        size: number of images of this split. Default: 5000 for training, 2000 otherwise.
+        eval_size: number of images if the split is not ``"train"``. Default: ``size``.
         seed: seed of the things and of every image.
-        things: number of classes.
-        scenes: number of scenes. Class c belongs to scene c mod ``scenes``.
+        things: number of classes n.
+        scenes: number of scenes. Class c belongs to scene c mod ``scenes``. A thing appears more often in images of its
+            scene.
         mean_labels: average number of labels per image.
-        imbalance: ratio of the frequencies of the first and the last class. Frequencies fall exponentially.
+        imbalance: frequency of the first class divided by the frequency of the last class. In between, frequencies fall
+            exponentially.
         pixel_noise: standard deviation of the noise, in units of the standard deviation of a thing.
 
     Attributes:
-        targets: the targets of all samples [N, things], float32.
+        targets: the targets of all samples [N, n], float32.
 
     Example:
         >>> image, target = Several("train", size=100)[0]
@@ -93,7 +98,7 @@ class Several(DrawnImages):
 
 
 def _patches(rng: np.random.Generator, things: int) -> NDArray[np.float64]:
-    """Return patches [things, 12, 12, 3]: 3 x 3 random colors with linear transitions, scaled to unit deviation."""
+    # things [n, 12, 12, 3]: 3 x 3 random colors with linear transitions, scaled to standard deviation 1
     grid = rng.standard_normal((things, 3, 3, 3))
     place = np.linspace(0, 2, THING)
     share = np.maximum(0.0, 1.0 - np.abs(place[:, None] - np.arange(3)))  # [12, 3]
@@ -102,7 +107,7 @@ def _patches(rng: np.random.Generator, things: int) -> NDArray[np.float64]:
 
 
 def _probabilities(things: int, scenes: int, mean_labels: float, imbalance: float) -> NDArray[np.float64]:
-    """Return the probability of each class in each scene [scenes, things]. On average, an image has ``mean_labels``."""
+    # the probability of each class in each scene [scenes, n], such that an image has mean_labels labels on average
     c = np.arange(things)
     shape = imbalance ** -(c / (things - 1)) * np.where(c % scenes == np.arange(scenes)[:, None], HOME, 1.0)
     low, high = 0.0, 1.0 / shape.min()  # at the upper end, every probability is 1
