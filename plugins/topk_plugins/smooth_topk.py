@@ -147,7 +147,10 @@ class SmoothTopKSVM(SeveralSizes):
         return len(self.sizes) == 1 or self.combine == "mean"
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses [B] or their sum []. Return None for several values of k with ``combine="likelihood"``."""
+        """Return the losses of the rows [B], or their sum [] if the operator has already summed the losses.
+
+        For several values of k with ``combine="likelihood"``, return None, because no operator computes this loss.
+        """
         if not self._is_linear:
             return None
         alpha, sums = self._checked_alpha(logits), self.reduction != "none" and logits.shape[0] > 0
