@@ -233,14 +233,14 @@ class BalancedSoftmax(ClassificationLoss):
 
 
 class LogitAdjustment(BalancedSoftmax):
-    """Cross-entropy after tau times the log frequency of each class is added to the logits, for rare classes.
+    """Cross-entropy of adjusted logits: the logit of each class plus tau times the log frequency of the class.
 
         L(s, y) = -log(pi_y^tau exp(s_y) / sum_j pi_j^tau exp(s_j))
 
     Here s are the n logits of one sample, y is the label, and pi_j is the share of class j in the training set. A class
     without samples gets the share of the rarest class that has samples. Because the loss adds the log frequencies, the
-    logits s need not contain them. For predictions, use the logits s alone. With tau = 1, the best possible logits give
-    the highest macro accuracy, which is the mean over classes of the accuracy within each class.
+    model need not learn the class frequencies. For predictions, use the logits s alone. With tau = 1, the best possible
+    logits give the highest macro accuracy, which is the mean over classes of the accuracy within each class.
 
     Use when:
         Class frequencies are uneven and macro accuracy matters. If there are many rare classes (a long tail), try this

@@ -1,7 +1,7 @@
-"""Exact confidence intervals for a proportion, such as the coverage on N test samples.
+"""Exact confidence intervals for a proportion, such as the share of test samples whose set contains the true class.
 
-The interval ends are quantiles of Beta distributions. For integers a and b, a sum of binomial probabilities gives the
-distribution function: P(Beta(a, b) <= x) = P(Binomial(a + b - 1, x) >= a).
+The interval ends are quantiles of Beta distributions. For integers a and b, the distribution function of Beta(a, b) is
+a sum of binomial probabilities: P(Beta(a, b) <= x) = P(Binomial(a + b - 1, x) >= a).
 """
 
 import math

@@ -42,12 +42,15 @@ def probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Score:
-    """A nonconformity score. The module's docstring has the formulas.
+    """A formula for the nonconformity score of a class: a number that is high if the class fits the sample badly.
+
+    Let p be the probability of the class, and r the rank of the class: the most probable class has r = 1. ``lac`` is
+    1 - p. ``aps`` is the sum of the r largest probabilities. ``raps`` is ``aps`` plus penalty * max(0, r - k_reg).
 
     Args:
         name: ``"lac"``, ``"aps"`` or ``"raps"``.
-        penalty: factor of the penalty max(0, r - k_reg) of ``raps``. The other scores ignore this argument.
-        k_reg: largest rank that gets no penalty from ``raps``. The other scores ignore this argument.
+        penalty: factor in the formula of ``raps``. The other scores ignore this argument.
+        k_reg: largest rank without a penalty, in the formula of ``raps``. The other scores ignore this argument.
     """
 
     name: str = "lac"
@@ -73,11 +76,11 @@ class Score:
         return scores
 
     def rank_penalty(self, count: int) -> np.ndarray:
-        """Return the penalty of each rank from 1 to ``count``: [count]. For ``lac`` and ``aps``, penalties are 0."""
+        """Return penalty * max(0, r - k_reg) for each rank r from 1 to ``count``: [count]. Return 0 unless ``raps``."""
         beyond = np.maximum(np.arange(1, count + 1) - self.k_reg, 0)
         return beyond * (self.penalty if self.name == "raps" else 0.0)
 
     @property
     def options(self) -> dict[str, float]:
-        """Values of ``penalty`` and ``k_reg`` by name if the score is ``raps``, else an empty dictionary."""
+        """If the score is ``raps``, the values of ``penalty`` and ``k_reg`` by name, else an empty dictionary."""
         return {"penalty": self.penalty, "k_reg": self.k_reg} if self.name == "raps" else {}

@@ -20,13 +20,14 @@ from topk_registry.conformal.thresholds import LEVELS, RULES, as_fraction, check
 
 @dataclass(frozen=True)
 class PredictionSets:
-    """Calibrated thresholds, and the prediction sets that follow from them. :func:`calibrate` creates this object.
+    """An object that computes the prediction sets of new samples. :func:`calibrate` creates this object.
 
-    The set of a sample contains each class with a score of at most the threshold, and the class with the largest logit.
-    The miscoverage level alpha is the allowed probability that the set does not contain the true class.
+    A nonconformity score is computed for each class. The score is high if the class fits the sample badly. The set of
+    the sample contains each class with a score of at most the threshold, and the class with the largest logit. The
+    miscoverage level alpha is the allowed probability that the set does not contain the true class.
 
     Args:
-        score: nonconformity score.
+        score: formula of the nonconformity score.
         levels: miscoverage levels in ascending order: [G].
         table: thresholds, with one row per level: [G, 1] if all classes share one threshold, or [G, n] for one
             threshold per class. If the threshold of a class is infinite, every set at this level contains the class.
@@ -111,12 +112,13 @@ def calibrate(
         logits: logits of N calibration samples: [N, n]. Neither training nor model selection may have used these
             samples.
         labels: class indices of the same samples: [N].
-        alpha: miscoverage level that the result uses by default. This level is added to ``levels``.
+        alpha: allowed probability that a set does not contain the true class (miscoverage level). The result uses this
+            level by default. The level is added to ``levels``.
         score: ``"lac"``, ``"aps"``, ``"raps"``, or a :class:`Score` with options.
         rule: With ``"marginal"``, all classes share one threshold, and the guarantee is an average over all samples.
             With ``"per-class"``, each class has its own threshold, and the guarantee holds within each class.
         temperature: number by which logits are divided before softmax.
-        levels: miscoverage levels for which thresholds are computed.
+        levels: miscoverage levels for which thresholds are computed. A call of the result can select such a level.
 
     Raises:
         ValueError: an argument is invalid, or there are too few samples for a finite threshold at ``alpha``.
@@ -139,7 +141,7 @@ def all_levels(alpha: float, levels: Sequence[float] = LEVELS) -> tuple[float, .
 
 
 def check_size(count: int, alpha: float) -> None:
-    """Raise ValueError if the threshold at ``alpha`` from ``count`` calibration samples would be infinite."""
+    """Raise ValueError if ``count`` calibration samples are too few for a finite threshold at the level ``alpha``."""
     if count < fewest(alpha):
         raise ValueError(
             f"{count} calibration samples are too few for alpha {alpha:g}: at least {fewest(alpha)} are needed"

@@ -10,14 +10,15 @@ from topk_registry.conformal.thresholds import check_labels
 
 @dataclass(frozen=True)
 class SetCounts:
-    """Counts from which coverage and set sizes are computed.
+    """Counts from which the coverage and the sizes of prediction sets are computed.
 
-    Create one object per batch with :meth:`of`, and add the objects with ``+``.
+    The coverage is the share of samples whose set contains the label. Create one object per batch with :meth:`of`, and
+    add the objects with ``+``.
 
     Args:
-        hits: for each class, the number of samples with this label whose set contains the label: [n].
-        seen: for each class, the number of samples with this label: [n].
-        sizes: for each size from 0 to n, the number of sets with this size: [n + 1].
+        hits: number of samples of each class whose set contains the label: [n].
+        seen: number of samples of each class: [n].
+        sizes: number of sets with s classes, for each size s from 0 to n: [n + 1].
     """
 
     hits: np.ndarray
@@ -26,7 +27,7 @@ class SetCounts:
 
     @classmethod
     def of(cls, sets: np.ndarray, labels: np.ndarray) -> "SetCounts":
-        """Count the hits and sizes of the prediction sets of one batch: bool [B, n], with labels [B]."""
+        """Return the counts for one batch of prediction sets, bool [B, n], with labels [B]."""
         inside = np.asarray(sets)
         if inside.dtype != bool or inside.ndim != 2:
             raise ValueError(f"sets must be bool [B, n], got {inside.dtype} {list(inside.shape)}")

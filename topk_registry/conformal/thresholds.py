@@ -30,7 +30,7 @@ def as_fraction(alpha: float) -> Fraction:
 
 
 def order_of(count: int, alpha: float) -> int:
-    """Return j = ceil((count + 1)(1 - alpha)). The threshold is the j-th smallest of ``count`` scores."""
+    """Return j = ceil((count + 1)(1 - alpha)). The threshold for alpha is the j-th smallest of ``count`` scores."""
     return math.ceil((count + 1) * (1 - as_fraction(alpha)))
 
 
@@ -52,6 +52,9 @@ def threshold_table(
 ) -> np.ndarray:
     """Return the thresholds for several miscoverage levels, with one row per level: [G, 1] or [G, n].
 
+    If a threshold is computed from fewer than ``fewest(alpha)`` scores, the threshold is infinite. Then every
+    prediction set contains the class.
+
     Args:
         scores: nonconformity score of each calibration sample at its label: [N].
         labels: labels of the same samples: [N].
@@ -59,9 +62,6 @@ def threshold_table(
         rule: With ``"marginal"``, a row has one threshold, computed from all scores. With ``"per-class"``, a row has
             one threshold per class, computed from the samples of this class.
         levels: miscoverage levels: [G].
-
-    If a threshold is computed from fewer than ``fewest(alpha)`` scores, the threshold is infinite. Every set at this
-    level then contains the classes of this threshold.
     """
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")

@@ -64,10 +64,10 @@ def _only_converts(transform: Any, size: tuple[int, ...]) -> bool:
 
 
 def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:
-    """Return the canonical name of a split, and the number of samples that ``size`` and ``eval_size`` give the split.
+    """Return the canonical name of a split, such as ``"validation"`` for ``"val"``, and its number of samples.
 
-    ``"val"``, for example, becomes ``"validation"``. ``eval_size`` applies to all splits except ``"train"``. If no
-    number applies, ``"train"`` has 5000 samples, and the other splits have 2000.
+    The number of samples is ``eval_size`` for every split except ``"train"``. For ``"train"``, or if ``eval_size`` is
+    None, the number is ``size``. If ``size`` is None too, the number is 5000 for ``"train"`` and 2000 otherwise.
     """
     split = SYNONYMS.get(split, split)
     if split not in SPLITS:
@@ -92,16 +92,16 @@ def draw(size: int, key: list[int], block: Callable[[np.random.Generator, int], 
 
 
 def check_counts(**counts: Any) -> None:
-    """Raise ValueError unless each keyword argument is an integer of at least 1."""
+    """Raise ValueError unless every given option is an integer of at least 1."""
     for name, count in counts.items():
         if not isinstance(count, (int, np.integer)) or count < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
 
 
 def check_numbers(**numbers: tuple[Any, str]) -> None:
-    """Raise ValueError unless each keyword argument ``name=(value, interval)`` has its value in the interval.
+    """Raise ValueError unless every given option has a value in its interval.
 
-    An interval is text, such as ``"[0, inf)"``.
+    An option is given as ``name=(value, interval)``. The interval is text, such as ``"[0, inf)"``.
     """
     for name, (value, interval) in numbers.items():
         if not isinstance(value, (int, float, np.number)) or value not in Interval.parse(interval):

@@ -20,7 +20,7 @@ MAX_LISTED = 20
 
 
 class FolderError(ValueError):
-    """Raised if folders cannot be read as classes."""
+    """Raised if a root folder has no valid class folders, or if class folders do not fit the classes of a model."""
 
 
 @dataclass(frozen=True)
@@ -133,8 +133,9 @@ def class_map(
 ) -> tuple[dict[str, int], str]:
     """Find the class of each folder.
 
-    The class of a folder is the class with the same name, with one exception. If there are as many folders as classes,
-    and no folder has the name of a class or the model has no class names, folders get the classes in natural order.
+    If there are as many folders as classes, the i-th folder in natural order gets class i in two cases: no folder has
+    the name of a class, or the model has no class names. In every other case, the class of a folder is the class with
+    the same name.
 
     Args:
         folders: folder names, all different.

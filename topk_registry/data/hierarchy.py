@@ -1,4 +1,4 @@
-"""The data set ``topk/hierarchy``: generated images whose classes form superclasses. It needs no download.
+"""The data set ``topk/hierarchy``: generated images whose classes form superclasses.
 
 As in CIFAR-100, there are 20 superclasses with 5 classes each, and images have 32 x 32 pixels. Each of the S
 superclasses has a smooth random color pattern ``coarse``. Each class has a second, less smooth pattern ``fine``. An
@@ -24,8 +24,9 @@ SPREAD = 42.0  # standard deviation of an image in gray levels; the gray levels 
 class Hierarchy(DrawnImages):
     """Generated images of ``superclasses * fine`` classes. Class c belongs to superclass c mod ``superclasses``.
 
-    Image i does not depend on ``size`` or ``eval_size``. The labels repeat 0, 1, ..., n - 1, so the sizes of classes
-    differ by at most one. All images are in memory, with 3 KiB per image.
+    An image is the sum of a coarse pattern of the superclass, a fine pattern of the class, and noise. Image i does not
+    depend on ``size`` or ``eval_size``. The labels repeat 0, 1, ..., n - 1, so the sizes of classes differ by at most
+    one. All images are in memory, with 3 KiB per image.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.

@@ -17,8 +17,8 @@ MULTILABEL = "each image has several labels: use --task multilabel"
 def targets_of(dataset: Any) -> NDArray[Any] | None:
     """Return the targets of all samples: class indices [N], or k-hot vectors [N, n].
 
-    If the targets cannot be read without the images, return None. They can be read if the data set has an attribute
-    ``targets`` or ``labels``, as in torchvision. They can also be read from folders and Hugging Face data sets of timm.
+    If the targets cannot be read without the images, return None. The targets can be read if the data set has an
+    attribute ``targets`` or ``labels``, as in torchvision, or is a folder or a Hugging Face data set opened by timm.
     """
     reader = getattr(dataset, "reader", dataset)
     stored = [getattr(dataset, name, None) for name in ("targets", "labels")]
@@ -33,7 +33,7 @@ def targets_of(dataset: Any) -> NDArray[Any] | None:
 
 
 def kept_labels_of(dataset: Any) -> Labels | None:
-    """Return the result of :func:`targets_of`: [N] or None. If the targets are k-hot, raise ValueError."""
+    """Return the class index of every sample: [N], or None as :func:`targets_of`. If targets are k-hot, raise."""
     kept = targets_of(dataset)
     if kept is not None and kept.ndim > 1:
         raise ValueError(MULTILABEL)

@@ -38,7 +38,7 @@ def open_dataset(
     timm_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Open one split of a data set. The names are the names that ``timm train --dataset`` takes.
+    """Open one split of a data set by name. ``timm train --dataset`` takes the same names.
 
     Args:
         name: ``"topk/NAME"`` selects a registered data set. ``"topk/folder"`` or ``""`` selects a folder with one
@@ -46,8 +46,8 @@ def open_dataset(
         split: name of the split. If the folder ``root`` has no subfolder for this split, ``root`` is the split.
         root: directory of the data.
         training: whether the result is for training. Default: True if the split is ``"train"`` or ``"training"``.
-        held_out: fraction of each class that is held out. If the result is for training, it excludes the held-out
-            samples. Otherwise, it contains only the held-out samples, with labels without label noise.
+        held_out: fraction of each class that is held out. If the result is for training, the held-out samples are
+            left out. Otherwise, the result contains only the held-out samples, with labels without label noise.
         multilabel: whether an image can have several labels.
         mode: mode of Pillow, such as ``"RGB"``, to which images from files are converted.
         suffixes: suffixes of the image files in a folder.

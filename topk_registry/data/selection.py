@@ -29,7 +29,8 @@ class Selection:
     """A data set that consists of selected samples of another map-style data set, with the same or new targets.
 
     If the image of a sample cannot be read, ``selection[i]`` returns the next sample whose image can be read, and
-    prints a message to standard error. If 10 images in sequence cannot be read, ``UnreadableImageError`` is raised.
+    prints a message to standard error. If 10 consecutive images cannot be read, the selection raises
+    ``UnreadableImageError``.
 
     Args:
         dataset: data set of pairs (image, target), or another selection.
@@ -149,7 +150,7 @@ def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) 
 
 
 def subset(dataset: Any, fraction: float, *, seed: int = 0) -> Selection:
-    """Return a random selection with the given fraction of the samples of each class, and at least one per class.
+    """Return a random selection that keeps the given fraction of each class, and at least one sample per class.
 
     If targets are k-hot, the fraction applies to all samples together.
     """
@@ -164,8 +165,8 @@ def long_tail(dataset: Any, factor: float, *, seed: int = 0) -> Selection:
     """Drop random samples so that class sizes decrease exponentially from the first class to the last.
 
     Class c keeps m factor^(-c / (n - 1)) samples, rounded, where m is the size of the largest class (Cui et al. 2019).
-    So the first class is ``factor`` times as large as the last class. A class with fewer samples keeps all of them.
-    Each class keeps at least one sample.
+    If a class has fewer samples, the class keeps all its samples. Each class keeps at least one sample. If the classes
+    had equal sizes, the first class then has ``factor`` times as many samples as the last class.
     """
     labels, counts = _labels_and_counts(dataset)
     kept = _pick(labels, long_tail_counts(counts, factor), seed=seed)
@@ -186,7 +187,7 @@ def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection
     """Divide a data set at random into two parts, and return (rest, held-out part).
 
     The labels of the held-out part are the labels without label noise. Each class has at least one sample in the rest.
-    If a class has at least two samples, it also has at least one sample in the held-out part.
+    Each class with at least two samples also has at least one sample in the held-out part.
 
     Args:
         dataset: data set to divide.
@@ -229,9 +230,9 @@ def renumber(dataset: Any, numbers: Mapping[int, int], classes: Sequence[str]) -
 def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
     """Draw the N sample indices of an epoch in which all classes are equally frequent (Kang et al. 2020).
 
-    The indices are in random order. Each of the C classes in ``labels`` occurs N / C times, rounded up or down. A
-    sample of a class with m samples occurs N / (C m) times, also rounded up or down. Over many epochs, the mean is
-    exactly N / (C m). The method is systematic sampling.
+    N is the number of labels, and C is the number of different classes in ``labels``. The indices are in random order.
+    Each class occurs N / C times, rounded up or down. Each sample of a class with m samples occurs N / (C m) times,
+    also rounded up or down, and the mean over many epochs is N / (C m). The method is systematic sampling.
     """
     present, inverse, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = rng.permutation(len(labels))

@@ -17,7 +17,7 @@ MAX_SUBSETS = 1_000_000  # maximum number of sets that enumerate_support returns
 
 
 class _KHot(constraints.Constraint):
-    """Constraint of PyTorch for vectors of zeros and ones that contain k ones. k is one number, or one per row."""
+    """The constraint that a vector contains k ones, and otherwise zeros. k is a tensor with one number per row."""
 
     is_discrete = True
     event_dim = 1
@@ -36,11 +36,13 @@ class KSubset(Distribution):
     The probability P(S) is proportional to the product of exp(logit / temperature) over the classes in S. Let x =
     logits / temperature. Then
 
-        log P(S) = sum_{i in S} x_i - log sigma_k(exp x),
+        log P(S) = sum_{i in S} x_i - log sigma_k(exp x).
 
-    where sigma_k(e) is the sum, over all sets of k classes, of the product of the entries of e in the set (the k-th
-    elementary symmetric polynomial). Sets are k-hot vectors [..., n]: 1 for each class in the set, and 0 elsewhere.
-    :meth:`log_prob` also accepts sets as class indices [..., k].
+    To compute sigma_k(e), multiply the entries of e in each set of k classes, and add up the products of all sets.
+    sigma_k is called the k-th elementary symmetric polynomial.
+
+    A set is a k-hot vector [..., n], with 1 for each class in the set and 0 elsewhere. :meth:`log_prob` also accepts
+    sets as class indices [..., k].
 
     All methods compute in double precision. Sets have the dtype of the logits. Other results have the dtype of the
     logits too, but are float32 for logits in half precision. :meth:`sample`, :meth:`log_prob` and :meth:`entropy` use
@@ -128,7 +130,10 @@ class KSubset(Distribution):
         return _most_probable(self.logits, self.k)[0].to(self.logits.dtype)
 
     def log_partition(self) -> Tensor:
-        """Return log sigma_k(exp x): [...]. The gradient of the result with respect to x is the marginals."""
+        """Return the log of the normalization constant of P(S): log sigma_k(exp x), with x = logits / temperature.
+
+        The result is [...]. The gradient of the result with respect to x is :attr:`marginals`.
+        """
         x, in_mode = self._relative()
         of_mode = torch.where(in_mode, self.logits.double() / self.temperature, 0.0).sum(-1)
         return self._out(of_mode + _excess(x, self.k, in_mode, self._one_k))
@@ -150,7 +155,7 @@ class KSubset(Distribution):
         return self._out(ahead - _excess(x, self.k, in_mode, self._one_k))
 
     def entropy(self) -> Tensor:
-        """Return the entropy of each row, log sigma_k(exp x) - sum_i pi_i x_i with the marginals pi: [...]."""
+        """Return the entropy of the distribution of each row: [...]."""
         return self._out(self._cross_entropy(self))
 
     @torch.no_grad()
@@ -206,7 +211,7 @@ class KSubset(Distribution):
         return new
 
     def _relative(self) -> tuple[Tensor, Tensor]:
-        """Return x minus the k-th largest x of the row [..., n], and whether each class is in :attr:`mode`."""
+        """Return x = logits / temperature minus the k-th largest x, and whether each class is in :attr:`mode`."""
         in_mode, kth = _most_probable(self.logits, self.k)
         return (self.logits.double() - kth.double()) / self.temperature, in_mode
 
@@ -238,10 +243,6 @@ class KSubset(Distribution):
 
 @kl.register_kl(KSubset, KSubset)
 def _kl_ksubset_ksubset(p: KSubset, q: KSubset) -> Tensor:
-    """Return KL(p, q) = sum_i pi_i (x_i - y_i) - log sigma_k(exp x) + log sigma_k(exp y).
-
-    x and y are logits / temperature of p and q. pi are the marginals of p.
-    """
     if p.event_shape != q.event_shape or bool((p.k != q.k).any()):
         raise ValueError(f"both need the same n and k, got {p.event_shape[0]}, {p.k} and {q.event_shape[0]}, {q.k}")
     divergence = q._cross_entropy(p) - p._cross_entropy(p)

@@ -175,7 +175,7 @@ def check_reduction(reduction: str) -> str:
 
 
 def check_weight(weight: Tensor | Sequence[float]) -> Tensor:
-    """Return a copy of the class weights [n] in double precision. Raise if a weight is negative or not finite."""
+    """Return a copy of the class weights [n] in float64. Raise a ValueError if a weight is negative or not finite."""
     if isinstance(weight, str):
         raise ValueError(f"weight must be one number per class, got {weight!r}; a trainer has --class-weight for names")
     return numbers(weight, "weight", at_least=0)

@@ -22,17 +22,17 @@ class TopKAccuracy(StreamingMetric):
       and with fewer than 20 training samples. These results require ``class_counts``.
 
     If several scores are equal, their order is treated as random. Suppose that a scores are above the label's score,
-    and that b scores, including the label's score, are equal to it. Then the sample counts as (k - a) / b hits, clamped
-    to [0, 1]. So if all scores are equal, the result is k / n. A NaN score of another class counts as above the label's
-    score. If the label's score is NaN, the sample counts as 0 hits.
+    and that b scores (the label's score included) equal the label's score. Then the sample counts as (k - a) / b hits,
+    clamped to [0, 1]. So if all scores are equal, the result is k / n. A NaN score of another class counts as above the
+    label's score. If the label's score is NaN, the sample counts as 0 hits.
 
     Args:
         k: one k, or several. If k is at least the number of classes, every sample without NaN is a hit.
         num_classes: number of classes n. Not necessary with ``class_counts``.
         class_counts: number of training samples of each class: [n].
         ignore_index: a sample with this label does not count.
-        device: initial device of the sums. An update moves the sums to the device of the logits. If a rank can be
-            without a batch under NCCL, pass the GPU of the rank.
+        device: initial device of the sums. An update moves the sums to the device of the logits. In a distributed run
+            with NCCL, pass the GPU of the rank if the rank might get no batch.
 
     Example:
         >>> metric = TopKAccuracy((1, 2), num_classes=3)

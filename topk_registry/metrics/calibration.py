@@ -10,12 +10,14 @@ class MarginalCalibration(StreamingMetric):
     """Calibration error of top-k marginals.
 
     Each sample x has k right answers: a set S(x) of k classes. The marginal pi_i(x) is the predicted probability that
-    class i is in S(x). Marginals are calibrated if, among all classes with a marginal close to p, the share p are right
-    answers. To measure this, all pairs (x, i) of a sample and a class are grouped into bins b by their marginal. Then
+    class i is in S(x). Marginals are calibrated if the following holds for every p: among the pairs (x, i) with a
+    marginal close to p, the share of pairs with a right answer i is p. The metric groups all pairs (x, i) into bins b
+    by their marginal. The error is
 
-        calibration_error = sum_b | sum_{(x, i) in b} (1[i in S(x)] - pi_i(x)) | / sum_{(x, i)} pi_i(x).
+        calibration_error = sum_b | sum_{(x, i) in b} (1[i in S(x)] - pi_i(x)) | / sum_{(x, i)} pi_i(x),
 
-    Calibrated marginals have the error 0. If k = 1, the error is n times the classwise calibration error of softmax.
+    where 1[condition] is 1 if the condition holds, and 0 otherwise. Calibrated marginals have the error 0. If k = 1,
+    the error is n times the classwise calibration error of softmax.
 
     The target says what S(x) is. In a target [B, n] of zeros and ones, S(x) are the classes with 1. In a target [B],
     each sample has only one label y, which counts as a random class of S(x). Then k 1[i = y] takes the place of
@@ -60,10 +62,10 @@ class MarginalCalibration(StreamingMetric):
             self.sums[name].index_add_(0, b, torch.where(counted, values, 0).to(p.dtype))
 
     def reliability(self, *, sync: bool = True) -> dict[str, list[float]]:
-        """Return the data of a reliability diagram: three lists with one number per bin. An empty bin has NaN.
+        """Return the data of a reliability diagram: three lists with one number per bin.
 
-        - ``predicted``: mean marginal of the pairs (sample, class) in the bin
-        - ``observed``: share of these pairs for which the class is a right answer
+        - ``predicted``: mean marginal of the pairs (sample, class) in the bin; NaN in an empty bin
+        - ``observed``: share of these pairs for which the class is a right answer; NaN in an empty bin
         - ``entries``: number of these pairs
 
         ``sync`` is as in :meth:`StreamingMetric.compute`.

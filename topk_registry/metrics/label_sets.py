@@ -18,13 +18,13 @@ class LabelSetMetrics(StreamingMetric):
     ``micro_f1``    F1 over all pairs (sample, class)
     ``macro_f1``    mean over classes of the F1 of the class
     ``sample_f1``   mean over samples of the F1 of the sample
-    ``exact_match`` share of samples for which exactly the labels are predicted
-    ``top5_recall`` share of a sample's labels that are among its 5 highest scores, as a mean over samples
-    ``bce``         binary cross-entropy, as a mean over samples and classes
+    ``exact_match`` share of samples whose predicted classes are exactly the labels
+    ``top5_recall`` mean over samples of the share of the labels that are among the 5 highest scores
+    ``bce``         mean over samples and classes of the binary cross-entropy
     =============== ========================================================================================
 
-    A class is predicted if the sigmoid of its logit is at least ``threshold``. If a class or a sample has neither
-    labels nor predictions, its F1 is 0, as in scikit-learn and timm. Samples without labels do not count in
+    A class is predicted if the sigmoid of its logit is at least ``threshold``. If there are neither
+    labels nor predictions, F1 is 0, as in scikit-learn and timm. Samples without labels do not count in
     ``top5_recall``. Equal scores in the top k count as in :class:`TopKAccuracy`. So if each sample has one label, top-k
     recall equals top-k accuracy. A NaN score counts as a wrong prediction. If targets are between 0 and 1, a target of
     at least 0.5 counts as a label, but ``bce`` uses the target itself.
@@ -33,7 +33,8 @@ class LabelSetMetrics(StreamingMetric):
         num_classes: number of classes n.
         k: one k, or several, for top-k recall.
         threshold: smallest probability with which a class is predicted.
-        device: initial device of the sums. If a rank can be without a batch under NCCL, pass the GPU of the rank.
+        device: initial device of the sums. In a distributed run with NCCL, pass the GPU of the rank if the rank might
+            get no batch.
 
     Example:
         >>> metric = LabelSetMetrics(3, k=1)

@@ -1,4 +1,4 @@
-"""Base class of the metrics, which add up sums over batches and over ranks, and shared functions."""
+"""Base class and shared functions of the metrics. A metric adds up sums over batches and over ranks."""
 
 import math
 from collections.abc import Sequence

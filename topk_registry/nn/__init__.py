@@ -1,1 +1,1 @@
-"""PyTorch modules: a prediction head, a cosine classifier, output layers with a loss, networks, perturbed top-k."""
+"""PyTorch modules: classifiers, output layers that compute a loss, small networks, modules for top-k predictions."""

@@ -24,14 +24,14 @@ class CosineClassifier(nn.Module):
 
     .. math:: s_c = \\mathrm{scale} \\cdot \\langle x / |x|, w_c / |w_c| \\rangle
 
-    s_c is the score of class c. There is no bias. If x or w_c is shorter than 1e-6, the vector is not divided by its
-    norm. For inputs in half precision, norms are computed in float32 to avoid overflow.
+    s_c is the score of class c. There is no bias. If the norm of x or w_c is below 1e-6, this vector is not
+    divided by its norm. For inputs in half precision, norms are computed in float32 to avoid overflow.
 
     Args:
         in_features: length d of a feature vector.
         out_features: number of classes n.
-        scale: factor of the cosine. Use 1 for a loss that has an option ``scale`` itself (``ldam``,
-            ``noised_topk_imbalanced``), and 16 to 64 for cross-entropy.
+        scale: factor of the cosine. Use 1 if the loss has its own option ``scale``, as ``ldam`` and
+            ``noised_topk_imbalanced`` have. Use 16 to 64 for cross-entropy.
         learn_scale: If True, the scale is a parameter that training changes, and ``scale`` is the initial value.
         channels_first: If False, the input is [..., d], and the output is [..., n]. If True, the input is [B, d, ...],
             and the output is [B, n, ...], as for a 1 x 1 convolution.

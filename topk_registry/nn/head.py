@@ -11,10 +11,13 @@ from topk_registry.ops.values import integer, number
 
 
 class TopKOutput(NamedTuple):
-    """Logits, top-k marginals, and the k classes with the largest logits. :class:`TopKHead` returns this tuple."""
+    """The result of :class:`TopKHead`: logits, top-k marginals, and the k classes with the largest logits.
+
+    The top-k marginal of a class is the probability that the class is in a random set of k classes.
+    """
 
     logits: Tensor  # [..., n]: the given logits, but -inf for classes that are not allowed
-    marginals: Tensor  # [..., n]: probability that the class is in a random set of k classes
+    marginals: Tensor  # [..., n]: top-k marginals of all classes
     indices: Tensor  # [..., k]: classes in descending order of logits; -1 in the last places if too few are allowed
 
 
@@ -58,9 +61,9 @@ class TopKHead(nn.Module):
     def of_loss(cls, loss: nn.Module) -> "TopKHead":
         """Return a head with the attributes ``k`` and ``temperature`` of a loss.
 
-        The marginals of this head are the probabilities that the loss trains. For example, the value of ``topk_nll`` is
-        -tau log(marginal of the label). If the loss has several k, the head uses the largest k. If the loss lacks an
-        attribute, the method raises ValueError.
+        Use this head for the predictions of a model that was trained with the loss. For example, the value of
+        ``topk_nll`` is -tau log(p), where p is the marginal of the label from this head. If the loss has several k, the
+        head uses the largest k. If the loss does not have both attributes, the method raises ValueError.
 
         Example:
             >>> TopKHead.of_loss(create_loss("topk_nll", k=5, tau=0.2))

@@ -188,7 +188,7 @@ def _losses(
 
 
 def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
-    """Return the weight in the loss of each class from ``first`` to ``first + m - 1``: [B, m], as the scores ``s``."""
+    """Return the weights in each row's loss of the m classes from class ``first`` on: [B, m], like the scores ``s``."""
     m = s.shape[1]
     if masses.dense is not None:
         return masses.dense[:, first : first + m].to(s)
@@ -219,14 +219,15 @@ def _over_ranks(
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
-    """Reduce losses that are already divided by the divisor of the mean. The mean of no rows is NaN, as in PyTorch."""
+    """Apply a reduction to losses [B]. For ``"mean"``, the losses are already divided, so the result is their sum."""
     if reduction == "none":
         return losses
+    # without rows, the mean is NaN, as in PyTorch
     return losses.mean() if reduction == "mean" and not len(losses) else losses.sum()
 
 
 def _agree(check, k: int, group: Group, num_classes: int | None, device: torch.device) -> tuple[list[int], int, int]:
-    """Check the arguments of all ranks. Return the rows per rank, the first class of this rank and the value of n."""
+    """Check the arguments on all ranks. Return the number of rows of each rank, this rank's first class, and n."""
     of_ranks = agreed(check, group, device, may_differ=("number of rows", "classes"))
     first, n = first_class(of_ranks["classes"], num_classes, group)
     if n <= 2 * k:
@@ -361,7 +362,7 @@ class LinearSmoothTopK(nn.Module):
     def topk(self, features: Tensor, *, temperature: float | None = None) -> TopClasses:
         """Return the ``indices``, ``logits`` and ``marginals`` of the k classes with the largest logits: each [B, k].
 
-        :func:`linear_topk` explains the result.
+        A marginal is the probability that a random set of k classes contains the class, as in :func:`linear_topk`.
 
         Args:
             features: [B, d].

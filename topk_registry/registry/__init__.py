@@ -12,9 +12,9 @@ returns a callable ``(logits, target) -> Tensor``. The list of losses comes from
 imports no plug-in. Creating a loss imports the module of the factory.
 
 If several plug-ins have the same name, the priority is as follows. A loss that this process registered with
-``register_loss`` comes first, and the losses of this project come second. If the name belongs to two other
-distributions, the name raises an error, and ``distribution:name`` selects the loss. Plug-ins cannot have the name of a
-timm loss.
+``register_loss`` comes first, and the losses of this project come second. If the plug-ins come from two other
+distributions, every use of the name raises an error, and ``distribution:name`` selects one of the plug-ins. Plug-ins
+cannot have the name of a timm loss.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,8 @@ def loss_info(name: str) -> LossInfo:
 def takes_k_hot(name: str) -> bool:
     """Return whether a loss accepts k-hot targets [B, n], with 1 for each label of a sample and 0 elsewhere.
 
-    The factory of such a loss has the attribute ``takes_k_hot = True``. This function imports the loss.
+    The class or function that creates such a loss has the attribute ``takes_k_hot = True``. This function imports the
+    loss.
 
     Example:
         >>> takes_k_hot("ksubset_nll"), takes_k_hot("focal")

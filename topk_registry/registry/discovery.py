@@ -62,7 +62,7 @@ class Plugin:
         return self.factory or attrgetter(attribute.strip())(import_module(module.strip()))
 
     def problem(self) -> str:
-        """Return a text if the package of the plug-in is not installed, else an empty string. Import nothing."""
+        """Return a message if the package of the plug-in is not installed, else an empty string. Import nothing."""
         package = re.split("[.:]", self.value)[0].strip()
         with suppress(Exception):  # find_spec can fail in a custom import finder; then load() reports the error
             if not self.factory and find_spec(package) is None:
@@ -95,7 +95,7 @@ def matches(pattern: str, plugin: Plugin) -> bool:
 
 
 def denied(plugin: Plugin) -> str:
-    """Return the environment variable that disables a plug-in. If the plug-in is enabled, return an empty string."""
+    """Return the name of the environment variable that disables a plug-in, or an empty string if none does."""
 
     def listed(variable: str) -> bool:
         patterns = os.environ.get(variable, "").replace(",", " ").split()

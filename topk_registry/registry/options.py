@@ -12,9 +12,9 @@ SET_BY_TRAINERS = ("weight", "class_weight", "pos_weight", "label_smoothing", "r
 
 
 def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values in ``context`` whose name is an option of the factory.
+    """Return the values in ``context`` whose names are options of ``builder``, the class or function of a loss.
 
-    ``context`` contains values that a trainer knows, such as the number of classes. ``CONTEXT`` lists the names.
+    ``context`` contains values that a trainer knows, such as the number of classes. ``CONTEXT`` lists their names.
 
     Example:
         >>> accepted_context(lambda k=5, num_classes=None: ..., {"num_classes": 10, "total_epochs": 90})
@@ -24,14 +24,18 @@ def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) ->
 
 
 def accepts(builder: Callable[..., Any], option: str) -> bool:
-    """Return whether a factory has this option. An option whose value ``functools.partial`` sets does not count."""
+    """Return whether ``builder``, the class or function of a loss, has an option with this name.
+
+    If ``builder`` is a ``functools.partial`` that already sets the option, return False.
+    """
     return option in parameters(builder)[0] and option not in _bound(builder)
 
 
 def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the default values of the options that neither the user (``options``) nor a trainer sets.
+    """Return the default values of the options of ``builder``, the class or function of a loss.
 
-    The result contains only numbers, strings, booleans and None. A training run records these values.
+    The result leaves out options that the user sets (``options``) and options that a trainer can set. The result has
+    only numbers, strings, booleans and None. A training run records these values.
     """
     left_out = {*options, *CONTEXT, *SET_BY_TRAINERS, *_bound(builder)}
     found = {name: p.default for name, p in parameters(builder)[0].items() if name not in left_out}
@@ -45,17 +49,18 @@ def unbound(builder: Callable[..., Any]) -> Callable[..., Any]:
 def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
     """Return the values to try for each option when a loss is tuned.
 
-    The factory declares these values in the attribute ``tuning_grid``. Without this attribute, the result is empty.
+    ``builder``, the class or function of the loss, declares these values in the attribute ``tuning_grid``. Without this
+    attribute, the result is an empty dictionary.
     """
     return {option: list(values) for option, values in getattr(unbound(builder), "tuning_grid", {}).items()}
 
 
 def check_options(what: str, builder: Callable[..., Any], options: Iterable[str], also: Iterable[str] = ()) -> None:
-    """Raise TypeError if a factory does not have one of the options, or requires an option that is not given.
+    """Raise TypeError if ``builder`` does not have one of the options, or requires an option that is not given.
 
     Args:
-        what: description of the factory, for the message.
-        builder: the factory.
+        what: name of ``builder`` in the message, such as "loss 'topk_nll'".
+        builder: class or function whose options are checked.
         options: names of the given options.
         also: names of further options that the message can suggest.
     """
@@ -72,10 +77,10 @@ def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]
 
 
 def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the options of a factory by name, and whether the factory accepts options with any other name too.
+    """Return the options of ``builder`` by name, and whether ``builder`` also accepts options with any other name.
 
-    If the constructor of a class has a parameter such as ``**kwargs``, the options of the base class are included. A
-    function with such a parameter, and a builtin function without a signature, accept any option.
+    If ``builder`` is a class and its constructor has a parameter such as ``**kwargs``, the options of the base class
+    are included. A function with such a parameter, and a builtin without a signature, accept any option.
     """
     target = unbound(builder)
     try:

@@ -13,7 +13,9 @@ _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of numbers. ``closed``: whether the interval contains the lower end, and the upper end.
+    """An interval of numbers from ``low`` to ``high``.
+
+    ``closed`` has two booleans: whether the interval contains ``low``, and whether the interval contains ``high``.
 
     Example:
         >>> tau = Interval.parse("(0, inf)")
@@ -52,11 +54,11 @@ class Interval:
         return inside or (value == self.low and self.closed[0]) or (value == self.high and self.closed[1])
 
     def inside(self, num_classes: int) -> list[float]:
-        """Return the finite ends that the interval contains."""
+        """Return the finite ends that the interval contains. ``num_classes`` replaces an end ``n``."""
         return [end for end, closed, _ in self._ends(num_classes) if closed]
 
     def outside(self, num_classes: int) -> list[float]:
-        """Return one number outside of the interval per finite end.
+        """Return, for each finite end, a number that is not in the interval. ``num_classes`` replaces an end ``n``.
 
         If the interval contains the end, the number is 1 beyond the end. Otherwise, the number is the end itself.
         """
@@ -79,10 +81,10 @@ Range = Interval | tuple[Any, ...]
 
 
 def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
-    """Return the allowed values of the options of a factory: an :class:`Interval` or a tuple of choices per option.
+    """Return the allowed values of each option: an :class:`Interval` of numbers or a tuple of choices.
 
-    The factory and its base classes declare these values in the attribute ``option_ranges``. An example of this
-    attribute is ``{"tau": "(0, inf)", "mode": ("a", "b")}``.
+    ``builder`` is the class or function that creates a loss. ``builder`` and its base classes declare the values in the
+    attribute ``option_ranges``, for example ``{"tau": "(0, inf)", "mode": ("a", "b")}``.
     """
     factory = unbound(builder)
     ranges: dict[str, Range] = {}

@@ -75,14 +75,17 @@ class Registry:
         return [self._info(p, p.name if owners.get(p.name, []) in ([p], []) else p.qualified) for p in found]
 
     def info(self, name: str) -> LossInfo:
-        """Return facts about the plug-in with a name, without importing the plug-in."""
+        """Return facts about the plug-in with this name, without importing the plug-in."""
         return self._info(self._pick(name), name)
 
     def __contains__(self, name: str) -> bool:
         return bool(self._owners(name))
 
     def builder(self, name: str) -> Builder:
-        """Import the plug-in with a name, and return its factory. If this fails, raise BrokenPluginError."""
+        """Import the plug-in with this name, and return the class or function that creates the object.
+
+        If the import fails, raise BrokenPluginError.
+        """
         plugin = self._pick(name)
         try:
             builder: Any = plugin.load()
@@ -95,10 +98,10 @@ class Registry:
         return builder
 
     def create(self, name: str, factory: Builder | None = None, /, **options: Any) -> Any:
-        """Create an object: call the factory of the plug-in with these options, and return the result.
+        """Create the object with this name: call the class or function of the plug-in with the options.
 
-        If the factory raises TypeError or ValueError, the exception is passed on. Any other exception becomes a
-        BrokenPluginError.
+        ``factory`` is this class or function if the caller already has it. If the call raises TypeError or ValueError,
+        the exception is passed on. Any other exception becomes a BrokenPluginError.
         """
         factory = factory or self.builder(name)
         check_options(f"{self.kind} {name!r}", factory, options)
@@ -110,7 +113,7 @@ class Registry:
             raise BrokenPluginError(f"{self.kind} {name!r} fails: {type(error).__name__}: {error}") from error
 
     def register(self, name: str, *, override: bool = False) -> Callable[[B], B]:
-        """Return a decorator that registers a factory in this process. :func:`register_loss` explains the arguments."""
+        """Return a decorator that registers a class or function in this process, as :func:`register_loss` does."""
         if not isinstance(name, str) or not name or any(c in ":*?[]," or c.isspace() for c in name):
             example = f"@register_{self.kind}('mine')"
             raise ValueError(f"expected a name without spaces, colons, commas and wildcards, {example}, got {name!r}")

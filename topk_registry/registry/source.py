@@ -8,7 +8,9 @@ from pathlib import Path
 
 
 def summary(module: str, name: str) -> str:
-    """Return the first line of the docstring of a class or function, or an empty string if it cannot be read.
+    """Return the first line of the docstring of a class or function.
+
+    If there is no docstring, or if the source cannot be read, return an empty string.
 
     Args:
         module: dotted name of the module. The module is not imported.

@@ -21,7 +21,7 @@ TAKE_K_HOT = ("bce", "asl", "poly", "twoway", "zlpr", "db")  # timm.loss.MULTI_L
 
 
 def reserved() -> dict[str, Plugin]:
-    """Return one plug-in by name for each loss in ``SUMMARIES``, with the version of the installed timm."""
+    """Return a dictionary from the name of each timm loss to a plug-in. The losses are the keys of ``SUMMARIES``."""
     version = installed_version("timm") or ""
     return {name: Plugin(name, f"{__name__}:{name}", "timm", version, about=SUMMARIES[name]) for name in SUMMARIES}
 
@@ -33,7 +33,7 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def builder(name: str, *, several: bool = False) -> Callable[..., Any]:
-    """Import timm, and return a function that takes options and creates the loss with timm.
+    """Import timm, and return a function that takes options and creates a timm loss.
 
     Args:
         name: name of the loss.

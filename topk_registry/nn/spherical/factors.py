@@ -24,7 +24,7 @@ class SingularStepError(FloatingPointError):
 
 @dataclass
 class Batch:
-    """The results of a backward pass that a step needs: m samples with K labels each, in double precision."""
+    """The results of a backward pass from which a step is computed: m samples with K labels each, all in float64."""
 
     H: Tensor  # [m, d] features
     HQ: Tensor  # [m, d] product H Q, where Q = W^T W
@@ -62,7 +62,7 @@ def joined(batches: list[Batch]) -> Batch:
 def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
     """Return one batch with the samples of all ranks, for the loss divided by the number of ranks.
 
-    If no rank has a batch, return None. Without several ranks, return ``own`` unchanged.
+    If no rank has a batch, return None. If there is only one rank, return ``own`` unchanged.
     """
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return own
@@ -134,7 +134,11 @@ class FactoredWeight(nn.Module):
         return self.V[classes].double()
 
     def sums(self, H: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return H Q [m, d], and the sums s [m] and q [m] and the label scores a [m, K] of formula (3)."""
+        """Return the numbers (H Q, s, q, a) of formula (3) for features H [m, d] and labels [m, K].
+
+        H Q is [m, d]. s [m] is the sum of all n scores of a sample. q [m] is the sum of the squares of these scores.
+        a [m, K] are the scores of the labels.
+        """
         HQ = H @ self.Q
         s = H @ self.w
         a = (self.rows(labels) * (H @ self.U.T)[:, None]).sum(-1) + (H @ self.omega)[:, None]
@@ -143,12 +147,15 @@ class FactoredWeight(nn.Module):
         return HQ, s, q, a
 
     def feature_gradient(self, HQ: Tensor, labels: Tensor, gs: Tensor, gq: Tensor, ga: Tensor) -> Tensor:
-        """Return dH [m, d], the gradient with respect to the features, by formulas (4) and (5)."""
+        """Return the gradient of the losses with respect to the features: [m, d], by formulas (4) and (5).
+
+        ``gs``, ``gq`` and ``ga`` are the derivatives with respect to the sums s and q and the scores of the labels.
+        """
         Z = (ga[..., None] * self.rows(labels)).sum(1) @ self.U + ga.sum(1)[:, None] * self.omega + gs[:, None] * self.w
         return 2 * gq[:, None] * HQ + Z
 
     def gram(self, x: Batch) -> Tensor:
-        """Return M = G G^T [m, m] of formula (10), where G [m, n] is the gradient with respect to the scores."""
+        """Return G G^T [m, m] by formula (10), where G [m, n] is the gradient with respect to the scores."""
         Z = x.dH - 2 * x.gq[:, None] * x.HQ
         total = x.ga.sum(1)
         X = 2 * x.gq[:, None] * (x.H @ Z.T) + torch.outer(x.gs, total)
@@ -192,12 +199,12 @@ class FactoredWeight(nn.Module):
         self.steps += 1
 
     def condition(self) -> float:
-        """Return |U|_F |U^-1|_F / d. If U is the identity, the result is 1."""
+        """Return |U|_F |U^-1|_F / d, which measures how much U amplifies rounding errors in V. The minimum is 1."""
         return float(self.U.norm() * self.U_inverse_t.norm()) / len(self.U)
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Set V to W, U to the identity and omega to 0. Then compute Q and w from V."""
+        """Set V to W, U to the identity and omega to 0, so that W does not change. Then compute Q and w from V."""
         self._fold_into_v()
         self.U_inverse_t = self.U.clone()
         self.Q, self.w = torch.zeros_like(self.Q), torch.zeros_like(self.w)
@@ -212,7 +219,7 @@ class FactoredWeight(nn.Module):
         return rows.mm(self.U).add_(self.omega).to(self.V.dtype)
 
     def _inverse(self, x: Batch, U: Tensor, BH: Tensor, rho: float) -> tuple[Tensor, Tensor] | None:
-        """Return U'^-T [d, d] and R^T [m, d] of formula (8), or None if the matrices would be too imprecise."""
+        """Return the matrices U'^-T [d, d] and R^T [m, d] of formula (8), or None if these would be too imprecise."""
         m, d = x.H.shape
         before = x.H @ self.U_inverse_t.T
         if rho == 0:

@@ -40,9 +40,10 @@ class SphericalLinear(nn.Module):
         in_features: length d of a feature vector.
         num_classes: number of classes n.
         bias: whether the layer has a bias. The bias is the weight of an additional feature that is always 1.
-        loss: name of a registered spherical loss, or such a loss itself, or ``"mse"``. ``"mse"`` is the squared error,
-            summed over all n classes. The target vector [n] has the given weights at the labels, and 0 elsewhere. If a
-            class occurs twice among the labels of a row, both weights are added.
+        loss: name of a registered spherical loss, or an instance of such a loss, or ``"mse"``. ``"mse"`` is the squared
+            error between the scores and a target vector, summed over all n classes. The target vector [n] has the given
+            weights at the labels, and 0 elsewhere. If a class occurs twice among the labels of a row, the target of
+            this class is the sum of both weights.
         loss_options: options of the loss by name, such as ``{"epsilon": 0.1}``, if ``loss`` is a name.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: a row with this label has loss 0 and gradient 0, and does not count in the mean.
@@ -133,7 +134,7 @@ class SphericalLinear(nn.Module):
     def step(
         self, lr: float, *, weight_decay: float = 0.0, max_norm: float | None = None, grad_scale: float = 1.0
     ) -> None:
-        """Change the weight as ``torch.optim.SGD(lr=lr, weight_decay=weight_decay)`` would change the dense weight.
+        """Change the weight [n, d] exactly as ``torch.optim.SGD(lr=lr, weight_decay=weight_decay)`` would.
 
         The gradient is the sum over all backward passes since the last step. If there was no backward pass, the method
         warns and does not change the weight. In a process group, all ranks must call this method, and the gradient is
@@ -217,9 +218,10 @@ class SphericalLinear(nn.Module):
         return linear
 
     def to_classifier(self) -> nn.Module:
-        """Return a module for export that computes logits: their softmax gives the probabilities of the loss.
+        """Return a module for export, which computes logits from features.
 
-        The module is :meth:`to_linear`, followed by :class:`LogWeights` unless the loss is ``"mse"``.
+        The softmax of these logits gives the probabilities that the loss defines. The module is :meth:`to_linear`,
+        followed by :class:`LogWeights` unless the loss is ``"mse"``.
         """
         linear = self.to_linear()
         return linear if self.loss is None else nn.Sequential(linear, LogWeights(self.loss))
@@ -368,7 +370,7 @@ class SphericalSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        """Call :meth:`SphericalLinear.step`. If a closure is given, call the closure first and return its result."""
+        """Call :meth:`SphericalLinear.step`. If a closure is given, call the closure first, and return the loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
