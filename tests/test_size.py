@@ -8,11 +8,11 @@ ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
     "benchmarks": 700,
-    "docs": 790,
+    "docs": 793,
     "export/topk_export": 5520,
     "plugins/template": 150,
-    "plugins/topk_plugins": 3265,
-    "plugins/topk_studies": 1842,
+    "plugins/topk_plugins": 3278,
+    "plugins/topk_studies": 1840,
     "tests": 16996,
     "topk_registry/*.py": 200,
     "topk_registry/cli": 479,
@@ -25,7 +25,7 @@ CEILINGS = {
     "topk_registry/nn": 1646,
     "topk_registry/registry": 779,
     "topk_registry/testing": 1276,
-    "topk_registry/train": 3974,
+    "topk_registry/train": 3977,
 }
 
 

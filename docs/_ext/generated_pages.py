@@ -127,7 +127,7 @@ def documented(module: str, names: list[str]) -> Iterator[str]:
 
 
 def write_pages(app: Sphinx) -> None:
-    """Write all pages below ``docs/generated``. Do not write an unchanged page, because Sphinx would rebuild it."""
+    """Write the pages below ``docs/generated``, except unchanged pages, because Sphinx would build them again."""
     mpl.use("svg")
     mpl.rcParams["svg.hashsalt"] = "topk"
     folder = DOCS / "generated"

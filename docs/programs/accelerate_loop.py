@@ -1,4 +1,4 @@
-"""Train a model with a registered loss and Accelerate.
+"""Train a model with a loss of topk_registry and Accelerate.
 
 ``python accelerate_loop.py`` uses one process. ``accelerate launch accelerate_loop.py`` uses several processes.
 """

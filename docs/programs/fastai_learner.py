@@ -1,4 +1,4 @@
-"""Train a model with a registered loss, mixup and fastai. Then export the learner, load it, and predict one image.
+"""Train a model with a loss of topk_registry, mixup and fastai. Then export the learner, load it, and use it.
 
 ``python fastai_learner.py images`` reads the images in ``images/train/CLASS`` and ``images/validation/CLASS``.
 """
@@ -22,7 +22,7 @@ import topk_registry as tr
 
 
 class RegisteredLoss(BaseLoss):
-    """A registered loss as fastai expects it. fastai uses the two methods for predictions."""
+    """A loss of topk_registry for fastai. To predict, fastai calls ``activation`` with the scores, then ``decodes``."""
 
     y_int = True  # labels are class indices, so fastai's MixUp mixes the losses of two labels
 
@@ -38,7 +38,7 @@ class RegisteredLoss(BaseLoss):
 
 
 class SetEpoch(Callback):
-    """Callback that tells the loss the number of the epoch, because some losses change an option over the epochs."""
+    """Callback that tells the loss the index of the epoch. Some losses change an option from epoch to epoch."""
 
     def before_train(self):
         self.learn.loss_func.func.set_epoch(self.epoch)

@@ -10,7 +10,10 @@ SIZE, NOISE = 32, 40  # pixels; standard deviation of the noise, in gray levels
 
 
 def main(folder: str, classes: str = "10", images: str = "100") -> None:
-    """Draw one smooth random color pattern per class. Each image is a shifted copy of the pattern, with noise."""
+    """Draw one smooth random color pattern per class. Each image is a shifted copy of the pattern, with noise.
+
+    ``images`` is the number of training images per class. The other splits have half as many images.
+    """
     rng = np.random.default_rng(0)
     train, others = int(images), int(images) // 2
     for c in range(int(classes)):

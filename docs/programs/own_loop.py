@@ -1,4 +1,4 @@
-"""Train a model in a plain PyTorch loop, with a registered loss in place of ``nn.CrossEntropyLoss``."""
+"""Train a model in a plain PyTorch loop, with a loss of topk_registry in place of ``nn.CrossEntropyLoss``."""
 
 import timm
 import torch

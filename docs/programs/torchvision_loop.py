@@ -1,4 +1,4 @@
-"""Train a torchvision model with a registered loss, and with torchvision's transforms and mixup.
+"""Train a torchvision model with a loss of topk_registry, and with torchvision's transforms and mixup.
 
 ``python torchvision_loop.py images`` reads the images in ``images/train/CLASS`` and ``images/validation/CLASS``.
 """

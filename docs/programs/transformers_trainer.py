@@ -1,4 +1,4 @@
-"""Train a model with a registered loss and the Trainer of Hugging Face's transformers."""
+"""Train a model with a loss of topk_registry and the Trainer of Hugging Face's transformers."""
 
 import sys
 
@@ -36,11 +36,12 @@ class Images(Dataset):
 
 
 class TrainerLoss(TrainerCallback):
-    """A registered loss that the Trainer calls as its loss function, and also as a callback before each epoch.
+    """A loss of topk_registry that the Trainer calls as its loss function, and also as a callback before each epoch.
 
-    The Trainer adds the gradients of ``gradient_accumulation_steps`` batches, and of all processes. It passes the total
-    number of labels in these batches, without labels of -100. Each call returns the summed loss of its batch, divided
-    by this number. Therefore the added gradients are the gradient of the mean loss over all images.
+    The Trainer adds the gradients of ``gradient_accumulation_steps`` batches and of all processes. As
+    ``num_items_in_batch``, the Trainer passes the number of labels in all these batches, without labels of -100. Each
+    call returns the sum of the losses of one batch, divided by this number. Therefore the sum of the gradients is the
+    gradient of the mean loss over all images.
     """
 
     def __init__(self, name: str, **options: object) -> None:

@@ -61,12 +61,12 @@ class Images:
 class Calibration:
     """Result of a calibration.
 
-    One part of the images determined the thresholds. The other part measured coverage (how often a set contains the
-    label) and set sizes.
+    The first part of the images determined the thresholds. The second part measured the coverage (the fraction of
+    prediction sets that contain the label) and the sizes of the sets.
 
     Args:
         sets: the nonconformity score and the thresholds of the prediction sets.
-        facts: facts about the calibration. The calibrated file records them in its metadata under the key ``sets``.
+        facts: facts about the calibration, as the metadata of the calibrated file contain them under the key ``sets``.
         counts: coverage and set sizes on the second part of the images.
         calibration_counts: number of images per class in the first part [n].
         class_names: class names of the file.
@@ -144,9 +144,9 @@ def open_folder(
         folder: folder with one subfolder per class. Alternatively, a folder with one subfolder per split, such as
             ``train`` and ``calibration``, each with one subfolder per class.
         class_names: class names of the exported file.
-        split: name of the split to read. Default: ``calibration``. If ``folder`` has no splits, its own subfolders are
-            the classes.
-        ignore_unknown: skip subfolders with a name that is not a class name. By default, such a subfolder is an error.
+        split: name of the split to read. Default: ``calibration``, or ``folder`` itself if there are no splits.
+        ignore_unknown: skip subfolders with a name that is not a class name. By default, such a subfolder raises an
+            exception.
 
     Returns:
         The labeled images, and a line of text that describes how the names of the subfolders were mapped to classes.
@@ -194,14 +194,14 @@ def calibrate_file(
 
     Args:
         model: ONNX file that :func:`topk_export.export_onnx` or an earlier calibration wrote.
-        output: file to write. It must not be the file ``model``.
+        output: file to write. ``output`` must not be the file ``model``.
         data: labeled images that were used neither for training nor for model selection.
         alpha: probability with which a set may miss the true class, between 0 and 1. The new file uses this value by
-            default. Its input ``alpha`` can select another value from 0.005 to 0.5, in steps of 0.005.
+            default. The input ``alpha`` of the new file can select another value from 0.005 to 0.5, in steps of 0.005.
         score: nonconformity score, which is small if a class fits the image. Default: ``lac``, the score
             1 - probability.
         rule: ``"marginal"`` for one threshold, or ``"per-class"`` for one threshold per class. With ``"marginal"``, the
-            guarantee holds on average over all images. With ``"per-class"``, it holds within each class.
+            probability 1 - alpha is an average over all classes. With ``"per-class"``, each class has this probability.
         temperature: number by which the logits are divided before the softmax of the score.
         report_share: fraction of the images that measure the coverage for the report. All other images determine the
             thresholds.
@@ -282,7 +282,7 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 def _run(
     predictor: Predictor, images: Any, labels: np.ndarray, size: int, progress: Progress
 ) -> tuple[np.ndarray, SetCounts | None]:
-    """Return the logits [N, n] for all images, and the counts of the input file's own prediction sets, or None."""
+    """Return the logits [N, n], and the counts for the prediction sets of the input file. Without sets: None."""
     count = len(labels)
     logits = np.empty((count, predictor.metadata.num_classes), np.float32)
     starts, parts = range(0, count, size), []

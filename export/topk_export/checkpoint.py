@@ -22,10 +22,10 @@ from topk_export.errors import ExportError, first_line
 from topk_export.runtime.weights import digest_of
 from topk_registry.nn.classifier import find_classifier, normalize_classifier, num_classes_of
 
-CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")  # of the folder of a training run, the first existing file is used
+CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")  # in the folder of a run; the first that exists is read
 SUFFIXES = (".pth", ".pt", ".tar", ".safetensors", ".bin", ".ckpt")
 EMA_KEYS = ("state_dict_ema", "model_ema")
-PICKLE, ZIP = b"\x80", b"PK"  # a file of torch.save starts with one of these
+PICKLE, ZIP = b"\x80", b"PK"  # a file of torch.save starts with one of these byte strings
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Checkpoint:
         state: the weights by name, as for ``load_state_dict``.
         ema: whether ``state`` contains averaged weights (EMA).
         arch: name of the model. None: the checkpoint does not record a name.
-        args: arguments of the training run. The dictionary is empty if they are unknown.
+        args: arguments of the training run. If the arguments are unknown, the dictionary is empty.
         sha256: SHA-256 of the checkpoint file.
     """
 
@@ -50,7 +50,7 @@ class Checkpoint:
 
     @property
     def model_name(self) -> str | None:
-        """Name of the model as :func:`build` takes it, or None if the checkpoint does not record a name."""
+        """Name of the model in the form that :func:`build` accepts. None: the checkpoint does not record a name."""
         name = self.args.get("model") or self.arch
         # timm and torchvision have models of the same name. Only torchvision's training script writes val_crop_size
         return f"torchvision:{name}" if name and "val_crop_size" in self.args else name
@@ -103,8 +103,8 @@ def rebuild(
         name: name of the model.
         num_classes: number of classes. Default: the number that the checkpoint records, else the number of outputs of
             the classifier in the checkpoint.
-        model_kwargs: keyword arguments for the function that builds the model. They replace arguments that the
-            checkpoint records.
+        model_kwargs: keyword arguments for the function that builds the model. These arguments replace arguments that
+            the checkpoint records.
         size: height and width of the images. Default: the size for which timm or torchvision builds the model.
 
     Raises:
@@ -191,7 +191,7 @@ def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
     """Build the loss of a training run.
 
     Args:
-        args: arguments of the training run. If they name no loss, this function returns None.
+        args: arguments of the training run. If the arguments name no loss, this function returns None.
         n: number of classes.
 
     Returns:
@@ -239,7 +239,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _check_kind(path: Path) -> None:
-    """Raise :class:`ExportError` if ``torch.save`` did not write the file: ``torch.load`` would not say what it is."""
+    """Raise :class:`ExportError` if ``torch.save`` did not write the file. ``torch.load`` would not say this."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
@@ -278,14 +278,14 @@ def _read_args(folder: Path) -> dict[str, Any]:
 
 
 def _cleaned(weights: dict[str, Any]) -> dict[str, Any]:
-    """Remove the name prefixes that DDP, ``torch.compile`` and averaging add, and weights that only training uses."""
+    """Return the weights for evaluation, without name prefixes that DDP, ``torch.compile`` and averaging add."""
     from timm.models import clean_state_dict
 
     return {k: v for k, v in clean_state_dict(weights).items() if k != "n_averaged" and ".aux_bn." not in k}
 
 
 def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """Return the number of classes in the checkpoint, or None if it is unknown or ``model`` has the same number."""
+    """Return the number of classes in the checkpoint, or None: it is unknown, or ``model`` has the same number."""
     with contextlib.suppress(ValueError):
         name, _ = find_classifier(model)[0]
         weight = checkpoint.state.get(f"{name}.weight")

@@ -17,7 +17,7 @@ class ModelFileError(ValueError):
     """The ONNX file cannot be used.
 
     For example, the file is missing or damaged, :func:`~topk_export.export_onnx` did not write the file, or the file
-    lacks an input or output that the call needs.
+    lacks an input or output that the called function needs.
     """
 
 
@@ -39,9 +39,9 @@ class DeviceError(RuntimeError):
 
 @contextmanager
 def naming(file: object) -> Iterator[None]:
-    """Add the name ``file`` to every OSError of the ``with`` block that names no file.
+    """If the ``with`` block raises an OSError without a file name, raise the same error with the name ``file``.
 
-    For example, the error of a full disk names no file.
+    For example, the error of a full disk has no file name.
     """
     try:
         yield

@@ -2,7 +2,7 @@
 
 For each image, the ONNX model computes the logits, the softmax probabilities, the top-k marginals, and the indices of
 the k classes with the largest logits. The top-k marginal of a class is the probability that the class is in a random
-set of k classes. The probability of a set is proportional to exp(sum of its logits / temperature).
+set of k classes. The probability of a set is proportional to exp(sum of the logits of the set / temperature).
 
 The export writes the file to a temporary folder next to the destination, verifies the file there, and then moves the
 file to the destination.
@@ -72,11 +72,11 @@ def export_onnx(
         model: a PyTorch module, a checkpoint file, the folder of a training run, or the result of
             :func:`~topk_export.source.load_source`. ``load_source`` has more options, and also takes names of timm and
             torchvision models.
-        path: the ONNX file to write. If ``path`` does not end in ``.onnx``, it is a folder, and the file is
+        path: the ONNX file to write. If ``path`` does not end in ``.onnx``, ``path`` is a folder, and the ONNX file is
             ``path/model.onnx``. The verification report, the class names, the preprocessing and a sample are written
             next to the ONNX file.
-        k: number of classes in the random set, below the number n of classes. In a multilabel file, the number of
-            classes that a prediction lists. Default: k of the training loss if k is known, else 5 (n - 1 if n < 6).
+        k: number of classes in the random set, from 1 to n - 1 for n classes. In a multilabel file, k is the number of
+            classes that a prediction lists. Default: k of the training loss if k is known, else min(5, n - 1).
         temperature: number by which the logits are divided before the marginals, or before the sigmoid of a multilabel
             file. The softmax probabilities do not use the temperature. Default: temperature of the training loss if the
             temperature is known, else 1.
@@ -278,7 +278,7 @@ def _prepare(source: Source) -> tuple[nn.Module, int]:
 
 
 def _check_has_classifier(source: Source) -> None:
-    """Raise :class:`ExportError` if a timm or torchvision model has no classifier: its outputs are features then."""
+    """Raise :class:`ExportError` if a timm or torchvision model has no classifier, so that it outputs features."""
     model = source.model
     if hasattr(model, "get_classifier") or type(model).__module__.startswith("torchvision."):
         try:
@@ -288,7 +288,7 @@ def _check_has_classifier(source: Source) -> None:
 
 
 def _write(backbone: nn.Module, metadata: Metadata, file: Path, progress: Progress) -> None:
-    """Write the ONNX file, and the sample, the class names and the preprocessing next to it."""
+    """Write the ONNX file. Next to the ONNX file, write the sample, the class names and the preprocessing."""
     inputs = sample_input(metadata, SAMPLES)
     logits, error = _reference(backbone, metadata, torch.from_numpy(inputs))
     if _are_probabilities(logits):
@@ -369,7 +369,7 @@ def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.n
 
 
 def _verify(file: Path, path: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
-    """Verify ``file`` in the temporary folder. If a check fails, move the report next to ``path``, and raise."""
+    """Verify ``file``. If a check fails, move the report next to ``path``, and raise :class:`VerificationError`."""
     report: dict[str, Any] = {"passed": None, "checks": [], "not_verified": ["everything: verification was turned off"]}
     if wanted:
         progress("verifying with onnxruntime")

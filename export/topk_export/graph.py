@@ -52,7 +52,7 @@ def save(model: Any, path: Path, *, source: Path | None = None) -> None:
     """Write a ModelProto to an ONNX file.
 
     If the weights have more than ``LIMIT`` bytes, or ``model`` already has external weights, this function writes the
-    large weights to the file ``PATH.data``. It records the SHA-256 of ``PATH.data`` in the metadata of the model.
+    large weights to the file ``PATH.data``. The metadata of the ONNX file then contain the SHA-256 of ``PATH.data``.
 
     Args:
         model: the ModelProto. The function removes the weights in ``PATH.data`` from this object.
@@ -140,8 +140,8 @@ def traces(model: Any) -> int:
 def producer_of(graph: Any, name: str) -> str:
     """Return the type of the operator that computes a tensor.
 
-    If this operator is a cast or a reshape, the function looks at the operator before it. If the tensor is an input of
-    the graph, the function returns an empty string.
+    If this operator is a cast or a reshape, return the type of the operator before the cast or reshape. If the tensor
+    is an input of the graph, return an empty string.
 
     Args:
         graph: the GraphProto.

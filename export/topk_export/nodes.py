@@ -5,8 +5,8 @@ stores thresholds in the file for several values of alpha, which are called leve
 threshold for all classes, or one threshold per class.
 
 For each class, the nodes compute a nonconformity score, which is small if the class fits the image. The input ``alpha``
-selects the largest level that is at most ``alpha``. The set contains the classes with scores up to the thresholds of
-this level. The set always contains the class with the largest probability.
+selects the largest level that is at most ``alpha``. The set contains each class with a score of at most the threshold
+of this level. The set always contains the class with the largest probability.
 
 If ``alpha`` is below the smallest level or above the largest level, or if a probability of a row is NaN, the set
 contains all classes. If the model has an input ``allowed``, classes that are not allowed are removed from the set.
@@ -80,8 +80,8 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
     """Return a copy of an exported model that also computes prediction sets.
 
     The copy has the new outputs ``set``, bool [B, n], and ``set_size``, int64 [B]. It also has the optional input
-    ``alpha``, float32 [1]. The default of ``alpha`` is ``sets.alpha``. If ``model`` already computes sets, the new sets
-    replace them.
+    ``alpha``, float32 [1]. The default of ``alpha`` is ``sets.alpha``. If ``model`` already computes prediction sets,
+    the copy computes the new sets instead.
 
     Args:
         model: the exported model, a ModelProto.
@@ -96,8 +96,9 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
     scores, broken = _add_scores(add, sets.score, sets.temperature, int(n))
     one = add.constant("one", [1], np.int64)
     level = add("Unsqueeze", ALPHA, one)
+    # the index of the level is the number of levels up to alpha, minus 1
     reached = add("GreaterOrEqual", level, add.constant(ALPHAS, sets.levels))
-    index = add("ReduceSum", add("Cast", reached, to=TensorProto.FLOAT), one, keepdims=0)  # 0: below all levels
+    index = add("ReduceSum", add("Cast", reached, to=TensorProto.FLOAT), one, keepdims=0)
     index = add("Max", add("Sub", index, add.constant("unity", 1.0)), add.constant("zero", 0.0))
     limits = add("Gather", add.constant(THRESHOLDS, _stored(sets.table)), add("Cast", index, to=TensorProto.INT64))
     above_first = add("GreaterOrEqual", level, add.constant("first", sets.levels[0]))  # false for NaN
@@ -116,9 +117,9 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
 def score_model(model: Any, score: Score, temperature: float) -> Any:
     """Return an ONNX model (a ModelProto) that computes nonconformity scores [B, n] from ``logits`` [B, n].
 
-    The scores are the scores with which the exported model computes prediction sets. The class with the largest
-    probability gets the score -``LARGEST``, so this class is in every set. If a probability of a row is NaN, all scores
-    of the row are NaN.
+    A nonconformity score is small if the class fits the image. A prediction set consists of the classes with scores of
+    at most a threshold. The class with the largest probability gets the score -``LARGEST``, so that every set contains
+    this class. If a probability of a row is NaN, all scores of the row are NaN.
 
     Args:
         model: the exported model, a ModelProto. The new model has the same number of classes and the same operator set.

@@ -1,4 +1,4 @@
-"""Prediction of images from files, folders and lists. The results are written as text, JSON lines, CSV or Parquet.
+"""Prediction of the classes of images in files, folders and lists, with results as text, JSON lines, CSV or Parquet.
 
 Each Parquet file contains the results for a fixed range of the images, and is written atomically. If a run is killed,
 the next run with the same arguments writes only the missing files. Therefore the folder never contains an image twice.
@@ -40,9 +40,8 @@ def find_images(sources: Sequence[str], stdin: TextIO | None = None) -> list[str
     """Return the paths of the images that the sources name.
 
     Args:
-        sources: each source is the path of an image, a folder, or a list of paths. From a folder, the function takes
-            all images in the folder and its subfolders. A list is a file with one path per line and the suffix ``.txt``
-            or ``.lst``. The source ``-`` is a list on stdin.
+        sources: image files, folders and lists. A folder stands for all images in the folder and its subfolders. A list
+            is a text file with one path per line and the suffix ``.txt`` or ``.lst``. ``-`` is a list on stdin.
         stdin: stream for the source ``-``. Default: ``sys.stdin``.
 
     Raises:
@@ -79,7 +78,11 @@ def _lines(text: str) -> list[str]:
 
 
 def class_list(text: str) -> list[str]:
-    """Return the class names in a text. The text is the path of a file with one name per line, or names with commas."""
+    """Return a list of class names.
+
+    If ``text`` is the path of a file, the file contains one name per line. Otherwise, ``text`` contains the names,
+    separated by commas.
+    """
     if os.path.isfile(text):
         try:
             return _lines(Path(text).read_text(encoding="utf-8"))
@@ -180,7 +183,7 @@ def predict_to_parquet(
         output: folder for the Parquet files. The folder is created if necessary.
         shard_size: number of images per Parquet file.
         progress: function ``(rows, done)`` that returns an iterator over ``rows``, for example a progress bar. The
-            function is called once per Parquet file. ``done`` is the number of images in earlier files.
+            function is called once per Parquet file to write. ``done`` is the number of images in earlier files.
         options: options of :meth:`Predictor.stream`, except ``on_error``.
 
     Returns:

@@ -35,11 +35,11 @@ class Source:
         name: name of the model, such as ``resnet50``.
         preprocess: preprocessing of evaluation images.
         class_names: one name per class. None: the names are unknown.
-        k: k of the training loss. None: the loss has no k, or the loss is unknown.
-        temperature: temperature of the training loss. None: the loss has no temperature, or the loss is unknown.
+        k: the option k of the training loss. None: the loss has no such option, or the loss is unknown.
+        temperature: temperature for top-k marginals, as the training run used it. None: the temperature is unknown.
         loss: name of the training loss. None: the name is unknown.
         task: ``"classification"`` or ``"multilabel"``.
-        weights: ``"ema"`` for averaged weights of training, ``"random"`` for untrained weights, else ``"model"``.
+        weights: ``"ema"`` for weights that training averaged, ``"random"`` for untrained weights, else ``"model"``.
         sha256: SHA-256 of the checkpoint file. None: the model does not come from a checkpoint.
         license: license of the published weights. None: the license is unknown.
         log_weights: elementwise function from the outputs of the model to logits. The softmax of these logits gives the
@@ -78,13 +78,13 @@ def load_source(
         what: a PyTorch module, a checkpoint file, the folder of a training run, or the name of a timm or torchvision
             model.
         model: name of the model in the checkpoint. Default: the name that the checkpoint records.
-        model_kwargs: keyword arguments for the function that builds the model. They replace arguments that the
-            checkpoint records.
+        model_kwargs: keyword arguments for the function that builds the model. These arguments replace arguments that
+            the checkpoint records.
         num_classes: number of classes. Default: the number that the checkpoint records, else the number of outputs of
             the classifier in the checkpoint.
         pretrained: if ``what`` is the name of a model, load the published weights.
-        random_weights: if ``what`` is the name of a model, keep its random weights. The exported file can then test a
-            deployment.
+        random_weights: if ``what`` is the name of a model, use random weights, for example to test a deployment. For
+            the name of a model, ``pretrained`` or ``random_weights`` must be True.
         ema: if the checkpoint contains averaged weights (EMA), use the averaged weights.
         head: name of a submodule of the model, such as ``fc``. The outputs of this submodule are exported as logits.
             Default: the outputs of the whole model are the logits.
@@ -117,7 +117,7 @@ def load_source(
 
 
 class LogWeights(nn.Module):
-    """Wrapper of a model that was trained with a loss that defines probabilities without a softmax.
+    """Wrapper of a model for the case that the training loss computes probabilities without a softmax.
 
     The output is ``log_weights(model(x))``. The softmax of this output equals the probabilities that the loss defines.
 
@@ -245,7 +245,7 @@ def preprocess_of(
     """Return the preprocessing of evaluation images for a model.
 
     The defaults come from timm or torchvision. Values in ``args`` replace the defaults. Values in ``override`` replace
-    both.
+    the defaults and the values in ``args``.
 
     Args:
         model: the model.
@@ -306,7 +306,7 @@ def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
 
 
 def _with_changes(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``config`` with values of ``changes``, which has keys of timm or of torchvision's training script."""
+    """Return a copy of ``config`` with values of ``changes``, including keys of torchvision's training script."""
     changed = {key: changes[key] for key in (*config, "crop_mode") if changes.get(key)}
     if crop := changes.get("val_crop_size"):
         changed["input_size"] = (config["input_size"][0], crop, crop)
@@ -342,7 +342,7 @@ def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
 
 
 def _torchvision_config(name: str) -> dict[str, Any]:
-    """Return the preprocessing of torchvision's weights. Without weights, ``input_size``, mean and std are empty."""
+    """Return the preprocessing for torchvision's weights of a model. Without weights, size, mean and std are empty."""
     weights = _torchvision_weights(name)
     if weights is None:
         unknown = dict.fromkeys(("input_size", "mean", "std"), ())

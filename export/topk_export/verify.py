@@ -64,13 +64,13 @@ def verify_file(
         device: device that runs the model, as in :class:`~topk_export.Predictor`.
         require_gpu: raise :class:`~topk_export.DeviceError` if the model does not run on a GPU.
         sample: the file ``NAME.sample.npz`` of the export, which contains images and PyTorch's logits for these images.
-            Default: the file of this name next to ``NAME.onnx``. If it does not exist, the logits are not compared with
-            PyTorch's logits.
+            Default: the file of this name next to ``NAME.onnx``. If there is no such file, the logits are not compared
+            with PyTorch's logits.
 
     Returns:
         A dictionary of JSON values. ``passed`` is True if all checks passed. ``checks`` is a list with the fields of
-        one :class:`Check` per check. ``not_verified`` is a list of texts that name what no check covers. The other
-        entries describe the device and the model.
+        one :class:`Check` per check. ``not_verified`` is a list of texts, which name the properties that no check
+        covers. The other entries describe the device and the model.
 
     Raises:
         ModelFileError: the file cannot be loaded, or :func:`~topk_export.export_onnx` did not write the file.
@@ -108,7 +108,7 @@ def verify_file(
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return a report of :func:`verify_file` as text: one line per check, then one line per item not verified."""
+    """Return a report of :func:`verify_file` as lines: one line per check, then one line per property not checked."""
     lines = []
     for check in report["checks"]:
         measured = "" if check["measured"] is None else f"  {_short(check['measured'])}"
@@ -166,15 +166,15 @@ def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarra
         pi_i = e_i sigma_{k-1}(e without e_i) / sigma_k(e)
 
     sigma_k(e) is the coefficient of X^k in the product of all factors 1 + e_i X. To avoid overflow, the function first
-    shifts the logits, and divides each factor by 1 + e_i. The product without factor i is computed as the product of
-    all earlier factors times the product of all later factors. Therefore no two numbers are subtracted, and all results
-    are accurate.
+    subtracts one number from all logits of a row, and divides each factor by 1 + e_i. The product without factor i is
+    the product of all earlier factors times the product of all later factors. All terms of these products are positive,
+    so rounding errors stay small.
 
     Args:
         logits: float [batch, n] with n > k. The value -inf excludes a class.
         k: number of classes in the set.
-        temperature: number by which the logits are divided. The function rounds it to float32, because the ONNX graph
-            contains the temperature as float32.
+        temperature: number by which the logits are divided. The function rounds the temperature to float32, because the
+            ONNX graph contains the temperature as float32.
 
     Returns:
         float64 [batch, n]. If at most k logits of a row are finite, the classes with finite logits have the marginal 1.
@@ -236,7 +236,10 @@ def sigmoids(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 
 
 def expected_sets(logits: np.ndarray, sets: Mapping[str, Any], thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the prediction sets that the definition gives for some logits.
+    """Compute prediction sets by their definition, without the ONNX graph.
+
+    A prediction set consists of the classes with nonconformity scores of at most a threshold, and of the class with the
+    largest probability.
 
     Args:
         logits: [batch, n].
@@ -272,7 +275,7 @@ def _check_graph(path: str | Path, model: Any, session: Any, metadata: Metadata)
     import onnx
 
     try:
-        onnx.checker.check_model(str(path), full_check=True)  # by path: a ModelProto above 2 GiB cannot be checked
+        onnx.checker.check_model(str(path), full_check=True)  # onnx cannot check a ModelProto above 2 GiB
         yield Check("onnx.checker, full", True)
     except Exception as error:  # checker and shape inference raise different types
         yield Check("onnx.checker, full", False, note=str(error))
@@ -451,8 +454,7 @@ def _right_indices(scores: np.ndarray, indices: np.ndarray, k: int) -> bool:
 def _compare(what: str, name: str, got: np.ndarray, wanted: np.ndarray) -> Check:
     """Check the relative errors of ``got`` where ``wanted`` is at least ``SMALLEST``.
 
-    Where ``wanted`` is smaller, ``got`` must be between 0 and 2 * ``SMALLEST``. Where one value is NaN, the other value
-    must be NaN.
+    Where ``wanted`` is smaller, ``got`` must be between 0 and 2 * ``SMALLEST``. NaN must occur in the same places.
     """
     got = got.astype(np.float64)
     invalid = np.isnan(wanted)

@@ -1,4 +1,4 @@
-"""Margins per class that are larger for rarer classes (Cao et al. 2019), and checks of class counts and margins."""
+"""Required margins per class, which are larger for rarer classes (Cao et al. 2019), and checks of options."""
 
 from collections.abc import Sequence
 

@@ -23,9 +23,9 @@ class ConformalTraining(BatchLoss):
 
     - The m rows of the first part set the threshold. q is the r-th smallest log-probability of a label in these rows,
       where r = max(1, floor(alpha (m + 1))).
-    - The loss computes smoothed prediction sets for the rows P of the second part. C_i(c) is near 1 if class c is in
-      the set of row i, and near 0 otherwise. The term 1 - C_i(y_i) penalizes sets that miss the label. The term with
-      lambda penalizes sets of more than kappa classes, where (z)_+ is max(z, 0).
+    - The second part has the rows P. For these rows, the loss computes smoothed prediction sets: C_i(c) is near 1 if
+      class c is in the set of row i, and near 0 otherwise. The term 1 - C_i(y_i) penalizes sets that miss the label.
+      The term with lambda penalizes sets of more than kappa classes, where (z)_+ is max(z, 0).
 
     The last term is the mean cross-entropy of all rows of the batch.
 
@@ -141,7 +141,7 @@ class ConformalTraining(BatchLoss):
 
 
 class LowVarianceConformalTraining(ConformalTraining):
-    """``conformal_training`` with a gradient of lower variance, because the gradient of the threshold is a mean.
+    """``conformal_training`` with a low-variance gradient of the threshold: a mean of the gradients of several rows.
 
         gradient of q = mean over the N nearest rows j of the gradient of log p_j(y_j)
 

@@ -1,1 +1,1 @@
-"""Commands, one module each, with ``main(argv) -> int``."""
+"""Commands of the export package. Each module has the function ``main(argv)``, which returns the exit status."""

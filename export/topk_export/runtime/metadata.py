@@ -61,7 +61,7 @@ class Metadata:
     one key for each field of :class:`Preprocess`.
     """
 
-    k: int  # number of classes in the random set of the marginals; in multilabel files, that a prediction lists
+    k: int  # size of the random set of the marginals; in multilabel files, length of the list in a prediction
     temperature: float  # number by which the logits are divided before the marginals or the sigmoid
     num_classes: int
     class_names: tuple[str, ...]

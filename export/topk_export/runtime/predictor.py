@@ -1,4 +1,4 @@
-"""Prediction of images with an exported ONNX file. It needs numpy, onnxruntime and Pillow, but not torch.
+"""Prediction of the classes of images with an exported ONNX file. Needed are numpy, onnxruntime and Pillow, not torch.
 
 Example::
 
@@ -37,14 +37,14 @@ class Predictor:
 
     Args:
         path: ONNX file that :func:`topk_export.export_onnx` or a calibration wrote.
-        device: ``"cpu"``, ``"cuda"``, ``"tensorrt"``, or ``"auto"`` for CUDA if there is an NVIDIA GPU, else the CPU.
-            If the model cannot run on the GPU, it runs on the CPU, and a warning is printed.
+        device: ``"cpu"``, ``"cuda"``, ``"tensorrt"`` or ``"auto"``. ``"auto"`` selects CUDA if there is an NVIDIA GPU,
+            else the CPU. If the model cannot run on the selected GPU, the model runs on the CPU, with a warning.
         require_gpu: raise :class:`~topk_export.DeviceError` if the model does not run on a GPU.
         threads: number of CPU threads for one run of the model. Default: the default of onnxruntime.
         allowed: names of the classes that predictions may contain. Default: all classes.
-        max_pixels: maximum number of pixels per image. An image with more pixels raises an error before it is decoded.
-        workers: number of threads that read images. They read the next batch while the model runs. With 1, images are
-            read between runs of the model. Default: the number of CPUs, at most 8.
+        max_pixels: maximum number of pixels per image. A larger image raises an exception and is not decoded.
+        workers: number of threads that read images. The threads read the next batch while the model runs. With 1
+            worker, images are read between runs of the model. Default: the number of CPUs, at most 8.
 
     A predictor can be pickled. The unpickled copy opens the file again.
 
@@ -97,7 +97,7 @@ class Predictor:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of the input for one image, without the batch axis.
 
-        The shape is [channels, height, width]. If the ONNX graph normalizes images, it is [height, width, channels].
+        If the ONNX graph normalizes images, the shape is [height, width, channels], else [channels, height, width].
         """
         c, h, w = self.metadata.preprocess.input_size
         return (h, w, c) if self.metadata.in_graph else (c, h, w)
@@ -156,15 +156,17 @@ class Predictor:
     def run(
         self, batch: np.ndarray, *, allowed: np.ndarray | None = None, alpha: float | None = None
     ) -> dict[str, np.ndarray]:
-        """Run the model on one batch, and return the outputs as a dictionary from names to arrays.
+        """Run the model on one batch, and return a dictionary from the names of the outputs to arrays.
+
+        ``metadata.outputs`` describes the outputs.
 
         Args:
             batch: the input, as :meth:`preprocess` returns it.
             allowed: mask of the allowed classes, bool [num_classes] for all images, or [batch, num_classes]. Default:
                 ``allowed`` of the predictor.
             alpha: probability with which a prediction set may miss the true class. Only a calibrated file has
-                prediction sets. Default: the alpha of the calibration. If the file has no thresholds for exactly this
-                value, the largest smaller value in ``metadata.alphas`` is used.
+                prediction sets. If ``alpha`` is not in ``metadata.alphas``, the next smaller value in
+                ``metadata.alphas`` is used. Default: the alpha of the calibration.
 
         Raises:
             ValueError: the batch or the mask has the wrong shape or dtype, a row of the mask allows no class, or
@@ -246,7 +248,7 @@ class Predictor:
         """Convert the outputs of :meth:`run` to one prediction per image.
 
         Args:
-            outputs: outputs by name.
+            outputs: the dictionary that :meth:`run` returned.
             allowed: the mask of allowed classes that the run used. Default: ``allowed`` of the predictor.
             max_set: maximum number of classes that a prediction lists in ``set``.
 
@@ -301,7 +303,7 @@ class Predictor:
         levels = self.metadata.alphas
         if not levels or ALPHA not in self._optional:
             raise ValueError("alpha needs a calibrated file: run `topk-registry calibrate`")
-        if not np.float32(levels[0]) <= np.float32(alpha) <= np.float32(levels[-1]):  # also true for NaN
+        if not np.float32(levels[0]) <= np.float32(alpha) <= np.float32(levels[-1]):  # NaN raises, too
             raise ValueError(f"alpha must be from {levels[0]:g} to {levels[-1]:g}, got {alpha!r}")
         return alpha
 
@@ -314,8 +316,8 @@ def read_ahead(
     The results have the order of the items. The last list may be shorter. While the caller uses one list, the threads
     compute the next list. With one worker, there are no threads: each list is computed when the caller asks for it.
 
-    If ``sources`` raises an exception, this function first yields the results of all earlier items, then raises the
-    exception.
+    If the iterator over ``sources`` raises an exception, this function first yields the results of all earlier items,
+    and then raises the exception.
     """
     failure: list[Exception] = []
     source = _until_failure(iter(sources), failure)

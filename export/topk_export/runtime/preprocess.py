@@ -68,10 +68,10 @@ class Preprocess:
         interpolation: a key of :data:`RESAMPLE`.
         crop_pct: height and width of the crop, divided by the height and width of the resized image.
         crop_mode: how images are resized to the target size. With ``"center"``, the shortest edge gets the target size.
-            With ``"border"``, the longest edge gets the target size, and a border of the mean color is added. With
-            ``"squash"``, both edges get the target size.
-        resize_size: target size of the resize step: height and width. None: height and width of ``input_size`` /
-            ``crop_pct``, rounded down.
+            With ``"border"``, the longest edge gets the target size, and the image is padded with the mean color. With
+            ``"squash"``, both edges get the target size, and the aspect ratio changes.
+        resize_size: target height and width. None: the height and width in ``input_size``, divided by ``crop_pct`` and
+            rounded down.
         color: ``"RGB"`` for 3 channels, ``"L"`` (gray) for 1 channel, empty for other numbers of channels, or
             ``"unknown"`` if ``mean`` and ``std`` are unknown. If ``color`` is empty or ``"unknown"``, the model takes
             only arrays, not images.
@@ -106,7 +106,7 @@ class Preprocess:
         return math.floor(self.input_size[1] / self.crop_pct), math.floor(self.input_size[2] / self.crop_pct)
 
     def check_known(self) -> None:
-        """Raise :class:`ModelFileError` if mean and standard deviation are unknown, so images cannot be normalized."""
+        """If mean and standard deviation are unknown, raise :class:`ModelFileError`: images cannot be normalized."""
         if self.color == UNKNOWN:
             raise ModelFileError(
                 "the preprocessing of images is unknown: the file has no mean and standard deviation. Export it "
@@ -114,7 +114,9 @@ class Preprocess:
             )
 
     def pixels(self, image: Image.Image) -> np.ndarray:
-        """Convert, resize and crop an 8-bit image, and return uint8 [height, width, channels] in the input size.
+        """Convert an 8-bit image to RGB or gray, resize the image, and crop the center.
+
+        Return uint8 [height, width, channels], with the size in ``input_size``.
 
         Raises:
             ImageError: the model has neither 1 nor 3 channels, or the colors of the image cannot be converted.
@@ -189,7 +191,7 @@ def _convert(image: Image.Image, color: str) -> Image.Image:
 
 
 def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
-    """Pad the image with the color ``fill`` to at least this size, then crop the center. Round as torchvision does."""
+    """Pad an image that is too small with the color ``fill``, then crop the center. Round as torchvision does."""
     more_h, more_w = max(0, height - image.height), max(0, width - image.width)
     if more_h or more_w:
         border = more_w // 2, more_h // 2, (more_w + 1) // 2, (more_h + 1) // 2
@@ -209,7 +211,7 @@ def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
     values = np.asarray(image)
     low, high = float(values.min()), float(values.max())
     fractions = image.mode == "F" and low >= 0 and high <= 1
-    if not (fractions or (low >= 0 and high <= 255)):  # NaN compares as false
+    if not (fractions or (low >= 0 and high <= 255)):  # NaN raises, too
         raise ImageError(
             f"{name} has values from {low:g} to {high:g} (mode {image.mode}), expected 0 to 255, or 0 to 1 as floats: "
             "convert it to 8 bits first"
@@ -257,7 +259,7 @@ def _opened(source: Any, max_pixels: int) -> Iterator[tuple[Image.Image, str]]:
     except ImageError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        # Pillow's limit is larger than max_pixels
+        # Pillow has a limit of its own, which is larger than the default of max_pixels
         raise ImageTooLargeError(f"{name} has more pixels than the limit of {max_pixels}") from error
     except FileNotFoundError as error:
         problem = "is a URL; download it first" if "://" in name else "does not exist"

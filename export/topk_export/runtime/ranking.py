@@ -33,8 +33,8 @@ class Prediction:
     """The prediction for one image.
 
     Args:
-        top: the k allowed classes with the largest logits, best class first. If fewer than k classes are allowed, all
-            of them.
+        top: the k allowed classes with the largest logits, best class first. If fewer than k classes are allowed,
+            ``top`` contains all allowed classes.
         set: the best classes of the prediction set, best class first. A prediction set contains the true class with a
             chosen probability. None if the file is not calibrated.
         set_size: number of classes in the whole prediction set. ``set`` may list fewer classes. None if the file is not
@@ -55,9 +55,10 @@ def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
 
 
 def finite_rows(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return whether each row gives a prediction, bool [batch].
+    """Return for each row whether there is a prediction, bool [batch].
 
-    A row gives no prediction if a probability is NaN, or if a logit is NaN or plus infinity. Logits may be -inf.
+    There is no prediction if a probability of the row is NaN, or if a logit is NaN or plus infinity. The logit -inf is
+    allowed.
     """
     best = outputs[LOGITS].max(-1, initial=-np.inf)  # NaN if any logit is NaN
     return ~np.isnan(outputs["probabilities"]).any(-1) & (best < np.inf)

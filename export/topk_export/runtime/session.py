@@ -61,8 +61,8 @@ def open_session(
 
     Args:
         model: path of an ONNX file, or the content of an ONNX file as bytes.
-        device: ``"cpu"``, ``"cuda"``, ``"tensorrt"``, or ``"auto"`` for CUDA if there is an NVIDIA GPU, else the CPU.
-            If the model cannot run on the GPU, it runs on the CPU, and this function warns.
+        device: ``"cpu"``, ``"cuda"``, ``"tensorrt"`` or ``"auto"``. ``"auto"`` selects CUDA if there is an NVIDIA GPU,
+            else the CPU. If the session cannot use the selected GPU, it uses the CPU, and this function warns.
         require_gpu: raise :class:`DeviceError` if the session does not run on a GPU.
         threads: number of CPU threads for one operator (``intra_op_num_threads``). None: the default of onnxruntime.
         tf32: whether CUDA may round the inputs of convolutions and matrix products to TF32. True is the default of
@@ -95,10 +95,7 @@ def open_session(
 
 
 def device_of(session: Any) -> str:
-    """Return the device of a session: ``"cpu"``, ``"cuda"`` or ``"tensorrt"``.
-
-    The device is the device of the first execution provider in the list of the session.
-    """
+    """Return the device on which a session runs its model: ``"cpu"``, ``"cuda"`` or ``"tensorrt"``."""
     first = session.get_providers()[0]
     known = {provider: name for name, provider in PROVIDERS.items()}
     return known.get(first, "cuda" if _is_cuda(first) else first)
@@ -121,7 +118,7 @@ def placement(session: Any) -> dict[str, int] | None:
 def nvidia_gpus() -> int:
     """Return the number of GPUs that the NVIDIA driver reports, or 0 if there is no driver.
 
-    onnxruntime does not give this number: it lists its CUDA provider even if there is no GPU.
+    onnxruntime cannot tell whether there is a GPU: the list of its providers contains CUDA even without a GPU.
     """
     try:
         driver = ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
@@ -133,10 +130,10 @@ def nvidia_gpus() -> int:
 
 
 def cuda_plugin(ort: Any) -> list[Any]:
-    """Return the CUDA devices that plug-in libraries of onnxruntime offer.
+    """Return the CUDA devices that plug-ins of onnxruntime offer. A plug-in is a library that adds a kind of device.
 
-    If no plug-in is registered, this function first registers an installed plug-in. Without a plug-in, the list is
-    empty.
+    If no plug-in is registered, this function first registers an installed plug-in. If there is no plug-in, the
+    function returns an empty list.
     """
     if not hasattr(ort, "get_ep_devices"):  # onnxruntime below 1.22
         return []

@@ -55,9 +55,9 @@ def files_of(model: str | Path) -> list[Path]:
 
 
 def external_sizes(model: str | Path) -> dict[str, int]:
-    """Return a dictionary from the name of each file with external weights to the smallest size that it must have.
+    """Return the minimum size of each file with external weights, in bytes, by the name of the file.
 
-    Sizes are in bytes. If the file is not an ONNX model, the dictionary is empty.
+    If ``model`` is not an ONNX file, return an empty dictionary.
     """
     sizes: dict[str, int] = {}
     if not os.path.getsize(model):
@@ -108,7 +108,7 @@ def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> No
 
 
 def digest_of(*files: str | Path) -> str:
-    """Return the SHA-256 of the contents of the files, one after the other."""
+    """Return one SHA-256 for the contents of all files, in this order."""
     sha = hashlib.sha256()
     for file in files:
         with open(file, "rb") as stream:
@@ -122,7 +122,8 @@ def check_digest(model: str | Path, sha256: str | None) -> None:
 
     Args:
         model: the ONNX file.
-        sha256: the SHA-256 in the metadata. If it is None, or the model has no external weights, nothing is checked.
+        sha256: the SHA-256 in the metadata, or None. Nothing is checked if ``sha256`` is None, or if the model has no
+            external weights.
     """
     _, *weights = files_of(model)
     if weights and sha256 is not None and digest_of(*weights) != sha256:

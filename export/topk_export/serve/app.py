@@ -1,10 +1,10 @@
 """HTTP application that serves an exported model.
 
 The application answers with predictions, health, metrics, the metadata of the model, and a web page to try the model.
-It limits the size of a request body, the number of pixels of the images, and the number of images in progress. If a
-request exceeds a limit, the application rejects the request before it decodes an image. If the client made an error,
-the status is 4xx, and the key ``detail`` of the JSON answer contains the reason. If the status is 503, the client may
-send the request again.
+The application limits the size of a request body, the number of pixels of the images, and the number of images in
+progress. If a request exceeds a limit, the application rejects the request and does not decode the images. If the
+client made an error, the status is 4xx, and the key ``detail`` of the JSON answer contains the reason. If the status is
+503, the client may send the request again.
 """
 
 import asyncio
@@ -100,7 +100,7 @@ class Service:
         self._batcher: Batcher | None = None
 
     async def start(self) -> None:
-        """Start the batches, and run the model once, because the first run is slow: it allocates memory."""
+        """Start the queue. Then run the model once, because the first run is slow: it allocates memory."""
         predictor, limits = self.predictor, self.limits
         self._batcher = Batcher(predictor, limits.batch, limits.max_set, self.metrics.count_batch)
         await asyncio.to_thread(predictor.run, np.zeros((1, *predictor.input_shape), predictor.input_type))
@@ -168,7 +168,7 @@ class Service:
 
 
 def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequence[str] = LOCAL) -> FastAPI:
-    """Build the HTTP application that serves a model. The attribute ``state.service`` is its :class:`Service`.
+    """Build the HTTP application that serves a model. Its attribute ``state.service`` is the :class:`Service`.
 
     Args:
         predictor: the model.

@@ -86,7 +86,7 @@ class Batcher:
                     item.answer.set_result(result)
 
     def _next(self) -> list[_Item]:
-        """Take up to ``max_batch`` waiting images with the alpha of the first. Drop images that no caller waits for."""
+        """Take up to ``max_batch`` images with the alpha of the first image. Drop images that no caller waits for."""
         batch: list[_Item] = []
         rest: list[_Item] = []
         for item in self._queue:

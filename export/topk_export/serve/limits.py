@@ -63,14 +63,14 @@ async def within_seconds(work: Awaitable[T], seconds: float, late: HTTPException
 
 
 class Budget:
-    """Counter of the bytes of all request bodies in memory, which the limit ``total_bytes`` bounds."""
+    """Counter of the bytes of all request bodies in memory. The counter enforces the limit ``total_bytes``."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._used = limits, 0
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """Read the body of a request, and yield the body. Its bytes count until the ``with`` block ends.
+        """Read the body of a request, and yield the body. The counter includes the body until the ``with`` block ends.
 
         Raises:
             HTTPException: the body is too long or arrives too slowly, or all bodies together are too long.
@@ -110,10 +110,10 @@ async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
     """Parse the images and options of a request.
 
     Args:
-        request: the request. Its query may contain ``alpha``, ``allow`` and ``max_set``. In a form or JSON object, the
-            body may contain them too, and then replaces the query.
+        request: the request. The query of its URL may contain the options ``alpha``, ``allow`` and ``max_set``.
         body: one encoded image, a form with images, or a JSON object with images in base64. The header Content-Type
-            says which.
+            tells which of the three. A form or a JSON object may also contain options. These options replace options of
+            the URL.
         limits: limits of the service.
 
     Raises:
@@ -160,8 +160,8 @@ def check_query(request: Request, known: Sequence[str] = ()) -> None:
 def check_pixels(images: Sequence[bytes], predictor: Predictor, limits: Limits) -> None:
     """Raise :class:`ImageTooLargeError` if an image, or all images together, have too many pixels.
 
-    The function reads the numbers of pixels in the headers of the images, and computes the numbers after resizing. Both
-    numbers are limited. The function does not decode the images.
+    The function does not decode the images. It reads the number of pixels in the header of each image, and computes the
+    number of pixels after resizing. The limits apply to both numbers.
     """
     total = 0
     for image in images:

@@ -78,7 +78,7 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a TCP socket that listens on an address, and return the socket. If the port is 0, the system chooses it."""
+    """Open and return a TCP socket that listens on an address. If ``port`` is 0, the system chooses a free port."""
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=1024)
