@@ -84,7 +84,7 @@ class Contestant:
             ValueError: there are more combinations of options than trials.
         """
         if len(self.options) > count:
-            raise ValueError(f"{self.text} has {len(self.options)} alternatives of its options, and {count} trials")
+            raise ValueError(f"{self.text} has {len(self.options)} combinations of options, but only {count} trials")
         share, more = divmod(count, len(self.options))
         return [
             {**self.flags, "loss": self.loss, "loss_opt": options, "lr": rate}
