@@ -177,7 +177,7 @@ def check_reduction(reduction: str) -> str:
 def check_weight(weight: Tensor | Sequence[float]) -> Tensor:
     """Return a copy of the class weights [n] in float64. Raise a ValueError if a weight is negative or not finite."""
     if isinstance(weight, str):
-        raise ValueError(f"weight must be one number per class, got {weight!r}; a trainer has --class-weight for names")
+        raise ValueError(f"weight must be one number per class, got {weight!r}; trainers take names in --class-weight")
     return numbers(weight, "weight", at_least=0)
 
 
@@ -190,7 +190,7 @@ def check_tensor(given: Any, name: str) -> None:
     elif isinstance(given, (tuple, list)) and any(isinstance(one, Tensor) for one in given):
         hint = "pass one of its tensors"
     else:
-        hint = "torch.as_tensor makes one of numbers"
+        hint = "convert it with torch.as_tensor"
     raise TypeError(f"{name} must be a tensor, got {type(given).__name__}: {hint}")
 
 
