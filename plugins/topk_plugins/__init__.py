@@ -1,4 +1,6 @@
-"""Loss classes of this package. Each file has the losses of one paper or of one family of losses.
+"""Loss classes. Each file of this package has the losses of one paper or of one family of losses.
+
+Import a loss from the package, not from the file:
 
     from topk_plugins import SmoothTopKSVM
 

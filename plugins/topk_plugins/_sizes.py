@@ -13,8 +13,8 @@ from topk_registry.options import integer, numbers
 class SeveralSizes(TopKLoss):
     """Base class of losses that take one value of k or several values.
 
-    The attribute ``sizes`` has the values of k with a positive weight, ``shares`` has the weights of these values
-    divided by the sum of the weights, and ``k`` is the largest value in ``sizes``.
+    The attribute ``sizes`` has all values of k that have a positive weight. The attribute ``shares`` has the weights of
+    these values, divided by the sum of the weights. The attribute ``k`` is the largest value in ``sizes``.
 
     Args:
         k: one integer of at least 1, or several different integers.
@@ -62,12 +62,12 @@ def set_sizes(
     """
     sizes = [integer(one, "k", at_least=1) for one in (k if isinstance(k, Sequence) else [k])]
     if len(set(sizes)) < max(1, len(sizes)):
-        raise ValueError(f"k must name each set size once, got {k!r}")
+        raise ValueError(f"k must be an integer or a list of different integers, got {k!r}")
     weights = [1.0] * len(sizes) if k_weights is None else numbers(k_weights, "k_weights", at_least=0).tolist()
     total = sum(weights)
     if len(weights) != len(sizes) or not 0 < total < float("inf"):
         raise ValueError(
-            f"k_weights must hold one non-negative number for each of k = {k!r}, not all of them zero, "
+            f"k_weights must hold one non-negative number for each value of k = {k!r}, and not only zeros, "
             f"got {k_weights!r}"
         )
     kept = [(size, weight / total) for size, weight in zip(sizes, weights, strict=True) if weight]
@@ -76,7 +76,7 @@ def set_sizes(
 
 
 def mixture_nll(losses: Tensor, shares: Sequence[float]) -> Tensor:
-    """Return -log sum_j P_j exp(-L_j) for losses L [J, ...] and J weights P. The result has the shape [...].
+    """Return -log sum_j P_j exp(-L_j) for the losses L [J, ...] and the shares P [J]. The result has the shape [...].
 
     Results near 0 are precise. If all losses are infinite, the result is infinite and has no gradient.
     """

@@ -1,4 +1,4 @@
-"""Training for small prediction sets: Stutz et al. 2022, and the low-variance gradient of Noorani et al. 2025."""
+"""Losses that train a model for small prediction sets (Stutz et al. 2022, Noorani et al. 2025)."""
 
 from typing import ClassVar
 
@@ -23,9 +23,9 @@ class ConformalTraining(BatchLoss):
 
     - The m rows of the first part set the threshold. q is the r-th smallest log-probability of a label in these rows,
       where r = max(1, floor(alpha (m + 1))).
-    - The loss computes smoothed prediction sets for the rows P of the second part. C_i(c) is near 1 if class c is in
-      the set of row i, and near 0 otherwise. The term 1 - C_i(y_i) penalizes sets that miss the label. The term with
-      lambda penalizes sets of more than kappa classes, where (z)_+ is max(z, 0).
+    - The second part has the rows P. For these rows, the loss computes smoothed prediction sets: C_i(c) is near 1 if
+      class c is in the set of row i, and near 0 otherwise. The term 1 - C_i(y_i) penalizes sets that miss the label.
+      The term with lambda penalizes sets of more than kappa classes, where (z)_+ is max(z, 0).
 
     The last term is the mean cross-entropy of all rows of the batch.
 
@@ -141,13 +141,13 @@ class ConformalTraining(BatchLoss):
 
 
 class LowVarianceConformalTraining(ConformalTraining):
-    """``conformal_training`` with a gradient of lower variance, because the gradient of the threshold is a mean.
+    """``conformal_training`` with a low-variance gradient of the threshold: a mean of the gradients of several rows.
 
         gradient of q = mean over the N nearest rows j of the gradient of log p_j(y_j)
 
     Here q is the threshold of the prediction sets, and log p_j(y_j) is the log-probability of the label of row j. The
-    nearest rows are the N rows of the first part of the batch whose log-probabilities are nearest to q. By default,
-    ``conformal_training`` uses the gradient of one row. The two losses do not differ otherwise.
+    first part of the batch sets q. The nearest rows are the N rows of this part whose log-probabilities are nearest to
+    q. By default, ``conformal_training`` uses the gradient of one row. The two losses do not differ otherwise.
 
     Use when:
         You train for small prediction sets with small batches, in which the gradient of one row is noisy.

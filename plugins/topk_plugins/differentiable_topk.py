@@ -5,8 +5,8 @@ rank r, where rank 1 is the highest. For several values k_j with the weights w_j
 
     L = -log sum_j w_j sum_{r <= k_j} P[r, y].
 
-By default, the softmax of the scores replaces P[1, y] in the term for k_j = 1, as in the authors' code. Only the label
-and the classes with the highest other scores are ranked.
+By default, the softmax probability of the label replaces P[1, y] in the term for k_j = 1, as in the authors' code. Only
+the label and the classes with the highest other scores are ranked.
 """
 
 import math

@@ -233,14 +233,14 @@ class BalancedSoftmax(ClassificationLoss):
 
 
 class LogitAdjustment(BalancedSoftmax):
-    """Cross-entropy after tau times the log frequency of each class is added to the logits, for rare classes.
+    """Cross-entropy of adjusted logits: the logit of each class plus tau times the log frequency of the class.
 
         L(s, y) = -log(pi_y^tau exp(s_y) / sum_j pi_j^tau exp(s_j))
 
     Here s are the n logits of one sample, y is the label, and pi_j is the share of class j in the training set. A class
     without samples gets the share of the rarest class that has samples. Because the loss adds the log frequencies, the
-    logits s need not contain them. For predictions, use the logits s alone. With tau = 1, the best possible logits give
-    the highest macro accuracy, which is the mean over classes of the accuracy within each class.
+    model need not learn the class frequencies. For predictions, use the logits s alone. With tau = 1, the best possible
+    logits give the highest macro accuracy, which is the mean over classes of the accuracy within each class.
 
     Use when:
         Class frequencies are uneven and macro accuracy matters. If there are many rare classes (a long tail), try this
@@ -316,9 +316,9 @@ def first_epoch(drw_epoch: Any, total_epochs: int | None) -> int | None:
         return None
     drw_epoch = number(drw_epoch, "drw_epoch", at_least=0)
     if drw_epoch > 1 and not drw_epoch.is_integer():
-        raise ValueError(f"drw_epoch must be an epoch number or a share of all epochs in (0, 1), got {drw_epoch!r}")
+        raise ValueError(f"drw_epoch must be an integer or a fraction of all epochs in (0, 1), got {drw_epoch!r}")
     if drw_epoch.is_integer():
         return int(drw_epoch)
     if total_epochs is None:
-        raise ValueError(f"drw_epoch = {drw_epoch!r} is a share of total_epochs: pass total_epochs too")
+        raise ValueError(f"drw_epoch = {drw_epoch!r} is a fraction of total_epochs: pass total_epochs too")
     return round(drw_epoch * total_epochs)

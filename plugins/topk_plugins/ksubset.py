@@ -33,14 +33,15 @@ class KSubsetNLL(ClassificationLoss):
       integer or boolean. If a row has no label, or if all classes are labels, the loss of the row is 0. Such a row
       counts in the mean.
     - A soft target [B, n] with a probability from 0 to 1 for each class. If the probabilities of a row sum to an
-      integer k, the loss is the mean loss of a random set of k labels with these probabilities. Otherwise, log sigma_k
-      is interpolated linearly between the two integers k around the sum.
+      integer k, the loss is the mean loss of a random set of k labels that contains each class with the given
+      probability. Otherwise, log sigma_k is interpolated linearly between the two integers k around the sum.
     - Class indices [B]. The loss is then the cross-entropy of x.
 
-    ``label_smoothing`` spreads this fraction of the sum of a row evenly over all classes. The loss reads the number of
-    labels of each row from the target. This read synchronizes with a GPU, and causes a graph break under
-    ``torch.compile``. Under ``torch.func.vmap`` over targets, the loss cannot read this number, and each row takes
-    O(n^2) operations.
+    The fraction ``label_smoothing`` of the sum of each target row is spread evenly over all classes.
+
+    The loss reads the number of labels of each row from the target. This read synchronizes with a GPU, and causes a
+    graph break under ``torch.compile``. Under ``torch.func.vmap`` over targets, the loss cannot read this number, and
+    each row takes O(n^2) operations.
 
     Use when:
         Images have several labels, and you want the likelihood of the whole set.

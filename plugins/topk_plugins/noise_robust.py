@@ -1,7 +1,8 @@
 """Losses for noisy labels: generalized cross-entropy, epsilon-softmax, LDR-KL and ALDR-KL.
 
-LDR-KL and ALDR-KL are label-distributionally robust losses: they maximize a mean of z over the worst-case distribution
-p over the n classes. Here z_l = s_l - s_y + gap [l != y] for the logits s, the label y and each class l. LDR-KL is
+LDR-KL and ALDR-KL are label-distributionally robust losses. Each is the largest mean of z under a distribution p over
+the n classes, minus a penalty if p differs from the uniform distribution. Here z_l = s_l - s_y + gap [l != y] for the
+logits s, the label y and each class l. LDR-KL is
 
     L = max_p (sum_l p_l z_l - lambda KL(p || uniform)) = lambda log mean_l exp(z_l / lambda).
 
@@ -83,8 +84,8 @@ class EpsilonSoftmax(TopKLoss):
 
     Here s are the n logits of one sample, y is the label, and T is the set of the k classes with the highest logits.
     The bracket is 1 if the label is in T, and 0 otherwise. The fraction is the epsilon-softmax probability of the
-    label: softmax, after m is added to the probabilities of the classes in T. If classes tie for the last place in T,
-    none of these classes is in T.
+    label: m is added to the softmax probabilities of the classes in T, and all probabilities are divided by their sum.
+    If classes tie for the last place in T, none of these classes is in T.
 
     If the label is outside T, the gradient of the first term is alpha times the gradient of cross-entropy. If the label
     is in T, the first term has almost no gradient for large ``m``. The second term has a gradient in both cases, so

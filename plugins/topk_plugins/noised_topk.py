@@ -1,8 +1,9 @@
 """Noised top-k losses: a hinge loss on the (k+1)-th largest score, smoothed by Gaussian noise on the scores.
 
 Without noise, the loss is the calibrated top-k hinge max(0, 1 + r - s_y). Here s_y is the score of the label, and r is
-the (k+1)-th largest score of all classes. The gradient of this hinge reaches only two scores per row, which are too few
-to train a deep network. With noise, the gradient reaches every class that may have the (k+1)-th largest score.
+the (k+1)-th largest score of all classes. The gradient of this hinge is nonzero for only two scores per row. Therefore
+this hinge does not train a deep network from random weights. With noise, the gradient is nonzero for every class that
+may have the (k+1)-th largest score.
 
 The noise comes from the global generator of torch. For reproducible results, call ``torch.manual_seed``.
 
@@ -38,7 +39,8 @@ class NoisedTopK(TopKLoss):
 
     Avoid when:
         Results must be reproducible but you cannot set the seed of torch, because the loss draws noise in every call.
-        Also avoid a very small ``epsilon``: the gradient then reaches few logits, and training does not start.
+        Also avoid a very small ``epsilon``: the gradient is then nonzero for only a few logits, and training does not
+        start.
 
     Evidence:
         In this project's studies with labels that are wrong within groups of similar classes, top-5 accuracy of this
@@ -109,7 +111,7 @@ class NoisedTopKImbalanced(NoisedTopK):
 
     The loss is designed for a cosine classifier, where each logit is the cosine between the features and a weight
     vector. ``epsilon`` and the margins are in units of the cosine. With the paper's epsilon of 0.01 and short training,
-    some frequent classes stay in the top k of every image, because no gradient reaches these classes.
+    some frequent classes stay in the top k of every image, because the gradient is 0 for these classes.
 
     Use when:
         You show k answers per sample, there are many rare classes (a long tail), and macro accuracy matters. Macro

@@ -71,7 +71,7 @@ class SoftTopK(_OneThreshold):
 
     Here s are the n logits of one sample, y is the label, p_i is the weight of class i, and the threshold b is the
     number for which the weights sum to k. If a row has several labels, pass a distribution over these labels as the
-    target. The loss of the row is then the mean over the labels, as in the paper.
+    target. The loss of the row is then the mean of the losses of the labels, as in the paper.
 
     Use when:
         k is not an integer, or you compare soft top-k operators.
@@ -86,8 +86,8 @@ class SoftTopK(_OneThreshold):
 
     Args:
         k: sum of the weights, a real number with 0 < k < n.
-        tau: temperature in units of logits, positive. As tau goes to 0, the weights of the k largest logits become 1
-            and all other weights become 0. The paper's alpha is 1 / tau.
+        tau: temperature in units of logits, positive. As tau goes to 0, the weights of the k largest logits go to 1 and
+            all other weights go to 0. The paper's alpha is 1 / tau.
         common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
@@ -140,8 +140,8 @@ class LapSum(_OneThreshold):
 
     Args:
         k: sum of the weights, a real number with 0 < k < n.
-        tau: temperature in units of logits, positive. As tau goes to 0, the weights of the k largest logits become 1
-            and all other weights become 0.
+        tau: temperature in units of logits, positive. As tau goes to 0, the weights of the k largest logits go to 1 and
+            all other weights go to 0.
         common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:

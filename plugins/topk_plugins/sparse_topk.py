@@ -1,6 +1,6 @@
-"""Sparse top-k loss. The loss compares two masks over the classes, of which most entries are exactly 0 or 1.
+"""Sparse top-k loss, which compares two masks over the classes. Most entries of these masks are exactly 0 or 1.
 
-For scores x = s / tau, the mask with sum k is
+A mask mu has one number from 0 to 1 per class. For scores x = s / tau, the best mask with sum k is
 
     mask(x, k) = argmax_mu (x mu - |mu|^2 / 2) over 0 <= mu <= 1, sum mu = k
                = clip(x - theta, 0, 1), with theta such that the entries sum to k.
@@ -28,7 +28,8 @@ class SparseTopK(TopKLoss):
     Here s are the n logits of one sample, y is the label, and mu is a mask: one number from 0 to 1 per class, with the
     sum k. The first maximum is over all masks. The second maximum is over the masks in which the label has the entry 1.
     If the label's logit exceeds the (k+1)-th largest logit by at least tau, both maxima are equal, so the loss is 0.
-    The gradient is the difference between the two best masks, which are equal for most classes.
+    The gradient is the mask of the first maximum minus the mask of the second maximum. Both masks are equal for most
+    classes.
 
     The mask is from Sander et al. (for p = 2). The loss on this mask is a construction of this package. For k = 1 and
     tau = 1, the loss is the sparsemax loss.
@@ -37,16 +38,16 @@ class SparseTopK(TopKLoss):
         You want gradients that are exactly 0 for most classes.
 
     Avoid when:
-        Speed matters, because the loss sorts the scores of each row in double precision. ``topk_nll`` is faster, and
-        its gradient reaches all classes.
+        Speed matters, because the loss sorts the scores of each row in double precision. ``topk_nll`` is faster, but
+        the gradient of ``topk_nll`` is nonzero for all classes.
 
     Evidence:
         No study of this project has evaluated this loss.
 
     Args:
         k: number of classes that should include the label, 1 <= k <= n - 1.
-        tau: temperature in units of logits, positive. As tau goes to 0, the entries of the k largest logits become 1
-            and all other entries become 0.
+        tau: temperature in units of logits, positive. As tau goes to 0, the mask entries of the k largest logits go to
+            1 and all other entries go to 0.
         common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:

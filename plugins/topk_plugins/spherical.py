@@ -1,4 +1,4 @@
-"""Spherical losses, which depend only on the label's logit, the sum of all logits and the sum of their squares.
+"""Spherical losses. They depend only on the label's logit, the sum of all logits and the sum of all squared logits.
 
 With such a loss, ``SphericalLinear`` trains an output layer of D classes on d features in O(d^2) per sample, for any D.
 Two of the losses are negative log-likelihoods. The probability of class i is proportional to a polynomial w_i of the

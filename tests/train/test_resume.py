@@ -61,6 +61,11 @@ def test_stopped_in_the_first_epoch_it_starts_again(train, monkeypatch):
     same_run(whole.checkpoint(), train(*FOUR, "--resume", "auto", name="parts").checkpoint())
 
 
+def test_resume_auto_without_a_checkpoint_starts_a_new_run(train):
+    run = train("--val-split", "0.25", "--resume", "auto", "--dry-run")  # the data have a message too
+    assert ("held out" in run.out, "no checkpoint of this run" in run.out) == (True, True), run.out + run.err
+
+
 def test_resume_auto_refuses_other_settings(train):
     train("--epochs", "1")
     run = train("--epochs", "2", "--lr", "0.5", "--resume", "auto")

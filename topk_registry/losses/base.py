@@ -112,11 +112,11 @@ class ClassificationLoss(Adjustable):
         return self._checked(self.per_class(logits), "per_class", logits.shape).gather(1, labels[:, None])[:, 0]
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses after the target was applied, if the subclass has an operator for this purpose, else None.
+        """Return the losses from an operator of the subclass. If no operator fits, return None, which is the default.
 
         ``masses`` holds the factor mass[i, c] of each class c in the loss of row i. The result [B] is, for each row i,
-        sum_c mass[i, c] L(logits[i], c). If the reduction is not ``"none"``, the result may also be the sum [] over all
-        rows. If the result is None, the base class computes the losses from :meth:`per_label` or :meth:`per_class`.
+        the sum over c of mass[i, c] times the loss for label c. If the reduction is not ``"none"``, the result may also
+        be the sum [] over all rows. If the result is None, the base class calls :meth:`per_label` or :meth:`per_class`.
         """
         return None
 
@@ -242,7 +242,7 @@ class SoftmaxLoss(ClassificationLoss):
     """
 
     def curve(self, nll: Tensor) -> Tensor:
-        """Return the loss for each entry of ``nll`` = -log p, in the same shape. p is the probability of a label."""
+        """Return the loss for each entry of ``nll`` = -log p, in the same shape; p is the probability of a label."""
         raise TypeError(f"{type(self).__name__} must define curve(nll)")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:

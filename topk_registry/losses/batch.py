@@ -100,7 +100,7 @@ class BatchLoss(Adjustable):
         return self
 
     def all_rows(self, x: Tensor) -> Tensor:
-        """Return ``x`` [B, ...] of all ranks, concatenated. If the loss covers this rank only, return ``x``."""
+        """Concatenate ``x`` [B, ...] of all ranks, differentiably. If the loss covers only this rank, return ``x``."""
         return _gathered(x, self._group) if self._spread else x
 
 

@@ -1,8 +1,8 @@
 """Choose the backend of an operator: numba on CPUs, Triton on GPUs, or PyTorch operations on any device.
 
 Within :func:`use_backend`, the argument of this function decides. Otherwise, the environment variable
-``TOPK_REGISTRY_BACKEND`` decides, which is read once, at the first call. If this variable is not set, an operator uses
-the fastest backend that works. A backend works if it is installed and passes a self-test before its first use. If the
+``TOPK_REGISTRY_BACKEND`` decides. This variable is read once, at the first call. If it is not set, an operator uses the
+fastest backend that works. A backend works if it is installed and passes a self-test before its first use. If the
 fastest backend does not work, one warning states the reason, and the operator uses PyTorch operations.
 """
 
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 SelfTest = Callable[[torch.device], bool]
 
 _wanted: ContextVar[str | None] = ContextVar("topk_registry_backend", default=None)
-_environment: dict[str, str] = {}  # the value of the environment variable at the first call, by name of the variable
+_environment: dict[str, str] = {}  # value of the environment variable at the first call
 _problems: dict[tuple[Any, ...], str] = {}  # results of self-tests: the problem, or "" if there is none
 
 
@@ -65,7 +65,7 @@ def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
             return True  # a self-test would be captured into the CUDA graph
         why = _problems[key] = _fault(backend, device, self_test)
         if why:
-            warnings.warn(f"{why}: the top-k losses are slower", stacklevel=3)
+            warnings.warn(f"{why}: the top-k losses use PyTorch operations, which are slower", stacklevel=3)
     return not why
 
 
@@ -179,5 +179,5 @@ def _record(operator: str, device: torch.device) -> Record:
         why = f"chosen by {VARIABLE if _wanted.get() is None else 'topk_registry.use_backend'}"
     else:
         problems = [text for key, text in _problems.items() if key[:2] == (fastest, device)]
-        why = next(filter(None, problems), "the fastest that serves")
+        why = next(filter(None, problems), "the fastest backend that works")
     return Record(operator, str(device), backend, why)

@@ -1,7 +1,7 @@
 """Communication between the ranks of a process group.
 
 Every rank of a group must call the same functions in the same order. The decorator ``outside_graphs`` keeps a function
-out of compiled graphs. It is for functions that wait for numbers from other ranks.
+out of compiled graphs. Use this decorator for functions that wait for numbers from other ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -71,7 +71,7 @@ class Progress:
     stale: int = 0
 
     def close(self, row: Row, value: float | None, decreasing: bool) -> None:
-        """Add the metrics of a completed epoch. ``value`` selects the best epoch. None: the epoch was not evaluated."""
+        """Add the metrics of an epoch and update the best epoch. If the epoch was not evaluated, ``value`` is None."""
         self.history.append(row)
         if value is not None and (self.best is None or (value < self.best if decreasing else value > self.best)):
             self.best, self.best_epoch, self.stale = value, self.epoch, 0
@@ -81,7 +81,7 @@ class Progress:
 
 
 class RunState:
-    """Mixin for timm's tasks. A checkpoint saves ``run_state``, and ``loaded`` is the state in a loaded checkpoint."""
+    """Mixin for timm's tasks: checkpoints save ``run_state``; ``loaded`` is the state in a loaded checkpoint."""
 
     criterion: nn.Module
     loss_record: dict[str, Any]
@@ -99,17 +99,17 @@ class RunState:
 
 
 class SingleLabelTask(RunState, ClassificationTask):
-    """Subclass of timm's task for images with one label. Checkpoints also have the state of the run."""
+    """timm's task for images with one label, extended by the state of the run in checkpoints."""
 
 
 class SeveralLabelsTask(RunState, MultiLabelClassificationTask):
-    """Subclass of timm's task for images with several labels. Checkpoints also have the state of the run."""
+    """timm's task for images with several labels, extended by the state of the run in checkpoints."""
 
 
 def create_task(
     model: nn.Module, criterion: nn.Module, *, multilabel: bool, record: dict[str, Any], **about: Any
 ) -> Any:
-    """Return timm's task for a model and a loss. ``record`` describes the loss in checkpoints."""
+    """Return timm's task for a model and a loss. ``record``: name and options of the loss, for checkpoints."""
     kind: Any = SeveralLabelsTask if multilabel else SingleLabelTask
     task = kind(model, criterion, verbose=False, **about)
     task.loss_record, task.run_state, task.loaded = record, {}, {}
@@ -168,7 +168,7 @@ def _sync(path: str) -> None:
 
 
 def snapshot(task: Any, progress: Progress, scheduler: Any) -> None:
-    """Update the state that the next checkpoint saves. All processes must call this function at the same time."""
+    """Store the run's state in ``task.run_state`` for the next checkpoint. Every process must call this function."""
     states = all_ranks((generator_states(), {name: v.cpu() for name, v in task.criterion.state_dict().items()}))
     plateau = getattr(scheduler, "lr_scheduler", None)
     counts = {} if plateau is None else {name: getattr(plateau, name) for name in PLATEAU}
@@ -276,7 +276,7 @@ def results(folder: Path) -> list[Path]:
 
 
 def check_folder(config: TrainConfig) -> None:
-    """Raise a TrainError if the run would neither resume nor overwrite the run in the folder of ``--experiment``."""
+    """Raise a TrainError if the folder of ``--experiment`` has an old run that is neither resumed nor overwritten."""
     folder = folder_of(config)
     if folder is None or config.overwrite or config.dry_run or config.resume == "auto":
         return

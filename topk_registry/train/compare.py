@@ -1,8 +1,9 @@
 """The command ``topk-registry compare A B ...`` compares models on the same images.
 
 Each model is compared with the first model. The confidence interval of a difference is a percentile bootstrap interval:
-images are drawn with replacement, and all models and measures use the same draws. McNemar's exact test compares the
-number of images that only the first model classifies correctly with the number for only the second model.
+images are drawn with replacement, and all models and measures use the same draws. McNemar's exact test compares two
+numbers: of images that only the first model classifies correctly, and of images that only the second model classifies
+correctly.
 """
 
 import json
@@ -51,7 +52,9 @@ class Difference:
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """Return the two-sided p-value of McNemar's exact test, in which gained ~ Binomial(gained + lost, 1/2).
+    """Return the two-sided p-value of McNemar's exact test.
+
+    Under the null hypothesis, ``gained`` has the distribution Binomial(gained + lost, 1/2).
 
     Example:
         >>> round(mcnemar(1, 9), 6)
@@ -278,7 +281,7 @@ def _aligned(dataset: Any, model: Any, name: str) -> Any:
 
 
 def _columns(first: Sequence[str], other: Sequence[str], first_name: str, name: str) -> Integers:
-    """Return the index of the column in ``other`` for each class in ``first``."""
+    """For each class name in ``first``, return the index of the same class in ``other``."""
     from topk_registry.data.folders import class_map
 
     if len(first) != len(other):

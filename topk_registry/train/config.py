@@ -154,7 +154,7 @@ class TrainConfig:
     )
     normalize_classifier: float | None = _LOSS(
         None,
-        "replace the classifier by a cosine classifier with this scale",
+        "replace the classifier with a cosine classifier of this scale",
         metavar="SCALE",
         within="(0, inf)",
         const=1.0,
@@ -350,7 +350,7 @@ class TrainConfig:
         return type(self)(**{name: getattr(self, name) for name in self.__dict__["_given"]} | settings)
 
     def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
-        """Return a copy for data loaders of a program, with timm's defaults instead of the built-in job's."""
+        """Return a copy for a program's data loaders with this batch size, with the defaults of timm."""
         given: frozenset[str] = self.__dict__["_given"]
         changed: dict[str, Any] = {} if given & {"dataset", "data_dir"} else {"dataset": OWN_BATCHES}
         if batch_size and "batch_size" not in given:
@@ -530,7 +530,7 @@ def _from_text(name: str, text: str, hint: Any) -> Any:
 
 
 def _value_type(hint: Any) -> tuple[type, type | None]:
-    """Return (type, type of items): (float, None) for ``float | None``, and (list, int) for ``list[int]``."""
+    """Return (type, type of items) of a setting: (float, None) for ``float | None``, (list, int) for ``list[int]``."""
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(each for each in get_args(hint) if each is not type(None))
     if get_origin(hint) is list:

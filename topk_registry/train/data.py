@@ -57,7 +57,7 @@ class Data:
 
 
 class ClassBalanced:
-    """A data set in which all classes are equally frequent. The samples of each epoch are drawn at random."""
+    """A data set that draws the samples of each epoch at random such that all classes are equally frequent."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed, self.labels = dataset, seed, labels_of(dataset)
@@ -245,7 +245,7 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 
 
 class LabelMixup(Mixup):
-    """timm's mixup, but with a :class:`LabelMixture` as target instead of a distribution [B, n].
+    """timm's mixup, but with a :class:`LabelMixture` (two labels and their shares) as target instead of a distribution.
 
     timm mixes images and one-hot labels. This class passes the row index of each image instead of the label, with B as
     the number of classes. Therefore entry (i, i) of timm's target [B, B] is the share of image i in mixed image i.
@@ -262,7 +262,7 @@ class LabelMixup(Mixup):
 
 
 class LabelMixupCollate(FastCollateMixup):
-    """timm's ``FastCollateMixup``, but with a :class:`LabelMixture` as target instead of a distribution [B, n]."""
+    """timm's ``FastCollateMixup``, but with a :class:`LabelMixture` as target instead of a distribution."""
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:
         super().__init__(**options, label_smoothing=0.0)
@@ -431,7 +431,7 @@ def _ignore_signals(worker: int, then: Callable[[int], object] | None) -> None:
 
 
 class Crops:
-    """Transform that returns 5 crops (corners, center) or 10 crops (and their mirror images), uint8 [3, h, w]."""
+    """Transform of an image into 5 crops (corners and center), or 10 with mirror images, as uint8 [3, h, w]."""
 
     def __init__(self, preprocessing: dict[str, Any], crops: int) -> None:
         from timm.data.transforms import str_to_interp_mode

@@ -39,7 +39,7 @@ class MeanNLL(StreamingMetric):
 
 
 class SingleLabel:
-    """Metrics of images with one label: NLL, and accuracies in percent, over all images and per class."""
+    """Metrics of images with one label: NLL, and in percent the top-k accuracy and its mean over classes."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ def evaluate(
         class_counts: number of training images per class. If given, the metrics include the accuracies of classes with
             many, a medium number of, and few training images.
         crops: number of crops per image. A batch is the concatenation of this many batches of crops, each with the same
-            images in the same order. 0: images are not cropped.
+            images in the same order. 0: a batch has one view of each image.
         temperature: temperature of the top-k marginals that are averaged over the crops.
         calibration: if not 0, also measure the calibration error of the top-k marginals with this k.
         multilabel: whether images have several labels.

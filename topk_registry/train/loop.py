@@ -29,7 +29,7 @@ class Run:
 
     Args:
         config: settings of the run, including number of classes, learning rate and preprocessing.
-        spec: name, options and origin of the loss. ``criterion`` is the loss.
+        spec: name, options and package of the loss. ``criterion`` is the loss.
         eval_loader: evaluation batches, or None.
         task: timm's object that combines model and loss.
         own_parts: whether a program passed the model or the loaders to :class:`Trainer`.

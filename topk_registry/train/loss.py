@@ -67,7 +67,7 @@ class LossSpec:
 
     Args:
         name, options: name and options that the user chose.
-        distribution, version: installed distribution that defines the loss, and the version of this distribution.
+        distribution, version: name and version of the installed Python package that defines the loss.
         factory: function or class that builds the loss.
     """
 
@@ -96,7 +96,7 @@ class LossSpec:
 
     @property
     def record(self) -> dict[str, Any]:
-        """Name, options and origin of the loss, and the defaults of options that are not set, for ``args.yaml``."""
+        """Name, options, package and version of the loss, and the defaults of all other options, for ``args.yaml``."""
         about = {"name": self.name, "options": self.options, "distribution": self.distribution}
         return {**about, "version": self.version, "defaults": recorded_defaults(self.factory, self.options)}
 
@@ -169,7 +169,7 @@ def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
 
 
 def over_ranks(criterion: nn.Module) -> nn.Module:
-    """Let weighted means and losses of class BatchLoss use the rows of all processes. Return the loss."""
+    """Let losses that depend on the whole batch use the rows of all processes. Return the loss."""
     if number_of_ranks() > 1 and isinstance(criterion, ClassificationLoss) and weighs_rows(criterion):
         return mean_over_ranks(criterion)
     if number_of_ranks() > 1 and isinstance(criterion, BatchLoss):

@@ -165,8 +165,8 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     else:
         channels = model.channels_of(config)
         opened = data.open_data(config, channels=channels, needs_counts=spec.needs_class_counts or weights_by_count)
-    for note in opened.notes:  # printed before other checks, because skipped files may explain a later error
-        report.say(note)
+    for line in opened.notes:  # printed before other checks, because skipped files may explain a later error
+        report.say(line)
     utils.random_seed(config.seed, compute.rank)  # before the model is created, as in timm's script
     network = own_model if own_model is not None else model.build_model(config, _classes(config, opened))
     n = _resolve_classes(config, network, opened)

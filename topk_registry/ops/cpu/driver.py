@@ -100,7 +100,7 @@ take: Any = _take  # take(job, count): take the next ``count`` rows of a job and
 
 @compiled
 def spans(job, block, count):
-    """Yield ranges (start, stop) of up to ``block`` rows for this thread, until the threads took all ``count`` rows."""
+    """Yield row ranges (start, stop) of at most ``block`` rows for this thread, until all ``count`` rows are taken."""
     start = take(job, block)
     while start < count:
         yield start, min(start + block, count)

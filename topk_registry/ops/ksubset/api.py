@@ -1,4 +1,4 @@
-"""Public functions of the k-subset operator: margins and marginals of all classes, and the smooth top-k loss."""
+"""Public functions of the k-subset operator: probabilities and margins of all classes, and the smooth top-k loss."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,11 +25,12 @@ def smooth_topk(
 ) -> Tensor:
     """Compute the smooth top-k loss sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row.
 
-    The mass q_c is the weight of class c in the target of the row. The margins m are ``topk_margins(logits, k,
-    temperature=k * tau)``. A row without mass has loss 0 and gradient 0, even if its logits are NaN. If at most k
-    logits of a row are above -inf, a class with the logit -inf has loss inf, and any other class has loss 0.
+    The mass q_c is the weight of class c in the target of the row. The margin m_c is the result of
+    ``topk_margins(logits, k, temperature=k * tau)`` for class c. A row without mass has loss 0 and gradient 0, even if
+    its logits are NaN. If at most k logits of a row are above -inf, the loss is inf if a class with the logit -inf has
+    mass, else 0.
 
-    The forward pass also computes the gradient, so the backward pass only multiplies this gradient by a number.
+    The forward pass also computes the gradient. The backward pass only multiplies this gradient by a number per row.
 
     Args:
         logits: scores [B, n].
@@ -69,9 +70,10 @@ def smooth_topk(
 def run(
     logits: Tensor, needs_grad: bool, *, masses: Any, parts: Parts, k: int, tau: float, alpha: Tensor
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the losses [B] of :func:`smooth_topk` and their gradient [B, n] with the fastest backend that works.
+    """Compute the losses [B] of :func:`smooth_topk` and their gradient [B, n] with numba, Triton or PyTorch operations.
 
-    If ``needs_grad`` is False, the second result may be None. ``masses`` and ``parts`` hold the same masses.
+    The fastest backend that supports the arguments and passes its self-test is used. ``parts`` contains the tensors of
+    ``masses``. If ``needs_grad`` is False, the gradient may be None.
     """
     backend = _backend(logits, k, tau, parts.has_labels_only)
     if backend == "numba":
@@ -98,7 +100,10 @@ def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
 
 
 def usual_backend(device: torch.device) -> str:
-    """Return the backend for float32 logits and class indices on a device: "numba", "triton" or "torch"."""
+    """Return the name of the backend that computes losses of class indices and float32 logits on a device.
+
+    The name is "numba", "triton" or "torch".
+    """
     return _backend(torch.empty(0, 100, device=device), 5, 0.1, True)
 
 
@@ -138,7 +143,8 @@ def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
 
     The margin is temperature * log(p / (1 - p)), where p is the probability that :func:`topk_marginals` returns. As the
     temperature goes to 0, the margin becomes the score minus the k-th largest score of the other classes. If at most k
-    scores of a row are above -inf, the margins of their classes are inf, and all other margins are -inf.
+    scores of a row are above -inf, the classes with these scores have the margin inf, and all other classes have the
+    margin -inf.
 
     Args:
         logits: scores [..., n]. A class with the score -inf is excluded.
@@ -159,9 +165,9 @@ def topk_log_odds(logits: Tensor, k: int) -> Tensor:
     """Return the log-odds that a random set of k classes contains a class, for each class.
 
     The probability of a set is proportional to the product of e_i = exp(x_i) over its classes, where x are the logits.
-    The log-odds are l_i = x_i + log sigma_{k-1}(e without e_i) - log sigma_k(e without e_i). Here sigma_j is the j-th
-    elementary symmetric polynomial, the sum of the products of all sets of j numbers. The results are exact up to
-    rounding errors, and differentiable.
+    The log-odds of class i are l_i = x_i + log sigma_{k-1}(e without e_i) - log sigma_k(e without e_i). Here sigma_j is
+    the j-th elementary symmetric polynomial: the sum, over all sets of j numbers, of the product of the numbers. The
+    results are exact up to rounding errors, and differentiable.
 
     Args:
         logits: scores [..., n]. A class with the score -inf is excluded.
@@ -180,8 +186,8 @@ def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tenso
     """Return the probability that a random set of k classes contains a class, for each class.
 
     The probability of a set is proportional to exp((sum of the scores of the set) / temperature). The probabilities of
-    all classes of a row sum to k. For k = 1, they are the softmax. If at most k scores of a row are above -inf, the
-    classes with these scores have probability 1, and all other classes have probability 0.
+    all classes of a row sum to k. For k = 1, the result is softmax(logits / temperature). If at most k scores of a row
+    are above -inf, the classes with these scores have probability 1, and all other classes have probability 0.
 
     Args:
         logits: scores [..., n]. A class with the score -inf is excluded.
@@ -199,7 +205,7 @@ def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tenso
 
 
 def topk_label_margins(logits: Tensor, label: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """For each row, return the margin of the label, see :func:`topk_margins`: [B] in double precision.
+    """Return the margin of each row's label in double precision [B]. :func:`topk_margins` defines the margin.
 
     Args:
         logits: scores [B, n].

@@ -1,4 +1,7 @@
-"""The smooth top-k loss in PyTorch operations, and its gradient, computed for blocks of rows."""
+"""The smooth top-k loss in PyTorch operations.
+
+To limit memory, the gradient of the loss is computed for one block of rows at a time.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -16,7 +19,7 @@ BLOCK = 1 << 24  # approximate number of values that a block of rows stores for 
 
 
 class Parts(NamedTuple):
-    """The masses of all classes of a batch: the weights with which the losses of the classes are added.
+    """Masses: for each row of a batch and each class, the weight of the class in the target of the row.
 
     The mass of class c in row r is the sum of three numbers: the shares of all labels of row r that equal c, even[r],
     and dense[r, c]. A tensor that is None counts as 0.
@@ -60,10 +63,10 @@ def working_dtype(s: Tensor, k: int, temperature: float) -> torch.dtype:
 def losses_of(logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor) -> Tensor:
     """Return the smooth top-k loss of each row [B], computed by differentiable PyTorch operations.
 
-    The loss of a row is sum_c q_c tau softplus((alpha_c - m_c / k) / tau). Here q_c is the mass of class c, and m_c is
-    the margin of class c at temperature k tau. A row without mass has loss 0. The required margin ``alpha`` is one
-    number [] or one number per class [n]. The losses are in double precision for logits in double precision, else in
-    single precision.
+    The loss of a row is sum_c q_c tau softplus((alpha_c - m_c / k) / tau). Here q_c is the mass of class c in
+    ``parts``. The margin m_c is the score of class c minus the k-th largest score of the other classes, smoothed with
+    temperature k tau. A row without mass has loss 0. ``alpha`` is one number [] or one number per class [n]. The losses
+    are in double precision for logits in double precision, else in single precision.
     """
     tau = max(tau, LEAST_TEMPERATURE)
     s = logits.to(working_dtype(logits, k, k * tau))
@@ -101,10 +104,10 @@ def losses_and_gradient(
 
 
 def in_blocks(function: Callable[..., Tensor], s: Tensor, k: int, temperature: float) -> Tensor:
-    """Return ``function(s, k, temperature)`` [B, n] for scores s [B, n]. The function must treat each row separately.
+    """Return ``function(s, k, temperature)`` [B, n] for scores s [B, n], computed for one block of rows at a time.
 
-    If the scores are large, the function is called for one block of rows at a time, and again in the backward pass.
-    This limits memory.
+    To limit memory, the function is called for each block in the forward pass, and again in the backward pass.
+    Therefore, the result for a row must depend only on this row. Scores that fit in one block are not divided.
     """
     if len(_blocks(s, k)) == 1 or route(s) is not Route.KERNELS:
         return function(s, k, temperature)

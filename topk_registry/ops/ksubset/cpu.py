@@ -79,10 +79,9 @@ def losses(
 
 @lru_cache(maxsize=1024)
 def _threads_and_block(k: int, B: int, n: int, most: int) -> tuple[int, int]:
-    """Return the number of threads, which is at most ``most``, and the number of rows that a thread takes at a time."""
     polynomials = (2 * k + 3) ** 2
     steps = B * (n + 500 + 2 * polynomials)  # fitted to measured times
-    count = max(1, min(most, B, steps // LEAST_WORK))
+    count = max(1, min(most, B, steps // LEAST_WORK))  # number of threads
     return count, max(1, min(ROWS_AT_ONCE, SCORES_AT_ONCE // n, SCORES_AT_ONCE // polynomials, -(-B // count)))
 
 
@@ -98,8 +97,7 @@ def _read(job):
 
 
 @kernel
-def label_body(job):
-    """Compute the losses and gradients of the rows of a job. Each row has a mass for one label only."""
+def label_body(job):  # rows with one label each
     B, n, k, block, tau, s, value, gradient, alpha, labels, shares = _read(job)
     memory = memory_for(block, n, k)
     for i, j in spans(job, block, B):
@@ -107,8 +105,7 @@ def label_body(job):
 
 
 @kernel
-def mass_body(job):
-    """Compute the losses and gradients of the rows of a job. A row may have masses for several classes."""
+def mass_body(job):  # rows with masses for several classes
     B, n, k, block, tau, s, value, gradient, alpha, labels, shares = _read(job)
     field = array(job, 17, np.int64)
     even = array(field[15], B if field[15] != 0 else 0, np.float64)
@@ -138,7 +135,8 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
     """Write the losses and the gradients of rows that have one label each.
 
     If a row has label y, and the label has mass q, the loss of the row is q tau softplus((alpha_y - m_y / k) / tau).
-    Here m_y is the margin of the label. Formula (10) of README.md gives the gradient.
+    The margin m_y is the score of the label minus the k-th largest score of the other classes, smoothed with
+    temperature theta.
 
     Args:
         s: scores [B, n or more]. Columns after the first n are ignored.

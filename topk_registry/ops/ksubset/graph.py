@@ -1,12 +1,15 @@
-"""The k-subset operator in PyTorch operations. README.md in this folder has the formulas (5) to (13).
+"""The k-subset operator in PyTorch operations.
+
+The operator computes, for each class, the probability that a random set of k classes contains the class. README.md in
+this folder has the formulas (5) to (13), to which comments refer.
 
 Shapes depend only on the shapes of the arguments, and no branch depends on data. The dtype of the input is the dtype of
 the computation. Therefore, ONNX export, ``torch.func`` transforms, ``torch.compile``, double precision and derivatives
 of any order use the same code, for every k from 1 to n - 1.
 
-``marginals``, ``margins`` and ``log_odds`` take the scores of all classes. If the classes come in chunks,
-``summarize``, ``merge``, ``finish``, ``label_gradient`` and ``top_margins`` compute the same results for 2k <= n. These
-five functions record no gradients.
+``marginals``, ``margins`` and ``log_odds`` take the scores of all classes. ``summarize``, ``merge``, ``finish``,
+``label_gradient`` and ``top_margins`` take the scores of one chunk of classes at a time. These five functions need 2k
+<= n and record no gradients.
 
 A polynomial is a tensor [coefficients, B, classes], with the coefficient of the lowest degree first. The code avoids
 the operator Sigmoid, because onnxruntime computes Sigmoid inaccurately far below zero. The code avoids MatMul, because
@@ -31,7 +34,7 @@ def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
     """Return the probability that each class is in a random set of k classes [B, n].
 
     The probability of a set is proportional to exp((sum of the scores of the set) / temperature). If at most k scores
-    of a row are above -inf, their classes get the probability 1, and all other classes get 0.
+    of a row are above -inf, the classes with these scores get the probability 1, and all other classes get 0.
 
     Args:
         logits: scores [B, n], n > k. A class with the score -inf is excluded.
@@ -58,9 +61,9 @@ def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """Return the margin theta log(p / (1 - p)) of each class: [B, n] -> [B, n].
 
-    Here p is the marginal of the class at temperature theta: the probability that the class is in a random set of k
-    classes. If at most k scores of a row are above -inf, the margins of their classes are inf, and all other margins
-    are -inf.
+    Here p is the probability that the class is in a random set of k classes, ``marginals(s, k, theta)``. If at most k
+    scores of a row are above -inf, the classes with these scores have the margin inf, and all other classes have the
+    margin -inf.
     """
     n = s.shape[1]
     if 2 * k > n:
@@ -86,7 +89,7 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
 
 
 def log_odds(x: Tensor, k: int) -> Tensor:
-    """Return the log-odds [B, n] of the probability that each class is in a random set of k classes."""
+    """Return the log-odds log(p / (1 - p)) of each class [B, n], where p is the result of ``marginals(x, k)``."""
     return margins(x, k, 1.0)
 
 
@@ -110,12 +113,10 @@ def _solve(
     s: Tensor, top: Tensor, group: Tensor, where: Tensor, k: int, balance: int, theta: float,
     of_next: _Solution | None = None,
 ) -> _Solution:  # fmt: skip
-    """Compute the polynomials for sets of k classes, at the tilt for sets of ``balance`` classes.
-
-    ``top`` [B, T] contains the T largest scores of each row without gradient. ``group`` [B, T] contains the same scores
-    with gradient, and ``where`` [B, T] contains their classes. If the result for balance + 1 is given as ``of_next``,
-    the odds of the tail are computed from that result.
-    """
+    # Compute the polynomials for sets of k classes, at the tilt for sets of ``balance`` classes. ``top`` [B, T]
+    # contains the T largest scores of each row without gradient. ``group`` [B, T] contains the same scores with
+    # gradient, and ``where`` [B, T] contains their classes. If the result for balance + 1 is given as ``of_next``, the
+    # odds of the tail are computed from that result.
     # scores far from 0 lose precision, so first subtract the score of a large class
     a = top[:, balance - 1 : balance].detach()
     x_top = ((top - a) / theta).detach()
@@ -141,7 +142,8 @@ def _solve(
 
 
 def _probabilities(s: Tensor, top: Tensor, where: Tensor, k: int, theta: float, outside: int) -> Tensor:
-    """Return the probability [B, n] that each class is in the set. If outside = 1, return 1 minus this number."""
+    # the probability of each class to be in the set (outside = 0), or not in the set (outside = 1), without
+    # cancellation
     f = _solve(s, top, top, where, k, k, theta)
     cases = f.p * f.outside[0], f.q * f.outside[1]  # in the set, outside of it
     in_top = cases[outside] / (cases[0] + cases[1])
@@ -158,15 +160,14 @@ def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) ->
 
 
 def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
-    """Return the tilt t [B, 1], the number that is subtracted from all scores before their exponentials are multiplied.
+    """Return a number t per row [B, 1] that is subtracted from the scores x to prevent overflow of products of exp(x).
 
-    If R_m is the sum of exp(x_i) over all classes except the m largest, then t is the minimum of log(R_m / (k - m))
-    over m = 0..k-1. The tilt cancels from every result, and only prevents overflow. For k above SMALL_K, the result is
-    that of :func:`tilt_to_mean`.
+    Let R_m be the sum of exp(x_i) over all classes except the m largest. Then t is the minimum of log(R_m / (k - m))
+    over m = 0..k-1. For k above SMALL_K, t is the result of :func:`tilt_to_mean`. All results are independent of t,
+    except for rounding errors.
 
     Args:
-        x: scores of the T largest classes in descending order, minus the k-th score and divided by the temperature [B,
-            T].
+        x: the T largest scores in descending order, minus the k-th score and divided by the temperature [B, T].
         mass: sum of exp(x_i) over all other classes [B, 1].
         k: number of classes in a set.
     """
@@ -177,14 +178,14 @@ def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
 
 
 def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
-    """Return the number t [B, 1] for which the sum of sigmoid(x_i - t) over all classes is k - 1/2.
+    """Return the number t [B, 1] for which the sum of sigmoid(x_i - t) over all classes is k - 1/2, by bisection.
 
-    If each class is selected with probability sigmoid(x_i - t), then k or k - 1 classes are selected with a probability
-    of at least 1 / (n + 1), so the polynomials do not overflow. The function uses bisection.
+    If each class is selected independently with probability sigmoid(x_i - t), then k or k - 1 classes are selected with
+    a probability of at least 1 / (n + 1). This probability is far from 0, so t can be used as in :func:`tilt`.
 
     Args:
         x: scores, minus the k-th largest score and divided by the temperature [B, T].
-        mass: sum of exp(x_i) over classes that are not in x [B, 1]. These classes add mass exp(-t) to the sum.
+        mass: sum of exp(x_i) over classes that are not in x [B, 1]. These classes add mass * exp(-t) to the sum.
         k: number of classes in a set, as an integer or as one number per row [B, 1].
     """
     size = torch.as_tensor(k, dtype=x.dtype, device=x.device)
@@ -198,7 +199,7 @@ def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
 
 
 def power_sums(w: Tensor, k: int) -> Tensor:
-    """Return the power sums P_j = sum_i w_i^j for j = 1..k: [B, n] -> [B, k].
+    """Return the power sums P_j = sum_i w_i^j of the numbers w >= 0, for j = 1..k: [B, n] -> [B, k].
 
     Powers that would be denormal numbers are replaced by 0, because denormal numbers are slow. A square that is
     replaced is at most 2^-50, or 2^-120 in double precision.
@@ -217,10 +218,8 @@ def power_sums(w: Tensor, k: int) -> Tensor:
 
 
 def _blocks(w: Tensor) -> Tensor:
-    """Return w [B, n] as [B, blocks, length], padded with zeros, because two short sums have smaller rounding errors.
-
-    onnxruntime adds the numbers of a row in order. For 20,000 equal numbers, 1.5 decimal digits would be lost.
-    """
+    # w [B, n] as [B, blocks, length], padded with zeros: two short sums have smaller rounding errors than one long sum.
+    # onnxruntime adds the numbers of a row in order. For 20,000 equal numbers, 1.5 decimal digits would be lost.
     n = w.shape[1]
     length = 1 << math.isqrt(n).bit_length()
     blocks = -(-n // length)
@@ -242,12 +241,11 @@ def from_power_sums(P: Tensor) -> Tensor:
 
 
 def product_tree(factors: Tensor, k: int) -> list[Tensor]:
-    """Return the levels of a binary tree of products of T factors [2, B, T].
+    """Return the levels of a binary tree of products of T factors q + p X [2, B, T].
 
     The first level contains the factors, and the last level contains the product of all factors. Coefficients above
     degree k are omitted. If the nodes of a level are products of m factors, the level has the shape [min(m, k) + 1, B,
-    ceil(T / m)]. The children of node i are the nodes i and i + half of the level below, where half is the number of
-    nodes of the level.
+    ceil(T / m)]. If a level has h nodes, node i is the product of the nodes i and h + i of the level below.
     """
     levels = [factors]
     while levels[-1].shape[-1] > 1:
@@ -257,11 +255,11 @@ def product_tree(factors: Tensor, k: int) -> list[Tensor]:
 
 
 def leave_one_out(levels: list[Tensor], start: Tensor, k: int, count: int) -> Tensor:
-    """For each factor, return the last ``count`` coefficients up to degree k of the product of all other factors.
+    """For each of T factors, return the last ``count`` coefficients of the product of all other factors.
 
     Args:
-        levels: result of :func:`product_tree`.
-        start: polynomial that is multiplied into every product [m, B, 1].
+        levels: result of :func:`product_tree` for the factors.
+        start: polynomial by which every product is multiplied [m, B, 1].
         k: highest degree.
         count: number of coefficients per product.
 
@@ -311,10 +309,10 @@ def product(a: Tensor, b: Tensor, first: int, low: int, high: int) -> Tensor:
 
 
 def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """For each class, return the coefficients k - 1 and k of c / (1 + w_i X): two tensors [B, n].
+    """For each class i, divide the polynomial c by 1 + w_i X, and return the coefficients k - 1 and k of the quotient.
 
-    The polynomial c is [k + 1, B, 1], and the odds w are [B, n]. For w_i < 1, the rounding errors decrease from step to
-    step.
+    The polynomial c is [k + 1, B, 1], the odds w are [B, n], and both results are [B, n]. For w_i < 1, the rounding
+    errors decrease from step to step.
     """
     d = c[0]
     for j in range(1, k):
@@ -325,8 +323,8 @@ def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
 class State(NamedTuple):
     """Summary of the scores of some classes, in O(k) numbers per row.
 
-    The odds of a class with score s are exp((s - a) / theta), where a is the k-th largest score. If states are merged,
-    a can only increase, so odds can only decrease.
+    :func:`merge` combines the states of different classes. The odds of a class with score s are exp((s - a) / theta),
+    where a is the k-th largest score. If states are merged, a can only increase, so odds can only decrease.
     """
 
     top: Tensor  # [B, T], the 2k + 1 largest scores in descending order, or all scores if there are fewer
@@ -335,7 +333,7 @@ class State(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Result of :func:`finish`: the numbers from which margins and their gradients are computed."""
+    """Result of :func:`finish`: numbers from which margins and their gradients are computed."""
 
     a: Tensor  # [B, 1], the k-th largest score
     shift: Tensor  # [B, 1], double precision: a class outside of the state with score s has the margin (s - a) + shift
@@ -347,9 +345,9 @@ class Coefficients(NamedTuple):
 
 @torch.no_grad()
 def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
-    """Return the state of the classes first_class, ..., first_class + m - 1 from their scores [B, m].
+    """Summarize the scores s [B, m] of the classes first_class, ..., first_class + m - 1, for sets of k classes.
 
-    A class with the score -inf is excluded.
+    theta is the temperature. A class with the score -inf is excluded.
     """
     top, classes = s.topk(min(2 * k + 1, s.shape[1]), dim=-1)
     e = ((s - _reference(top, k)) / theta).scatter(1, classes, -torch.inf).exp()
@@ -358,9 +356,9 @@ def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
 
 @torch.no_grad()
 def merge(states: Sequence[State], theta: float) -> State:
-    """Return the state of the classes of all states. The power sums are in double precision.
+    """Return the state of all classes from the states of disjoint chunks of classes.
 
-    Equal states in the same order give bitwise equal results.
+    The power sums of the result are in double precision. Equal states in the same order give bitwise equal results.
     """
     k = states[0].P.shape[1]
     top, order = torch.cat([state.top for state in states], 1).sort(dim=1, descending=True, stable=True)
@@ -374,7 +372,7 @@ def merge(states: Sequence[State], theta: float) -> State:
 
 
 def _reference(top: Tensor, k: int) -> Tensor:
-    """Return the k-th largest score [B, 1]. If fewer than k scores are above -inf, return the lowest finite number."""
+    # the k-th largest score [B, 1], or the lowest finite number if fewer than k scores are above -inf
     low = torch.finfo(top.dtype).min
     return top[:, k - 1 : k].clamp_min(low) if top.shape[1] >= k else top.new_full((len(top), 1), low)
 
@@ -386,7 +384,7 @@ def _tilted(P: Tensor, shift: Tensor) -> Tensor:
 
 @torch.no_grad()
 def finish(state: State, theta: float) -> Coefficients:
-    """Return the coefficients of the product over all classes of a state.
+    """Compute the :class:`Coefficients` of the product over all classes of a state, at temperature theta.
 
     At least k scores of each row must be above -inf.
     """
@@ -411,9 +409,9 @@ def finish(state: State, theta: float) -> Coefficients:
 
 
 def scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int) -> Tensor:
-    """Return a chunk [B, m] of the classes from ``first_class`` on, with values [B, T] written at their classes [B, T].
+    """Return ``out`` [B, m] with ``values`` [B, T] written at their ``classes`` [B, T].
 
-    Values of classes outside of the chunk are ignored.
+    Column j of ``out`` belongs to class first_class + j. Values of classes without a column are ignored.
     """
     m, local = out.shape[1], classes - first_class
     place = torch.where((local >= 0) & (local < m), local, m)
@@ -424,8 +422,8 @@ def scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int) 
 def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 0) -> Tensor:
     """Return the gradient of the label's margin with respect to the scores s [B, m] of some classes, by formula (10).
 
-    ``f`` must be computed from all classes except the label. The gradient with respect to the label's own score is 1,
-    and the caller must write that number.
+    ``f`` must be computed from all classes except the label. The gradient with respect to the label's own score is 1.
+    The caller must write this 1, because the function treats the label as any other class.
     """
     k = len(f.c) - 1
     v = ((s - f.a) / theta).clamp_max(0.0).exp() * f.scale  # scatter_own overwrites the entries of the top group
@@ -437,7 +435,10 @@ def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 
 
 @torch.no_grad()
 def top_margins(state: State, theta: float) -> Tensor:
-    """Return the margins of the k largest classes [B, k] in double precision. The state must be for sets of k + 1."""
+    """Return the margins of the k largest classes [B, k] in double precision, largest first.
+
+    The state must have been computed for sets of k + 1 classes.
+    """
     k = state.P.shape[1] - 1
     gap = state.top.double() - state.top[:, k : k + 1].double()
     x = gap / theta

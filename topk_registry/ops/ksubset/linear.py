@@ -34,7 +34,7 @@ class TopClasses(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Parameters of a linear classifier that is computed in chunks of classes."""
+    """Parameters of a linear classifier whose classes are processed in chunks."""
 
     k: int  # number of classes in a set
     theta: float  # temperature, by which scores are divided
@@ -51,13 +51,17 @@ class Problem(NamedTuple):
 def min_classes(k: int) -> int:
     """Return the minimum number of classes for which a linear classifier can be computed in chunks.
 
-    At least one class must be outside of the top group, which has up to 2k + 3 classes.
+    The algorithm multiplies the factors of up to 2k + 3 classes one by one, and needs at least one other class.
     """
     return 2 * k + 4
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
-    """Return the dtype in which ``F.linear`` multiplies x. Autocast changes this dtype, except in double precision."""
+    """Return the dtype in which ``F.linear`` multiplies x.
+
+    This is the dtype of autocast if autocast is enabled and x is not in double precision. Otherwise, it is the dtype of
+    x.
+    """
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -75,12 +79,13 @@ def chunk_size(features: Tensor, chunk: int | None) -> int:
 def linear_label_margins(x: Tensor, weight: Tensor, bias: Tensor | None, label: Tensor, p: Problem) -> Tensor:
     """Compute the margin of each row's label [B] in double precision. The result can be differentiated once.
 
-    With a process group, the result is the same on all ranks. To get the gradient with respect to x, the caller must
-    sum the gradients of all ranks.
+    The margin is the score of the label minus the k-th largest score of the other classes, smoothed with temperature
+    p.theta. With a process group, the result is the same on all ranks. The gradient with respect to x contains only the
+    part of this rank's classes, so the caller must sum this gradient over the ranks.
 
     Args:
         x: features [B, d].
-        weight, bias: weight [m, d] and bias [m] or None of this rank's classes.
+        weight, bias: weight [m, d] and bias [m] of the classes of this rank. The bias may be None.
         label: class indices [B] over the classes of all ranks.
         p: parameters of the classifier.
     """
@@ -95,14 +100,16 @@ def linear_expected_hinge(
 ) -> Tensor:  # fmt: skip
     """Compute sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row: [B] in double precision.
 
-    All classes must be on this rank. m_c is the margin of class c. The result can be differentiated once.
+    The mass q_c is the weight of class c in the target of the row. The margin m_c is the score of class c minus the
+    k-th largest score of the other classes, smoothed with temperature k tau. All classes must be on this rank. The
+    result can be differentiated once.
 
     Args:
         x, weight, bias: features [B, d], weight [n, d], and bias [n] or None.
         mass: function ``mass(s [B, m], first)`` that returns the masses q [B, m] of the m classes from ``first`` on.
         alpha: required margin, [] or [n].
         tau: smoothing temperature of the loss.
-        p: parameters of the classifier, with the temperature theta = k tau.
+        p: parameters of the classifier, with theta = k tau.
     """
     losses = _ExpectedHinge.apply(x, weight, bias, mass, alpha, tau, p)
     assert isinstance(losses, Tensor)
@@ -111,7 +118,10 @@ def linear_expected_hinge(
 
 @torch.no_grad()
 def linear_topk_classes(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> TopClasses:
-    """Return the k classes with the largest scores, among the classes of all ranks. The result has no gradient."""
+    """Return the k classes with the largest scores of each row, among the classes of all ranks.
+
+    The result has no gradient.
+    """
     state = _state(x, weight, bias, p.k + 1, p)
     marginals = torch.sigmoid(graph.top_margins(state, p.theta) / p.theta)
     return TopClasses(state.classes[:, : p.k], state.top[:, : p.k].to(p.dtype), marginals.to(p.wide))
@@ -120,8 +130,8 @@ def linear_topk_classes(x: Tensor, weight: Tensor, bias: Tensor | None, p: Probl
 def chunks(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield (first, W, s) for each chunk of this rank's classes.
 
-    ``first`` is the index of the first class, counted over all ranks. W [m, d] are the weights of the classes, and s
-    [B, m] are their scores.
+    ``first`` is the index of the first class of the chunk, counted over all ranks. W [m, d] is the weight of the m
+    classes of the chunk, and s [B, m] are their scores.
     """
     x = x.to(p.dtype)
     for start in range(0, len(weight), p.chunk):
@@ -154,7 +164,7 @@ def _state(x: Tensor, weight: Tensor, bias: Tensor | None, k: int, p: Problem) -
 
 
 def _locate(label: Tensor, first: int, m: int) -> tuple[Tensor, Tensor]:
-    """Return whether each label [B] is among the m classes from ``first`` on, and its column in this chunk [B, 1]."""
+    # which labels [B] are among the m classes from ``first`` on, and the column of each label in this chunk [B, 1]
     local = label - first
     return (local >= 0) & (local < m), local.clamp(0, m - 1)[:, None]
 
@@ -198,7 +208,8 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients with respect to x, weight and bias. A gradient that is not needed is None.
 
-    ``slopes(s, first)`` returns the gradient with respect to the scores s [B, m] of the classes from ``first`` on.
+    For the scores s [B, m] of the classes from ``first`` on, ``slopes(s, first)`` returns the gradient with respect to
+    s.
     """
     dx = torch.zeros_like(x, dtype=p.wide) if needed[0] else None
     dW = torch.empty_like(weight) if needed[1] else None
@@ -217,7 +228,7 @@ def _gradients(
 
 
 class _Group(NamedTuple):
-    """Results for the top group, from which the margins of all classes are computed."""
+    # Results for the top group, from which the margins of all classes are computed.
 
     a: Tensor  # [B, 1], the (k + 1)-th largest score, reference of the power sums
     t: Tensor  # [B, 1], the tilt: a constant, because the tilt cancels
@@ -226,7 +237,7 @@ class _Group(NamedTuple):
 
 
 def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
-    """Compute the results for the top group with the scores ``top``. P are the power sums of all other classes."""
+    # ``top`` are the scores of the top group [B, T], and P are the power sums of the odds of all other classes [B, k]
     a = top[:, k : k + 1].detach()
     x, margins = (top - a) / theta, []
     t = c = a
@@ -247,11 +258,8 @@ def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
 
 
 class _ExpectedHinge(torch.autograd.Function):
-    """Autograd function of :func:`linear_expected_hinge`, which reads the classes three times.
-
-    The forward pass reads them for the state, and again for the losses and the gradients with respect to the results
-    for the top group. The backward pass reads them for the gradients with respect to the scores.
-    """
+    # The classes are read three times: in the forward pass for the state, and for the losses and the gradients with
+    # respect to the results for the top group; in the backward pass for the gradients with respect to the scores.
 
     @staticmethod
     def forward(ctx, x, weight, bias, mass, alpha, tau, p):  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -303,7 +311,7 @@ class _ExpectedHinge(torch.autograd.Function):
 
 
 def _margins(s: Tensor, f: _Group, margins: Tensor, c: Tensor, classes: Tensor, first: int, p: Problem) -> Tensor:
-    """Return the margins of the classes of a chunk [B, m]. ``margins`` are the margins of the top group."""
+    # the margins [B, m] of the classes of a chunk, where ``margins`` are the margins of the top group
     s = graph.scatter_own(s, classes, torch.full_like(margins, -torch.inf), first)
     gap = s - f.a.to(s)
     below, last = graph.divide_out(c, (gap / p.theta - f.t.to(s)).exp(), p.k)

@@ -54,9 +54,9 @@ def memory_for(width, n, k, alpha, tau):
 def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradient, memory):
     """Write the losses sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of rows, and the gradients of the losses.
 
-    The mass q_c is the weight of class c in the target of a row, and m_c is the margin of class c at temperature
-    ``theta``. If ``dense`` has rows, ``dense`` gives all masses. Otherwise, q_c is the sum of ``even`` and the shares
-    of all labels c.
+    The mass q_c is the weight of class c in the target of a row. If ``dense`` has rows, ``dense`` gives all masses.
+    Otherwise, q_c is the sum of ``even`` and the shares of all labels c. The margin m_c is the score of class c minus
+    the k-th largest score of the other classes, smoothed with temperature theta.
 
     Args:
         s: scores [B, n or more]. Columns after the first n are ignored.
@@ -175,9 +175,8 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
 
 @compiled
 def _leave_one_out(before, after):
-    """For each factor, return coefficients k - 1 and k of the product of all other factors: two arrays [T, lanes]."""
     T, k, lanes = len(before) - 1, before.shape[1] - 1, before.shape[2]
-    below, last = empty((T, lanes)), empty((T, lanes))
+    below, last = empty((T, lanes)), empty((T, lanes))  # coefficients k - 1 and k of the product without factor j
     for j in range(T):
         polynomial.without(before, after, j, k - 1, below[j])
         polynomial.without(before, after, j, k, last[j])
@@ -204,7 +203,7 @@ def _has_mass(r, shares, even, dense, few):
 
 @compiled
 def _masses(r, labels, shares, even, dense, mass, few, few_mass):
-    """Write the masses of row r to ``few`` and ``few_mass``, or to ``mass``.
+    """Write the masses of row r as a short list to ``few`` and ``few_mass``, or as one number per class to ``mass``.
 
     If a list of at most FEW_CLASSES classes suffices, write the classes to ``few`` and their masses to ``few_mass``,
     and return the length of the list. Otherwise, write the mass of every class to ``mass``, and return -1.
@@ -283,12 +282,9 @@ def _product_cotangents(product, lane, rho, g_c, g_product):  # the gradient of 
 
 @compiled
 def _top_cotangents(tilts, below, last, g_below, g_product):
-    """Propagate gradients of the losses backward to the scores of the top groups and to the power sums of the tails.
-
-    ``g_below`` holds gradients with respect to the log-odds of the top group. These become gradients with respect to
-    the scores of the top group. tilts.P[j - 1] becomes j times the gradient with respect to the j-th power sum of the
-    tail's odds.
-    """
+    # Propagate gradients backward to the scores of the top groups and to the power sums of the tails. Gradients with
+    # respect to the log-odds of the top group, in g_below, become gradients with respect to the scores. tilts.P[j - 1]
+    # becomes j times the gradient with respect to the j-th power sum of the odds of the tail.
     P, u, to_next, T = tilts.P, tilts.u, tilts.to_next, tilts.T
     k, lanes = P.shape
     B = lanes // 2

@@ -37,7 +37,7 @@ def _odds(row, a, inverse, w):
 def odds(row, a, theta, w):
     """Write the odds w = exp(min((s - a) / theta, 0)) of the scores s in ``row``, and return the sum of the odds.
 
-    Odds below 2^FLOOR become 0. A score NaN gives the odds NaN.
+    Odds below 2^FLOOR become 0. If a score is NaN, its odds are NaN.
     """
     mass, inverse = 0.0, np.float32(LOG2E / theta)
     for start in range(0, len(row), CACHE_BLOCK):
@@ -93,7 +93,7 @@ def _add_powers(P, j, sums):
 @summing
 def _up_to_fifth(base):
     zero, least = np.float32(0), np.float32(2.0**-24)
-    first = second = third = fourth = zero
+    first = second = third = fourth = zero  # sums of w^2, ..., w^5
     for i in range(len(base)):
         w = base[i] if base[i] > least else zero
         square = w * w
@@ -106,9 +106,8 @@ def _up_to_fifth(base):
 
 @summing
 def _four_powers(base, v, least):
-    """Return the sums of v w, v w^2, v w^3 and v w^4 over all odds w above ``least``. Replace v by v w^4."""
     zero = np.float32(0)
-    first = second = third = fourth = zero
+    first = second = third = fourth = zero  # sums of v w, ..., v w^4; v becomes v w^4
     for i in range(len(base)):
         w = base[i] if base[i] > least else zero
         square = w * w
@@ -130,18 +129,17 @@ def coefficients(k):
 
 @borrowing
 def first_of_fours(stop, count):
-    """Return the index at which a loop over ``count`` coefficients must begin, to end with coefficient stop - 1.
+    """Return the index of the first coefficient that a loop over the ``count`` coefficients before c_stop must read.
 
-    Coefficient 0 has the index FRONT. The number of coefficients is rounded up to a multiple of four, because loops
-    process four coefficients at a time. The additional coefficients, or the zeros in front of coefficient 0, do not
-    change results.
+    The index of c_0 is FRONT. Loops read four coefficients at a time, so the index is such that a multiple of four
+    coefficients is read. If this multiple exceeds ``count``, the additional coefficients do not change results.
     """
     return FRONT + stop - max(4, (count + 3) // 4 * 4)
 
 
 @borrowing
 def label_gradient(w, c, scale, slope, count, scratch):
-    """Replace the odds w of the tail's classes by the gradient of the loss with respect to their scores.
+    """Replace the odds w of classes by the gradient of the loss with respect to the scores of these classes.
 
     The gradient is slope v (d_{k-2} (1 + v) - 1) with v = scale w, where d_j is the coefficient j of c / (1 + v X).
 
@@ -177,7 +175,10 @@ def label_gradient(w, c, scale, slope, count, scratch):
 
 @borrowing
 def add_slopes(w, slopes, count, out, scratch):
-    """Add sum_{j=1..count} slopes[j - 1] w_i^j to out_i, the part of the gradient that comes from power sums of w."""
+    """Add sum_{j=1..count} slopes[j - 1] w_i^j to out_i for each class i with odds w_i.
+
+    This is the part of the gradient that comes from the power sums of the odds.
+    """
     for start in range(0, len(w), CACHE_BLOCK):
         v, result = w[start : start + CACHE_BLOCK], out[start : start + CACHE_BLOCK]
         if count <= 5:
@@ -200,7 +201,7 @@ def add_slopes(w, slopes, count, out, scratch):
 
 @borrowing
 def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scale, tau, g, dc, scratch):
-    """Return the sum of the losses of all classes of the tail, and write the gradient of this sum.
+    """Return the sum of the losses of the classes with odds w, and write the gradient of this sum.
 
     The loss of a class is L = mass tau softplus((alpha - scale m) / tau), where m is the margin of the class. The
     computation is as follows, where d_j and e_j are the coefficients j of d and e:
@@ -211,16 +212,16 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         dL/ds = chain e_{k-1},   dL/dc_j = chain (-v)^(k-1-j) for j < k,   dL/dc_k = -chain d_{k-1}.
 
     Args:
-        row: scores s. The padding is -inf.
-        w: odds of the classes of the tail, and 0 for all other classes.
-        mass: mass of each class, and 0 for the top group and for the padding.
+        row: scores s, padded with -inf.
+        w: odds of the classes, and 0 for all classes that are computed elsewhere.
+        mass: mass of each class. The mass is 0 for classes that are computed elsewhere, and for the padding.
         alpha, gain: required margin and exp(-alpha / tau), for each class or as CACHE_BLOCK equal numbers.
-        c: coefficients c_0..c_k with c_{k-1} = c_k = 1.
-        a: reference score of the odds.
+        c: result of :func:`polynomial.balanced`, coefficients c_0..c_k with c_{k-1} = c_k = 1.
+        a: reference score of the odds: w = exp((s - a) / theta).
         powers: number of coefficients before c_k that are used. All others are too small to change results.
         odds_scale, shift: number by which the odds are multiplied, and the logarithm of this number.
         scale, tau: 1 / k, and smoothing temperature of the loss.
-        g: output, the gradient with respect to the scores at fixed c.
+        g: output, the gradient with respect to the scores for constant c.
         dc: output, the gradient with respect to c, summed over the classes.
         scratch: memory for 4 CACHE_BLOCK numbers.
     """
@@ -271,7 +272,7 @@ def _chains_of_five(w, c, odds_scale, mass, gain, scale, scratch, out):  # _horn
 
 @borrowing
 def _horner_twice(w, c, scale, scratch):
-    """Write v = scale w, and the last coefficients of the power series c / (1 + v X) and c / (1 + v X)^2."""
+    # v = scale w, d_{k-1} and e_{k-2} of tail_hinges
     for i in range(len(w)):
         scratch[i], scratch[D + i], scratch[E + i] = scale * w[i], 0, 0
     for j in range(0, len(c), 4):
@@ -315,9 +316,8 @@ def _sum_of_hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
 
 @summing
 def _five_moments(e, v):
-    """Return the sums of e, -v e, v^2 e, -v^3 e and v^4 e. The last three sums skip odds v up to 2^-20."""
     zero, least = np.float32(0), np.float32(2.0**-20)
-    first = second = third = fourth = fifth = zero
+    first = second = third = fourth = fifth = zero  # sums of e, -v e, ..., v^4 e; the last three skip tiny odds
     for i in range(len(v)):
         w = v[i] if v[i] > least else zero
         square = w * w
@@ -332,7 +332,7 @@ def _five_moments(e, v):
 
 @borrowing
 def _add_moments(e, v, count, dc):
-    """Add the sum of e (-v)^j to dc_{k-1-j}, for j < count. Overwrite e."""
+    # add the sum of e (-v)^j to dc_{k-1-j}, for j < count
     k, least = len(dc) - 1, np.float32(1e-20) * largest_size(e)
     for j in range(0, count, 3):
         sums = _three_moments(e, v, least)
@@ -342,9 +342,8 @@ def _add_moments(e, v, count, dc):
 
 @summing
 def _three_moments(e, v, least):
-    """Return the sums of e, -v e and v^2 e. Replace e by -v^3 e. Small terms, up to ``least``, become 0."""
     zero = np.float32(0)
-    first = second = third = zero
+    first = second = third = zero  # sums of e, -v e and v^2 e; e becomes -v^3 e
     for i in range(len(v)):
         one = e[i]
         two = -v[i] * one

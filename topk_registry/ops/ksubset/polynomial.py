@@ -1,7 +1,7 @@
 """Polynomials prod_i (q_i + p_i X) of several rows at once, in double precision, compiled by numba.
 
-The last axis of every array has one entry per row. This entry is a *lane*. Vector instructions compute several lanes at
-once. README.md in this folder defines top group, tail, odds and tilt.
+The last axis of every array is the *lane*. A lane stands for one row, or for one row at one of two tilts. Vector
+instructions compute several lanes at once. README.md in this folder defines top group, tail, odds and tilt.
 """
 
 from topk_registry.ops.cpu.memory import zeros
@@ -13,8 +13,9 @@ from topk_registry.ops.ksubset.passes import FRONT
 def top_group(members, size, u, P, powers, p, q, before, after):
     """Compute, for each lane, the product of the factors q + p X of a top group and the polynomial of a tail.
 
-    The top group contains the classes of a row with the largest odds. All other classes are the tail. A class with odds
-    w has q = 1 / (1 + u w) and p = u w / (1 + u w). The tail is given by the power sums P_j = sum_i w_i^j of its odds.
+    A lane stands for a row of scores. The top group contains the classes of the row with the largest odds w. Such a
+    class has q = 1 / (1 + u w) and p = u w / (1 + u w). All other classes are the tail. The polynomial prod_i (1 + u
+    w_i X) of the tail is computed from the power sums P_j = sum_i w_i^j.
 
     Args:
         members: odds of the classes in the top groups [lanes, at least T].
@@ -22,8 +23,8 @@ def top_group(members, size, u, P, powers, p, q, before, after):
         u: number by which all odds of a lane are multiplied [lanes].
         P: power sums of the tails [k, lanes]. The function replaces P_j by u^j P_j.
         powers: the power sums P_j with j > ``powers`` are 0.
-        p, q: output, coefficients of the factors [T, lanes]. A lane with fewer than T classes gets additional factors
-            of 1.
+        p, q: output, coefficients of the factors [T, lanes]. If a lane has fewer than T classes, the other factors are
+            1.
         before, after: output, products [T + 1, k + 1, lanes] as in :func:`products`. before[0] is the tail's
             polynomial.
     """
@@ -67,13 +68,15 @@ def tail_polynomial(P, powers, b):
 
 @borrowing
 def products(q, p, before, after):
-    """For every i, write the product of the factors before i and the product of the factors from i on, up to degree k.
+    """Write the products of the first i factors, and the products of all factors except the first i, for every i.
+
+    Only the coefficients of degree 0 to k are computed.
 
     Args:
         q, p: coefficients of the T factors q_i + p_i X [T, lanes].
         before: products [T + 1, k + 1, lanes]. The caller sets before[0]. The function sets before[i] to before[0]
-            times the factors 0..i-1.
-        after: output, products [T + 1, k + 1, lanes]. after[i] is the product of the factors i..T-1, and after[T] is 1.
+            times the first i factors.
+        after: output, products [T + 1, k + 1, lanes]. after[i] is the product of all factors except the first i.
     """
     T = len(p)
     after[T] = 0
@@ -95,9 +98,15 @@ def _times(c, q, p, out):
 
 @borrowing
 def without(before, after, left_out, degree, e):
-    """Write to e [lanes] the coefficient ``degree`` of before[0] times all factors except the factor ``left_out``.
+    """Write one coefficient of a product that omits one factor.
 
-    This product is before[left_out] times after[left_out + 1], where :func:`products` wrote ``before`` and ``after``.
+    The product is before[0] times all factors except the factor ``left_out``. It equals before[left_out] times
+    after[left_out + 1].
+
+    Args:
+        before, after: products [T + 1, k + 1, lanes] that :func:`products` wrote.
+        left_out, degree: index of the omitted factor, and degree of the coefficient.
+        e: output, the coefficient for each lane [lanes].
     """
     e[:] = 0
     for j in range(degree + 1):
@@ -109,8 +118,9 @@ def without(before, after, left_out, degree, e):
 def label_gradient(p, q, before, after, g):
     """Write the gradient of the label's margin with respect to the scores of the top group.
 
-    The gradient for class i is p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k). Here c_j are the coefficients of the product
-    over all classes except the label, and e_j are the coefficients of the same product without the factor of class i.
+    The margin of the label y is s_y + theta log(c_{k-1} / c_k), where c_j are the coefficients of the product over all
+    other classes. The gradient with respect to the score of class i is p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), where
+    e_j are the coefficients of the same product without class i.
 
     Args:
         p, q: coefficients of the factors q_i + p_i X [T, lanes]. The function overwrites q.
@@ -130,13 +140,15 @@ def label_gradient(p, q, before, after, g):
 
 @borrowing
 def balanced(products, T, lane, out):
-    """Write the balanced coefficients c_j / (c_k rho^(k-j)) of one lane, with rho = c_{k-1} / c_k, and return rho.
+    """Write the balanced coefficients c_j / (c_k rho^(k-j)) of a polynomial c, and return rho = c_{k-1} / c_k.
 
     The balanced coefficients k - 1 and k are 1. Balanced coefficients up to 2^-70 are replaced by 0, because sums with
     them would give denormal numbers, which are slow.
 
-    The coefficient c_j is products[T, j, lane]. The function writes the balanced coefficient j to out[FRONT + j], where
-    ``out`` is the result of :func:`passes.coefficients`.
+    Args:
+        products: polynomials [., k + 1, lanes]. c_j is products[T, j, lane].
+        T, lane: indices of the polynomial c.
+        out: output, memory of :func:`passes.coefficients`. The balanced coefficient j is written to out[FRONT + j].
     """
     k = products.shape[1] - 1
     rho = products[T, k - 1, lane] / products[T, k, lane]
@@ -155,11 +167,11 @@ def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
     Args:
         q, p: coefficients of the factors q_i + p_i X [T, lanes].
         before, after: products [T + 1, k + 1, lanes] that :func:`products` wrote.
-        g_below: gradient [T, lanes]. Row i is for coefficient k - 1 of the product of all factors except factor i.
-        g_last: the same as ``g_below`` for coefficient k.
-        g_product: gradient [k + 1, lanes] with respect to the product of all factors. The function replaces this
+        g_below, g_last: gradients with respect to coefficients k - 1 and k of the products that omit one factor [T,
+            lanes]. Row i of both arrays is for the product that omits factor i.
+        g_product: gradient with respect to the product of all factors [k + 1, lanes]. The function replaces this
             gradient by the gradient with respect to before[0].
-        g_x: output, gradient [T, lanes] with respect to x_i, where p_i = sigmoid(x_i) and q_i = 1 - p_i.
+        g_x: output, gradient with respect to x_i [T, lanes], where p_i = sigmoid(x_i) and q_i = 1 - p_i.
     """
     T, k, lanes = len(p), before.shape[1] - 1, p.shape[1]
     g_q, g_p = zeros((T, lanes)), zeros((T, lanes))
@@ -204,12 +216,15 @@ def _add_correlation(c, g_below, g_last, g):  # the gradient of a product with c
 
 @borrowing
 def power_sum_cotangents(P, b, g):
-    """Propagate the gradient of a loss backward through :func:`tail_polynomial`.
+    """Propagate the gradient of a loss backward from the coefficients b of :func:`tail_polynomial` to the power sums.
 
-    The polynomial b is b_0 exp(sum_i (-1)^(i-1) P_i X^i / i), so db_j / dP_i = (-1)^(i-1) b_{j-i} / i. The function
-    treats b_0 as a constant, because b_0 cancels in the loss. P [k, lanes] is overwritten with the gradient with
-    respect to the power sums. b [k + 1, lanes] are the coefficients, and g [k + 1, lanes] is the gradient with respect
-    to b.
+    The polynomial is b_0 exp(sum_i (-1)^(i-1) P_i X^i / i), so db_j / dP_i = (-1)^(i-1) b_{j-i} / i. The function
+    treats b_0 as a constant, because b_0 cancels in the loss.
+
+    Args:
+        P: output, gradient with respect to the power sums [k, lanes].
+        b: coefficients [k + 1, lanes].
+        g: gradient with respect to b [k + 1, lanes].
     """
     k, lanes = len(P), P.shape[1]
     for power in range(1, k + 1):

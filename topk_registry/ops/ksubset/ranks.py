@@ -53,13 +53,15 @@ def first_class(sizes: Sequence[float], n: int | None, group: Any) -> tuple[int,
 def exchange(state: State | None, score: Tensor | None, k: int, x: Tensor, p: "Problem") -> tuple[State, Tensor]:
     """Return the state of the classes of all ranks, and the largest score [B]. Both are bitwise equal on all ranks.
 
+    A state is a :class:`graph.State`, a summary of scores.
+
     Args:
-        state: state of this rank's classes, for sets of k classes. If this rank has no classes, None.
-        score: a score per row [B], of which the largest over all ranks is returned. None stands for the largest score
-            of the state.
+        state: state of this rank's classes for sets of k classes, or None if this rank has no classes.
+        score: score of each row [B]. The result is the largest score over the ranks. If ``score`` is None, the largest
+            score of the state is used.
         k: number of classes in a set.
         x: features [B, d].
-        p: parameters with the process group. If the group is None, the arguments are returned.
+        p: parameters of the classifier. If ``p.group`` is None, the function returns its arguments.
     """
     B, T = len(x), 2 * k + 1
     if state is None:

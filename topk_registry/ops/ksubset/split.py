@@ -1,7 +1,10 @@
-"""Split the classes of a row of scores into a top group and a tail, in kernels that are compiled by numba.
+"""Kernels, compiled by numba, that split the classes of a row of scores into a top group and a tail.
 
-If no softmax probability of a row exceeds limit / k, the top group is empty, and the row is called flat. A flat row
-needs no search for the largest scores. README.md in this folder defines the terms.
+The top group contains the classes with large odds. Later steps multiply the factors of these classes one by one. All
+other classes are the tail. Later steps only need sums of powers of their odds.
+
+If no softmax probability of a row exceeds limit / k, with the argument ``limit`` of :func:`split`, the top group is
+empty. Such a row is called flat. A flat row needs no search for the largest scores.
 """
 
 import numpy as np
@@ -33,12 +36,12 @@ def split(row, k, depth, limit, theta, space, w, members, where):
         theta: temperature.
         space: result of :func:`scratch_space`.
         w: output, odds of all classes of the tail. The odds of all other classes are set to 0.
-        members, where: output, odds and class indices of the top group. The k largest classes come first.
+        members, where: output, odds and indices of the classes of the top group. The k largest classes come first.
 
     Returns:
-        (size, a, u, most). ``size`` is the number of classes in the top group, and ``most`` is the largest u w_i in the
-        tail. If fewer than ``depth`` scores are above -inf, ``size`` is CERTAIN. If a score is NaN, or ``depth`` scores
-        are inf, ``size`` is INVALID.
+        (size, a, u, most). ``size`` is the number of classes in the top group, ``a`` and ``u`` are the numbers above,
+        and ``most`` is the largest u w_i in the tail. If fewer than ``depth`` scores are above -inf, ``size`` is
+        CERTAIN. If a score is NaN, or ``depth`` scores are inf, ``size`` is INVALID.
     """
     top, places, scratch = space
     a = blocks.largest_of(row)
@@ -93,10 +96,10 @@ def scratch_space(n, depth):
 
 @borrowing
 def power_sums(w, most, P, scratch):
-    """Write the power sums P[j - 1] = sum_i w_i^j of the odds w of a tail, and return how many power sums are needed.
+    """Write P[j - 1] = sum_i w_i^j for as many j as affect results, and return the number of these sums.
 
-    The other power sums are set to 0, because these power sums do not affect results. ``most`` is the largest of the
-    odds after they are multiplied by the tilt.
+    All other entries of P are set to 0. w are the odds of the classes of the tail, and ``most`` is the last result of
+    :func:`split`.
     """
     count = passes.reach(most / (1 - most), len(P))
     passes.power_sums(w, P[:count], scratch)
@@ -107,7 +110,7 @@ def power_sums(w, most, P, scratch):
 
 @borrowing
 def to_odds(scores, a, theta):
-    """Replace each score s by the odds exp((s - a) / theta). The exponent is limited to MAX_GAP in absolute value."""
+    """Replace each score s by the odds exp((s - a) / theta). The exponent is limited to -MAX_GAP..MAX_GAP."""
     reference = np.float64(a)
     for j in range(len(scores)):
         scores[j] = exp64(min(max((scores[j] - reference) / theta, -MAX_GAP), MAX_GAP))
@@ -115,13 +118,13 @@ def to_odds(scores, a, theta):
 
 @borrowing
 def balance(members, mass, k, u):
-    """Return the tilt u for which sum_i u E_i / (1 + u E_i) + u mass is about k - 1/2.
+    """Return the number u for which sum_i u E_i / (1 + u E_i) + u mass is about k - 1/2.
 
     Args:
-        members: odds E of the top group, where the k-th largest is 1.
-        mass: sum of the odds of the tail.
+        members: odds E of the classes of the top group. The k-th largest of these odds is 1.
+        mass: sum of the odds of all other classes.
         k: number of classes in a set.
-        u: lower bound of the result, or 0 if no bound is known. From a lower bound, Newton's method converges.
+        u: lower bound of the result, where Newton's method starts. If no bound is known, 0.
     """
     if u == 0:  # begin at the solution of sum_i min(u E_i, 1) + u mass = k, which is near: a few Newton steps suffice
         least = 1.0

@@ -37,7 +37,7 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
 
 @triton.jit
 def kth_of_draw(scores_ptr, seed_ptr, value_ptr, index_ptr, n, k, epsilon, N: tl.constexpr):
-    """Store the k-th largest of scores + epsilon * noise, or NaN if a score of the row is NaN. Also store its class."""
+    """Store the k-th largest of scores + epsilon * noise, or NaN if a score of the row is NaN. Also store the class."""
     row = tl.program_id(0).to(tl.int64)
     draw = tl.program_id(1)
     out = row * tl.num_programs(1) + draw

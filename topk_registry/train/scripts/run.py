@@ -101,7 +101,7 @@ def _call(module: ModuleType, argv: Sequence[str], prepare: Callable[[Any], None
 
 @contextmanager
 def _loaded(path: str, argv: Sequence[str]) -> Iterator[ModuleType]:
-    """Context manager that loads the script as a module, with the ``sys.argv`` and ``sys.path`` of a program."""
+    """Context manager that loads the script as a module, as if Python ran the script with these arguments."""
     outer = sys.argv, list(sys.path)
     sys.argv = [path, *argv]
     sys.path.insert(0, str(Path(path).resolve().parent))

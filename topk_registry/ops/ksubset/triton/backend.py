@@ -1,8 +1,8 @@
 """Launch the GPU kernels of the smooth top-k loss: label.py for one label per row, masses.py for all other targets.
 
-The kernels read half-precision scores, and compute in single precision. The result of a row depends only on the row and
-on its address in memory, because the alignment determines the order of sums. If a row contains NaN, or a label is not a
-class from 0 to n - 1, the loss and the gradient of the row are NaN. No function waits for the GPU.
+The kernels read half-precision scores, and compute in single precision. The order of sums depends on the alignment of
+the row in memory. So the result of a row depends only on the row and on its address. If a row contains NaN, or a label
+is not a class from 0 to n - 1, the loss and the gradient of the row are NaN. No function waits for the GPU.
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,9 @@ def losses(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the smooth top-k loss of each row [B] in single precision, and the gradient [B, n].
 
-    The loss of a row is sum_c q_c tau softplus((alpha_c - m_c / k) / tau), where q_c is the mass of class c, and m_c is
-    the margin of class c at temperature k tau.
+    The loss of a row is sum_c q_c tau softplus((alpha_c - m_c / k) / tau). The mass q_c is the weight of class c in the
+    target of the row. The margin m_c is the score of class c minus the k-th largest score of the other classes,
+    smoothed with temperature k tau.
 
     Args:
         logits: scores [B, n] in single or half precision, with 2k <= n.
@@ -37,9 +38,12 @@ def losses(
         k: number of classes in a set, at most MAX_K.
         tau: smoothing temperature of the loss.
         alpha: required margin, as one number [] on any device or as one number per class [n].
-        needs_grad: if False, the second result is None. The gradient has the dtype of the logits, except that it is in
-            single precision for float16 logits. In float16, a gradient that is divided by the batch size could
-            underflow before a loss scaler multiplies it.
+        needs_grad: if False, the second result is None.
+
+    Returns:
+        The losses and the gradient. The gradient is in bfloat16 for bfloat16 logits, else in single precision. It is
+        not in float16, because a gradient that is divided by the batch size could underflow before a loss scaler
+        multiplies it.
     """
     B, n = logits.shape
     memory, stride = in_rows(logits)
@@ -76,7 +80,7 @@ def losses(
 
 
 def _gap(alpha: Tensor, n: int, device: torch.device) -> tuple[Tensor | float, int]:
-    """Return the required margin as the arguments ``alpha`` and ``ALPHA`` of :func:`hinge.gap_of`."""
+    # the required margin as the arguments ``alpha`` and ``ALPHA`` of gap_of
     if alpha.ndim == 0 and alpha.is_cpu and device.type != "cpu":  # a number on the CPU is passed by value
         return float(alpha), 0
     if alpha.shape not in ((), (n,)):
@@ -86,7 +90,6 @@ def _gap(alpha: Tensor, n: int, device: torch.device) -> tuple[Tensor | float, i
 
 @lru_cache(maxsize=64)
 def _numbers(k: int, tau: float) -> Mapping[str, int | float]:
-    """Return k, tau, and numbers that are computed from k and tau, as keyword arguments of the kernels."""
     theta, low = _two_singles(invertible(k * tau, torch.float32))
     tau = invertible(tau, torch.float32)
     inverse_tau, inverse_tau_low = _two_singles(1 / tau)
@@ -97,6 +100,5 @@ def _numbers(k: int, tau: float) -> Mapping[str, int | float]:
 
 
 def _two_singles(x: float) -> tuple[float, float]:
-    """Return x as the sum of a number in single precision and a small remainder."""
     (high,) = unpack("f", pack("f", x))
-    return high, x - high
+    return high, x - high  # their sum is x

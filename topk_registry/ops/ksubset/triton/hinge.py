@@ -1,5 +1,5 @@
 # type: ignore
-"""The smooth hinge loss of a margin in Triton, in double precision."""
+"""The smooth hinge loss as a function of the margin, for the Triton kernels."""
 
 import triton
 import triton.language as tl
@@ -10,16 +10,18 @@ def store_hinge(
     row, wanted, y, s_y, a, ratio, exp_minus_tilt, share, theta, theta_low, broken, value_ptr, alpha,
     tau, inverse_tau, inverse_tau_low, k: tl.constexpr, ALPHA: tl.constexpr,
 ):  # fmt: skip
-    """Write share tau softplus((alpha_y - m / k) / tau) for the rows in ``wanted``, and return its derivative in m.
+    """Write the loss share tau softplus((alpha_y - m / k) / tau) of rows, and return its derivative with respect to m.
 
-    The margin m of the label y is (s_y - a) + theta log(ratio exp_minus_tilt). If ``broken`` is set, m is NaN.
+    y is the label of a row, and s_y is its score. The margin m is (s_y - a) + theta log(ratio exp_minus_tilt).
 
     Args:
-        row, wanted, y, s_y: row index, whether to write the row, its label, and the score of the label.
-        a: reference score of the odds.
-        ratio, exp_minus_tilt: c_{k-1} / c_k for the coefficients c, and e^(-t) for the tilt t.
+        row: index of each row.
+        wanted: which rows are written.
+        ratio: c_{k-1} / c_k, where c are the coefficients of the product over all other classes.
+        exp_minus_tilt: number by which the odds exp((s - a) / theta) are multiplied in c.
         share: mass of the label.
         theta, theta_low: two numbers with the sum theta.
+        broken: rows whose loss and derivative are NaN.
         value_ptr: output, losses.
         alpha, ALPHA, tau, inverse_tau, inverse_tau_low: as in :func:`gap_of` and :func:`hinge`.
     """
@@ -37,7 +39,7 @@ def gap_of(alpha, y, known, ALPHA: tl.constexpr):
     """Return the required margin of the classes y.
 
     If ALPHA is 0, ``alpha`` is a number. If ALPHA is 1, ``alpha`` points to one number. If ALPHA is 2, ``alpha`` points
-    to one number per class. Classes that are not ``known`` then get 0.
+    to one number per class, and classes that are not ``known`` get 0.
     """
     if ALPHA == 0:
         return tl.zeros((), tl.float32) + alpha
@@ -51,7 +53,7 @@ def gap_of(alpha, y, known, ALPHA: tl.constexpr):
 def hinge(margin, alpha, tau, inverse_tau, inverse_tau_low, k: tl.constexpr):
     """Return the loss tau softplus((alpha - margin / k) / tau), and its derivative with respect to the margin.
 
-    inverse_tau + inverse_tau_low is 1 / tau.
+    1 / tau is the sum of ``inverse_tau`` and ``inverse_tau_low``.
     """
     zero = tl.full((), 0.0, tl.float64)
     violation = alpha - tl.full((), 1.0 / k, tl.float64) * margin

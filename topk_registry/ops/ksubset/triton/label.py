@@ -1,9 +1,10 @@
 # type: ignore
 """The smooth top-k loss of rows with one label each, and its gradient, in one Triton kernel.
 
-If no softmax probability of a row exceeds 1 / (2 k), the row is flat. A flat row needs three passes: for the largest
-score, for the power sums of the odds of all classes, and for the gradient. In any other row, the classes with large
-odds are found one by one (:func:`rows.top_group`), and their factors are multiplied one by one.
+If no softmax probability of a row exceeds 1 / (2 k), the row is called flat. A flat row needs three passes: for the
+largest score, for sums of powers of the odds exp((s - a) / theta), and for the gradient. In any other row,
+:func:`rows.top_group` finds the classes with large odds one by one, and the factors of these classes are multiplied one
+by one.
 """
 
 import triton
@@ -34,7 +35,8 @@ def label_rows(
 ):  # fmt: skip
     """Write the loss share tau softplus((alpha_y - m_y / k) / tau) of each row, and its gradient.
 
-    y is the label of the row, and m_y is the margin of the label. If the share is 0, the loss and the gradient are 0.
+    y is the label of the row. The margin m_y is the score of the label minus the k-th largest score of the other
+    classes, smoothed with temperature theta. If the share is 0, the loss and the gradient are 0.
 
     Args:
         s_ptr: scores, B rows of n numbers with the distance S between rows.
@@ -45,7 +47,7 @@ def label_rows(
         depth: k as a variable. The compiler would unroll loops over a constant, and run out of registers.
         theta, theta_low, inverse: theta + theta_low is the temperature k tau, and ``inverse`` is its reciprocal.
         tau, inverse_tau, inverse_tau_low: smoothing temperature, and its reciprocal as a sum of two numbers.
-        TP: number of lanes for the classes of a top group, a power of two.
+        TP: number of lanes for the classes with large odds, a power of two.
         R, N, TILES, HELD, VECTOR, SHIFTED: tiles of a program, see :mod:`topk_registry.ops.gpu.tiles`.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
@@ -112,9 +114,10 @@ def search_row(
     ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr,
     N: tl.constexpr, TILES: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the loss and the gradient of row ``here``, which is not flat or is invalid. Arguments: as in label_rows.
+    """Compute the loss and the gradient of row ``here``. The arguments are as in :func:`label_rows`.
 
-    A row is invalid if it contains NaN, has too few scores above -inf, or has a label out of range.
+    ``label_rows`` calls this function for rows with a softmax probability above 1 / (2 k), and for invalid rows. A row
+    is invalid if it contains NaN, has too few scores above -inf, or has a label out of range.
     """
     label, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     share = tl.load(share_ptr + here).to(tl.float32)
@@ -169,9 +172,10 @@ def search_row(
 def write_certain_row(
     s_ptr, label_ptr, value_ptr, gradient_ptr, here, depth, n: tl.constexpr, S: tl.constexpr, N: tl.constexpr
 ):
-    """Write the gradient 0, and the loss: inf if the label's score is -inf, else 0.
+    """Write the results of row ``here``, which has at most k scores above -inf.
 
-    If row ``here`` contains NaN, nothing is written.
+    The gradient is 0. The loss is inf if the label's score is -inf, else 0. If the row contains NaN, nothing is
+    written.
     """
     _, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     stop = n + depth - depth
@@ -199,10 +203,11 @@ def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexp
 
 @triton.jit
 def gradient(v, c, of_margin, count: tl.constexpr):
-    """Return of_margin v (d_{k-2} (1 + v) - 1), the gradient of the loss with respect to scores of the tail.
+    """Return of_margin v (d_{k-2} (1 + v) - 1), the gradient with respect to the scores of classes with odds v.
 
-    The odds v are balanced, and d is C / (1 + v X), where C are the balanced coefficients of :func:`rows.balanced`. The
-    argument c contains of_margin C_j for the last ``count`` degrees j up to k - 2.
+    ``of_margin`` is the derivative of the loss with respect to the label's margin. d is b / (1 + v X), where b_j are
+    the balanced coefficients that :func:`rows.balanced` defines. c contains of_margin b_j for the last ``count``
+    degrees j up to k - 2.
     """
     out = -v * of_margin
     if count > 0:

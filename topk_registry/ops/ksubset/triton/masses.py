@@ -1,20 +1,20 @@
 # type: ignore
 """The smooth top-k loss of rows with masses for several classes, and its gradient, in one Triton kernel.
 
-A row is split as in label.py, except that no class is left out. If the row is not flat, the top group is computed for k
-+ 1 classes. The margins of the k largest classes are computed at a tilt for which k + 1/2 classes are expected, because
-without one of these classes, the (k + 1)-th class takes its place. All other margins are computed at a tilt for which k
-- 1/2 classes are expected.
+A row is processed as in label.py, but the polynomial c is the product over all classes. If the row is not flat, the k +
+1 largest classes, and all other classes with large odds, form the top group. The margins of the k largest classes are
+computed at a tilt for which k + 1/2 classes are expected, because without one of these classes, the (k + 1)-th class
+takes its place. All other margins are computed at a tilt for which k - 1/2 classes are expected.
 
-The gradient with respect to the score of a class of the tail has two parts. Let c be the polynomial of all classes, v
-the odds of the class, d = c / (1 + v X), e = d / (1 + v X), and ``chain`` the derivative of the loss of this class with
-respect to c_{k-1}. The first part is chain (d_{k-1} - v e_{k-2}). The second part comes from the losses of all classes,
-which depend on c. If L is the sum of these losses, then
+The tail contains all classes outside of the top group. For a class of the tail with odds v, let d = c / (1 + v X) and e
+= d / (1 + v X), and let ``chain`` be the derivative of the loss of this class with respect to c_{k-1}. The gradient
+with respect to the score of this class has two parts. The first part is chain (d_{k-1} - v e_{k-2}). The second part
+comes from the sum L of the losses of all classes, because L depends on c:
 
-    W_0 = dL/dc_k = -sum chain d_{k-1},   W_r = dL/dc_{k-r} = sum chain (-v)^(r-1) for r = 1..k-1,
+    W_0 = dL/dc_k = -sum chain d_{k-1},   W_r = dL/dc_{k-r} = sum chain (-v)^(r-1) for r = 1..k-1.
 
-and the second part is v times the coefficient k - 1 of c W / (1 + v X). Therefore, a row needs four passes: for the
-largest score, for power sums, for the losses and W, and for the gradient.
+The second part is v times the coefficient k - 1 of c W / (1 + v X). Therefore, a row needs four passes: for the largest
+score, for sums of powers of the odds, for the losses and W, and for the gradient.
 
 If M is 0, the masses of all classes are given. Otherwise, the masses of M labels are given. If ``EVEN`` is set, every
 class has an additional mass. Without additional masses, only the losses of the labels are computed.
@@ -51,7 +51,9 @@ def mass_rows(
 ):  # fmt: skip
     """Write the loss sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row, and its gradient.
 
-    q_c is the mass of class c, and m_c is the margin of class c. If a row has no mass, the loss and the gradient are 0.
+    The mass q_c is the weight of class c in the target of the row. If a row has no mass, the loss and the gradient are
+    0. The margin m_c is the score of class c minus the k-th largest score of the other classes, smoothed with
+    temperature theta.
 
     Args:
         s_ptr: scores, B rows of n numbers with the distance S between rows.
@@ -150,7 +152,7 @@ def mass_rows(
                     out = chain * (d - v * e) + v * quotient(v, H, k)
                 store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
         if LABELS_ONLY:
-            tl.debug_barrier()  # other threads have written the entries of the labels
+            tl.debug_barrier()  # until other threads have written the entries of the labels
             for m in tl.static_range(M):
                 own = at_label(steps, labels, m, M) + odds[m] * quotient(odds[m], of_all, k)
                 tl.store(gradient_ptr + row * S + labels[m + 1], own, mask=flat)
@@ -177,12 +179,10 @@ def search_masses(
     k: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the loss and the gradient of row ``here``, which is not flat or is invalid. Arguments: as in mass_rows.
+    """Compute the loss and the gradient of row ``here``. The arguments are as in :func:`mass_rows`.
 
-    A row is invalid if it contains NaN, has too few scores above -inf, or has a label out of range. There are two
-    families of TP lanes. Lane i of each family is for the product of all factors except class i of the top group, and
-    the last lane is for the product of all factors. The lanes from TP on use the tilt for the k largest classes, and
-    the first lanes use the tilt for all other classes.
+    ``mass_rows`` calls this function for rows with a softmax probability above 1 / (2 k), and for invalid rows. A row
+    is invalid if it contains NaN, has too few scores above -inf, or has a label out of range.
     """
     LABELS_ONLY: tl.constexpr = M > 0 and not EVEN
     row = here + tl.arange(0, 1)
@@ -197,6 +197,9 @@ def search_masses(
     top, where, size, after, u_after, v, i, broken = top_group(
         held, scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, HELD, SHIFTED
     )
+    # Lanes i and TP + i are for class i of the top group. Each holds the product of all factors except that of class i.
+    # The last lane of each half holds the product of all factors. The lanes from TP on use the tilt for the k largest
+    # classes, and the first TP lanes use the tilt for all other classes.
     lane = tl.arange(0, 2 * TP)
     member = lane % TP
     in_group = member < size
@@ -216,7 +219,7 @@ def search_masses(
     b = tail_polynomial(P, k)
     b_after = tail_polynomial(P_after, k)
 
-    first = lane >= TP  # the family of the k largest classes
+    first = lane >= TP  # the tilt for the k largest classes
     own = in_group & (first == (member < depth))
     reference = tl.where(first, after, kth)
     tilt = tl.where(first, u_after, u_kth)
@@ -229,7 +232,7 @@ def search_masses(
         c = c + (lane_of(e[j], lane, TP - 1),)
     ratio = c[k - 1] / c[k]
 
-    # hinges of the top group, in double precision as in label.py
+    # losses of the top group, in double precision as in store_hinge
     log = log64((e[k - 1] / e[k]).to(tl.float64) * tilt.to(tl.float64))
     margin = (top.to(tl.float64) - reference.to(tl.float64)) + (log * theta + log * theta_low)
     q = masses_at(q_ptr + here * SQ, labels, shares, where, own, M)
@@ -242,7 +245,7 @@ def search_masses(
     to_last = tl.where(own, -g / e[k], 0.0)
 
     of_row = balanced(c, 1.0 / ratio, 1.0, k)
-    to_first = gap * u_kth  # converts odds relative to the class after the k-th
+    to_first = gap * u_kth  # converts odds exp((s - after) / theta) into odds at the tilt for k
     log_tilt = tl.log2(u_kth * ratio)
     of_tail = ()
     if LABELS_ONLY:
@@ -317,7 +320,7 @@ def search_masses(
     entry = tl.sum(tl.reshape(entry, (2, TP)), 0)
     where = tl.max(tl.reshape(where, (2, TP)), 0)
     lane = tl.arange(0, TP)
-    tl.debug_barrier()  # other threads have written these entries with odds of 0
+    tl.debug_barrier()  # until other threads have written these entries
     tl.store(gradient_ptr + here * S + where, entry + nan_if_invalid, mask=(lane < size) & (where < n))
     if LABELS_ONLY:
         for m in tl.static_range(M):
@@ -335,10 +338,10 @@ def write_invalid_row(
     scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr, row, live, y, shift, after, tiles,
     M: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Replace the results of an invalid row, which are NaN, if the correct results are known.
+    """Replace the results of an invalid row, which are NaN, by the correct results if these are known.
 
     If the row has no mass, the loss and the gradient are 0. If the row has at most k scores above -inf and no NaN, the
-    gradient is 0. Then the loss is inf if a class with score -inf has mass, else 0.
+    gradient is 0. In this case, the loss is inf if a class with score -inf has mass, else 0.
     """
     bad = tl.zeros((1, N), tl.int32)
     some = tl.zeros((1, N), tl.int32)
@@ -359,7 +362,7 @@ def write_invalid_row(
 
 @triton.jit
 def in_tail(s_ptr, labels, v, i, M: tl.constexpr, n: tl.constexpr):
-    """Return which labels are in range and belong to the tail, the classes after class i with score v."""
+    # which labels are in range and come after class i with score v, in descending order of scores
     out = ()
     for m in tl.static_range(M):
         known = (labels[m + 1] >= 0) & (labels[m + 1] < n)
@@ -373,15 +376,16 @@ def few_hinges(
     s_ptr, alpha, labels, shares, wanted, kth, after, steep, log_scale, log_tilt,
     inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr, k: tl.constexpr,
 ):  # fmt: skip
-    """Compute the losses of those labels of each row that are marked in ``wanted``.
+    """Compute the losses of labels of the tail, and the gradients of these losses.
 
-    kth and ``after`` are reference scores: kth for the distances in :func:`tail_hinges`, and ``after`` for the odds.
-    ``log_scale`` is the base-2 logarithm of the factor that balances the odds.
+    The tail contains the classes without large odds. ``wanted`` contains a mask per label: the rows in which the label
+    is in the tail. The other arguments are as in :func:`tail_hinges`, for scores minus ``kth``. ``odds`` are relative
+    to ``after``.
 
     Returns:
-        (costs, W, balanced_odds, odds, steps). ``costs`` is the sum of the losses of a row, and W is its gradient with
-        respect to c_k, ..., c_1. ``balanced_odds``, ``odds`` and ``steps`` have an entry per label. ``steps`` is the
-        gradient with respect to the label's score at fixed c.
+        (costs, W, balanced_odds, odds, steps). ``costs`` is the sum of the losses of a row, and W is the gradient of
+        ``costs`` with respect to the coefficients c_k, ..., c_1. ``balanced_odds``, ``odds`` and ``steps`` have an
+        entry per label. ``steps`` is the gradient with respect to the label's score for constant c.
     """
     costs = tl.zeros_like(shares[0])
     W = powers(costs, k)
@@ -409,7 +413,7 @@ def few_hinges(
 
 @triton.jit
 def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
-    """Return the sum of ``steps`` over all labels that are the same class as the m-th label."""
+    # the sum of ``steps`` over all labels that are the same class as label m
     out = tl.zeros_like(steps[m])
     for other in tl.static_range(M):
         out += tl.where(labels[other + 1] == labels[m + 1], steps[other], 0.0)
@@ -418,7 +422,7 @@ def at_label(steps, labels, m: tl.constexpr, M: tl.constexpr):
 
 @triton.jit
 def of_both(w, to_first, to_after, H, H_after, k: tl.constexpr):
-    """Return v times the last coefficient of H / (1 + v X), summed over both tilts. v are the odds at a tilt."""
+    # v times the coefficient k - 1 of H / (1 + v X), for the odds v at both tilts
     first = w * to_first
     last = w * to_after
     return first * quotient(first, H, k) + last * quotient(last, H_after, k)
@@ -429,7 +433,7 @@ def gaps(
     alpha, inverse_tau, shift, tile,
     ALPHA: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the required margins alpha of a tile's classes, or one number for all classes, and exp(-alpha / tau)."""
+    # the required margins alpha of a tile's classes, or one number for all classes, and exp(-alpha / tau)
     col, there = classes(shift, tile, n, N, SHIFTED)
     required = gap_of(alpha, col, there, ALPHA)
     return required, tl.exp(-required * inverse_tau)
@@ -441,10 +445,7 @@ def flat_hinges(
     inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr,
     n: tl.constexpr, k: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the balanced odds v and the results of :func:`tail_hinges` for a tile of flat rows.
-
-    u are the scores minus the reference score of each row.
-    """
+    # balanced odds v, and results of tail_hinges, for a tile of flat rows; u are scores minus the largest score
     q = masses(q_ptr, labels, shares, live, shift, tile, M, n, R, N, SHIFTED)
     required, gain = gaps(alpha, inverse_tau, shift, tile, ALPHA, n, N, SHIFTED)
     v = exp2(u * steep + log_tilt)
@@ -458,10 +459,10 @@ def tail_tile(
     kth, after, v, i, inverse, inverse_tau,
     M: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Load a tile of a row, and return what :func:`tail_hinges` needs for the classes after class i with score v.
+    """Load a tile of a row, and return the inputs of :func:`tail_hinges` for the classes after class i with score v.
 
-    The results are scores minus ``kth``, odds exp((s - after) inverse), masses, required margins alpha, and exp(-alpha
-    / tau).
+    The results are the scores minus ``kth``, the odds exp((s - after) inverse), the masses, the required margins alpha,
+    and exp(-alpha / tau). For class i and the classes before it, the first three results are 0.
     """
     s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
@@ -474,16 +475,17 @@ def tail_tile(
 
 @triton.jit
 def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
-    """Return (q L, chain, d_{k-1}, e_{k-2}) for each class of the tail. L is the loss of the class, and q is its mass.
+    """Return (q L, chain, d_{k-1}, e_{k-2}) for classes with odds v. L is the loss and q the mass of a class.
 
     With d = c / (1 + v X) and e = d / (1 + v X), the loss L is tau log(1 + exp(required / tau) d_k / (v d_{k-1})).
     ``chain`` is the derivative of q L with respect to c_{k-1}.
 
     Args:
-        u: score minus the reference score of the tilt.
-        v: balanced odds of the class.
+        u: score minus a reference score.
+        v: balanced odds of the class: exp(u / theta) times a number.
+        required: required margin.
         gain: exp(-required / tau).
-        c: balanced coefficients c_0..c_{k-2}. The coefficients c_{k-1} and c_k are 1.
+        c: balanced coefficients c_0..c_{k-2}, as :func:`rows.balanced` defines them. c_{k-1} and c_k are 1.
         log_tilt: base-2 logarithm of v / exp(u / theta).
     """
     d = tl.zeros_like(v) + 1.0
@@ -503,7 +505,7 @@ def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
 
 @triton.jit
 def moments(cost, chain, d, v, count: tl.constexpr):
-    """Return the cost, and the terms of a class in W_0, ..., W_{count-1}: -chain d, chain, -v chain, v^2 chain, ..."""
+    # the cost, and the terms of the class in W_0, ..., W_{count-1}
     out = (cost, -chain * d)
     term = chain
     for _ in tl.static_range(1, count):
@@ -534,7 +536,7 @@ def quotient(v, H, count: tl.constexpr):
 
 @triton.jit
 def with_last(c, like, count: tl.constexpr):
-    """Return the first ``count`` coefficients of c, followed by a 1 in the shape of ``like``."""
+    # the first ``count`` coefficients of c, followed by a 1 in the shape of ``like``
     out = ()
     for j in tl.static_range(count):
         out = out + (c[j],)
@@ -551,7 +553,7 @@ def per_lane(chosen, one, other, count: tl.constexpr):
 
 @triton.jit
 def with_cotangents(F, e, q, p, alpha, beta, degree: tl.constexpr):
-    """Return the coefficients 0..degree of (q + p X) F + (alpha X + beta) e."""
+    # the coefficients 0..degree of (q + p X) F + (alpha X + beta) e
     out = (q * F[0] + beta * e[0],)
     for j in tl.static_range(1, degree + 1):
         out = out + (q * F[j] + p * F[j - 1] + (beta * e[j] + alpha * e[j - 1]),)
@@ -593,7 +595,7 @@ def masses(
     q_ptr, labels, shares, live, shift, tile,
     M: tl.constexpr, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the masses of a tile's classes [R, N]. Entries outside of the row are 0."""
+    """Return the masses of the classes of a tile [R, N]. Entries outside of the row are 0."""
     col, there = classes(shift, tile, n, N, SHIFTED)
     inside = live[:, None] & there
     if M == 0:
@@ -623,7 +625,6 @@ def masked_masses(col, inside, labels, shares, M: tl.constexpr):
 
 @triton.jit
 def masses_at(q_ptr, labels, shares, where, wanted, M: tl.constexpr):
-    """Return the masses of the classes ``where`` in the ``wanted`` lanes. The program must have one row."""
     if M == 0:
         q = tl.load(q_ptr + where, mask=wanted, other=0.0).to(tl.float32)
     else:

@@ -1,10 +1,9 @@
 # type: ignore
 """Functions that the Triton kernels share: odds, tilts, and polynomials as tuples of coefficients, lowest degree first.
 
-A coefficient is a number or a vector of *lanes*, with one lane per class of a row's top group. To leave out one class,
-lane i multiplies the polynomial of the tail by the factors of all classes of the top group except class i. This takes T
-steps for T classes, without a division, and all terms are positive. A lane without a class gets the product of all
-classes.
+A coefficient is a number or a vector of *lanes*. Lane i stands for class i of the top group, which contains the classes
+of a row with large odds. Lane i multiplies the factors of all classes except class i. This takes T steps for T classes,
+without a division, and all terms are positive. A lane without a class gets the product of all classes.
 """
 
 import triton
@@ -26,12 +25,11 @@ def probabilities(x, least):
 def least_rest(x, mass, lane, k: tl.constexpr):
     """Return the minimum of R_m / (k - m) over m = 0..k-1, where R_m is the sum of all odds except the m largest.
 
-    The odds are divided by this number to prevent overflow of the polynomials. The logarithm of this number is the tilt
-    t.
+    The kernels divide all odds by a number of this size to prevent overflow of products of odds.
 
     Args:
-        x: logarithms of the odds of the top group in descending order, one per lane, followed by -inf.
-        mass: sum of the odds of all other classes.
+        x: logarithms of the largest odds in descending order, one per lane, followed by -inf.
+        mass: sum of all other odds.
         lane: index of each lane.
         k: number of classes in a set.
     """

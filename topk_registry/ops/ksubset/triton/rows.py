@@ -1,7 +1,7 @@
 # type: ignore
-"""Functions of the Triton kernels for rows of scores: power sums of odds, and the search for the top group.
+"""Functions of the Triton kernels for rows of scores.
 
-README.md of ``ksubset`` defines the terms.
+The functions compute sums of powers of odds, and find the classes with large odds.
 """
 
 import triton
@@ -17,13 +17,13 @@ REBALANCING = tl.constexpr(2)  # number of Newton steps from the previous tilt, 
 
 @triton.jit
 def flat_rows(sums, usable, k: tl.constexpr):
-    """Find the flat rows: rows in which no softmax probability exceeds 1 / (2 k).
+    """Find the flat rows: the rows in which no softmax probability exceeds 1 / (2 k).
 
-    In a flat row, the polynomial of all classes is computed from power sums of their odds w = exp((s - max s) / theta).
+    In a flat row, the polynomial of all classes is computed from power sums of the odds w = exp((s - max s) / theta).
 
     Args:
-        sums: for j = 1..k, a tile [R, N] that adds up to the sum of w^j for each row.
-        usable: whether each row may be flat [R].
+        sums: k tiles [R, N]. The sum of tile j - 1 over a row is the sum of w^j over all classes of the row.
+        usable: which rows may be flat [R].
         k: number of classes in a set.
 
     Returns:
@@ -92,23 +92,23 @@ def top_group(
 ):  # fmt: skip
     """Find the top group of one row: the classes with w u > LIMIT.
 
-    Class c with score s_c has the odds w = exp((s_c - a) inverse), where a is the score number ``depth`` in descending
-    order. The tilt u is a number for which sum w u / (1 + w u) over all classes is about depth - 1/2. The function
-    finds the classes in descending order of their scores.
+    The odds of a class with score s are w = exp((s - a) inverse), where a is the depth-th largest score. The number u
+    is such that the sum of w u / (1 + w u) over all classes is about depth - 1/2. The function finds the classes in
+    descending order of their scores.
 
     Args:
-        held: tiles of the row, if ``HELD``. Otherwise, the function reads the row from memory.
+        held: tiles of the row, if ``HELD`` is set. Otherwise, the function reads the row from memory.
         scores_ptr, live, y, shift: position of the row, see :func:`tiles.others`. Class y is left out.
         known: if False, the row is invalid.
         depth: k as a variable. The compiler would unroll loops over a constant, and run out of registers.
         inverse: 1 / theta.
-        TP, LANES: number of lanes for the classes, and number of all lanes: TP or 2 TP.
+        TP, LANES: maximum number of classes, and number of lanes: TP or 2 TP.
 
     Returns:
-        (top, where, size, a, u, v, i, broken). ``top`` and ``where`` are scores and classes: lanes j and TP + j hold
-        the j-th largest class. ``size`` is the number of classes in the group. The smallest class of the group is class
-        i with score v. ``broken`` tells whether the row is invalid, contains NaN, or has fewer than ``depth`` scores
-        above -inf.
+        (top, where, size, a, u, v, i, broken). ``top`` and ``where`` hold scores and classes: lanes j and TP + j hold
+        the j-th largest. ``size`` is the number of classes in the group. The last class of the group is class i with
+        score v. ``broken`` tells whether the row is invalid, contains NaN, or has fewer than ``depth`` scores above
+        -inf.
     """
     lane = tl.arange(0, LANES)
     member = lane % TP
@@ -160,7 +160,10 @@ def tail_powers(
     held, scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
     k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return sum (u w)^j for j = 1..k, over the odds w of the tail: the classes after class i with score v."""
+    """Return the sums of (u w)^j for j = 1..k, where w are the odds exp((s - a) inverse) of classes.
+
+    The sums are over the classes that come after class i with score v, in descending order of scores.
+    """
     sums = powers(tl.zeros((1, N), tl.float32), k)
     if HELD:
         for tile in tl.static_range(TILES):
@@ -180,9 +183,9 @@ def next_largest(
     held, s_ptr, live, y, shift, v, i,
     n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, tiles, HELD: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the largest score after the score v of class i, and the class of this score.
+    """Return the score and the index of the class that comes after class i with score v, in descending order of scores.
 
-    Among equal scores, the lower class comes first. If no class is left, the result is -inf and n.
+    Among equal scores, the lower class comes first. If no class is left, the result is (-inf, n).
     """
     best = tl.full((1, N), float("-inf"), tl.float32)
     at = tl.full((1, N), n, tl.int32)
@@ -230,10 +233,9 @@ def odds_after(s, shift, tile, a, v, i, inverse, N: tl.constexpr):  # tail_odds,
 
 @triton.jit
 def balance(x, mass, lane, depth, k: tl.constexpr):
-    """Return the tilt u for which sum_i u E_i / (1 + u E_i) + u mass is about k - 1/2, where E = exp(x) are odds.
+    """Return the number u for which sum_i u E_i / (1 + u E_i) + u mass is about k - 1/2, where E = exp(x) are odds.
 
-    x are logarithms of the odds of the top group in descending order, one per lane. ``mass`` is the sum of the other
-    odds.
+    x are logarithms of the largest odds in descending order, one per lane. ``mass`` is the sum of all other odds.
     """
     E = tl.exp(tl.minimum(x, CAP))
     # begin where between k/2 and k classes are expected
