@@ -346,5 +346,5 @@ def _write(
         outputs = written.run(batch)
         expected, near = expected_sets(outputs[LOGITS], facts, sets.thresholds())
         if ((outputs[SET] != expected) & ~near).any():
-            raise ExportError("the sets of the calibrated file do not match its thresholds, so it was not written")
+            raise ExportError("the sets of the calibrated file do not match the thresholds: the file was not written")
         move_into_place(staged, output)

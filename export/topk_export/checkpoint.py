@@ -229,7 +229,7 @@ def _load(path: Path) -> dict[str, Any]:
         raise
     except pickle.UnpicklingError as error:
         found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
-        why = f"a {found[1]}, which runs code when it is read; save state_dict() instead" if found else "no weights"
+        why = f"a {found[1]}, which runs code when it is loaded; save state_dict() instead" if found else "no weights"
         raise ExportError(f"{path} contains {why} (checkpoints are read with weights_only)") from error
     except Exception as error:  # the errors of zip, pickle and safetensors share no base class
         raise ExportError(f"{path} is corrupt or not a checkpoint: {first_line(error)}") from error

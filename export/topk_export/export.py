@@ -221,7 +221,7 @@ def _metadata_of(
 ) -> Metadata:
     task = source.task if task is None else task
     if task not in TASKS:
-        raise ExportError(f"the run has the task {task!r}, expected {' or '.join(TASKS)}: give task (--task)")
+        raise ExportError(f"the run has the task {task!r}, expected {' or '.join(TASKS)}: set task (--task)")
     if k is None:
         k = min(DEFAULT_K, n - 1) if source.k is None else source.k
     if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:

@@ -219,7 +219,7 @@ def _feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any],
             feeders.append(node)
     defaults = {tensor.name for tensor in graph.initializer}
     if foreign := free.intersection(value.name for value in graph.input) - defaults:
-        raise ExportError(f"the head reads the input {', '.join(sorted(foreign))} beside the logits")
+        raise ExportError(f"the nodes that follow the logits also read the input {', '.join(sorted(foreign))}")
     return feeders[::-1], free
 
 

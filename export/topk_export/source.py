@@ -181,7 +181,7 @@ def _from_checkpoint(
         args = {**args, "crop_mode": args.get("crop_mode") or "center"}
     name = name or checkpoint.model_name
     if name is None:
-        raise ExportError(f"{checkpoint.path} does not record its model: name it (model=, on the command line --model)")
+        raise ExportError(f"{checkpoint.path} does not record the name of its model: give model=NAME (--model NAME)")
     size = _requested_size({**args, **(data_config or {})})
     built = rebuild(checkpoint, name, num_classes=num_classes, model_kwargs=model_kwargs, size=size)
     source = Source(built, name, preprocess_of(built, name, args, data_config), sha256=checkpoint.sha256)
@@ -215,8 +215,8 @@ def _from_name(
     built = build(name, size, num_classes=num_classes, pretrained=pretrained, options=model_kwargs)
     if not pretrained and not random_weights:
         raise ExportError(
-            f"{name} is the name of a model, which has random weights: give a checkpoint, take the published weights "
-            "(pretrained=True, --pretrained), or ask for random weights (random_weights=True, --random-weights)"
+            f"{name} is the name of a model, and a new model has random weights: give a checkpoint, load the published "
+            "weights (pretrained=True, --pretrained), or allow random weights (random_weights=True, --random-weights)"
         )
     source = Source(built, name, preprocess_of(built, name, {}, data_config), license=_license(built))
     source.class_names = _published_names(built, name) if pretrained else None

@@ -73,7 +73,7 @@ def _check_entry(entry: Path, tensors: list[str], labels: str) -> None:
             raise ExportError(f"{entry} exists and has no {file.name}, so it was not written by this command: {advice}")
     config = (entry / CONFIG).read_text(encoding="utf-8")
     if missing := [tensor for tensor in tensors if tensor not in config]:
-        raise ExportError(f"{entry / CONFIG} is of a model with other inputs or outputs ({missing[0]}): {advice}")
+        raise ExportError(f"{entry / CONFIG} lacks {missing[0]}, so it has other inputs or outputs: {advice}")
     if (entry / LABELS).read_text(encoding="utf-8") != labels:
         raise ExportError(f"{entry / LABELS} has other class names than the model: {advice}")
 

@@ -87,9 +87,9 @@ def verify_file(
         *_check_head(open_session(graph.head_model(model).SerializeToString(), device=device), metadata, model),
     ]
     on_cpu = device_of(session) == "cpu"
-    missing = ["GPU providers: this ran on the CPU" if on_cpu else "TF32, which CUDA uses by default: it was off"]
+    missing = ["GPU: this run used the CPU" if on_cpu else "TF32, the default of CUDA: this run did not use TF32"]
     if recorded is None:
-        missing.append(f"the logits against torch: there is no {file.name} beside the model")
+        missing.append(f"the logits against PyTorch's logits: there is no {file.name} next to the model")
     missing.append("accuracy on images, and the preprocessing of images")
     if metadata.sets is not None:
         missing.append("the coverage of the prediction sets on new images")

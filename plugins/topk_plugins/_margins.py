@@ -31,7 +31,7 @@ def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
 
 
 def checked_gaps(alpha: float | Tensor | Sequence[float]) -> Tensor:
-    """Return alpha as a tensor in double precision: [] for one margin, [n] for one margin per class.
+    """Return the margins ``alpha`` in double precision: a tensor [] for one margin, or [n] for one margin per class.
 
     Raises:
         ValueError: a margin is negative or not finite.

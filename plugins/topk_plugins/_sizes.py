@@ -62,12 +62,12 @@ def set_sizes(
     """
     sizes = [integer(one, "k", at_least=1) for one in (k if isinstance(k, Sequence) else [k])]
     if len(set(sizes)) < max(1, len(sizes)):
-        raise ValueError(f"k must name each set size once, got {k!r}")
+        raise ValueError(f"k must be an integer or a list of different integers, got {k!r}")
     weights = [1.0] * len(sizes) if k_weights is None else numbers(k_weights, "k_weights", at_least=0).tolist()
     total = sum(weights)
     if len(weights) != len(sizes) or not 0 < total < float("inf"):
         raise ValueError(
-            f"k_weights must hold one non-negative number for each of k = {k!r}, not all of them zero, "
+            f"k_weights must hold one non-negative number for each value of k = {k!r}, and not only zeros, "
             f"got {k_weights!r}"
         )
     kept = [(size, weight / total) for size, weight in zip(sizes, weights, strict=True) if weight]

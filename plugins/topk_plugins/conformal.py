@@ -1,4 +1,4 @@
-"""Training for small prediction sets: Stutz et al. 2022, and the low-variance gradient of Noorani et al. 2025."""
+"""Losses that train a model for small prediction sets (Stutz et al. 2022, Noorani et al. 2025)."""
 
 from typing import ClassVar
 
@@ -146,8 +146,8 @@ class LowVarianceConformalTraining(ConformalTraining):
         gradient of q = mean over the N nearest rows j of the gradient of log p_j(y_j)
 
     Here q is the threshold of the prediction sets, and log p_j(y_j) is the log-probability of the label of row j. The
-    nearest rows are the N rows of the first part of the batch whose log-probabilities are nearest to q. By default,
-    ``conformal_training`` uses the gradient of one row. The two losses do not differ otherwise.
+    first part of the batch sets q. The nearest rows are the N rows of this part whose log-probabilities are nearest to
+    q. By default, ``conformal_training`` uses the gradient of one row. The two losses do not differ otherwise.
 
     Use when:
         You train for small prediction sets with small batches, in which the gradient of one row is noisy.

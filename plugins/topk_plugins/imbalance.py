@@ -316,9 +316,9 @@ def first_epoch(drw_epoch: Any, total_epochs: int | None) -> int | None:
         return None
     drw_epoch = number(drw_epoch, "drw_epoch", at_least=0)
     if drw_epoch > 1 and not drw_epoch.is_integer():
-        raise ValueError(f"drw_epoch must be an epoch number or a share of all epochs in (0, 1), got {drw_epoch!r}")
+        raise ValueError(f"drw_epoch must be an integer or a fraction of all epochs in (0, 1), got {drw_epoch!r}")
     if drw_epoch.is_integer():
         return int(drw_epoch)
     if total_epochs is None:
-        raise ValueError(f"drw_epoch = {drw_epoch!r} is a share of total_epochs: pass total_epochs too")
+        raise ValueError(f"drw_epoch = {drw_epoch!r} is a fraction of total_epochs: pass total_epochs too")
     return round(drw_epoch * total_epochs)

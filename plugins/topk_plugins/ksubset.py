@@ -37,7 +37,7 @@ class KSubsetNLL(ClassificationLoss):
       probability. Otherwise, log sigma_k is interpolated linearly between the two integers k around the sum.
     - Class indices [B]. The loss is then the cross-entropy of x.
 
-    With ``label_smoothing``, this fraction of the sum of each target row is spread evenly over all classes.
+    The fraction ``label_smoothing`` of the sum of each target row is spread evenly over all classes.
 
     The loss reads the number of labels of each row from the target. This read synchronizes with a GPU, and causes a
     graph break under ``torch.compile``. Under ``torch.func.vmap`` over targets, the loss cannot read this number, and

@@ -35,7 +35,8 @@ class SigmoidMSE(_SigmoidLoss):
         You want this baseline of the paper below.
 
     Avoid when:
-        There are many classes. The gradient is almost 0 if the label has a low probability. Use ``bce`` instead.
+        There are many classes, because the gradient is almost 0 if the label has a low probability. Use ``bce``
+        instead.
 
     Args:
         common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
@@ -63,8 +64,8 @@ class SigmoidMAE(_SigmoidLoss):
         You want this baseline of the paper below.
 
     Avoid when:
-        Accuracy matters. The gradient is almost 0 if the label has a low probability. With many classes, the accuracy
-        therefore stays at the level of random guesses.
+        Accuracy matters, because the gradient is almost 0 if the label has a low probability. With many classes, the
+        accuracy therefore stays at the level of random guesses.
 
     Args:
         common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.

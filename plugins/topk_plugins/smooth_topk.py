@@ -52,7 +52,8 @@ class SmoothTopKSVM(SeveralSizes):
     Evidence:
         The paper trains on CIFAR-100 with labels that confuse similar classes. There, top-5 accuracy is 2.7 to 5.2
         points higher than with cross-entropy. In this project's studies with such labels, top-5 accuracy is 1.6 to 12.3
-        points higher on generated data, and equal on characters from fonts. Top-1 accuracy is up to 8 points lower.
+        points higher on generated data. On characters from fonts, top-5 accuracy is 2.1 points higher with 20 fonts in
+        the training set, and 0.4 points lower with 150 fonts. Top-1 accuracy can be 8 points lower.
 
     Args:
         k: number of classes that should include the label, 1 <= k <= n - 1, or a list of several such numbers.
@@ -146,7 +147,10 @@ class SmoothTopKSVM(SeveralSizes):
         return len(self.sizes) == 1 or self.combine == "mean"
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses [B] or their sum []. Return None for several values of k with ``combine="likelihood"``."""
+        """Return the losses of the rows [B], or their sum [] if the operator has already summed the losses.
+
+        For several values of k with ``combine="likelihood"``, return None, because no operator computes this loss.
+        """
         if not self._is_linear:
             return None
         alpha, sums = self._checked_alpha(logits), self.reduction != "none" and logits.shape[0] > 0

@@ -1,6 +1,6 @@
-"""Sparse top-k loss. The loss compares two masks over the classes, of which most entries are exactly 0 or 1.
+"""Sparse top-k loss, which compares two masks over the classes. Most entries of these masks are exactly 0 or 1.
 
-For scores x = s / tau, the mask with sum k is
+A mask mu has one number from 0 to 1 per class. For scores x = s / tau, the best mask with sum k is
 
     mask(x, k) = argmax_mu (x mu - |mu|^2 / 2) over 0 <= mu <= 1, sum mu = k
                = clip(x - theta, 0, 1), with theta such that the entries sum to k.

@@ -106,7 +106,7 @@ def test_candidates_grow_with_k():
         ({"k": [1, 20], "candidates": 16}, r"a whole number above k = 20 and .*, or None for all classes, got 16"),
         ({"candidates": 9.5}, r"a whole number above k = 5 and .*, or None for all classes, got 9.5"),
         ({"candidates": "all"}, r"a whole number above k = 5 and .*, or None for all classes, got 'all'"),
-        ({"k": [1, 1]}, "k must name each set size once, got \\[1, 1\\]"),
+        ({"k": [1, 1]}, "k must be an integer or a list of different integers, got \\[1, 1\\]"),
     ],
 )
 def test_bad_options(options, message):

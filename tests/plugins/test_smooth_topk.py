@@ -169,11 +169,11 @@ def test_one_of_several_k_is_that_k_alone(combine):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": []}, "k must name each set size once, got \\[\\]"),
+        ({"k": []}, "k must be an integer or a list of different integers, got \\[\\]"),
         ({"k": [1, 0]}, "k must be an integer of at least 1, got 0"),
-        ({"k": [5, 5]}, "k must name each set size once, got \\[5, 5\\]"),
-        ({"k": [1, 5], "k_weights": [1.0]}, "k_weights must hold one non-negative number for each of k = \\[1, 5\\]"),
-        ({"k": [1, 5], "k_weights": [0.0, 0.0]}, "not all of them zero, got \\[0.0, 0.0\\]"),
+        ({"k": [5, 5]}, "k must be an integer or a list of different integers, got \\[5, 5\\]"),
+        ({"k": [1, 5], "k_weights": [1.0]}, "number for each value of k = \\[1, 5\\]"),
+        ({"k": [1, 5], "k_weights": [0.0, 0.0]}, "not only zeros, got \\[0.0, 0.0\\]"),
         ({"k": [1, 5], "combine": "sum"}, "combine must be one of 'mean', 'likelihood', got 'sum'"),
     ],
 )

@@ -149,7 +149,7 @@ def test_a_dry_run_lists_the_trials_and_trains_nothing(tmp_path, capsys):
     assert main([*command, *SMALL]) == 0
     printed = capsys.readouterr()
     assert printed.out.count("  trial  ce lr=") == 6
-    assert "6 trials (0 kept from before) and 3 runs of results" in printed.err
+    assert "6 trials (0 already done) and 3 runs of results" in printed.err
     assert not list(tmp_path.iterdir())
 
 
@@ -158,7 +158,7 @@ def test_a_dry_run_lists_the_trials_and_trains_nothing(tmp_path, capsys):
     [
         (["--losses", "focal(2)"], "expected NAME"),
         (["--losses", "focal(gamm=2)"], "no option 'gamm'"),
-        (["--losses", "smooth_topk_svm", "--trials", "2"], "3 alternatives"),
+        (["--losses", "smooth_topk_svm", "--trials", "2"], "3 combinations"),
         (["--losses", "ce", "--rates", "1", "0.1"], "must be above 0 and increase"),
         (["--losses", "ce", "--loss", "ce"], "pass --losses"),
         (["--losses", "ce", "--epoch", "3"], "did you mean '--epochs'"),

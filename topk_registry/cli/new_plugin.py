@@ -21,7 +21,7 @@ TEXTS = {".md", ".toml", ".py", ".yaml", ""}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Create a Python project with an example loss that you can replace by your own loss."""
+    """Create a Python project with an example loss that you can replace with your own loss."""
     parser = ArgumentParser(
         prog="topk-registry new-plugin",
         description="Create a Python project with one loss, the entry point of the loss, and a test.",

@@ -46,9 +46,10 @@ class Agreement:
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
     """Compare the predicted class of each image with the label of the image.
 
-    A class is called confused if more than half of its images are predicted as the same wrong class. The labels look
-    wrong in two cases. In the first case, the accuracy is close to the accuracy of random guesses. In the second case,
-    at least two confused classes are predicted as classes that are confused too, as if folder names were exchanged.
+    A class with at least 3 images is called confused if more than half of these images are predicted as the same wrong
+    class. The labels look wrong in two cases. In the first case, the accuracy is close to the accuracy of random
+    guesses. In the second case, the images of at least two confused classes are predicted as classes that are confused
+    too, as if the folder names were exchanged.
 
     Args:
         predicted: class indices that a model predicts: [N].

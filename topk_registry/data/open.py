@@ -83,13 +83,13 @@ def open_dataset(
         if name not in FOLDERS:
             dataset = _open_timm(name, split, root, mode, dict(timm_options or {}))
         elif multilabel:
-            raise ValueError("a folder has one label per image: use a data set with several for --task multilabel")
+            raise ValueError("a folder has one label per image, but --task multilabel needs several labels per image")
         else:
             dataset = _open_folder(split, Path(root or ""), mode, suffixes)
     if not is_indexed(dataset):
         if changes or held_out:
             used = ", ".join([*changes, *["held_out"] * bool(held_out)])
-            raise ValueError(f"{name} is a stream, which has no random access, as {used} would need")
+            raise ValueError(f"{name} is a stream, but {used} needs random access")
         return dataset
     if len(dataset) == 0:
         raise ValueError(f"split {split!r} of {name or root} is empty")

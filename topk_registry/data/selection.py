@@ -119,9 +119,9 @@ def with_label_noise(
     if kind == "uniform":
         noisy = uniform_noise(labels, len(counts), share, seed=seed)
     elif kind != "family":
-        raise ValueError(f"the kind of label noise: family or uniform, got {kind!r}")
+        raise ValueError(f"the kind of label noise must be family or uniform, got {kind!r}")
     elif family is None:
-        raise ValueError("the kind of label noise: family needs superclasses, which are unknown")
+        raise ValueError("label noise of the kind family needs superclasses, but the data set has none")
     else:
         noisy = family_noise(labels, family, share, seed=seed)
     note = f"label noise {share:g} ({kind}): {int((noisy != labels).sum())} of {len(labels)} training labels differ"
@@ -141,7 +141,7 @@ def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, s
 
 
 def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) -> Labels:
-    """Replace exactly ``round(share * N)`` of the labels [N], each by a random different class. Return all labels."""
+    """Replace ``round(share * N)`` randomly chosen labels, each by a random different class. Return all labels [N]."""
     rng = np.random.default_rng([seed, 17])
     wrong = rng.permutation(len(labels))[: round(share * len(labels))]
     noisy = labels.copy()

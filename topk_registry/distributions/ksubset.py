@@ -38,15 +38,15 @@ class KSubset(Distribution):
 
         log P(S) = sum_{i in S} x_i - log sigma_k(exp x).
 
-    To compute sigma_k(e), multiply the entries of e in each set of k classes, and add up the products of all sets.
+    To compute sigma_k(e), take every set of k classes, multiply the entries of e in this set, and add up the products.
     sigma_k is called the k-th elementary symmetric polynomial.
 
     A set is a k-hot vector [..., n], with 1 for each class in the set and 0 elsewhere. :meth:`log_prob` also accepts
     sets as class indices [..., k].
 
-    All methods compute in double precision. Sets have the dtype of the logits. Other results have the dtype of the
-    logits too, but are float32 for logits in half precision. :meth:`sample`, :meth:`log_prob` and :meth:`entropy` use
-    O(n k) memory per row.
+    All methods compute in double precision. All results have the dtype of the logits, with one exception: for logits in
+    half precision, results other than sets are float32. :meth:`sample`, :meth:`log_prob` and :meth:`entropy` use O(n k)
+    memory per row.
 
     Args:
         logits: scores [..., n]. A class with the logit -inf is in no set. If exactly k logits of a row are above -inf,

@@ -115,8 +115,8 @@ class ClassificationLoss(Adjustable):
         """Return the losses from an operator of the subclass. If no operator fits, return None, which is the default.
 
         ``masses`` holds the factor mass[i, c] of each class c in the loss of row i. The result [B] is, for each row i,
-        sum_c mass[i, c] L(logits[i], c). If the reduction is not ``"none"``, the result may also be the sum [] over all
-        rows. If the result is None, the base class computes the losses from :meth:`per_label` or :meth:`per_class`.
+        the sum over c of mass[i, c] times the loss for label c. If the reduction is not ``"none"``, the result may also
+        be the sum [] over all rows. If the result is None, the base class calls :meth:`per_label` or :meth:`per_class`.
         """
         return None
 

@@ -83,11 +83,11 @@ class Option(NamedTuple):
     allowed: Range | None  # an interval or a tuple of values; None if every value is allowed
 
     def bounds(self) -> dict[str, float]:
-        """Return the finite ends of the interval as arguments of :func:`number`, such as ``{"above": 0.0}``."""
+        """Return the limits of a number as keyword arguments of :func:`number`, such as ``{"above": 0.0}``."""
         return self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
 
     def least(self) -> int | None:
-        """Return the smallest integer in the interval, or None if there is no finite lower end."""
+        """Return the smallest allowed integer, or None if there is no lower limit."""
         bounds = self.bounds()
         if "above" in bounds:
             return math.floor(bounds["above"]) + 1

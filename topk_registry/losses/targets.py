@@ -29,11 +29,12 @@ INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 
 
 class Masses(NamedTuple):
-    """The factor ("mass") of each class in the loss of each row: loss of row i = sum_c mass[i, c] L(scores[i], c).
+    """The factor of each class in the loss of each row. This factor is called mass.
 
-    The masses include the divisor of the mean, so the reduced loss is the sum of the losses of the rows. If ``dense``
-    is not None, ``dense`` holds all masses. Otherwise, class ``labels[i, j]`` of row i gets the mass ``shares[i, j]``,
-    and every class of row i gets the mass ``even[i]`` in addition.
+    The loss of row i is the sum over all classes c of mass[i, c] times the loss of row i for label c. The masses
+    include the divisor of the mean, so the reduced loss is the sum of the losses of the rows. If ``dense`` is not None,
+    ``dense`` holds all masses. Otherwise, class ``labels[i, j]`` of row i gets the mass ``shares[i, j]``, and every
+    class of row i gets the mass ``even[i]`` in addition.
 
     Example:
         >>> masses = Masses.of(torch.tensor([1, -100]), 2, label_smoothing=0.5)
@@ -177,7 +178,7 @@ def check_reduction(reduction: str) -> str:
 def check_weight(weight: Tensor | Sequence[float]) -> Tensor:
     """Return a copy of the class weights [n] in float64. Raise a ValueError if a weight is negative or not finite."""
     if isinstance(weight, str):
-        raise ValueError(f"weight must be one number per class, got {weight!r}; a trainer has --class-weight for names")
+        raise ValueError(f"weight must be one number per class, got {weight!r}; trainers take names in --class-weight")
     return numbers(weight, "weight", at_least=0)
 
 
@@ -190,7 +191,7 @@ def check_tensor(given: Any, name: str) -> None:
     elif isinstance(given, (tuple, list)) and any(isinstance(one, Tensor) for one in given):
         hint = "pass one of its tensors"
     else:
-        hint = "torch.as_tensor makes one of numbers"
+        hint = "convert it with torch.as_tensor"
     raise TypeError(f"{name} must be a tensor, got {type(given).__name__}: {hint}")
 
 

@@ -53,7 +53,7 @@ class TopKAccuracy(StreamingMetric):
         counts = None if class_counts is None else torch.as_tensor(class_counts).cpu()
         n = num_classes if counts is None else counts.numel()
         if n is None or num_classes not in (None, n):
-            raise ValueError(f"expected num_classes, or class_counts of as many entries, got {num_classes} and {n}")
+            raise ValueError(f"expected num_classes, or class_counts [num_classes], got {num_classes} and {n}")
         self.k, self.ignore_index = set_sizes(k), ignore_index
         self.groups = {"macro": torch.ones(n, dtype=torch.bool)}
         if counts is not None:

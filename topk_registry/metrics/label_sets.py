@@ -14,7 +14,7 @@ class LabelSetMetrics(StreamingMetric):
     """Metrics from logits and k-hot targets (1 for each label of the sample, 0 elsewhere).
 
     =============== ========================================================================================
-    ``map``         mean over classes of the average precision, without classes that are no sample's label
+    ``map``         mean over classes of the average precision
     ``micro_f1``    F1 over all pairs (sample, class)
     ``macro_f1``    mean over classes of the F1 of the class
     ``sample_f1``   mean over samples of the F1 of the sample
@@ -23,11 +23,12 @@ class LabelSetMetrics(StreamingMetric):
     ``bce``         mean over samples and classes of the binary cross-entropy
     =============== ========================================================================================
 
-    A class is predicted if the sigmoid of its logit is at least ``threshold``. If there are neither
-    labels nor predictions, F1 is 0, as in scikit-learn and timm. Samples without labels do not count in
-    ``top5_recall``. Equal scores in the top k count as in :class:`TopKAccuracy`. So if each sample has one label, top-k
-    recall equals top-k accuracy. A NaN score counts as a wrong prediction. If targets are between 0 and 1, a target of
-    at least 0.5 counts as a label, but ``bce`` uses the target itself.
+    A class is predicted if the sigmoid of its logit is at least ``threshold``. Classes that are the label of no sample
+    do not count in ``map``. Samples without labels do not count in ``top5_recall``. A class or sample without labels
+    and without predictions has F1 = 0, as in scikit-learn and timm. Equal scores in the top k count as in
+    :class:`TopKAccuracy`. So if each sample has one label, top-k recall equals top-k accuracy. A NaN score counts as a
+    wrong prediction. If targets are between 0 and 1, a target of at least 0.5 counts as a label, but ``bce`` uses the
+    target itself.
 
     Args:
         num_classes: number of classes n.

@@ -1,4 +1,4 @@
-"""Two small networks for the built-in data sets. Their names in timm are ``topk_convnet`` and ``topk_mlp``."""
+"""Two small networks for the built-in data sets. timm creates them by the names ``topk_convnet`` and ``topk_mlp``."""
 
 from itertools import pairwise
 from typing import Any, TypeVar

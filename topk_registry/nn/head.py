@@ -59,7 +59,7 @@ class TopKHead(nn.Module):
 
     @classmethod
     def of_loss(cls, loss: nn.Module) -> "TopKHead":
-        """Return a head with the attributes ``k`` and ``temperature`` of a loss.
+        """Return a head that takes ``k`` and ``temperature`` from the attributes of a loss.
 
         Use this head for the predictions of a model that was trained with the loss. For example, the value of
         ``topk_nll`` is -tau log(p), where p is the marginal of the label from this head. If the loss has several k, the
@@ -73,7 +73,7 @@ class TopKHead(nn.Module):
         if k is None or temperature is None:
             raise ValueError(
                 f"expected a loss with k and temperature, such as topk_nll or smooth_topk_svm, got "
-                f"{type(loss).__name__}: give TopKHead k and temperature themselves"
+                f"{type(loss).__name__}: pass k and temperature to TopKHead instead"
             )
         return cls(k, temperature=temperature)
 

@@ -41,9 +41,9 @@ def linear_smooth_topk(
 ) -> Tensor:
     """Compute the smooth top-k SVM loss of the logits ``F.linear(features, weight, bias)``.
 
-    The function computes the logits of one chunk of classes at a time, and the backward pass computes them again. So
-    the logits [B, n] are never in memory at once, but loss and gradients are the same as from all logits. If all
-    classes fit into one chunk, the function computes all logits at once. The loss of a row with the label y is
+    If all classes fit into one chunk, the function computes all logits at once. Otherwise, the function computes the
+    logits of one chunk of classes at a time, and the backward pass computes these logits again. Then the logits [B, n]
+    are never in memory at once. Loss and gradients are the same in both cases. The loss of a row with the label y is
 
         L = tau softplus(alpha / tau - l_y),    l_y = log(p / (1 - p)),
 
@@ -131,11 +131,12 @@ def linear_topk(
     process_group: Any = None,
     num_classes: int | None = None,
 ) -> TopClasses:
-    """Return the k classes with the largest logits ``F.linear(features, weight, bias)``, computed chunk by chunk.
+    """Return the k classes with the largest logits. The logits are ``F.linear(features, weight, bias)``.
 
-    The result has the indices of these classes, their logits and their top-k marginals, each [B, k] in descending
-    order. The top-k marginal is the probability that a random set of k classes contains the class. The probability of a
-    set is proportional to the product of exp(logit / temperature) over the classes in the set.
+    The function computes the logits of one chunk of classes at a time. The result has the indices, the logits and the
+    top-k marginals of the k classes, each [B, k] in descending order. The top-k marginal is the probability that a
+    random set of k classes contains the class. The probability of a set is proportional to the product of
+    exp(logit / temperature) over the classes in the set.
 
     The result is not differentiable. The other arguments are as in :func:`linear_smooth_topk`. With ``process_group``,
     the result has only the rows of this rank.
@@ -188,7 +189,7 @@ def _losses(
 
 
 def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
-    """Return the weights in each row's loss of the m classes from class ``first`` on: [B, m], like the scores ``s``."""
+    """Return the weight of each class in the loss of each row, for the m classes from class ``first`` on: [B, m]."""
     m = s.shape[1]
     if masses.dense is not None:
         return masses.dense[:, first : first + m].to(s)

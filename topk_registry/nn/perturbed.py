@@ -8,11 +8,11 @@ from topk_registry.ops.perturbed.api import checked_options, perturbed_topk
 
 
 class PerturbedTopK(nn.Module):
-    """A module that calls :func:`perturbed_topk`: the k-th largest score, smoothed by random noise.
+    """A module that returns the k-th largest score of each row, smoothed by random noise (:func:`perturbed_topk`).
 
     The module adds Gaussian noise to the scores and takes the k-th largest sum of each row. The result is the mean over
     ``num_samples`` draws of the noise. In contrast to dropout, the module adds noise in evaluation mode too. For
-    reproducible results, pass a seeded ``generator``. With ``epsilon=0``, the result is the k-th largest score.
+    reproducible results, pass a seeded ``generator``. With ``epsilon=0``, there is no noise.
 
     Args:
         k: rank of the score, 1 <= k <= n. The largest score has rank 1.

@@ -65,7 +65,7 @@ def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
             return True  # a self-test would be captured into the CUDA graph
         why = _problems[key] = _fault(backend, device, self_test)
         if why:
-            warnings.warn(f"{why}: the top-k losses are slower", stacklevel=3)
+            warnings.warn(f"{why}: the top-k losses use PyTorch operations, which are slower", stacklevel=3)
     return not why
 
 
@@ -179,5 +179,5 @@ def _record(operator: str, device: torch.device) -> Record:
         why = f"chosen by {VARIABLE if _wanted.get() is None else 'topk_registry.use_backend'}"
     else:
         problems = [text for key, text in _problems.items() if key[:2] == (fastest, device)]
-        why = next(filter(None, problems), "the fastest that serves")
+        why = next(filter(None, problems), "the fastest backend that works")
     return Record(operator, str(device), backend, why)

@@ -37,7 +37,7 @@ class Hinge(NamedTuple):
     tau: float  # smoothing temperature
 
     def definition(self, margin: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        """Return L [B] and dL/dm [B] in the dtype of ``alpha``, for margins m [B] in float64 and labels [B]."""
+        """Return the loss L and its derivative dL/dm, both [B], for margins m [B] in float64 and labels [B]."""
         alpha = self.alpha[label] if self.alpha.ndim else self.alpha
         violation = alpha.double() - self.scale * margin
         slope = torch.sigmoid(violation / invertible(self.tau, torch.float64)) * -self.scale

@@ -51,8 +51,9 @@ def expect_finite(got: Tensor, what: str) -> None:
 def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | None = None, floor: float = 0.0) -> None:
     """Raise CheckFailedError unless the tensor ``got`` is close to the tensor ``wanted``.
 
-    The largest allowed difference is ``tolerance * max(floor, largest entry of wanted)`` for all entries. The
-    difference is not relative to each entry, because a small entry may be a sum of large numbers. NaN is close to NaN.
+    Entries may differ by ``tolerance * max(floor, largest)``, where ``largest`` is the largest absolute entry of
+    ``wanted``. The same difference is allowed for all entries, because a small entry may be a sum of large numbers. NaN
+    is close to NaN. The default of ``tolerance`` is 64 times the eps of the dtype of ``wanted``.
     """
     __tracebackhide__ = True
     expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")

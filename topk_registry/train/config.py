@@ -154,7 +154,7 @@ class TrainConfig:
     )
     normalize_classifier: float | None = _LOSS(
         None,
-        "replace the classifier by a cosine classifier with this scale",
+        "replace the classifier with a cosine classifier of this scale",
         metavar="SCALE",
         within="(0, inf)",
         const=1.0,

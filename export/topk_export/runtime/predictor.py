@@ -120,10 +120,10 @@ class Predictor:
             ValueError: ``names`` is empty, or a name is not a class of the model. The message suggests similar names.
         """
         if isinstance(names, str):
-            raise TypeError(f"a class list must be a sequence of names, got the text {names!r}")
+            raise TypeError(f"the class list must be a sequence of names, got the text {names!r}")
         known, wanted = self.metadata.class_names, set(names)
         if not wanted:
-            raise ValueError("the class list is empty: it must name at least one class")
+            raise ValueError("the class list is empty, but at least one class must be allowed")
         if unknown := sorted(map(str, wanted.difference(known))):
             close = dict.fromkeys(hint for name in unknown[:5] for hint in get_close_matches(name, known, n=3))
             more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
@@ -291,12 +291,12 @@ class Predictor:
 
     def _check_mask(self, allowed: np.ndarray, batch: int) -> np.ndarray:
         if ALLOWED not in self._optional:
-            raise ModelFileError(f"{self.path} has no input {ALLOWED!r} for class lists")
+            raise ModelFileError(f"{self.path} has no input {ALLOWED!r}, so it does not support class lists")
         mask, n = np.asarray(allowed), self.metadata.num_classes
         if mask.dtype != bool or mask.shape not in ((n,), (1, n), (batch, n)):
             raise ValueError(f"allowed must be bool [{n}] or [{batch}, {n}], got {mask.dtype} {list(mask.shape)}")
         if not mask.any(-1).all():
-            raise ValueError("a class list is empty: it must have at least one class")
+            raise ValueError("a row of the class list is empty, but at least one class must be allowed")
         return mask.reshape(-1, n)
 
     def _check_alpha(self, alpha: float) -> float:

@@ -147,7 +147,7 @@ def check_thresholds(model: str | Path, sets: Mapping[str, Any] | None) -> None:
         raw = [data[start:end] for table in tables for start, end in _messages(data, table, _RAW_DATA)]
     if hashlib.sha256(b"".join(raw)).hexdigest() != sets.get("thresholds_sha256"):
         raise ModelFileError(
-            f"the thresholds of {model} are not those of its calibration: quantize or convert a file first, then "
+            f"the thresholds of {model} changed after its calibration: quantize or convert a file first, then "
             "calibrate it"
         )
 

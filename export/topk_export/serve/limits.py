@@ -97,7 +97,7 @@ class Budget:
             if len(content) > limit:
                 raise too_long
             if self._used > self._limits.total_bytes:
-                raise HTTPException(503, "too many bodies are in progress: try again", RETRY)
+                raise HTTPException(503, "too many request bodies are in memory: try again", RETRY)
 
 
 class _InMemoryParser(MultiPartParser):
@@ -208,10 +208,10 @@ def _json(body: bytes, limits: Limits) -> tuple[list[bytes], dict[str, Any]]:
     try:
         content = json.loads(body)
         if not isinstance(content, dict) or set(content) - {"images", *FIELDS}:
-            raise ValueError("it is not an object with these keys")
+            raise ValueError("the body is not an object with these keys")
         texts = content.pop("images")
         if not isinstance(texts, list) or len(texts) > limits.images:
-            raise ValueError("'images' is not such a list")
+            raise ValueError("'images' is not a list of this length")
         return [base64.b64decode(text, validate=True) for text in texts], content
     except (ValueError, TypeError, KeyError, RecursionError, binascii.Error) as error:
         raise HTTPException(400, f"{expected}: {error}") from error

@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
     runs = Runs(args.output.with_suffix(".runs.jsonl"), said=say, jobs=args.jobs, data=data)
     table = cells(study, base)
     tuning = [flags for cell in table for flags in cell.tuning()]
-    say(f"{len(tuning)} trials ({len(tuning) - len(runs.missing(tuning))} kept from before) and "
+    say(f"{len(tuning)} trials ({len(tuning) - len(runs.missing(tuning))} already done) and "
         f"{len(table) * args.seeds} runs of results; {note or 'built-in splits'}")  # fmt: skip
     with suppress(ValueError):  # batch systems send SIGTERM; only the main thread can handle it
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -159,9 +159,7 @@ def check(study: Study, runs: Sequence[Flags]) -> None:
         n = trainer.run.config.num_classes or 0
         size = "".join(filter(str.isdecimal, study.metric.partition("top")[2]))
         if size and int(size) >= n:
-            raise TrainError(
-                f"{study.metric} of {n} classes is always right: pass a smaller --eval-metric, such as top1"
-            )
+            raise TrainError(f"{study.metric} of {n} classes is always 100 %: pass another --eval-metric, such as top1")
         trainer.dry_run()
 
 

@@ -63,12 +63,12 @@ def flags_of(config: TrainConfig, test_split: str) -> tuple[dict[str, Any], str]
         ValueError: the configuration does not allow a comparison.
     """
     if config.task == MULTILABEL:
-        raise ValueError("a comparison takes one label per image, not --task multilabel")
+        raise ValueError("a comparison needs one label per image, so --task multilabel is not supported")
     usual = TrainConfig(dataset=config.dataset or "topk/folder").to_dict()
     kept = {name: value for name, value in config.to_dict().items() if value != usual[name]}
     read_by_timm = not (config.dataset in FOLDERS or config.dataset.startswith("topk/"))
     if wrong := [name for name in TIMM_OPTIONS if name in kept and not read_by_timm]:
-        raise ValueError(f"a comparison takes {flag_of(wrong[0])} for timm's data sets only")
+        raise ValueError(f"a comparison supports {flag_of(wrong[0])} for timm's data sets only")
     for name in ("train_split", "val_split", "lr", *TIMM_OPTIONS):
         kept.pop(name, None)
     test_split = test_split or ("test" if _has_test_split(config) else "")

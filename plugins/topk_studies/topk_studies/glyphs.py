@@ -180,7 +180,7 @@ class Trained:
 
     def __call__(self, run: Mapping[str, Any]) -> dict[str, float]:
         if time.time() > self.end:
-            raise TimeoutError("The time is over; start again to continue.")
+            raise TimeoutError("The time limit is reached. Run the command again to continue.")
         data = self.train.sample(run["families"], run["seed"])
         model = train(Data(data.images, noisy(data.labels, run["noise"], run["seed"])), run)
         return measure(model, self.validation, self.test)

@@ -75,11 +75,11 @@ class Runs:
         return self.all([flags])[0]
 
     def missing(self, runs: Sequence[Flags]) -> list[Flags]:
-        """Return the runs that are not in the file, without duplicates."""
+        """Return the runs whose metrics are not stored yet, without duplicates."""
         return list({_key(flags): flags for flags in runs if _key(flags) not in self.done}.values())
 
     def all(self, runs: Sequence[Flags]) -> list[Measured]:
-        """Train the runs that are not in the file. Return the metrics of all ``runs``, in the order of ``runs``."""
+        """Train the runs whose metrics are not stored yet. Return the metrics of all ``runs``, in the same order."""
         missing, start = self.missing(runs), time.monotonic()
         for i, (flags, measured) in enumerate(self._trained(missing), 1):
             self._keep(flags, measured)
@@ -129,7 +129,7 @@ def describe(flags: Flags) -> str:
 
 
 def pairs(options: Mapping[str, Any]) -> list[str]:
-    """Return the text ``name=value`` for each option."""
+    """Return a list with the text ``name=value`` for each option."""
     return [f"{name}={value}" for name, value in options.items()]
 
 

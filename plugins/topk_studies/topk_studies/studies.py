@@ -1,4 +1,4 @@
-"""The studies that repeat experiments of papers: their data, their losses, and the trials of each loss."""
+"""Definitions of the studies that repeat experiments of papers: the data, the losses, and the trials of each loss."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ class Contestant:
             ValueError: there are more combinations of options than trials.
         """
         if len(self.options) > count:
-            raise ValueError(f"{self.text} has {len(self.options)} alternatives of its options, and {count} trials")
+            raise ValueError(f"{self.text} has {len(self.options)} combinations of options, but only {count} trials")
         share, more = divmod(count, len(self.options))
         return [
             {**self.flags, "loss": self.loss, "loss_opt": options, "lr": rate}
@@ -119,11 +119,11 @@ class Study:
     Args:
         question: the question that the study answers.
         reference: paper with the experiment that the study repeats, and the table or section of the paper.
-        conditions: options of the data set for each condition, by the name of the condition.
+        conditions: name of each condition, and the options of the data set under this condition.
         contestants: the losses. The first loss is the baseline.
         metric: metric on the validation split that selects a trial.
-        metrics: metrics of the results.
-        trials: number of trials per loss.
+        metrics: metrics that the results show.
+        trials: number of trials per loss. A trial is a run with one learning rate and one combination of options.
         rates: lowest and highest learning rate.
         data: name of the data. If empty, the user chooses ``"vectors"`` or ``"images"``.
     """

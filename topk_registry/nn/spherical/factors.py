@@ -36,7 +36,7 @@ class Batch:
     dH: Tensor  # [m, d] gradient with respect to the features  # noqa: N815  the README's symbol
 
     def scaled(self, factor: Tensor | float) -> "Batch":
-        """Return the batch for losses multiplied by ``factor``, which is one number, or one number per sample [m]."""
+        """Return the batch that would result if the losses were multiplied by ``factor``: [] or [m]."""
         column = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
         scaled = {name: getattr(self, name) * factor for name in ("gs", "gq")}
         scaled |= {name: getattr(self, name) * column for name in ("ga", "dH")}
@@ -46,7 +46,7 @@ class Batch:
 def joined(batches: list[Batch]) -> Batch:
     """Concatenate the samples of several batches.
 
-    A batch with a smaller K than the largest K is padded with labels whose derivative ``ga`` is 0.
+    If the batches have different numbers of labels K, labels with ``ga`` = 0 are added up to the largest K.
     """
     K = max(batch.labels.shape[1] for batch in batches)
 
@@ -60,7 +60,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
-    """Return one batch with the samples of all ranks, for the loss divided by the number of ranks.
+    """Return one batch with the samples of all ranks. All losses are divided by the number of ranks.
 
     If no rank has a batch, return None. If there is only one rank, return ``own`` unchanged.
     """
@@ -84,9 +84,10 @@ def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
 
 
 class FactoredWeight(nn.Module):
-    """The weight W [n, d], stored as the factors of W = V U + 1 omega^T, together with Q = W^T W and w = W^T 1.
+    """The weight W [n, d], stored as factors: W = V U + 1 omega^T, where 1 is a vector of n ones.
 
-    V [n, d] has the dtype of the given weight. All other tensors are in double precision.
+    Q = W^T W and w = W^T 1 are stored too. V [n, d] has the dtype of the given weight. All other tensors are in double
+    precision.
     """
 
     V: nn.Parameter
@@ -134,7 +135,7 @@ class FactoredWeight(nn.Module):
         return self.V[classes].double()
 
     def sums(self, H: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the numbers (H Q, s, q, a) of formula (3) for features H [m, d] and labels [m, K].
+        """Return (H Q, s, q, a) of formula (3) in README.md, for features H [m, d] and labels [m, K].
 
         H Q is [m, d]. s [m] is the sum of all n scores of a sample. q [m] is the sum of the squares of these scores.
         a [m, K] are the scores of the labels.
@@ -147,7 +148,7 @@ class FactoredWeight(nn.Module):
         return HQ, s, q, a
 
     def feature_gradient(self, HQ: Tensor, labels: Tensor, gs: Tensor, gq: Tensor, ga: Tensor) -> Tensor:
-        """Return the gradient of the losses with respect to the features: [m, d], by formulas (4) and (5).
+        """Return the gradient of the losses with respect to the features: [m, d]. README.md has the formulas (4), (5).
 
         ``gs``, ``gq`` and ``ga`` are the derivatives with respect to the sums s and q and the scores of the labels.
         """
@@ -155,7 +156,7 @@ class FactoredWeight(nn.Module):
         return 2 * gq[:, None] * HQ + Z
 
     def gram(self, x: Batch) -> Tensor:
-        """Return G G^T [m, m] by formula (10), where G [m, n] is the gradient with respect to the scores."""
+        """Return G G^T [m, m], formula (10) in README.md. G [m, n] is the gradient with respect to the scores."""
         Z = x.dH - 2 * x.gq[:, None] * x.HQ
         total = x.ga.sum(1)
         X = 2 * x.gq[:, None] * (x.H @ Z.T) + torch.outer(x.gs, total)
@@ -170,9 +171,10 @@ class FactoredWeight(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Batch, lr: float, weight_decay: float) -> None:
-        """Set W to (1 - lr weight_decay) W - lr dW by formulas (6) to (12), where dW is the gradient.
+        """Set W to (1 - lr weight_decay) W - lr dW, where dW is the gradient with respect to W.
 
-        If the new weight would not be finite, raise SingularStepError and change nothing.
+        README.md has the formulas (6) to (12). If the new weight would not be finite, raise SingularStepError and
+        change nothing.
         """
         rho = 1 - lr * weight_decay
         B = 2 * lr * x.gq
@@ -219,7 +221,7 @@ class FactoredWeight(nn.Module):
         return rows.mm(self.U).add_(self.omega).to(self.V.dtype)
 
     def _inverse(self, x: Batch, U: Tensor, BH: Tensor, rho: float) -> tuple[Tensor, Tensor] | None:
-        """Return the matrices U'^-T [d, d] and R^T [m, d] of formula (8), or None if these would be too imprecise."""
+        """Return U'^-T [d, d] and R^T [m, d] of formula (8) in README.md, or None if they would be too imprecise."""
         m, d = x.H.shape
         before = x.H @ self.U_inverse_t.T
         if rho == 0:

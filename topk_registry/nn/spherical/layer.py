@@ -339,7 +339,7 @@ class _Losses(torch.autograd.Function):
 
 
 class SphericalSGD(torch.optim.Optimizer):
-    """An optimizer that trains one :class:`SphericalLinear` by SGD without momentum, through :meth:`step` of the layer.
+    """An optimizer that trains one :class:`SphericalLinear` layer by SGD without momentum.
 
     Args:
         layer: the layer to train. The rest of the model needs a separate optimizer.
@@ -370,7 +370,7 @@ class SphericalSGD(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        """Call :meth:`SphericalLinear.step`. If a closure is given, call the closure first, and return the loss."""
+        """Call :meth:`SphericalLinear.step`. If a closure is given, call the closure first, and return its result."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

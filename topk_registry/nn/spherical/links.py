@@ -50,8 +50,8 @@ def resolve(loss: str | nn.Module, options: Mapping[str, Any]) -> SumsLoss | Non
     """Return the loss for :class:`SphericalLinear`. For the squared error (``"mse"``), return None.
 
     Args:
-        loss: name of a registered spherical loss, or the loss itself, or ``"mse"``.
-        options: options for creating the loss, if ``loss`` is a name.
+        loss: name of a registered spherical loss, or a spherical loss object, or ``"mse"``.
+        options: options of the loss, if ``loss`` is a name.
 
     Raises:
         ValueError: the loss is not spherical, or has an option that the layer would ignore.
@@ -81,7 +81,7 @@ def loss_per_sample(
     """Return the loss of each row: [m].
 
     For a spherical loss, the result is the sum over labels of weight * loss of the label. For the squared error, the
-    target vector has the weights at the labels and 0 elsewhere, and the result is the sum over all n classes.
+    result is the sum over all n classes of (score - target)^2, where the target is the weight at a label, else 0.
 
     Args:
         loss: spherical loss. None: squared error.

@@ -9,7 +9,7 @@ from topk_registry.ops.cpu.numbers import borrowing, compiled
 
 @borrowing
 def stripe_length(n, T):
-    """Return the length of a stripe in :func:`largest` for the T largest of n scores. For a short row, return 0."""
+    """Return the length of the stripes into which :func:`largest` divides a row. For a short row, return 0."""
     length = 64
     while length < 4 * T:
         length *= 2

@@ -1,4 +1,4 @@
-"""Algorithms that Berrada, Zisserman and Kumar (2018) published for the smooth top-k SVM loss, as baselines."""
+"""Algorithms of Berrada, Zisserman and Kumar (2018) for the smooth top-k SVM loss, as baselines for measurements."""
 
 from topk_studies.baselines.algorithm2 import LogSigmas, default_order
 from topk_studies.baselines.divide_conquer import divide_and_conquer

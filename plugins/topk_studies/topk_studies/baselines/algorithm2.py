@@ -1,6 +1,6 @@
 """Algorithm 2 of Berrada, Zisserman and Kumar (2018): the gradient of elementary symmetric polynomials.
 
-Let e_i = exp(x_i), let sigma_j be the sum over all sets of j of these numbers of the product of the set, and let
+Let e_i = exp(x_i). The polynomial sigma_j is the sum of the products of all choices of j of the numbers e_i. Let
 delta_j be the derivative of sigma_j with respect to e_i. Two recursions compute delta_j:
 
     delta_j = sigma_{j-1} - e_i delta_{j-1}                                         (upwards, exact)
@@ -8,7 +8,7 @@ delta_j be the derivative of sigma_j with respect to e_i. Two recursions compute
 
 Let r be the size of the other numbers divided by e_i. The relative error of the first recursion is about eps/r, and the
 relative error of the second recursion is about r^p. Both errors are equal at r = eps^(1/(p+1)). Therefore the
-implementation uses the second recursion if r is smaller.
+implementation uses the second recursion if r is smaller than this value.
 """
 
 from typing import Any

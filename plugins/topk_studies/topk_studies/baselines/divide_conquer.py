@@ -14,8 +14,8 @@ from topk_studies.baselines.semiring import LOG, Semiring
 def divide_and_conquer(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor:
     """Return the logarithms of the elementary symmetric polynomials sigma_0, ..., sigma_k of exp(x) [k+1, B].
 
-    For each row of x [B, n], sigma_j is the sum over all sets of j entries of the product of the set. ``semiring``
-    selects whether the computation stores numbers or their logarithms. Autograd computes the gradient.
+    For each row of exp(x) [B, n], sigma_j is the sum of the products of all choices of j entries. ``semiring`` selects
+    whether the computation stores numbers or their logarithms. Autograd computes the gradient.
     """
     e = semiring.exp(x)
     factors = torch.stack([torch.full_like(e, semiring.one), e])  # [degree+1, B, factors]
@@ -31,9 +31,9 @@ def divide_and_conquer(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor
 
 
 def multiply(P: Tensor, Q: Tensor, k: int, semiring: Semiring) -> Tensor:
-    """Return the coefficients up to degree k of the product of two polynomials, in the order of the degree.
+    """Return the coefficients of the product of the polynomials P and Q, up to degree k.
 
-    P and Q are the coefficients of the two polynomials. The first axis is the degree.
+    The first axis of P, of Q and of the result is the degree.
     """
     degree_p, degree_q = len(P) - 1, len(Q) - 1
     reverse = Q.flip(0)

@@ -28,8 +28,10 @@ Matrix = NDArray[np.float64]
 class Ambiguous(DrawnImages):
     """Generated feature vectors in classes that overlap, with the exact probability of each class given the features.
 
-    There are ``families * fine`` classes. Class c belongs to family c mod ``families``. Sample i depends only on the
-    seed, the split and i, and on the options of the data set.
+    There are ``families * fine`` classes. Class c belongs to family c mod ``families``. Each family has a random code,
+    a vector of numbers -1 or 1. The code of a class is the code of its family with some signs flipped. The features of
+    a sample are the code of the class, or sometimes the code of the family, plus Gaussian noise. Sample i depends only
+    on the seed, the split and i, and on the options of the data set.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
@@ -41,7 +43,7 @@ class Ambiguous(DrawnImages):
         side: height and width of the image that stores the features. There are d = 3 side^2 features.
         spread: probability that a sign in the code of a class differs from the code of the family.
         feature_noise: standard deviation of the Gaussian noise. Where two codes differ, the difference is 2.
-        ambiguity: share of samples that are drawn around the code of the family.
+        ambiguity: share of samples whose features are the code of the family plus noise.
         imbalance: frequency of the first class divided by the frequency of the last class. In between, frequencies fall
             exponentially.
         label_noise: share of labels that are redrawn from the classes of the family, in every split. The new label can
