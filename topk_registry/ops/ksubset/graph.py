@@ -345,9 +345,10 @@ class Coefficients(NamedTuple):
 
 @torch.no_grad()
 def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
-    """Summarize the scores s [B, m] of the classes first_class, ..., first_class + m - 1, for sets of k classes.
+    """Summarize the scores s [B, m] of m classes in a :class:`State` for sets of k classes.
 
-    theta is the temperature. A class with the score -inf is excluded.
+    ``first_class`` is the index of the first of the m classes, and theta is the temperature. A class with the score
+    -inf is excluded.
     """
     top, classes = s.topk(min(2 * k + 1, s.shape[1]), dim=-1)
     e = ((s - _reference(top, k)) / theta).scatter(1, classes, -torch.inf).exp()
