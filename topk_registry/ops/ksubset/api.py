@@ -27,8 +27,8 @@ def smooth_topk(
 
     The mass q_c is the weight of class c in the target of the row. The margin m_c is the result of
     ``topk_margins(logits, k, temperature=k * tau)`` for class c. A row without mass has loss 0 and gradient 0, even if
-    its logits are NaN. If at most k logits of a row are above -inf, the loss is inf if a class with the logit -inf has
-    mass, else 0.
+    its logits are NaN. Suppose that at most k logits of a row are above -inf. If a class with the logit -inf has mass,
+    the loss of the row is inf. Otherwise, the loss is 0.
 
     The forward pass also computes the gradient. The backward pass only multiplies this gradient by a number per row.
 
@@ -55,12 +55,12 @@ def smooth_topk(
         alpha = alpha.detach()
     way = route(logits, alpha, *parts)
     if way is Route.KERNELS and [part for part in parts if part is not None and part.requires_grad]:
-        way = Route.OPERATIONS  # masses with requires_grad need autograd
+        way = Route.OPERATIONS  # only autograd computes the gradient with respect to masses
     definition = partial(autograd.losses_of, parts=parts, k=k, tau=tau, alpha=alpha)
     if way is Route.GRAPH:
         if not torch.compiler.is_compiling() or _backend(logits, k, tau, parts.has_labels_only) != "torch":
             return in_graph(logits, *parts, alpha, k, tau)[0]
-        way = Route.OPERATIONS  # the compiler fuses operations
+        way = Route.OPERATIONS  # in compiled graphs, the compiler fuses these operations
     if way is Route.OPERATIONS:
         return definition(logits)
     kernel = partial(run, masses=masses, parts=parts, k=k, tau=tau, alpha=alpha)
@@ -72,8 +72,8 @@ def run(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the losses [B] of :func:`smooth_topk` and their gradient [B, n] with numba, Triton or PyTorch operations.
 
-    The fastest backend that supports the arguments and passes its self-test is used. ``parts`` contains the tensors of
-    ``masses``. If ``needs_grad`` is False, the gradient may be None.
+    The default backend is the fastest that supports the arguments and passes its self-test. ``parts`` contains the
+    tensors of ``masses``. If ``needs_grad`` is False, the gradient may be None.
     """
     backend = _backend(logits, k, tau, parts.has_labels_only)
     if backend == "numba":
@@ -162,16 +162,19 @@ def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
 
 
 def topk_log_odds(logits: Tensor, k: int) -> Tensor:
-    """Return the log-odds that a random set of k classes contains a class, for each class.
+    """For each class, return the log-odds that a random set of k classes contains the class.
 
     The probability of a set is proportional to the product of e_i = exp(x_i) over its classes, where x are the logits.
-    The log-odds of class i are l_i = x_i + log sigma_{k-1}(e without e_i) - log sigma_k(e without e_i). Here sigma_j is
-    the j-th elementary symmetric polynomial: the sum, over all sets of j numbers, of the product of the numbers. The
-    results are exact up to rounding errors, and differentiable.
+    The log-odds log(p / (1 - p)) of class i are x_i + log sigma_{k-1}(e without e_i) - log sigma_k(e without e_i). Here
+    sigma_j is the j-th elementary symmetric polynomial: the sum, over all sets of j numbers, of the product of the
+    numbers. The results are exact up to rounding errors, and differentiable.
 
     Args:
         logits: scores [..., n]. A class with the score -inf is excluded.
         k: number of classes in a set, 1 <= k <= n - 1.
+
+    Returns:
+        Log-odds [..., n], in double precision for logits in double precision, else in single precision.
 
     Example:
         >>> topk_log_odds(torch.zeros(4), 1)
@@ -183,7 +186,7 @@ def topk_log_odds(logits: Tensor, k: int) -> Tensor:
 
 
 def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """Return the probability that a random set of k classes contains a class, for each class.
+    """For each class, return the probability that a random set of k classes contains the class.
 
     The probability of a set is proportional to exp((sum of the scores of the set) / temperature). The probabilities of
     all classes of a row sum to k. For k = 1, the result is softmax(logits / temperature). If at most k scores of a row

@@ -26,7 +26,7 @@ LIMIT = 1 / 2  # classes with larger odds belong to the top group
 LEAST_TAU = 4 * torch.finfo(torch.float32).tiny  # has a finite reciprocal; losses already equal their limit at tau = 0
 LEAST_WORK = 1 << 14  # a further thread is used only for at least this many steps, about 20 microseconds of work
 ROWS_AT_ONCE = 16  # maximum number of rows that a thread takes at a time; vector instructions compute them together
-SCORES_AT_ONCE = 1 << 16  # approximate number of scores that a thread takes at a time; its cache holds these scores
+SCORES_AT_ONCE = 1 << 16  # approximate number of scores that a thread takes at a time; these fit in its cache
 
 # Scratch memory of a thread. One row at a time uses space (for split), x (scores), scratch, c (coefficients) and powers
 # (power sums). These fields have an entry per row: odds; size, u, most and a (results of split); of_label (score of the
@@ -143,7 +143,7 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
         label: label of each row [B]. If a label is not a class from 0 to n - 1, the loss and the gradient are NaN.
         share: mass of each label [B]. If a mass is 0, the loss and the gradient are 0, and the scores are not read.
         alpha: required margin of each class [n], or one number for all classes [1].
-        k, theta, tau: number of classes in a set, temperature of the margins k tau, and smoothing temperature.
+        k, theta, tau: number of classes in a set; temperature of the margins, which is k tau; smoothing temperature.
         value, gradient: output, losses [B] and their gradient with respect to the scores [B, n].
         memory: result of :func:`memory_for`.
     """

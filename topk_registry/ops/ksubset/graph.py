@@ -8,8 +8,8 @@ the computation. Therefore, ONNX export, ``torch.func`` transforms, ``torch.comp
 of any order use the same code, for every k from 1 to n - 1.
 
 ``marginals``, ``margins`` and ``log_odds`` take the scores of all classes. ``summarize``, ``merge``, ``finish``,
-``label_gradient`` and ``top_margins`` take the scores of one chunk of classes at a time. These five functions need 2k
-<= n and record no gradients.
+``label_gradient`` and ``top_margins`` take the scores of one chunk of classes at a time. These five functions need
+2k <= n and record no gradients.
 
 A polynomial is a tensor [coefficients, B, classes], with the coefficient of the lowest degree first. The code avoids
 the operator Sigmoid, because onnxruntime computes Sigmoid inaccurately far below zero. The code avoids MatMul, because
@@ -27,7 +27,7 @@ from torch import Tensor
 SMALL_K = 64  # up to this k, the tilt of formula (5) prevents overflow, also in single precision
 WITH_TAIL = 500  # up to this k, the coefficients of a tail do not overflow in double precision
 MAX_GAP = 80.0  # larger odds than exp(80) give the same probabilities, and exp(80) is finite in single precision
-HALVINGS = 20  # number of bisection steps for the tilt, from an interval of length 2 log(2n) or so
+HALVINGS = 20  # number of bisection steps for the tilt; the first interval has a length of about 2 log(2n)
 
 
 def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
@@ -54,7 +54,7 @@ def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
         inside = torch.where(logits == -torch.inf, 0.0, inside)
     else:
         inside = _probabilities(usual, top, where, k, temperature, 0)
-    of_certain = torch.where(logits == -torch.inf, 0.0, 1.0 + (logits - logits))  # NaN for inf and NaN
+    of_certain = torch.where(logits == -torch.inf, 0.0, 1.0 + (logits - logits))  # NaN for the scores inf and NaN
     return torch.where(certain, of_certain, inside)
 
 
@@ -180,8 +180,8 @@ def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
 def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
     """Return the number t [B, 1] for which the sum of sigmoid(x_i - t) over all classes is k - 1/2, by bisection.
 
-    If each class is selected independently with probability sigmoid(x_i - t), then k or k - 1 classes are selected with
-    a probability of at least 1 / (n + 1). This probability is far from 0, so t can be used as in :func:`tilt`.
+    As in :func:`tilt`, t is subtracted from x to prevent overflow. If each class is selected independently with
+    probability sigmoid(x_i - t), the most probable number of selected classes is k - 1 or k.
 
     Args:
         x: scores, minus the k-th largest score and divided by the temperature [B, T].
@@ -255,7 +255,7 @@ def product_tree(factors: Tensor, k: int) -> list[Tensor]:
 
 
 def leave_one_out(levels: list[Tensor], start: Tensor, k: int, count: int) -> Tensor:
-    """For each of T factors, return the last ``count`` coefficients of the product of all other factors.
+    """For each of T factors, return coefficients of the product of all other factors, from k - count + 1 to k.
 
     Args:
         levels: result of :func:`product_tree` for the factors.
@@ -345,9 +345,10 @@ class Coefficients(NamedTuple):
 
 @torch.no_grad()
 def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
-    """Summarize the scores s [B, m] of the classes first_class, ..., first_class + m - 1, for sets of k classes.
+    """Summarize the scores s [B, m] of m classes in a :class:`State` for sets of k classes.
 
-    theta is the temperature. A class with the score -inf is excluded.
+    ``first_class`` is the index of the first of the m classes, and theta is the temperature. A class with the score
+    -inf is excluded.
     """
     top, classes = s.topk(min(2 * k + 1, s.shape[1]), dim=-1)
     e = ((s - _reference(top, k)) / theta).scatter(1, classes, -torch.inf).exp()

@@ -129,11 +129,9 @@ def coefficients(k):
 
 @borrowing
 def first_of_fours(stop, count):
-    """Return the index of the first coefficient that a loop over the ``count`` coefficients before c_stop must read.
-
-    The index of c_0 is FRONT. Loops read four coefficients at a time, so the index is such that a multiple of four
-    coefficients is read. If this multiple exceeds ``count``, the additional coefficients do not change results.
-    """
+    # the index at which a loop over the last ``count`` of the coefficients c_0..c_{stop-1} begins. The loop reads four
+    # coefficients at a time, so the number of coefficients is rounded up to a multiple of four. The zeros before c_0,
+    # and coefficients that are not needed, do not change results.
     return FRONT + stop - max(4, (count + 3) // 4 * 4)
 
 
@@ -141,7 +139,8 @@ def first_of_fours(stop, count):
 def label_gradient(w, c, scale, slope, count, scratch):
     """Replace the odds w of classes by the gradient of the loss with respect to the scores of these classes.
 
-    The gradient is slope v (d_{k-2} (1 + v) - 1) with v = scale w, where d_j is the coefficient j of c / (1 + v X).
+    The gradient is slope v (d_{k-2} (1 + v) - 1) with v = scale w, where d_j is the coefficient of X^j in
+    c / (1 + v X).
 
     Args:
         w: odds of the classes, replaced by the gradient.
@@ -204,7 +203,7 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
     """Return the sum of the losses of the classes with odds w, and write the gradient of this sum.
 
     The loss of a class is L = mass tau softplus((alpha - scale m) / tau), where m is the margin of the class. The
-    computation is as follows, where d_j and e_j are the coefficients j of d and e:
+    computation is as follows, where d_j and e_j are the coefficients of X^j in d and e:
 
         v = odds_scale w,   d = c / (1 + v X),   e = d / (1 + v X),
         x = d_k + gain v d_{k-1},   r = 1 / (x d_{k-1}),   chain = -mass scale r,

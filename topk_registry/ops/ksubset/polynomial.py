@@ -1,7 +1,8 @@
 """Polynomials prod_i (q_i + p_i X) of several rows at once, in double precision, compiled by numba.
 
-The last axis of every array is the *lane*. A lane stands for one row, or for one row at one of two tilts. Vector
-instructions compute several lanes at once. README.md in this folder defines top group, tail, odds and tilt.
+The last axis of every array has one entry per row, or two entries per row if a row needs two tilts. Such an entry is
+called a *lane*. Vector instructions compute several lanes at once. README.md in this folder defines tilt, odds, top
+group and tail.
 """
 
 from topk_registry.ops.cpu.memory import zeros
@@ -14,8 +15,8 @@ def top_group(members, size, u, P, powers, p, q, before, after):
     """Compute, for each lane, the product of the factors q + p X of a top group and the polynomial of a tail.
 
     A lane stands for a row of scores. The top group contains the classes of the row with the largest odds w. Such a
-    class has q = 1 / (1 + u w) and p = u w / (1 + u w). All other classes are the tail. The polynomial prod_i (1 + u
-    w_i X) of the tail is computed from the power sums P_j = sum_i w_i^j.
+    class has q = 1 / (1 + u w) and p = u w / (1 + u w). All other classes are the tail. The polynomial
+    prod_i (1 + u w_i X) of the tail is computed from the power sums P_j = sum_i w_i^j.
 
     Args:
         members: odds of the classes in the top groups [lanes, at least T].
@@ -47,8 +48,8 @@ def top_group(members, size, u, P, powers, p, q, before, after):
 def tail_polynomial(P, powers, b):
     """Write the coefficients b_0..b_k of prod_i (1 + w_i X), times one common factor.
 
-    Newton's identities j b_j = sum_{i=1..j} (-1)^(i-1) b_{j-i} P_i give the coefficients from the power sums P_j =
-    sum_i w_i^j. The common factor exp(-P_1 / 2) prevents overflow.
+    Newton's identities j b_j = sum_{i=1..j} (-1)^(i-1) b_{j-i} P_i give the coefficients from the power sums
+    P_j = sum_i w_i^j. The common factor exp(-P_1 / 2) prevents overflow.
 
     Args:
         P: power sums [k, lanes], where P[j - 1] holds P_j.
@@ -100,8 +101,8 @@ def _times(c, q, p, out):
 def without(before, after, left_out, degree, e):
     """Write one coefficient of a product that omits one factor.
 
-    The product is before[0] times all factors except the factor ``left_out``. It equals before[left_out] times
-    after[left_out + 1].
+    The product is before[0] times all factors except the factor ``left_out``. This product equals before[left_out]
+    times after[left_out + 1].
 
     Args:
         before, after: products [T + 1, k + 1, lanes] that :func:`products` wrote.
@@ -167,8 +168,8 @@ def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
     Args:
         q, p: coefficients of the factors q_i + p_i X [T, lanes].
         before, after: products [T + 1, k + 1, lanes] that :func:`products` wrote.
-        g_below, g_last: gradients with respect to coefficients k - 1 and k of the products that omit one factor [T,
-            lanes]. Row i of both arrays is for the product that omits factor i.
+        g_below, g_last: gradients with respect to coefficients k - 1 and k of the products that omit one factor
+            [T, lanes]. Row i of both arrays is for the product that omits factor i.
         g_product: gradient with respect to the product of all factors [k + 1, lanes]. The function replaces this
             gradient by the gradient with respect to before[0].
         g_x: output, gradient with respect to x_i [T, lanes], where p_i = sigmoid(x_i) and q_i = 1 - p_i.

@@ -3,8 +3,8 @@
 The top group contains the classes with large odds. Later steps multiply the factors of these classes one by one. All
 other classes are the tail. Later steps only need sums of powers of their odds.
 
-If no softmax probability of a row exceeds limit / k, with the argument ``limit`` of :func:`split`, the top group is
-empty. Such a row is called flat. A flat row needs no search for the largest scores.
+If no softmax probability of a row exceeds limit / k, the top group is empty. Here ``limit`` is an argument of
+:func:`split`. Such a row is called flat, and needs no search for the largest scores.
 """
 
 import numpy as np
@@ -25,8 +25,8 @@ def split(row, k, depth, limit, theta, space, w, members, where):
     """Split the classes of a row of scores into a top group and a tail.
 
     Class i with score s_i has the odds w_i = exp((s_i - a) / theta), where a is a reference score. The function finds a
-    number u such that sum_i u w_i / (1 + u w_i) is about depth - 1/2. The top group contains the classes with u w_i >
-    limit. All other classes are the tail.
+    number u such that sum_i u w_i / (1 + u w_i) is about depth - 1/2. The top group contains the classes with
+    u w_i > limit. All other classes are the tail.
 
     Args:
         row: scores, padded with -inf. Classes with the score -inf are excluded.

@@ -1,8 +1,9 @@
 """Launch the GPU kernels of the smooth top-k loss: label.py for one label per row, masses.py for all other targets.
 
 The kernels read half-precision scores, and compute in single precision. The order of sums depends on the alignment of
-the row in memory. So the result of a row depends only on the row and on its address. If a row contains NaN, or a label
-is not a class from 0 to n - 1, the loss and the gradient of the row are NaN. No function waits for the GPU.
+the row in memory. Therefore, the result of a row depends on the row and on its address in memory, but not on other
+rows. If a row contains NaN, or a label is not a class from 0 to n - 1, the loss and the gradient of the row are NaN. No
+function waits for the GPU.
 """
 
 from collections.abc import Mapping
@@ -41,9 +42,9 @@ def losses(
         needs_grad: if False, the second result is None.
 
     Returns:
-        The losses and the gradient. The gradient is in bfloat16 for bfloat16 logits, else in single precision. It is
-        not in float16, because a gradient that is divided by the batch size could underflow before a loss scaler
-        multiplies it.
+        The losses and the gradient. The gradient is in bfloat16 for bfloat16 logits, else in single precision. The
+        gradient is never in float16, because a gradient that is divided by the batch size could underflow before a loss
+        scaler multiplies it.
     """
     B, n = logits.shape
     memory, stride = in_rows(logits)

@@ -17,6 +17,7 @@ def store_hinge(
     Args:
         row: index of each row.
         wanted: which rows are written.
+        a: reference score, which is subtracted from all scores of a row.
         ratio: c_{k-1} / c_k, where c are the coefficients of the product over all other classes.
         exp_minus_tilt: number by which the odds exp((s - a) / theta) are multiplied in c.
         share: mass of the label.

@@ -47,7 +47,7 @@ def label_rows(
         depth: k as a variable. The compiler would unroll loops over a constant, and run out of registers.
         theta, theta_low, inverse: theta + theta_low is the temperature k tau, and ``inverse`` is its reciprocal.
         tau, inverse_tau, inverse_tau_low: smoothing temperature, and its reciprocal as a sum of two numbers.
-        TP: number of lanes for the classes with large odds, a power of two.
+        TP: length of vectors that have an entry per class with large odds, a power of two.
         R, N, TILES, HELD, VECTOR, SHIFTED: tiles of a program, see :mod:`topk_registry.ops.gpu.tiles`.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
@@ -92,7 +92,7 @@ def label_rows(
                 u = (others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - a[:, None]) * steep
                 value = gradient(exp2(u + tl.log2(tilt)), balanced_c, of_margin[:, None], k - 1)
                 store(gradient_ptr + start, value, flat, shift, tile, n, R, N, SHIFTED)
-        tl.debug_barrier()  # until other threads have written 0 for the label
+        tl.debug_barrier()  # wait until other threads have written 0 for the label
         tl.store(gradient_ptr + row * S + y, of_margin, mask=flat)
 
     for r in range(R):
@@ -161,7 +161,7 @@ def search_row(
     in_top = -e[k - 1] / c[k]
     if k > 1:
         in_top += e[k - 2] / c[k - 1]
-    tl.debug_barrier()  # until other threads have written 0 for the classes of the top group
+    tl.debug_barrier()  # wait until other threads have written 0 for the classes of the top group
     tl.store(gradient_ptr + here * S + where, of_margin * (p * in_top), mask=(lane < size) & (where < n))
     tl.store(gradient_ptr + here * S + label, of_margin, mask=label >= 0)
     if broken & (a == float("-inf")):  # too few scores are above -inf
@@ -203,12 +203,8 @@ def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexp
 
 @triton.jit
 def gradient(v, c, of_margin, count: tl.constexpr):
-    """Return of_margin v (d_{k-2} (1 + v) - 1), the gradient with respect to the scores of classes with odds v.
-
-    ``of_margin`` is the derivative of the loss with respect to the label's margin. d is b / (1 + v X), where b_j are
-    the balanced coefficients that :func:`rows.balanced` defines. c contains of_margin b_j for the last ``count``
-    degrees j up to k - 2.
-    """
+    # of_margin v (d_{k-2} (1 + v) - 1), where v are balanced odds, and d is the balanced polynomial divided by 1 + v X.
+    # c contains of_margin times the last ``count`` balanced coefficients up to degree k - 2.
     out = -v * of_margin
     if count > 0:
         d = tl.zeros_like(v) + c[0]

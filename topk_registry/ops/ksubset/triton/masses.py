@@ -1,20 +1,21 @@
 # type: ignore
 """The smooth top-k loss of rows with masses for several classes, and its gradient, in one Triton kernel.
 
-A row is processed as in label.py, but the polynomial c is the product over all classes. If the row is not flat, the k +
-1 largest classes, and all other classes with large odds, form the top group. The margins of the k largest classes are
-computed at a tilt for which k + 1/2 classes are expected, because without one of these classes, the (k + 1)-th class
-takes its place. All other margins are computed at a tilt for which k - 1/2 classes are expected.
+As in label.py, the factors of the classes with large odds, the top group, are multiplied one by one. All other classes,
+the tail, enter through sums of powers of their odds. Let c be the product of the factors of all classes. The margin of
+a class needs c without the factor of this class. If one of the k largest classes is left out, the (k + 1)-th class
+takes its place. Therefore, the margins of the k largest classes are computed with another tilt: the expected number of
+selected classes is k + 1/2 in place of k - 1/2.
 
-The tail contains all classes outside of the top group. For a class of the tail with odds v, let d = c / (1 + v X) and e
-= d / (1 + v X), and let ``chain`` be the derivative of the loss of this class with respect to c_{k-1}. The gradient
-with respect to the score of this class has two parts. The first part is chain (d_{k-1} - v e_{k-2}). The second part
-comes from the sum L of the losses of all classes, because L depends on c:
+For a class of the tail with odds v, let d = c / (1 + v X) and e = d / (1 + v X). Let ``chain`` be the derivative of the
+loss of this class with respect to c_{k-1}. The gradient with respect to the score of this class has two parts. The
+first part is chain (d_{k-1} - v e_{k-2}). The second part comes from the sum L of the losses of all classes, which
+depends on c. With
 
-    W_0 = dL/dc_k = -sum chain d_{k-1},   W_r = dL/dc_{k-r} = sum chain (-v)^(r-1) for r = 1..k-1.
+    W_0 = dL/dc_k = -sum chain d_{k-1},   W_r = dL/dc_{k-r} = sum chain (-v)^(r-1) for r = 1..k-1,
 
-The second part is v times the coefficient k - 1 of c W / (1 + v X). Therefore, a row needs four passes: for the largest
-score, for sums of powers of the odds, for the losses and W, and for the gradient.
+the second part is v times the coefficient of X^(k-1) in c W / (1 + v X). Therefore, a row needs four passes: for the
+largest score, for sums of powers of the odds, for the losses and W, and for the gradient.
 
 If M is 0, the masses of all classes are given. Otherwise, the masses of M labels are given. If ``EVEN`` is set, every
 class has an additional mass. Without additional masses, only the losses of the labels are computed.
@@ -152,7 +153,7 @@ def mass_rows(
                     out = chain * (d - v * e) + v * quotient(v, H, k)
                 store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
         if LABELS_ONLY:
-            tl.debug_barrier()  # until other threads have written the entries of the labels
+            tl.debug_barrier()  # wait until other threads have written the entries of the labels
             for m in tl.static_range(M):
                 own = at_label(steps, labels, m, M) + odds[m] * quotient(odds[m], of_all, k)
                 tl.store(gradient_ptr + row * S + labels[m + 1], own, mask=flat)
@@ -320,7 +321,7 @@ def search_masses(
     entry = tl.sum(tl.reshape(entry, (2, TP)), 0)
     where = tl.max(tl.reshape(where, (2, TP)), 0)
     lane = tl.arange(0, TP)
-    tl.debug_barrier()  # until other threads have written these entries
+    tl.debug_barrier()  # wait until other threads have written these entries
     tl.store(gradient_ptr + here * S + where, entry + nan_if_invalid, mask=(lane < size) & (where < n))
     if LABELS_ONLY:
         for m in tl.static_range(M):
@@ -376,17 +377,10 @@ def few_hinges(
     s_ptr, alpha, labels, shares, wanted, kth, after, steep, log_scale, log_tilt,
     inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr, k: tl.constexpr,
 ):  # fmt: skip
-    """Compute the losses of labels of the tail, and the gradients of these losses.
-
-    The tail contains the classes without large odds. ``wanted`` contains a mask per label: the rows in which the label
-    is in the tail. The other arguments are as in :func:`tail_hinges`, for scores minus ``kth``. ``odds`` are relative
-    to ``after``.
-
-    Returns:
-        (costs, W, balanced_odds, odds, steps). ``costs`` is the sum of the losses of a row, and W is the gradient of
-        ``costs`` with respect to the coefficients c_k, ..., c_1. ``balanced_odds``, ``odds`` and ``steps`` have an
-        entry per label. ``steps`` is the gradient with respect to the label's score for constant c.
-    """
+    # The losses of labels of the tail. ``wanted`` contains a mask per label: the rows in which the label is in the
+    # tail. The results are: ``costs``, the sum of the losses of a row; W, the gradient of ``costs`` with respect to
+    # c_k, ..., c_1; and for each label the balanced odds, the odds exp((s - after) / theta), and the gradient with
+    # respect to the score for constant c.
     costs = tl.zeros_like(shares[0])
     W = powers(costs, k)
     balanced_odds = ()

@@ -2,8 +2,8 @@
 """Functions that the Triton kernels share: odds, tilts, and polynomials as tuples of coefficients, lowest degree first.
 
 A coefficient is a number or a vector of *lanes*. Lane i stands for class i of the top group, which contains the classes
-of a row with large odds. Lane i multiplies the factors of all classes except class i. This takes T steps for T classes,
-without a division, and all terms are positive. A lane without a class gets the product of all classes.
+of a row with large odds. Lane i computes the product of the factors of all classes except class i. For T classes, this
+takes T steps without a division, and all terms are positive. A lane without a class gets the product of all classes.
 """
 
 import triton

@@ -200,7 +200,7 @@ def next_largest(
 
 
 @triton.jit
-def larger(s, shift, tile, v, i, best, at, N: tl.constexpr):  # next_largest for one tile, per column of tiles
+def larger(s, shift, tile, v, i, best, at, N: tl.constexpr):  # a step of next_largest for each column of a tile
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     better = ((s < v) | ((s == v) & (col > i))) & (s > best)
     return tl.where(better, s, best), tl.where(better, col, at)
