@@ -59,7 +59,10 @@ def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Ten
 
 
 def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply ``gradient`` [B, n] in place by one factor ``g`` [], or by ``g`` [B] per row. Return the result as ``dtype``."""
+    """Multiply ``gradient`` [B, n] in place by ``g``, one factor [] or one per row [B].
+
+    Return the result in ``dtype``.
+    """
     # one number is usually 1, and then the gradient is not read or written
     if g.ndim and g.numel() and g.stride() == (0,):
         g = g[0]

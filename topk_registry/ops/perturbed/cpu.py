@@ -229,7 +229,7 @@ def set_limits(row, height, epsilon, limit):
 
 @summing
 def tails(row, height, inverse, limit):
-    """Set ``limit[i]`` so that class i cannot reach ``height`` if the first byte of a random number exceeds ``limit[i]``.
+    """Set ``limit[i]``: class i cannot reach ``height`` if the first byte of its random number exceeds this limit.
 
     Class i reaches ``height`` if ``row[i]`` plus noise is at least ``height``. The noise is a function of the random
     number: the larger the number, the smaller the noise. Return an upper bound on the expected number of classes that
