@@ -7,15 +7,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 700,
+    "benchmarks": 695,
     "docs": 793,
-    "export/topk_export": 5520,
+    "export/topk_export": 5525,
     "plugins/template": 150,
     "plugins/topk_plugins": 3283,
     "plugins/topk_studies": 1843,
     "tests": 16996,
     "topk_registry/*.py": 200,
-    "topk_registry/cli": 479,
+    "topk_registry/cli": 450,
     "topk_registry/conformal": 519,
     "topk_registry/data": 1077,
     "topk_registry/distributions": 335,
