@@ -72,8 +72,8 @@ def run(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the losses [B] of :func:`smooth_topk` and their gradient [B, n] with numba, Triton or PyTorch operations.
 
-    The fastest backend that supports the arguments and passes its self-test is used. ``parts`` contains the tensors of
-    ``masses``. If ``needs_grad`` is False, the gradient may be None.
+    The default backend is the fastest that supports the arguments and passes its self-test. ``parts`` contains the
+    tensors of ``masses``. If ``needs_grad`` is False, the gradient may be None.
     """
     backend = _backend(logits, k, tau, parts.has_labels_only)
     if backend == "numba":

@@ -241,11 +241,11 @@ def from_power_sums(P: Tensor) -> Tensor:
 
 
 def product_tree(factors: Tensor, k: int) -> list[Tensor]:
-    """Return the levels of a binary tree of products of T factors q + p X [2, B, T].
+    """Multiply T factors q + p X [2, B, T] pairwise in a binary tree, and return all levels of the tree.
 
-    The first level contains the factors, and the last level contains the product of all factors. Coefficients above
-    degree k are omitted. If the nodes of a level are products of m factors, the level has the shape [min(m, k) + 1, B,
-    ceil(T / m)]. If a level has h nodes, node i is the product of the nodes i and h + i of the level below.
+    The first level contains the factors, and the last level contains the product of all factors. A level has the shape
+    [coefficients, B, nodes]. In a level with h nodes, node i is the product of the nodes i and h + i of the level
+    before. If node h + i does not exist, node i is copied. Coefficients above degree k are omitted.
     """
     levels = [factors]
     while levels[-1].shape[-1] > 1:
@@ -345,9 +345,10 @@ class Coefficients(NamedTuple):
 
 @torch.no_grad()
 def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
-    """Summarize the scores s [B, m] of the classes first_class, ..., first_class + m - 1, for sets of k classes.
+    """Summarize the scores s [B, m] of m classes in a :class:`State` for sets of k classes.
 
-    theta is the temperature. A class with the score -inf is excluded.
+    ``first_class`` is the index of the first of the m classes, and theta is the temperature. A class with the score
+    -inf is excluded.
     """
     top, classes = s.topk(min(2 * k + 1, s.shape[1]), dim=-1)
     e = ((s - _reference(top, k)) / theta).scatter(1, classes, -torch.inf).exp()

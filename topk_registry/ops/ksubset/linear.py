@@ -49,11 +49,8 @@ class Problem(NamedTuple):
 
 
 def min_classes(k: int) -> int:
-    """Return the minimum number of classes for which a linear classifier can be computed in chunks.
-
-    The algorithm multiplies the factors of up to 2k + 3 classes one by one, and needs at least one other class.
-    """
-    return 2 * k + 4
+    """Return the minimum number of classes of a linear classifier that is computed in chunks."""
+    return 2 * k + 4  # up to 2k + 3 classes are in the top group, and at least one class must be in the tail
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

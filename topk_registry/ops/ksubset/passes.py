@@ -129,12 +129,9 @@ def coefficients(k):
 
 @borrowing
 def first_of_fours(stop, count):
-    """Return the index at which a loop over the last ``count`` of the coefficients c_0..c_{stop-1} begins.
-
-    The loop reads four coefficients at a time. Therefore, the index is such that the number of coefficients is a
-    multiple of four, and at least ``count``. The array begins with FRONT zeros. The loop may also read these zeros and
-    coefficients that are not needed, because they do not change results.
-    """
+    # the index at which a loop over the last ``count`` of the coefficients c_0..c_{stop-1} begins. The loop reads four
+    # coefficients at a time, so the number of coefficients is rounded up to a multiple of four. The zeros before c_0,
+    # and coefficients that are not needed, do not change results.
     return FRONT + stop - max(4, (count + 3) // 4 * 4)
 
 

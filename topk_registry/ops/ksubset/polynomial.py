@@ -1,7 +1,8 @@
 """Polynomials prod_i (q_i + p_i X) of several rows at once, in double precision, compiled by numba.
 
-The last axis of every array is the *lane*. A lane stands for one row, or for one row at one of two tilts. Vector
-instructions compute several lanes at once. README.md in this folder defines top group, tail, odds and tilt.
+The last axis of every array has one entry per row, or two entries per row if a row needs two tilts. Such an entry is
+called a *lane*. Vector instructions compute several lanes at once. README.md in this folder defines tilt, odds, top
+group and tail.
 """
 
 from topk_registry.ops.cpu.memory import zeros

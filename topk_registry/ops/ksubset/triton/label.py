@@ -203,12 +203,8 @@ def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexp
 
 @triton.jit
 def gradient(v, c, of_margin, count: tl.constexpr):
-    """Return of_margin v (d_{k-2} (1 + v) - 1), the gradient with respect to the scores of classes with odds v.
-
-    ``of_margin`` is the derivative of the loss with respect to the label's margin. d is b / (1 + v X), where b_j are
-    the balanced coefficients that :func:`rows.balanced` defines. c contains of_margin b_j for the last ``count``
-    degrees j up to k - 2.
-    """
+    # of_margin v (d_{k-2} (1 + v) - 1), where v are balanced odds, and d is the balanced polynomial divided by 1 + v X.
+    # c contains of_margin times the last ``count`` balanced coefficients up to degree k - 2.
     out = -v * of_margin
     if count > 0:
         d = tl.zeros_like(v) + c[0]

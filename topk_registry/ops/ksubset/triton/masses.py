@@ -377,17 +377,10 @@ def few_hinges(
     s_ptr, alpha, labels, shares, wanted, kth, after, steep, log_scale, log_tilt,
     inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr, k: tl.constexpr,
 ):  # fmt: skip
-    """Compute the losses of labels of the tail, and the gradients of these losses.
-
-    The tail contains the classes without large odds. ``wanted`` contains a mask per label: the rows in which the label
-    is in the tail. The function passes scores minus ``kth`` to :func:`tail_hinges`. The results ``odds`` are
-    exp((s - after) / theta).
-
-    Returns:
-        (costs, W, balanced_odds, odds, steps). ``costs`` is the sum of the losses of a row, and W is the gradient of
-        ``costs`` with respect to the coefficients c_k, ..., c_1. ``balanced_odds``, ``odds`` and ``steps`` have an
-        entry per label. ``steps`` is the gradient with respect to the label's score for constant c.
-    """
+    # The losses of labels of the tail. ``wanted`` contains a mask per label: the rows in which the label is in the
+    # tail. The results are: ``costs``, the sum of the losses of a row; W, the gradient of ``costs`` with respect to
+    # c_k, ..., c_1; and for each label the balanced odds, the odds exp((s - after) / theta), and the gradient with
+    # respect to the score for constant c.
     costs = tl.zeros_like(shares[0])
     W = powers(costs, k)
     balanced_odds = ()
