@@ -44,37 +44,12 @@ _FILES = {
 _HOMES = {name: file for file, names in _FILES.items() for name in names}
 
 __all__ = [
-    "ALDRKL",
-    "LDAM",
-    "LDRKL",
-    "BalancedSoftmax",
-    "ConformalTraining",
-    "DifferentiableTopK",
-    "Encouraging",
-    "EpsilonSoftmax",
-    "Focal",
-    "GeneralisedCrossEntropy",
-    "KSubsetNLL",
-    "LapSum",
-    "LogSphericalSoftmax",
-    "LogTaylorSoftmax",
-    "LogitAdjustment",
-    "LowVarianceConformalTraining",
-    "Mirror",
-    "NoisedTopK",
-    "NoisedTopKImbalanced",
-    "SigmoidMAE",
-    "SigmoidMSE",
-    "SmoothTopKSVM",
-    "SoftTopK",
-    "SparseTopK",
-    "SphericalBound",
-    "TopKHinge",
-    "TopKHingeCalibrated",
-    "TopKHingeConvex",
-    "TopKNLL",
-    "TopKSVM",
-]
+    "ALDRKL", "LDAM", "LDRKL", "BalancedSoftmax", "ConformalTraining", "DifferentiableTopK", "Encouraging",
+    "EpsilonSoftmax", "Focal", "GeneralisedCrossEntropy", "KSubsetNLL", "LapSum", "LogSphericalSoftmax",
+    "LogTaylorSoftmax", "LogitAdjustment", "LowVarianceConformalTraining", "Mirror", "NoisedTopK",
+    "NoisedTopKImbalanced", "SigmoidMAE", "SigmoidMSE", "SmoothTopKSVM", "SoftTopK", "SparseTopK", "SphericalBound",
+    "TopKHinge", "TopKHingeCalibrated", "TopKHingeConvex", "TopKNLL", "TopKSVM",
+]  # fmt: skip
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name

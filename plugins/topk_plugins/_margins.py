@@ -8,16 +8,9 @@ from topk_registry.options import numbers
 
 
 def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
-    """Return the required margin of each class, divided by the margin of the rarest class: (min_j n_j / n_c)^(1/4).
+    """Return the required margin of each class [n], divided by the largest margin: (min_j n_j / n_c)^(1/4).
 
-    Here n_c is the number of training samples of class c. A class without samples gets the margin of the rarest class
-    that has samples.
-
-    Args:
-        class_counts: number of training samples of each class [n], as in :func:`checked_counts`.
-
-    Returns:
-        Numbers above 0 and at most 1, in double precision [n].
+    Here n_c is the number of training samples of class c, as :func:`checked_counts` returns it from ``class_counts``.
 
     Example:
         >>> relative_gaps([16, 1, 0]).tolist()

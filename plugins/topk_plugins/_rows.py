@@ -27,10 +27,7 @@ def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
 
 
 def one_minus_p(nll: Tensor) -> Tensor:
-    """Return 1 - p for nll = -log p, but at least the smallest positive normal number of the dtype.
-
-    This lower bound keeps the gradients of powers and logarithms of 1 - p finite.
-    """
+    """Return 1 - p for nll = -log p, with a lower bound that keeps the gradient of log(1 - p) finite."""
     return (-torch.expm1(-nll)).clamp(min=torch.finfo(nll.dtype).tiny)
 
 

@@ -49,10 +49,6 @@ def set_sizes(
     The result leaves out each value of k with weight 0. The remaining weights sum to 1. The text is ``"5"`` for one
     value and ``"[1, 5]"`` for several values.
 
-    Args:
-        k: one integer of at least 1, or several different integers.
-        k_weights: one non-negative weight per value of k. None: equal weights.
-
     Raises:
         ValueError: k or the weights are invalid.
 

@@ -104,13 +104,9 @@ class ConformalTraining(BatchLoss):
         return value
 
     def quantile(self, own: Tensor, counted: Tensor) -> Tensor:
-        """Return the threshold q [] from the log-probabilities of the labels.
+        """Return the threshold q [] from the log-probabilities ``own`` of the labels [m].
 
-        The gradient of q is the mean gradient of the ``neighbours`` log-probabilities nearest to q.
-
-        Args:
-            own: log-probability of the label of each row [m].
-            counted: False for rows that are ignored [m].
+        ``counted`` [m] is False for rows that are ignored.
         """
         known = own.detach().masked_fill(~counted, torch.inf)
         count = counted.sum()
@@ -150,8 +146,6 @@ class LowVarianceConformalTraining(ConformalTraining):
     Args:
         alpha, tau, kappa, size_weight, cross_entropy_weight, calibration, ignore_index: as in ``conformal_training``.
         neighbours: N, the number of rows over which the gradient of q is averaged, at least 1.
-
-    Shape: logits [B, n], labels [B] -> [].
 
     Example:
         >>> loss = create_loss("conformal_training_low_variance", alpha=0.1, neighbours=4)

@@ -1,12 +1,8 @@
 """Differentiable top-k classification: the likelihood that a soft ranking places the label among the first k classes.
 
 A soft ranking (*relaxed* in the papers) is a matrix P of probabilities: P[r, c] is the probability that class c has
-rank r, where rank 1 is the highest. For several values k_j with the weights w_j, the loss of the label y is
-
-    L = -log sum_j w_j sum_{r <= k_j} P[r, y].
-
-By default, the softmax probability of the label replaces P[1, y] in the term for k_j = 1, as in the authors' code. Only
-``candidates`` classes are ranked: the label, and the other classes with the highest scores.
+rank r, where rank 1 is the highest. Only ``candidates`` classes are ranked: the label, and the other classes with the
+highest scores.
 """
 
 import math
@@ -226,15 +222,10 @@ def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tenso
 
 
 def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
-    """Return logits [B, k, n] of the ranks 1 to k for scores x [B, n].
+    """Return logits [B, k, n] of the ranks 1 to k for scores x [B, n]. ``relaxation`` is a name in ``RELAXATIONS``.
 
     Entry [b, r - 1, c] belongs to rank r and class c. Softmax over the classes turns the logits of a rank into the
     probabilities that each class has this rank. A class with the score -inf has the probability 0.
-
-    Args:
-        x: scores.
-        k: number of ranks.
-        relaxation: ``"neuralsort"`` or ``"softsort"``.
     """
     kept = x > -torch.inf
     low = torch.where(kept, x, torch.inf).amin(-1, keepdim=True)

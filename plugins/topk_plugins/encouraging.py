@@ -31,8 +31,7 @@ class Encouraging(SoftmaxLoss):
         b(p) = log(1 - LE) - (p - LE) / (1 - LE)      for p > LE
 
     Here s are the n logits of one sample, y is the label, p_y is the probability of the label, b is the bonus, and LE
-    is the option ``log_end``. Above LE, the bonus is the tangent of the logarithm at LE, so the slope of the bonus is
-    bounded.
+    is the option ``log_end``. Above LE, the bonus is the tangent of the logarithm at LE, so its slope is bounded.
 
     The paper has three kinds of bonus. The *normal* bonus is ``log_end=1``. The *conservative* bonus is
     ``log_end=0.75`` or 0.5, for optimizers that become unstable with large gradients. The *aggressive* bonus is

@@ -139,7 +139,7 @@ class LDAM(ClassificationLoss):
 
     @property
     def class_weight(self) -> Tensor | None:
-        """Class weights [n] of the current epoch, or None.
+        """Class weights [n] of the current epoch. None without ``weight`` and ``drw_epoch``.
 
         From ``drw_epoch`` on, the weights are the product of ``weight`` and the weights of the re-weighting.
         """
@@ -174,8 +174,7 @@ class BalancedSoftmax(ClassificationLoss):
         L(s, y) = -log(n_y exp(s_y) / sum_j n_j exp(s_j))
 
     Here s are the n logits of one sample, y is the label, and n_j is the number of training samples of class j. A class
-    without samples gets the count of the rarest class that has samples. For predictions, use the logits s without the
-    counts.
+    without samples gets the count of the rarest class that has samples. For predictions, use the logits s alone.
 
     - Use when: Class frequencies are uneven, and macro accuracy matters: the mean over classes of the accuracy within
       each class. This loss has no option to tune.
@@ -244,8 +243,7 @@ class LogitAdjustment(BalancedSoftmax):
         >>> LogitAdjustment(class_counts=[3, 1])(torch.zeros(1, 2), torch.tensor([1]))
         tensor(1.3863)
 
-    Reference: Menon, Jayasumana, Rawat, Jain, Veit, Kumar. Long-tail learning via logit adjustment. ICLR 2021, equation
-    10.
+    Reference: Menon, Jayasumana, Rawat, Jain, Veit, Kumar. Long-tail learning via logit adjustment. ICLR 2021, eq. 10.
     """
 
     option_ranges: ClassVar = {"tau": "[0, inf)"}
@@ -264,9 +262,7 @@ class LogitAdjustment(BalancedSoftmax):
 def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float) -> Tensor:
     """Return the class weights (1 - beta) / (1 - beta^n_c) [n], divided by the mean of these weights over the classes.
 
-    Args:
-        class_counts: number n_c of training samples of each class [n].
-        beta: number in [0, 1). For beta = 0, all weights are 1.
+    Here n_c are the ``class_counts``, and beta is in [0, 1). For beta = 0, all weights are 1.
 
     Example:
         >>> effective_number_weights([100, 10, 1], 0.9)
@@ -281,9 +277,7 @@ def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float
 def first_epoch(drw_epoch: Any, total_epochs: int | None) -> int | None:
     """Return the first epoch with re-weighting, counted from 0. Return None if ``drw_epoch`` is None.
 
-    Args:
-        drw_epoch: an integer, a fraction of ``total_epochs`` between 0 and 1, or None.
-        total_epochs: number of training epochs. Required only if ``drw_epoch`` is a fraction.
+    If ``drw_epoch`` is between 0 and 1, the result is this fraction of ``total_epochs``, rounded to an integer.
 
     Raises:
         ValueError: a number is invalid, or ``total_epochs`` is None although ``drw_epoch`` is a fraction.

@@ -1,9 +1,4 @@
-"""Likelihood of a set of labels under the k-subset distribution, for images with several labels.
-
-In this distribution, each set of k classes has a probability proportional to exp(sum of x_i over the set), where x = s
-/ theta for the logits s and the temperature theta. With one label per image, the likelihood is the softmax probability
-of the label.
-"""
+"""Likelihood of the set of labels of an image with several labels, among all sets of the same size."""
 
 from collections.abc import Sequence
 from typing import ClassVar

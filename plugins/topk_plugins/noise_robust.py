@@ -6,8 +6,7 @@ under p minus a penalty for the divergence of p from the uniform distribution. F
 
     L = max_p (sum_l p_l z_l - lambda KL(p || uniform)) = lambda log mean_l exp(z_l / lambda).
 
-For lambda = 1 and gap = 0, LDR-KL is cross-entropy minus log n. ALDR-KL computes the temperature lambda for each
-sample.
+For lambda = 1 and gap = 0, LDR-KL is cross-entropy minus log n. ALDR-KL computes lambda for each sample.
 """
 
 import math

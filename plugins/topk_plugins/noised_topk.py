@@ -97,8 +97,7 @@ class NoisedTopKImbalanced(NoisedTopK):
 
     The loss is designed for a cosine classifier, where each logit is the cosine between the features and a weight
     vector. ``epsilon`` and the margins are in units of the cosine. With the paper's epsilon of 0.01 and short training,
-    some frequent classes stay in the top k of every image. The noise is too small to change their ranks, so their
-    gradient is 0.
+    some frequent classes stay in the top k of every image, because so little noise gives them no gradient.
 
     - Use when: You show k answers per sample, there are many rare classes (a long tail), and macro accuracy matters.
       Macro accuracy is the mean over classes of the accuracy within each class. The model must have a cosine classifier
@@ -109,14 +108,11 @@ class NoisedTopKImbalanced(NoisedTopK):
       macro top-5 accuracy ahead of cross-entropy, and ``logit_adjustment`` was 5.9 points ahead.
 
     Args:
-        k: number of classes that should include the label, 1 <= k <= n - 1.
+        k, epsilon, num_samples, common: as in ``noised_topk``.
         class_counts: number of training samples of each class [n]. ``timm train`` passes these counts. A class without
             samples gets the margin of the rarest class that has samples.
-        epsilon: standard deviation of the noise in units of logits, at least 0.
-        num_samples: number of draws of the noise per row, at least 1.
         max_margin: margin of the rarest class, at least 0.
         scale: factor of the loss, positive.
-        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
     Example:
         >>> loss = NoisedTopKImbalanced(k=1, class_counts=[16, 1, 1], epsilon=0.0, max_margin=0.5, scale=10)

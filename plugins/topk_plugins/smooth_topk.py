@@ -1,12 +1,7 @@
 """Smooth top-k SVM (``smooth_topk_svm``) and the negative log-likelihood of top-k marginals (``topk_nll``).
 
-Both losses use a random set S of k classes. For logits s and a temperature tau, the probability of S is proportional to
-exp(sum_{j in S} s_j / (k tau)). Let l_y be the log-odds that S contains the label y. Both losses are
-
-    L(s, y) = tau softplus(alpha / tau - l_y),
-
-where ``topk_nll`` has alpha = 0. The product k tau l_y is a smooth version of the difference between the label's logit
-and the k-th largest logit of the other classes. Therefore the first loss is a smooth version of a hinge loss.
+Both losses are functions of the log-odds l_y that a random set of k classes contains the label y. The product k tau l_y
+is a smooth version of the difference between the label's logit and the k-th largest logit of the other classes.
 """
 
 from collections.abc import Sequence
@@ -102,9 +97,7 @@ class SmoothTopKSVM(SeveralSizes):
     def of_linear(
         self, features: Tensor, weight: Tensor, bias: Tensor | None, target: Tensor | LabelMixture, **spread: Any
     ) -> Tensor:
-        """Return the loss of the logits ``F.linear(features, weight, bias)``.
-
-        To save memory, this method computes the logits in chunks of classes.
+        """Return the loss of the logits ``F.linear(features, weight, bias)``, computed in chunks of classes.
 
         Args:
             features, weight, bias, target: as in :func:`topk_registry.functional.linear_smooth_topk`. If the classes
@@ -120,8 +113,7 @@ class SmoothTopKSVM(SeveralSizes):
         def loss(k: int) -> Tensor:
             return linear_smooth_topk(
                 features, weight, bias, target, k=k, tau=self.tau, alpha=self.alpha, class_weight=self.weight,
-                reduction=self.reduction, label_smoothing=self.label_smoothing, ignore_index=self.ignore_index,
-                **spread,
+                reduction=self.reduction, label_smoothing=self.label_smoothing, ignore_index=self.ignore_index, **spread
             )  # fmt: skip
 
         if len(self.sizes) == 1:
@@ -190,9 +182,8 @@ class TopKNLL(SmoothTopKSVM):
     the same marginals, ``TopKHead(k, temperature=k * tau)``.
 
     - Use when: You show k answers per sample and their marginals. The loss is the likelihood under these marginals.
-    - Avoid when: You show one answer, or a wrong label can be any class. As the logit of a label rises above the k-th
-      largest logit, the gradient with the default ``tau`` decreases more slowly than the gradient of
-      ``smooth_topk_svm``.
+    - Avoid when: You show one answer, or a wrong label can be any class. With the default ``tau``, the gradient falls
+      more slowly than the gradient of ``smooth_topk_svm`` as the label's logit rises above the k-th largest logit.
     - Evidence: In this project's study on characters from fonts, top-5 accuracy of this loss minus top-5 accuracy of
       ``smooth_topk_svm`` is +0.7 points if labels confuse similar classes, -0.2 points for clean labels, and -1.3
       points if a wrong label can be any class.

@@ -129,10 +129,7 @@ class LapSum(_OneThreshold):
       top-50 accuracy than ``smooth_topk_svm``.
 
     Args:
-        k: sum of the weights, a real number with 0 < k < n.
-        tau: temperature in units of logits, positive. As tau goes to 0, the weights of the k largest logits go to 1 and
-            all other weights go to 0.
-        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
+        k, tau, common: as in ``soft_topk``.
 
     Example:
         >>> LapSum(k=2)(torch.zeros(1, 4), torch.tensor([0]))

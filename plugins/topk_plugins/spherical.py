@@ -1,13 +1,6 @@
 """Spherical losses, which depend only on the label's logit, the sum of all logits and the sum of all squared logits.
 
 With such a loss, ``SphericalLinear`` trains an output layer of D classes on d features in O(d^2) per sample, for any D.
-Two of the losses are negative log-likelihoods. The probability of class i is proportional to a polynomial w_i of the
-logit o_i:
-
-    spherical softmax: w_i = o_i^2 + eps              Taylor softmax: w_i = 1 + o_i + o_i^2 / 2
-
-With these two losses, a larger logit can mean a lower probability. Therefore predict with
-``loss.probabilities(logits)``, not with the argmax of the logits. The third loss is an upper bound on cross-entropy.
 """
 
 import math
@@ -51,14 +44,7 @@ class _LogLikelihood(ClassificationLoss):
         return 2 * larger.log() + (torch.minimum(x, y) / larger).square().log1p()
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-        """Return the loss of each row from sums over the n scores of the row.
-
-        Args:
-            s: sum of the scores.
-            q: sum of the squares of the scores.
-            score: score of the label.
-            n: number of classes.
-        """
+        """Return the loss of each row from the sum s of n scores, the sum q of their squares, and the label's score."""
         total = q + 2 * self.shift * s + n * (self.shift**2 + self.epsilon)
         return total.log() - self.log_weights(score)
 
@@ -221,9 +207,7 @@ def _bound(peak: Tensor, sum_of_squares: Tensor, D: int) -> Tensor:
 def optimal_xi(rms: Tensor, D: int) -> Tensor:
     """Return the parameter xi of the tightest bound in :class:`SphericalBound`, for each entry of ``rms``.
 
-    Args:
-        rms: square root of the mean of (s_i - m)^2, for logits s with the mean m.
-        D: number of logits, at least 2.
+    ``rms`` is the square root of the mean of (s_i - m)^2 for D >= 2 logits s with the mean m.
     """
     # Let d = 2/D and u = 1 - tanh(xi/2). The equation is xi^2 W = rms^2, with W = (d - u)(2 - d - u) / (1 - u)^2.
     # In this form, nothing cancels for large D. The left side increases with xi. W is at most c^2 = d(2 - d), and W is

@@ -172,7 +172,7 @@ def measure(model: nn.Module, validation: Data, test: Data) -> dict[str, float]:
 
 
 class Trained:
-    """Callable that trains one run and returns the metrics. After the time limit, a call raises a TimeoutError."""
+    """Callable that trains one run and returns the metrics. After ``minutes``, a call raises a TimeoutError."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.time() + 60 * minutes
@@ -187,7 +187,7 @@ class Trained:
 
 
 def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
-    """Yield pairs of a run with tuned options, and the seeds with which this run is trained.
+    """Yield pairs: the options of a run, after tuning, and the seeds with which this run is trained.
 
     The runs that answer the questions of the protocol come first.
 
@@ -235,8 +235,8 @@ def summary(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, float]]]) -> li
         runs: pairs of the options of a run and the metrics of this run. Runs for tuning are ignored.
 
     Returns:
-        Rows with the mean and standard deviation of each test metric over the seeds. For each baseline, a row also has
-        the mean difference from the baseline over the same seeds, and the half-width of the 95 % interval of this mean.
+        Rows with the mean and standard deviation of each test metric over the seeds. For each loss in ``BASELINES``, a row
+        also has the mean difference from this loss over the same seeds, and the half-width of the 95 % interval.
     """
     cells: dict[tuple[Any, ...], dict[int, Mapping[str, float]]] = {}
     for run, found in runs:

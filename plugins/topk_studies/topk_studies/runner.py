@@ -147,7 +147,7 @@ class Cell(NamedTuple):
     def results(self, chosen: int | None, seeds: Sequence[int]) -> list[Flags]:
         """Return the flags of the runs for the results, one run per seed. Each run uses trial number ``chosen``.
 
-        If ``chosen`` is None, return an empty list.
+        If ``chosen`` is None, because all trials diverged, return an empty list.
         """
         trial = {} if chosen is None else self.trials[chosen]
         return [{**self.shared, **trial, "seed": seed, "val_split": "test"} for seed in seeds if trial]
