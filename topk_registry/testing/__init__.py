@@ -77,9 +77,7 @@ class LossCheck:
             CHECKS[self.name](self.subject)
 
     def run(self) -> CheckResult:
-        """Run the check and return the result. If the loss raises an exception, the status is "failed" or
-        "expected".
-        """
+        """Run the check and return the result. If the loss raises an error, the status is "failed" or "expected"."""
         try:
             self()
         except NotApplicableError as reason:

@@ -21,11 +21,9 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 class Report:
-    """Output of a run: printed lines, files and logs. Only the first process prints and writes.
+    """Output of a run: printed lines, files and logs. Only the process with ``primary`` prints and writes.
 
-    Args:
-        primary: whether this is the first process.
-        quiet: print nothing and draw no curves.
+    With ``quiet``, print nothing and draw no curves.
     """
 
     def __init__(self, *, primary: bool = True, quiet: bool = False) -> None:
@@ -46,10 +44,7 @@ class Report:
         self.epoch, self.updates, self.clock = epoch, updates, time.perf_counter()
 
     def update(self, update: int, now: float, mean: float, lr: float, images: int) -> None:
-        """Show the progress within an epoch, and send loss and learning rate to the loggers.
-
-        On a terminal, each line replaces the previous line.
-        """
+        """Show the progress within an epoch, and send loss and learning rate to the loggers."""
         rate = images / max(time.perf_counter() - self.clock, 1e-9)
         width = len(str(self.updates))
         line = (
@@ -144,7 +139,7 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def best_row(progress: Progress) -> Row:
-    """Return the metrics of the best epoch, or else of the last epoch. If there is no epoch, return {}."""
+    """Return the metrics of the best epoch. If no epoch was evaluated, return the last epoch, or {} without epochs."""
     rows = [row for row in progress.history if row["epoch"] - 1 == progress.best_epoch] or progress.history[-1:]
     return rows[0] if rows else {}
 
