@@ -200,7 +200,7 @@ def head_model(model: Any) -> Any:
 
 
 def _head_inputs(graph: Any) -> set[str]:
-    """Return the names of all tensors except the logits that the head reads."""
+    """Return the names of the tensors that the head reads, without ``logits``."""
     nodes = head_nodes(graph)
     return _feeders(graph, nodes, {LOGITS}.union(*(node.output for node in nodes)))[1]
 

@@ -5,9 +5,9 @@ Let L(s, c) be the loss of a row of scores s if class c is the label. For every 
     sum_c mass_c L(s, c).
 
 A mass is a product of three factors: the probability of the class after label smoothing, the class weight, and the
-sample weight of the row. A weight that is not given is 1. For the mean, every mass is also divided by a divisor: the
-sum over all rows that are not ignored. If the targets are class indices, a row adds the product of the sample weight
-and the class weight of the label to this sum. For every other target, a row adds the sample weight.
+sample weight of the row. A weight that is not given is 1. For the mean, every mass is also divided by the sum of the
+weights of all rows that are not ignored. If the targets are class indices, the weight of a row is the sample weight
+times the class weight of the label. For every other target, the weight of a row is the sample weight.
 """
 
 from collections.abc import Mapping, Sequence
