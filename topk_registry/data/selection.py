@@ -187,7 +187,6 @@ def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection
     Each class with at least two samples also has at least one sample in the held-out part.
 
     Args:
-        dataset: data set to divide.
         fraction: fraction of the samples of each class that is held out. If targets are k-hot, the fraction of all
             samples that is held out.
         seed: random seed.

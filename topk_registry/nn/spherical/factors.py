@@ -57,7 +57,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
-    """Join the batches of all ranks, with derivatives divided by the number of ranks. Without a batch, return None."""
+    """Join the batches of all ranks (None if no rank has one), with derivatives divided by the number of ranks."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return own
     d, device = factors.Q.shape[0], factors.V.device
