@@ -1,10 +1,10 @@
 """Compare every loss with a plain formula in double precision, on random scores, targets, options, dtypes and backends.
 
-    python -m benchmarks.fuzz --cases 20000 [--seed 0] [--seconds 600] [--only CASE]
+    python -m benchmarks.fuzz --cases 20000 [--seed 0] [--seconds 600] [--only NUMBER]
 
-The formulas are in ``tests/formulas.py``. A case has 3 to 2000 classes, one of four dtypes, and one of three kinds of
-targets. The same seed and number give the same case. The exit status is 1 if the error of a loss or of a gradient is
-larger than the rounding error of a plain implementation.
+The formulas are in ``tests/formulas.py``. A case has 3 to 2000 classes. A seed and a number always give the same case,
+so ``--only NUMBER`` repeats one case. The exit status is 1 if a loss or a gradient differs from the formula by more
+than the rounding error of a plain implementation in the dtype of the case.
 """
 
 import argparse
@@ -69,7 +69,10 @@ class Case:
             self.target = LabelMixture.mixed(labels, labels.roll(1), rng.random(), rng.choice([0.0, 0.1]))
 
     def masses(self) -> tuple[Tensor, Tensor]:
-        """Return the factor of the loss of each class [B, n], and the number by which the mean divides."""
+        """Return masses m [B, n] and a divisor. The loss of a row is sum_c m_c L_c, where L_c is its loss for label c.
+
+        The reduction "mean" divides the sum of the losses of all rows by the divisor.
+        """
         n = self.logits.shape[1]
         weight = torch.ones(n, dtype=torch.float64) if self.weight is None else self.weight
         if isinstance(self.target, Tensor) and not self.target.is_floating_point():
@@ -97,7 +100,7 @@ class Case:
         return value.detach(), torch.autograd.grad(value.sum(), s)[0]
 
     def problem(self) -> str:
-        """Return a text that describes the difference, or an empty string if there is none."""
+        """Describe how the loss or the gradient differs from the formula, or return "" if both are close enough."""
         try:
             pairs = zip(("loss", "gradient"), self.found(), self.expected(), strict=True)
         except Exception as error:
@@ -144,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=1000, help="number of cases")
     parser.add_argument("--seed", type=int, default=0, help="seed of all cases")
     parser.add_argument("--seconds", type=float, default=600.0, help="stop after this many seconds")
-    parser.add_argument("--only", type=int, help="number of the one case to run")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="number of the one case to run")
     options = parser.parse_args(arguments)
     numbers = range(options.cases) if options.only is None else (options.only,)
     start, run, failed = time.monotonic(), Counter[str](), Counter[str]()

@@ -76,9 +76,9 @@ class Bench:
         return 2 * x.numel() * x.element_size() / self._times({"copy": lambda: y.copy_(x)})["copy"] / 1e3
 
     def losses(self) -> dict[str, Any]:
-        """Return microseconds of a forward and backward pass of each loss.
+        """Return the microseconds of a forward and backward pass of each loss.
 
-        Each loss is timed from Python and as a CUDA graph; some losses are also timed with ``torch.compile``.
+        Each pass runs from Python, and on a GPU also as a CUDA graph. Some losses also run with ``torch.compile``.
         """
         table: dict[str, Any] = {}
         for rows, n in self.shapes:
@@ -116,7 +116,7 @@ class Bench:
         return figures
 
     def _times(self, steps: dict[str, Step], wait: bool = True) -> dict[str, float]:
-        """Return median microseconds per call. ``wait=False`` measures Python alone, without waiting for the device."""
+        """Return the median microseconds per call of each step. With ``wait=False``, do not wait for the device."""
         times: dict[str, list[float]] = {label: [] for label in steps}
         for step in steps.values():
             for _ in range(3):
@@ -187,7 +187,7 @@ class Bench:
         }
 
     def onnx(self) -> dict[str, Any]:
-        """Export a classifier to ONNX and run it. Return the time, and which operators each provider ran."""
+        """Export a classifier to ONNX and run it. Return milliseconds per run, and the operators per provider."""
         import onnxruntime as ort
         import timm
 

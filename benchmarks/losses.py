@@ -3,9 +3,9 @@
     python -m benchmarks.losses [--losses smooth_topk_svm,focal] [--targets labels] [--against PYTHON] [--json FILE]
 
 A result is the time of a forward and backward pass, divided by the time of ``F.cross_entropy``. In each round, all
-losses are timed in turn, and the result is the median over rounds. ``--against PYTHON`` compares two checkouts: PYTHON
-is the interpreter of an environment with another checkout. A second process times its losses in the same rounds, and
-the last column is the time of this checkout divided by the time of the other checkout.
+losses are timed in turn, and the result is the median over rounds. ``--against PYTHON`` compares this checkout with
+another one: PYTHON is the interpreter of an environment with the other checkout. The losses of both checkouts are timed
+in the same rounds. The last column is the time of this checkout divided by the time of the other checkout.
 """
 
 import argparse
@@ -50,7 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def bound(loss: str, target: str, shape: tuple[int, int]) -> float | None:
-    """Return the upper bound on a result, or None if there is none."""
+    """Return the largest accepted time of a loss relative to cross-entropy, or None if BOUNDS has no entry."""
     for family, (labels, others) in BOUNDS.items():
         if loss in family and shape in SHAPES:
             return (labels if target == "labels" else others)[SHAPES.index(shape)]
@@ -95,7 +95,7 @@ class Timer:
         self.steps: dict[tuple[Any, ...], tuple[Callable[[], None], int]] = {}
 
     def seconds(self, *case: Any) -> float:
-        """Return the seconds per call of a case, whose parts are the arguments of :func:`step`."""
+        """Return the seconds per call of a case. ``case`` has the arguments of :func:`step`."""
         if case not in self.steps:
             call = step(*case)
             for _ in range(WARM_UP):
@@ -111,7 +111,7 @@ class Timer:
 
 
 def work(clock: Callable[[], float]) -> None:
-    """Time cases for another process. Read a case as a JSON list per line of stdin, and print its seconds per call."""
+    """Read one case per line of stdin, as a JSON list. Print the seconds per call of each case, or an error message."""
     timer = Timer(clock)
     for line in sys.stdin:
         case = json.loads(line)
@@ -124,9 +124,9 @@ def work(clock: Callable[[], float]) -> None:
 
 @contextmanager
 def worker(python: Path, threads: int, *flags: str) -> Iterator[Callable[..., float | str]]:
-    """Start a process that times losses with the Python of an environment. Yield a function ``seconds(*case)``.
+    """Start a process of the interpreter ``python`` that times losses. Yield a function that times one case.
 
-    The function returns seconds per call, or an error message.
+    The function takes the arguments of :func:`step` and returns the seconds per call, or an error message.
     """
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     command = [str(python), str(Path(__file__).resolve()), "--worker", *flags]
@@ -154,9 +154,9 @@ def measure(
     dtype: str,
     rounds: int,
 ) -> dict[str, dict[str, float | str]]:
-    """Return the median seconds (or an error message) of each loss and subject. All are timed in turn in each round.
+    """Return ``{loss: {checkout: median seconds}}``. In each round, all losses of all checkouts are timed in turn.
 
-    A subject is a function of :func:`worker`, under the name of its checkout.
+    ``subjects`` has one function of :func:`worker` per checkout. If a loss fails, its entry is the error message.
     """
     times: dict[tuple[str, str], list[float]] = {}
     failed: dict[tuple[str, str], str] = {}
@@ -177,7 +177,6 @@ def measure(
 
 
 def ratio(one: float | str | None, other: float | str | None) -> float | None:
-    """Return the ratio of two times, or None unless both are numbers."""
     return one / other if isinstance(one, float) and isinstance(other, float) else None
 
 

@@ -39,15 +39,15 @@ def smooth_topk_loss(
     """Compute ``smooth_topk_svm``: a hinge loss on the top-k margin of the label, smoothed with temperature tau.
 
     For the label y, the loss is L_y = tau softplus((alpha_y - margin_y / k) / tau). The margin is
-    margin_y = k tau log(pi_y / (1 - pi_y)). Here pi_y is the top-k marginal of the label at temperature k tau, see
-    :class:`topk_registry.TopKHead`. If the target is a distribution q over labels, the loss of the sample is
-    sum_c q_c weight_c L_c.
+    margin_y = k tau log(pi_y / (1 - pi_y)). Here pi_y is the top-k marginal of the label at temperature k tau: the
+    probability that a random set of k classes contains y, see :class:`topk_registry.TopKHead`. If the target is a
+    distribution q over labels, the loss of the sample is sum_c q_c weight_c L_c.
 
     Args:
         logits: scores [B, n].
         target: class indices [B], a distribution [B, n], or a :class:`topk_registry.LabelMixture`. A sample with the
             index -100 has loss 0 and does not count in the mean.
-        k: size of the set, 1 <= k <= n - 1.
+        k: number of classes in each set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive.
         alpha: required margin: one number, or one number per class [n]. No gradient with respect to alpha is computed.
         weight: one factor per class [n]. No gradient with respect to the weight is computed.

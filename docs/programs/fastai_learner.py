@@ -1,4 +1,4 @@
-"""Train a model with a loss of topk_registry, mixup and fastai. Then export the learner, load it, and use it.
+"""Train a model with a loss of topk_registry, mixup and fastai. Then export and load the learner, and predict.
 
 ``python fastai_learner.py images`` reads the images in ``images/train/CLASS`` and ``images/validation/CLASS``.
 """

@@ -18,7 +18,7 @@ from topk_export.predict import find_images
 
 
 class Worker:
-    """Ray worker that predicts batches of images. A batch and its predictions are dictionaries of columns."""
+    """Ray worker that predicts batches of images. The batch and the predictions are dictionaries of columns."""
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         self.predictor, self.options = Predictor(model, threads=1), options

@@ -36,7 +36,7 @@ class Images(Dataset):
 
 
 class TrainerLoss(TrainerCallback):
-    """A loss of topk_registry that the Trainer calls as its loss function, and also as a callback before each epoch.
+    """A loss of topk_registry that the Trainer calls as the loss function, and also as a callback before each epoch.
 
     The Trainer adds the gradients of ``gradient_accumulation_steps`` batches and of all processes. As
     ``num_items_in_batch``, the Trainer passes the number of labels in all these batches, without labels of -100. Each

@@ -66,7 +66,8 @@ class Calibration:
 
     Args:
         sets: the nonconformity score and the thresholds of the prediction sets.
-        facts: facts about the calibration, as the metadata of the calibrated file contain them under the key ``sets``.
+        facts: facts about the calibration. The metadata of the calibrated file contain these facts under the key
+            ``sets``.
         counts: coverage and set sizes on the second part of the images.
         calibration_counts: number of images per class in the first part [n].
         class_names: class names of the file.
@@ -141,8 +142,8 @@ def open_folder(
     """Find labeled images in a folder. The label of an image is the name of the subfolder that contains the image.
 
     Args:
-        folder: folder with one subfolder per class. Alternatively, a folder with one subfolder per split, such as
-            ``train`` and ``calibration``, each with one subfolder per class.
+        folder: folder with one subfolder per class, or folder of a data set with splits such as ``train`` and
+            ``calibration``. In the second case, each split is a subfolder, and contains one subfolder per class.
         class_names: class names of the exported file.
         split: name of the split to read. Default: ``calibration``, or ``folder`` itself if there are no splits.
         ignore_unknown: skip subfolders with a name that is not a class name. By default, such a subfolder raises an
@@ -152,7 +153,7 @@ def open_folder(
         The labeled images, and a line of text that describes how the names of the subfolders were mapped to classes.
 
     Raises:
-        FolderError: the split does not exist, the folder has splits but ``calibration`` is not one of them, or a
+        FolderError: the split does not exist, the folder has splits but no split ``calibration``, or a
             subfolder cannot be mapped to a class.
     """
     name = Path(os.path.abspath(folder)).name  # without parent folders, because users may share the calibrated file

@@ -1,7 +1,7 @@
 """Models from checkpoints of ``topk-registry train``, or of the training scripts of timm and torchvision.
 
 If a checkpoint contains averaged weights (EMA), the model gets the averaged weights, except with ``ema=False``. A
-checkpoint cannot run code, because ``torch.load`` reads it with ``weights_only=True``.
+checkpoint cannot run code, because ``torch.load`` reads the file with ``weights_only=True``.
 """
 
 import argparse
@@ -195,7 +195,7 @@ def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
         n: number of classes.
 
     Returns:
-        The loss, or None. If the loss cannot be built, for example because its plug-in is not installed, this function
+        The loss, or None. If the loss cannot be built, for example because a plug-in is not installed, this function
         warns and returns None.
     """
     from topk_registry import accepted_context, create_loss, get_loss_builder
@@ -239,7 +239,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _check_kind(path: Path) -> None:
-    """Raise :class:`ExportError` if ``torch.save`` did not write the file. ``torch.load`` would not say this."""
+    """Raise :class:`ExportError` if ``torch.save`` did not write the file. ``torch.load`` would not say so."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
@@ -262,7 +262,7 @@ def _args_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_args(folder: Path) -> dict[str, Any]:
-    """Return the arguments that the training run wrote to ``args.yaml`` in its folder, or an empty dictionary."""
+    """Return the arguments in the file ``args.yaml`` of a training run, or an empty dictionary."""
     import yaml
 
     path = folder / "args.yaml"
@@ -285,7 +285,7 @@ def _cleaned(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """Return the number of classes in the checkpoint, or None: it is unknown, or ``model`` has the same number."""
+    """Return the number of classes in the checkpoint, or None if ``model`` has this number or it is unknown."""
     with contextlib.suppress(ValueError):
         name, _ = find_classifier(model)[0]
         weight = checkpoint.state.get(f"{name}.weight")

@@ -10,7 +10,7 @@ class ExportError(RuntimeError):
 
 
 class VerificationError(ExportError):
-    """The exported ONNX file does not load, or it fails a check of :func:`~topk_export.verify_file`."""
+    """The exported ONNX file does not load, or the file fails a check of :func:`~topk_export.verify_file`."""
 
 
 class ModelFileError(ValueError):

@@ -92,7 +92,7 @@ def export_onnx(
             are known, else ``"0"``, ``"1"``, and so on.
         data_config: preprocessing of evaluation images, with the keys of :func:`~topk_export.source.load_source`. If
             ``model`` is the result of ``load_source``, give ``data_config`` to ``load_source`` instead.
-        verify: check the file before it is moved to ``path``. If a check fails, no ONNX file is written.
+        verify: check the file before the file is moved to ``path``. If a check fails, no ONNX file is written.
         progress: function that is called with one line of text per step of the export.
 
     Raises:
@@ -160,7 +160,7 @@ class Head(nn.Module):
 
 
 class Exported(nn.Module):
-    """Module that the export converts to ONNX. Its outputs are the logits, then the outputs of :class:`Head`.
+    """Module that the export converts to ONNX. The outputs are the logits, then the outputs of :class:`Head`.
 
     If ``metadata.in_graph`` is True, the module first normalizes uint8 images. The backbone then computes the logits
     with the precision ``dtype``. :class:`Head` computes all other outputs from the logits in float32.

@@ -1,4 +1,4 @@
-"""Functions that read, change and write the ONNX graphs of exported models. They need the onnx package.
+"""Functions that read, change and write the ONNX graphs of exported models. These functions need the onnx package.
 
 The *head* of a graph consists of all nodes that depend on the tensor named ``logits``. All other nodes form the
 backbone.
@@ -22,10 +22,10 @@ DIGEST = "weights_sha256"  # metadata key for the SHA-256 of the external weight
 
 
 def load(path: str | Path) -> Any:
-    """Read an ONNX file, and return its ModelProto.
+    """Read an ONNX file, and return the ModelProto.
 
-    A large model has external weights: weights in other files of its folder. Of the external weights, this function
-    loads only the tensors that the head needs. The head consists of the nodes that depend on the logits.
+    A large model has external weights: weights in other files of the same folder. Of the external weights, this
+    function loads only the tensors that the head needs. The head consists of the nodes that depend on the logits.
 
     Raises:
         ModelFileError: the file is not an ONNX model, or a file with external weights is missing or too short.
@@ -57,7 +57,7 @@ def save(model: Any, path: Path, *, source: Path | None = None) -> None:
     Args:
         model: the ModelProto. The function removes the weights in ``PATH.data`` from this object.
         path: the ONNX file to write. The file must not exist.
-        source: folder of the external weights of ``model``. The function copies them to ``PATH.data``.
+        source: folder of the external weights of ``model``. The function copies these weights to ``PATH.data``.
     """
     import onnx
     from onnx.external_data_helper import uses_external_data
@@ -175,7 +175,7 @@ def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | st
 def head_model(model: Any) -> Any:
     """Return the part of a model that computes outputs from the logits, as a separate ModelProto.
 
-    The new model has the input ``logits`` [batch, n]. Its outputs are all outputs of ``model`` that depend on the
+    The new model has the input ``logits`` [batch, n]. The outputs are all outputs of ``model`` that depend on the
     logits. Optional inputs of this part, such as ``allowed``, remain optional.
 
     Raises:
@@ -200,7 +200,7 @@ def head_model(model: Any) -> Any:
 
 
 def _head_inputs(graph: Any) -> set[str]:
-    """Return the names of all tensors except the logits that the head reads."""
+    """Return the names of the tensors that the head reads, without ``logits``."""
     nodes = head_nodes(graph)
     return _feeders(graph, nodes, {LOGITS}.union(*(node.output for node in nodes)))[1]
 

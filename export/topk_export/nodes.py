@@ -35,14 +35,14 @@ LARGEST = float(np.finfo(np.float32).max)  # stands for infinity: some runtimes 
 class Nodes:
     """Builder that appends nodes, constants and outputs to an ONNX graph (a GraphProto).
 
-    The name of each node starts with ``PREFIX``, so that :func:`without_sets` can find the nodes and remove them.
+    The name of each node starts with ``PREFIX``, so that :func:`without_sets` can find and remove the nodes.
     """
 
     def __init__(self, graph: Any) -> None:
         self._graph = graph
 
     def __call__(self, op: str, *inputs: str, out: str = "", outputs: int = 1, **attributes: Any) -> Any:
-        """Append a node. Return the name of its output tensor, or a list of names if ``outputs`` is above 1.
+        """Append a node. Return the name of the output tensor, or a list of names if ``outputs`` is above 1.
 
         Args:
             op: type of the ONNX operator.
@@ -79,7 +79,7 @@ class Nodes:
 def add_sets(model: Any, sets: PredictionSets) -> Any:
     """Return a copy of an exported model that also computes prediction sets.
 
-    The copy has the new outputs ``set``, bool [B, n], and ``set_size``, int64 [B]. It also has the optional input
+    The copy has the new outputs ``set``, bool [B, n], and ``set_size``, int64 [B]. The copy also has the optional input
     ``alpha``, float32 [1]. The default of ``alpha`` is ``sets.alpha``. If ``model`` already computes prediction sets,
     the copy computes the new sets instead.
 

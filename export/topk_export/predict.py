@@ -143,8 +143,8 @@ def write_json(rows: Iterable[Row], stream: TextIO) -> int:
 def write_csv(rows: Iterable[Row], stream: TextIO) -> int:
     """Write the predictions as CSV. Return the number of images without a prediction.
 
-    Each image has one line for each of its k best classes, then one line for each further class of its prediction set.
-    An image without a prediction has one line with the error.
+    For each image, there is one line per class: first the k best classes, then the other classes of the prediction set.
+    For an image without a prediction, there is one line with the error.
     """
     failed, writer = 0, csv.writer(stream)
     writer.writerow(CSV_COLUMNS)
@@ -294,7 +294,7 @@ def _write_whole(path: Path, write: Callable[[str], Any]) -> None:
 def predicted(
     predictor: Predictor, images: Sequence[str], **options: Any
 ) -> Iterator[tuple[str, Prediction | Exception]]:
-    """Yield one pair per image: its path, and its prediction or its exception.
+    """Yield one pair per image: the path, and either the prediction or the exception.
 
     Args:
         predictor: the model.

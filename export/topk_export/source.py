@@ -28,7 +28,7 @@ DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mod
 
 @dataclass
 class Source:
-    """A model to export, with facts that its checkpoint records, or that its library (timm or torchvision) publishes.
+    """A model to export, with facts that its checkpoint records, or that timm or torchvision publishes.
 
     Args:
         model: the PyTorch model.
@@ -36,7 +36,7 @@ class Source:
         preprocess: preprocessing of evaluation images.
         class_names: one name per class. None: the names are unknown.
         k: the option k of the training loss. None: the loss has no such option, or the loss is unknown.
-        temperature: temperature for top-k marginals, as the training run used it. None: the temperature is unknown.
+        temperature: temperature of the top-k marginals in the training run. None: the temperature is unknown.
         loss: name of the training loss. None: the name is unknown.
         task: ``"classification"`` or ``"multilabel"``.
         weights: ``"ema"`` for weights that training averaged, ``"random"`` for untrained weights, else ``"model"``.

@@ -4,8 +4,8 @@ The checks read the ONNX graph, run the model on batches of several sizes, and r
 numerically difficult. The head is the part of the model that computes all other outputs from the logits.
 
 NumPy functions in float64 compute the marginals, probabilities and prediction sets that the checks expect. These
-functions share no code with the graph. They start from the logits that onnxruntime computes, so errors in the logits do
-not affect this comparison. If a sample with PyTorch's logits exists, a separate check compares the logits.
+functions share no code with the graph. The functions start from the logits that onnxruntime computes, so errors in the
+logits do not affect this comparison. If a sample with PyTorch's logits exists, a separate check compares the logits.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class Check:
     Args:
         name: what was checked.
         passed: whether the check passed.
-        measured: the measured error or another result. None: the check has no such result.
+        measured: the measured error or another result. None: the check measures nothing.
         tolerance: largest error with which the check passes. None: the check has no tolerance.
         note: details, such as the reason of a failure.
     """
@@ -239,12 +239,12 @@ def expected_sets(logits: np.ndarray, sets: Mapping[str, Any], thresholds: np.nd
     """Compute prediction sets by their definition, without the ONNX graph.
 
     A prediction set consists of the classes with nonconformity scores of at most a threshold, and of the class with the
-    largest probability.
+    largest probability. The threshold depends on alpha, the probability with which a set may miss the true class.
 
     Args:
         logits: [batch, n].
         sets: entry ``sets`` of the metadata of a calibrated file.
-        thresholds: thresholds of one level of alpha: [1] for all classes, or [n] for one threshold per class.
+        thresholds: thresholds for one value of alpha: [1] for all classes, or [n] for one threshold per class.
 
     Returns:
         Two bool arrays [batch, n]: whether the set contains the class, and whether the nonconformity score of the class
@@ -454,7 +454,8 @@ def _right_indices(scores: np.ndarray, indices: np.ndarray, k: int) -> bool:
 def _compare(what: str, name: str, got: np.ndarray, wanted: np.ndarray) -> Check:
     """Check the relative errors of ``got`` where ``wanted`` is at least ``SMALLEST``.
 
-    Where ``wanted`` is smaller, ``got`` must be between 0 and 2 * ``SMALLEST``. NaN must occur in the same places.
+    Where ``wanted`` is smaller, ``got`` must be between 0 and 2 * ``SMALLEST``. ``got`` must be NaN where, and only
+    where, ``wanted`` is NaN.
     """
     got = got.astype(np.float64)
     invalid = np.isnan(wanted)

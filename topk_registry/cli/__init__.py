@@ -12,11 +12,7 @@ INTERRUPTED = 130  # the exit status that shells report for a command that Ctrl-
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Argument parser that prints usage errors on one line and exits with status 2.
-
-    If a flag is unknown, the error message suggests a similar flag. Abbreviated flags are unknown: the parser does not
-    read ``--margin 3`` as ``--marginal-temperature 3``.
-    """
+    """Argument parser that prints usage errors on one line and exits with status 2. Flags cannot be abbreviated."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
@@ -41,10 +37,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 class ParseOptions(argparse.Action):
-    """Argparse action for a flag with ``key=value`` arguments. The result is a dictionary, see :func:`parse_pairs`.
-
-    If the flag is repeated, the dictionary has the pairs of all repetitions.
-    """
+    """Argparse action that adds ``key=value`` arguments to a dictionary, see :func:`parse_pairs`."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         try:
@@ -55,12 +48,8 @@ class ParseOptions(argparse.Action):
 
 
 def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
-    """Parse words such as ``"k=5"`` into a dictionary, here ``{"k": 5}``.
-
-    A value is parsed as a Python literal. If the text is not a literal, the value is the text itself.
-
-    Raises:
-        ValueError: a word is not of the form ``key=value``.
+    """Parse words such as ``k=5`` and ``a=b`` into a dictionary such as ``{"k": 5, "a": "b"}``, or raise a
+    ValueError.
     """
     options = {}
     for pair in words:
@@ -77,8 +66,7 @@ def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
 def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") -> Callable[[str], Any]:
     """Return a function for argparse's ``type`` that converts text to a number in an interval such as ``"(0, 1]"``.
 
-    If the number is outside the interval, the function raises an argparse error that names the interval. ``hint`` is
-    added to the end of the error message. ``kind`` is the type of the number, ``float`` or ``int``.
+    For a number outside the interval, the function raises an argparse error whose message ends with ``hint``.
     """
     numbers = Interval.parse(interval)
 

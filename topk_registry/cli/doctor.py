@@ -21,7 +21,7 @@ OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime
 
 @dataclass
 class Report:
-    """Facts by name, notes, and problems of the installation. If there is a problem, the exit status is 1."""
+    """What ``doctor`` prints: ``facts`` such as ``{"torch": "2.9.0"}``, notes, and problems of the installation."""
 
     facts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

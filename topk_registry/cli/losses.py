@@ -1,8 +1,4 @@
-"""The command ``topk-registry losses`` lists all losses, or describes one loss.
-
-The list is read from package metadata and source files, so no plug-in is imported. To describe a loss, the command
-imports the plug-in that defines the loss.
-"""
+"""The command ``topk-registry losses`` lists all losses without importing plug-ins, or describes one loss."""
 
 import inspect
 from collections.abc import Sequence

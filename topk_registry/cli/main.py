@@ -1,8 +1,4 @@
-"""The command ``topk-registry COMMAND ...``. The command ``timm COMMAND ...`` is the same program.
-
-The module of a command is imported only when this command runs. So, for example, ``topk-registry losses`` does not
-import the trainer.
-"""
+"""The command ``topk-registry COMMAND ...``. The command ``timm COMMAND ...`` is the same program."""
 
 import os
 import sys

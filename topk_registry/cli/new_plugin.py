@@ -1,7 +1,4 @@
-"""The command ``topk-registry new-plugin DIR`` creates a Python project with one loss.
-
-The project is a copy of the template ``plugins/template``. The tests of the template pass without changes.
-"""
+"""The command ``topk-registry new-plugin DIR`` copies the template of a Python project with one loss."""
 
 import re
 import shutil
@@ -58,13 +55,7 @@ def _problem(folder: Path, name: str, loss: str) -> str:
 
 
 def make(folder: Path, *, name: str, loss: str) -> None:
-    """Copy the template into a folder, and replace the names of the distribution and of the loss in all files.
-
-    Args:
-        folder: folder that does not exist yet, or is empty.
-        name: name of the distribution, such as ``brier-loss``.
-        loss: name of the loss, such as ``brier``.
-    """
+    """Copy the template into ``folder``, with ``name`` as name of the distribution and ``loss`` as name of the loss."""
     shutil.copytree(next(filter(Path.is_dir, PLACES)), folder, ignore=LEFT_OUT, dirs_exist_ok=True)
     words = {DISTRIBUTION: name, PACKAGE: name.replace("-", "_"), LOSS: loss}
     for path in sorted(folder.rglob("*")):

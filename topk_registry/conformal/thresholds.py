@@ -52,8 +52,8 @@ def threshold_table(
 ) -> np.ndarray:
     """Return the thresholds for several miscoverage levels, with one row per level: [G, 1] or [G, n].
 
-    If a threshold is computed from fewer than ``fewest(alpha)`` scores, the threshold is infinite. Then every
-    prediction set contains the class.
+    If a threshold is computed from fewer than ``fewest(alpha)`` scores, the threshold is infinite. Then prediction sets
+    contain every class with this threshold.
 
     Args:
         scores: nonconformity score of each calibration sample at its label: [N].

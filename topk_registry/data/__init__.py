@@ -3,15 +3,6 @@
     from topk_registry.data import open_dataset
     train = open_dataset("topk/hierarchy", "train", noise=0.4)
 
-Open a data set
-    open_dataset(name, split, root, **options)   takes the same names as ``timm train --dataset``
-    Hierarchy                                    is the class of the built-in data set ``topk/hierarchy``
-    Selection                                    is the class of a data set with selected samples or changed labels
-Change a data set
-    with_label_noise, long_tail, subset, hold_out, renumber, class_balanced_epoch
-Read facts about a data set
-    labels_of, class_names_of, class_counts, superclasses_of, is_indexed
-
 The module ``topk_registry.data.folders`` finds class folders, and the module ``topk_registry.data.agreement`` compares
 labels with the predictions of a model. These two modules do not import torch.
 """

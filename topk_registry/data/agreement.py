@@ -38,7 +38,6 @@ class Agreement:
     problem: str
 
     def check(self, *, force: bool = False) -> None:
-        """Raise ``WrongLabelsError`` if the labels look wrong and ``force`` is False."""
         if self.problem and not force:
             raise WrongLabelsError(f"{self.problem}; check the class folders, or pass --force to continue")
 
@@ -76,5 +75,4 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
 
 
 def pairs(confused: Sequence[tuple[str, str]]) -> str:
-    """Return the first five pairs (label, predicted class) as text, such as ``'cat' as 'dog', 'owl' as 'hen'``."""
     return listed([f"{label!r} as {other!r}" for label, other in confused], 5)

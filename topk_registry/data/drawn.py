@@ -66,8 +66,8 @@ def _only_converts(transform: Any, size: tuple[int, ...]) -> bool:
 def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:
     """Return the canonical name of a split, such as ``"validation"`` for ``"val"``, and its number of samples.
 
-    The number of samples is ``eval_size`` for every split except ``"train"``. For ``"train"``, or if ``eval_size`` is
-    None, the number is ``size``. If ``size`` is None too, the number is 5000 for ``"train"`` and 2000 otherwise.
+    This number is ``eval_size`` unless the split is ``"train"`` or ``eval_size`` is None. Then the number is ``size``.
+    If ``size`` is None too, the number is 5000 for ``"train"`` and 2000 for the other splits.
     """
     split = SYNONYMS.get(split, split)
     if split not in SPLITS:
@@ -92,17 +92,13 @@ def draw(size: int, key: list[int], block: Callable[[np.random.Generator, int], 
 
 
 def check_counts(**counts: Any) -> None:
-    """Raise ValueError unless every given option is an integer of at least 1."""
     for name, count in counts.items():
         if not isinstance(count, (int, np.integer)) or count < 1:
             raise ValueError(f"{name} must be an integer of at least 1, got {count!r}")
 
 
 def check_numbers(**numbers: tuple[Any, str]) -> None:
-    """Raise ValueError unless every given option has a value in its interval.
-
-    An option is given as ``name=(value, interval)``. The interval is text, such as ``"[0, inf)"``.
-    """
+    """Raise ValueError unless each option, such as ``tau=(0.1, "[0, inf)")``, has a value in its interval."""
     for name, (value, interval) in numbers.items():
         if not isinstance(value, (int, float, np.number)) or value not in Interval.parse(interval):
             raise ValueError(f"{name} must be in {interval}, got {value!r}")

@@ -59,10 +59,7 @@ def is_image(path: str, suffixes: Collection[str] = IMAGE_SUFFIXES) -> bool:
 
 
 def split_folder(root: str | Path, split: str) -> Path | None:
-    """Return the subfolder of ``root`` for a split, or None if there is no such subfolder.
-
-    The subfolder has the name of the split or a synonym. For example, ``"val"`` also finds ``root/validation``.
-    """
+    """Return the subfolder of ``root`` with the name of a split or a synonym (val, validation), or None."""
     name = split.split("[")[0]
     synonyms = next((group for group in (TRAINING, EVALUATION) if name in group), ())
     return next((Path(root, each) for each in (name, *synonyms) if each and Path(root, each).is_dir()), None)
@@ -183,7 +180,7 @@ def class_map(
 
 
 def count_of(things: Sequence[object], name: str) -> str:
-    """Return the number of things with a noun, such as "1 image" or "2 images"."""
+    """Return a text such as "1 image" or "2 images"."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 'es' if name.endswith('ss') else 's'}"
 
 

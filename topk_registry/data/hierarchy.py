@@ -1,14 +1,14 @@
 """The data set ``topk/hierarchy``: generated images whose classes form superclasses.
 
-As in CIFAR-100, there are 20 superclasses with 5 classes each, and images have 32 x 32 pixels. Each of the S
+As in CIFAR-100, there are 20 superclasses with 5 classes each by default, and images have 32 x 32 pixels. Each of the S
 superclasses has a smooth random color pattern ``coarse``. Each class has a second, less smooth pattern ``fine``. An
 image of class c is
 
     image = contrast * shift(coarse[c mod S] + fine_amplitude * fine[c]) + pixel_noise * Z.
 
 ``contrast`` is a random number from 0.6 to 1.4. ``shift`` moves the patterns by up to 4 pixels. Z is standard normal
-noise. All patterns have standard deviation 1, before the image is scaled to gray levels. A model can easily distinguish
-the superclasses, but not the five classes of a superclass.
+noise. All patterns have standard deviation 1. At the end, the image is scaled to gray levels. A model can easily
+distinguish the superclasses, but not the five classes of a superclass.
 """
 
 import numpy as np
@@ -24,9 +24,8 @@ SPREAD = 42.0  # standard deviation of an image in gray levels; the gray levels 
 class Hierarchy(DrawnImages):
     """Generated images of ``superclasses * fine`` classes. Class c belongs to superclass c mod ``superclasses``.
 
-    An image is the sum of a coarse pattern of the superclass, a fine pattern of the class, and noise. Image i does not
-    depend on ``size`` or ``eval_size``. The labels repeat 0, 1, ..., n - 1, so the sizes of classes differ by at most
-    one. All images are in memory, with 3 KiB per image.
+    Image i does not depend on ``size`` or ``eval_size``. The labels repeat 0, 1, ..., n - 1, so the sizes of classes
+    differ by at most one. All images are in memory, with 3 KiB per image.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
@@ -35,8 +34,8 @@ class Hierarchy(DrawnImages):
         seed: seed of all random numbers.
         superclasses: number of superclasses.
         fine: number of classes per superclass.
-        fine_amplitude: standard deviation of the fine pattern. The coarse pattern has standard deviation 1.
-        pixel_noise: standard deviation of the noise. The coarse pattern has standard deviation 1.
+        fine_amplitude, pixel_noise: standard deviation of the pattern of the class and of the noise per pixel. The
+            pattern of the superclass has standard deviation 1.
 
     Example:
         >>> image, label = Hierarchy("train", size=1000)[0]

@@ -33,7 +33,7 @@ def targets_of(dataset: Any) -> NDArray[Any] | None:
 
 
 def kept_labels_of(dataset: Any) -> Labels | None:
-    """Return the class index of every sample: [N], or None as :func:`targets_of`. If targets are k-hot, raise."""
+    """Return the result of :func:`targets_of`. If the targets are k-hot, raise ValueError."""
     kept = targets_of(dataset)
     if kept is not None and kept.ndim > 1:
         raise ValueError(MULTILABEL)
@@ -83,6 +83,6 @@ def class_counts(labels: Labels, num_classes: int) -> list[int]:
 
 
 def superclasses_of(dataset: Any) -> list[int] | None:
-    """Return the index of the superclass of each class: [n]. If the data set has no superclasses, return None."""
+    """Return the index of the superclass of each class [n], or None if the data set has no superclasses."""
     known = getattr(dataset, "superclasses", None)
     return None if known is None else list(known)

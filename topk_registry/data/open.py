@@ -102,7 +102,7 @@ def open_dataset(
 
 
 def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a registered data set, and the options from ``CHANGES`` that the data set itself does not take."""
+    """Return a registered data set, and the given options of ``CHANGES`` that the data set does not take itself."""
     factory = registry.datasets.builder(short := name.removeprefix(PREFIX))
     named = parameters(factory)[0]
     own = {option: value for option, value in options.items() if option in named or option not in CHANGES}

@@ -104,10 +104,10 @@ def with_label_noise(
     Args:
         dataset: data set with one label per image.
         share: share of the samples whose label is replaced, from 0 to 1.
-        kind: With ``"family"``, the new label is drawn uniformly from the classes of the same superclass, so it can
-            equal the true label (Berrada et al. 2018, section 5.1). With ``"uniform"``, the new label is drawn
-            uniformly from all classes except the true class. Default: ``"family"`` if the data set has superclasses,
-            else ``"uniform"``.
+        kind: With ``"family"``, the new label is drawn uniformly from the classes of the same superclass, so the new
+            label can equal the true label (Berrada et al. 2018, section 5.1). With ``"uniform"``, the new label is
+            drawn uniformly from all classes except the true class. Default: ``"family"`` if the data set has
+            superclasses, else ``"uniform"``.
         superclasses: index of the superclass of each class: [n]. Default: the superclasses of the data set.
         seed: random seed.
     """
@@ -129,10 +129,7 @@ def with_label_noise(
 
 
 def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, seed: int) -> Labels:
-    """Replace each label with probability ``share`` by a random class of the same superclass. Return all labels [N].
-
-    The new label can equal the old label.
-    """
+    """Replace each label with probability ``share`` by a random class (also the same) of its superclass. Return [N]."""
     members = [np.flatnonzero(np.asarray(superclasses) == s) for s in superclasses]
     rng = np.random.default_rng([seed, 11])
     redrawn, place = rng.random(len(labels)) < share, rng.random(len(labels))
@@ -150,9 +147,9 @@ def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) 
 
 
 def subset(dataset: Any, fraction: float, *, seed: int = 0) -> Selection:
-    """Return a random selection that keeps the given fraction of each class, and at least one sample per class.
+    """Keep a random ``fraction`` of each class, and at least one sample of each class.
 
-    If targets are k-hot, the fraction applies to all samples together.
+    If targets are k-hot, keep a random ``fraction`` of all samples instead.
     """
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"the fraction must be in (0, 1], got {fraction!r}")
@@ -164,9 +161,9 @@ def subset(dataset: Any, fraction: float, *, seed: int = 0) -> Selection:
 def long_tail(dataset: Any, factor: float, *, seed: int = 0) -> Selection:
     """Drop random samples so that class sizes decrease exponentially from the first class to the last.
 
-    Class c keeps m factor^(-c / (n - 1)) samples, rounded, where m is the size of the largest class (Cui et al. 2019).
-    If a class has fewer samples, the class keeps all its samples. Each class keeps at least one sample. If the classes
-    had equal sizes, the first class then has ``factor`` times as many samples as the last class.
+    Let m be the size of the largest class. Class c keeps m * factor^(-c / (n - 1)) samples, rounded, but at least one
+    (Cui et al. 2019). If a class has fewer samples, the class keeps all its samples. If all classes have equal sizes at
+    first, the first class keeps ``factor`` times as many samples as the last class.
     """
     labels, counts = _labels_and_counts(dataset)
     kept = _pick(labels, long_tail_counts(counts, factor), seed=seed)
@@ -176,7 +173,7 @@ def long_tail(dataset: Any, factor: float, *, seed: int = 0) -> Selection:
 
 
 def long_tail_counts(counts: Sequence[int], factor: float) -> list[int]:
-    """Return the number of samples that each class keeps in :func:`long_tail`: [n], from class sizes ``counts`` [n]."""
+    """Return how many samples each class keeps in :func:`long_tail`, from class sizes ``counts`` [n]."""
     if not factor >= 1.0:
         raise ValueError(f"the factor of a long tail must be at least 1, got {factor!r}")
     share = factor ** -np.linspace(0.0, 1.0, len(counts))
@@ -191,8 +188,8 @@ def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection
 
     Args:
         dataset: data set to divide.
-        fraction: fraction of the samples of each class that is held out. If targets are k-hot, the fraction applies to
-            all samples together.
+        fraction: fraction of the samples of each class that is held out. If targets are k-hot, the fraction of all
+            samples that is held out.
         seed: random seed.
     """
     if not 0.0 < fraction < 1.0:
@@ -208,8 +205,8 @@ def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection
 def renumber(dataset: Any, numbers: Mapping[int, int], classes: Sequence[str]) -> Selection:
     """Give the classes new indices, and drop the classes that have no new index.
 
-    If a sample has one label and its class is dropped, the sample is dropped too. If targets are k-hot, all samples
-    remain, and only the labels of dropped classes are removed.
+    If targets are class indices, the samples of dropped classes are dropped too. If targets are k-hot, all samples
+    remain, without the labels of dropped classes.
 
     Args:
         dataset: data set with old class indices.
@@ -244,7 +241,7 @@ def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
 
 
 def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, list[int]]:
-    """Return the label of each sample and the class sizes. With ``k_hot``, all k-hot targets form one class."""
+    """Return the label of each sample and the class sizes. With ``k_hot``, a sample with k-hot target has label 0."""
     targets = targets_of(dataset)
     if k_hot and targets is not None and targets.ndim == 2:
         return np.zeros(len(targets), np.int64), [len(targets)]
@@ -253,7 +250,7 @@ def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, li
 
 
 def _pick(labels: Labels, counts: Sequence[int], *, seed: int) -> Indices:
-    """Draw ``counts[c]`` random samples of each class c. Return their indices in ascending order."""
+    """Return the indices, in ascending order, of ``counts[c]`` random samples of each class c."""
     # the first counts[c] samples of a random order, so a larger count draws all samples that a smaller count draws
     order = np.random.default_rng([seed, 13]).permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]

@@ -36,7 +36,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 class CommonOptions(TypedDict, total=False):
-    """Keyword arguments of every loss. A subclass declares these arguments as ``**common: Unpack[CommonOptions]``."""
+    """Options of every ClassificationLoss. A subclass declares these options as ``**common: Unpack[CommonOptions]``."""
 
     weight: Tensor | Sequence[float] | None
     reduction: str
@@ -112,11 +112,12 @@ class ClassificationLoss(Adjustable):
         return self._checked(self.per_class(logits), "per_class", logits.shape).gather(1, labels[:, None])[:, 0]
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses from an operator of the subclass. If no operator fits, return None, which is the default.
+        """Compute the weighted losses of all rows in one operator. Without such an operator, return None (the default).
 
-        ``masses`` holds the factor mass[i, c] of each class c in the loss of row i. The result [B] is, for each row i,
-        the sum over c of mass[i, c] times the loss for label c. If the reduction is not ``"none"``, the result may also
-        be the sum [] over all rows. If the result is None, the base class calls :meth:`per_label` or :meth:`per_class`.
+        ``masses`` holds a factor mass[i, c] for each row i and class c. The weighted loss of row i is the sum over c of
+        mass[i, c] times the loss for label c. The result is one weighted loss per row [B]. Unless the reduction is
+        ``"none"``, the result may also be the sum [] of these losses. If an override returns None, the base class calls
+        :meth:`per_label` or :meth:`per_class`.
         """
         return None
 
@@ -146,13 +147,14 @@ class ClassificationLoss(Adjustable):
     # The call path
 
     def forward(self, logits: Tensor, target: Target, sample_weight: Tensor | None = None) -> Tensor:
-        """Return the loss: a scalar [], or one loss per row [B] if the reduction is ``"none"``.
+        """Return the loss: a scalar [], or one loss per row if the reduction is ``"none"``.
 
         Args:
             logits: scores [B, n], [B, n, d1, ...] or [n].
             target: class indices, class probabilities or a :class:`LabelMixture`.
-            sample_weight: one factor w_i per row, [B]. The mean without class weights is sum_i w_i L_i / sum_i w_i over
-                all rows i that are not ignored, where L_i is the loss of row i.
+            sample_weight: one factor w_i per row, in the shape of class indices. Let L_i be the loss of row i. The mean
+                is sum_i w_i L_i / sum_i w_i over all rows i that are not ignored. With class indices y_i and class
+                weights v, the divisor is sum_i w_i v[y_i] instead.
         """
         logits, target = _plain(logits, "logits"), _plain(target, "target")
         shape = None

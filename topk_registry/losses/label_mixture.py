@@ -10,8 +10,8 @@ class LabelMixture(NamedTuple):
     """One distribution over n classes per row, stored as m labels per row with one share per label.
 
     In each row, the probability of class c is the sum of the shares of all labels equal to c, plus ``uniform`` / n.
-    Some losses have a kernel that computes a mixture faster than a distribution [B, n]. The shares and ``uniform`` of a
-    row need not add up to 1. If all these numbers are 0, the loss of the row is 0, but the row counts in the mean.
+    Some losses are faster for a mixture than for a distribution [B, n]. The shares and ``uniform`` of a row need not
+    add up to 1. If all these numbers are 0, the loss of the row is 0, but the row counts in the mean.
 
     Example:
         >>> LabelMixture.mixed(torch.tensor([0, 2]), torch.tensor([2, 2]), 0.75).dense(3)
@@ -30,7 +30,7 @@ class LabelMixture(NamedTuple):
         Args:
             label, other: class indices [B].
             lam: one number, or one per row [B].
-            smoothing: share of each row that is then spread evenly over all classes.
+            smoothing: fraction of both shares that is moved from the two labels and spread evenly over all classes.
         """
         lam = torch.as_tensor(lam, dtype=widest(label), device=label.device).expand(len(label))
         shares = torch.stack((lam, 1.0 - lam), 1) * (1.0 - smoothing)
@@ -38,7 +38,7 @@ class LabelMixture(NamedTuple):
         return cls(torch.stack((label, other), 1), shares, uniform)
 
     def smooth(self, share: float) -> "LabelMixture":
-        """Return the mixture after label smoothing: the given share of each row is spread evenly over all classes.
+        """Return the mixture after label smoothing: a fraction ``share`` of each row is spread evenly over the classes.
 
         Example:
             >>> LabelMixture.mixed(torch.tensor([0]), torch.tensor([2]), 0.75).smooth(0.4).dense(4)

@@ -83,7 +83,7 @@ class Option(NamedTuple):
     allowed: Range | None  # an interval or a tuple of values; None if every value is allowed
 
     def bounds(self) -> dict[str, float]:
-        """Return the limits of a number as keyword arguments of :func:`number`, such as ``{"above": 0.0}``."""
+        """Return the bounds as keyword arguments of :func:`number`, such as ``{"above": 0.0}``. No bounds: ``{}``."""
         return self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
 
     def least(self) -> int | None:

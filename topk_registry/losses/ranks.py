@@ -23,10 +23,9 @@ def mean_over_ranks(loss: L, group: Group = None) -> L:
     ``DistributedDataParallel`` and ``fully_shard`` average gradients over the ranks. With class weights or ignored
     rows, the mean on each rank divides by the sum of the weights of the rows, and this sum differs between ranks.
     Therefore, the average of these means is not the mean over all rows. After a call of this function, each rank
-    divides by the average of the sums of all ranks instead. To compute this average, the ranks exchange one number
-    whenever the loss is called.
-
-    If the loss requires no gradient, as in evaluation, each rank returns the mean over its own rows.
+    divides by the average of the sums of all ranks instead. For this average, the ranks exchange one number per call of
+    the loss. If the loss requires no gradient, as in evaluation, the ranks exchange nothing, and each rank returns the
+    mean over its own rows.
 
     Args:
         loss: must have ``reduction="mean"``. The reduction becomes ``"sum"``, and a forward hook divides the sum.

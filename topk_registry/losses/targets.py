@@ -4,10 +4,10 @@ Let L(s, c) be the loss of a row of scores s if class c is the label. For every 
 
     sum_c mass_c L(s, c).
 
-A mass is the probability of the class after label smoothing, times its class weight, times the sample weight of the
-row. For the mean, every mass is also divided by the divisor of the mean. If the targets are class indices, each row
-that is not ignored adds the class weight of its label, times its sample weight, to this divisor. For every other
-target, each row adds its sample weight. A weight that is not given is 1.
+A mass is a product of three factors: the probability of the class after label smoothing, the class weight, and the
+sample weight of the row. A weight that is not given is 1. For the mean, every mass is also divided by the sum of the
+weights of all rows that are not ignored. If the targets are class indices, the weight of a row is the sample weight
+times the class weight of the label. For every other target, the weight of a row is the sample weight.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,10 @@ INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 class Masses(NamedTuple):
     """The factor of each class in the loss of each row. This factor is called mass.
 
-    The loss of row i is the sum over all classes c of mass[i, c] times the loss of row i for label c. The masses
-    include the divisor of the mean, so the reduced loss is the sum of the losses of the rows. If ``dense`` is not None,
-    ``dense`` holds all masses. Otherwise, class ``labels[i, j]`` of row i gets the mass ``shares[i, j]``, and every
-    class of row i gets the mass ``even[i]`` in addition.
+    The loss of row i is the sum over all classes c of mass[i, c] times the loss of row i for label c. For the mean, the
+    masses are already divided by the divisor of the mean, so the mean is the sum of the losses of the rows. If
+    ``dense`` is not None, ``dense`` holds all masses. Otherwise, class ``labels[i, j]`` of row i gets the mass
+    ``shares[i, j]``, and every class of row i gets the mass ``even[i]`` in addition.
 
     Example:
         >>> masses = Masses.of(torch.tensor([1, -100]), 2, label_smoothing=0.5)
@@ -75,12 +75,12 @@ class Masses(NamedTuple):
             target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`.
             n: number of classes.
             weight: one factor per class, [n].
-            label_smoothing: share of the mass of each row that is spread evenly over all classes.
+            label_smoothing: share of the probability of each row that is spread evenly over all classes.
             ignore_index: if the class index of a row is this number, all masses of the row are 0.
             reduction: if ``"mean"``, the masses are divided by the divisor of the mean.
             sample_weight: one factor per row, [B].
             ignores: result of :func:`check_target`. False means that no class index equals ``ignore_index``.
-            dtype: dtype of the logits. If a distribution has a lower precision, the masses get this dtype.
+            dtype: dtype of the logits. The masses of a distribution have at least this precision.
         """
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
         if isinstance(target, Tensor) and target.is_floating_point():
@@ -167,7 +167,6 @@ def _equal(rows: int, mass: float) -> Tensor:
 
 
 def _is_readable(t: Tensor) -> bool:
-    """Return whether the values of a tensor can be read now: the tensor is on a CPU and is not traced or wrapped."""
     return t.device.type == "cpu" and route(t) is Route.KERNELS
 
 
@@ -206,7 +205,7 @@ def check_logits(logits: Any, name: str = "logits") -> None:
 
 
 def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -> bool:
-    """Raise an error unless the target fits logits [B, n]. Return whether a class index may be ``ignore_index``.
+    """Raise an error unless the target fits logits [B, n]. Return False only if no class index is ``ignore_index``.
 
     On a CPU, each index must be in [0, n) or equal to ``ignore_index``. On a GPU, no index is checked here, because the
     check would wait for the GPU. An invalid index then fails in a later operation, as in cross-entropy.

@@ -28,7 +28,7 @@ class MarginalCalibration(StreamingMetric):
         k: number of classes in the set.
         bins: number of bins of equal width in [0, 1].
         ignore_index: a sample with this label does not count.
-        device: initial device of the sums. An update moves the sums to the device of the marginals.
+        device: as in :class:`TopKAccuracy`.
 
     Example:
         >>> metric = MarginalCalibration(k=2)

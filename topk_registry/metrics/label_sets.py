@@ -13,29 +13,28 @@ from topk_registry.metrics.streaming import Device, StreamingMetric, ratio, set_
 class LabelSetMetrics(StreamingMetric):
     """Metrics from logits and k-hot targets (1 for each label of the sample, 0 elsewhere).
 
-    =============== ========================================================================================
+    =============== ==================================================================================================
     ``map``         mean over classes of the average precision
     ``micro_f1``    F1 over all pairs (sample, class)
     ``macro_f1``    mean over classes of the F1 of the class
     ``sample_f1``   mean over samples of the F1 of the sample
     ``exact_match`` share of samples whose predicted classes are exactly the labels
-    ``top5_recall`` mean over samples of the share of the labels that are among the 5 highest scores
+    ``top5_recall`` mean over samples of the share of labels with one of the 5 highest scores; likewise for other k
     ``bce``         mean over samples and classes of the binary cross-entropy
-    =============== ========================================================================================
+    =============== ==================================================================================================
 
     A class is predicted if the sigmoid of its logit is at least ``threshold``. Classes that are the label of no sample
     do not count in ``map``. Samples without labels do not count in ``top5_recall``. A class or sample without labels
-    and without predictions has F1 = 0, as in scikit-learn and timm. Equal scores in the top k count as in
-    :class:`TopKAccuracy`. So if each sample has one label, top-k recall equals top-k accuracy. A NaN score counts as a
-    wrong prediction. If targets are between 0 and 1, a target of at least 0.5 counts as a label, but ``bce`` uses the
+    and without predictions has F1 = 0, as in scikit-learn and timm. The order of equal scores is treated as random, as
+    in :class:`TopKAccuracy`. So if each sample has one label, top-k recall equals top-k accuracy. A NaN score counts as
+    a wrong prediction. If targets are between 0 and 1, a target of at least 0.5 counts as a label, but ``bce`` uses the
     target itself.
 
     Args:
         num_classes: number of classes n.
         k: one k, or several, for top-k recall.
         threshold: smallest probability with which a class is predicted.
-        device: initial device of the sums. In a distributed run with NCCL, pass the GPU of the rank if the rank might
-            get no batch.
+        device: as in :class:`TopKAccuracy`.
 
     Example:
         >>> metric = LabelSetMetrics(3, k=1)
@@ -83,10 +82,7 @@ class LabelSetMetrics(StreamingMetric):
         self._kept.append((scores.cpu(), labels.cpu()))
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """Return the results by name, as :meth:`StreamingMetric.compute` does.
-
-        For ``map``, this method sends the scores of all samples to every rank.
-        """
+        """Return the results by name. With ``sync``, every rank gets the scores of all samples, for ``map``."""
         every = [self._kept]
         if sync and dist.is_available() and dist.is_initialized():
             every = [[] for _ in range(dist.get_world_size())]
@@ -109,7 +105,7 @@ class LabelSetMetrics(StreamingMetric):
         }
 
     def _recall(self, scores: Tensor, labels: Tensor, k: int) -> Tensor:
-        """Return the sum over samples of the share of the sample's labels that are in the top k."""
+        """Return the sum over samples of the share of the sample's labels that have one of the k highest scores."""
         last = scores.topk(min(k, self.n)).values[:, -1:]
         above, tied = scores > last, scores == last
         places = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)

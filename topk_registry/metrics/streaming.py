@@ -1,4 +1,4 @@
-"""Base class and shared functions of the metrics. A metric adds up sums over batches and over ranks."""
+"""Base class and shared functions of the metrics. A metric stores sums over batches, which are added over ranks."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,6 @@ class StreamingMetric:
             self.sums = {name: value.clone() for name, value in sums.items()}
 
     def reset(self) -> None:
-        """Set all sums to 0."""
         for value in self.sums.values():
             value.zero_()
 
@@ -39,7 +38,7 @@ class StreamingMetric:
         return self.ratios({name: value.cpu() for name, value in self.totals(sync=sync).items()})
 
     def totals(self, *, sync: bool = True) -> dict[str, Tensor]:
-        """Return a copy of the sums by name. If ``sync`` is True, the sums are added over all ranks."""
+        """Return a copy of the sums by name. If ``sync`` is True, add the sums of all ranks."""
         totals = {name: value.clone() for name, value in self.sums.items()}
         if sync and dist.is_available() and dist.is_initialized():
             for value in totals.values():
@@ -78,12 +77,11 @@ def checked_labels(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
 
 
 def ratio(part: Tensor, whole: Tensor) -> float:
-    """Return part / whole, or NaN if whole is 0."""
     return part.item() / whole.item() if whole else math.nan
 
 
 def set_sizes(k: int | Sequence[int]) -> list[int]:
-    """Return the argument ``k`` of a metric as a list. Raise ValueError unless its entries are positive integers."""
+    """Return the argument ``k`` of a metric as a list of positive integers, or raise ValueError."""
     sizes = list(k) if isinstance(k, Sequence) else [k]
     if not sizes or not all(isinstance(size, Integral) and not isinstance(size, bool) and size > 0 for size in sizes):
         raise ValueError(f"k must be one or several integers of at least 1, got {k!r}")

@@ -1,9 +1,8 @@
 """Functions that find and replace the classifier layers of a timm or torchvision model.
 
-A classifier layer computes logits from features. A timm model returns this layer from ``get_classifier()``. torchvision
-models do not have this method, so this module tries the attribute names that torchvision uses. Some models have several
-classifier layers. For example, Inception networks have an auxiliary classifier layer, and some distilled models have a
-second classifier layer that learns from a teacher.
+A classifier layer computes logits from features. A timm model returns this layer from ``get_classifier()``. For other
+models, this module tries the attribute names that torchvision uses. Some models have several classifier layers: for
+example, Inception networks have an auxiliary layer, and distilled models can have a layer that learns from a teacher.
 """
 
 from collections.abc import Callable, Iterator

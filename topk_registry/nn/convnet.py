@@ -1,4 +1,4 @@
-"""Two small networks for the built-in data sets. timm creates them by the names ``topk_convnet`` and ``topk_mlp``."""
+"""Two small networks for the built-in data sets, registered in timm as ``topk_convnet`` and ``topk_mlp``."""
 
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -42,13 +42,7 @@ class TopKConvNet(nn.Module):
     """
 
     def __init__(
-        self,
-        num_classes: int = 100,
-        in_chans: int = 3,
-        *,
-        width: int = 32,
-        norm: bool = False,
-        drop_rate: float = 0.0,
+        self, num_classes: int = 100, in_chans: int = 3, *, width: int = 32, norm: bool = False, drop_rate: float = 0.0
     ) -> None:
         super().__init__()
         channels = [in_chans, width, 2 * width, 4 * width]
@@ -87,12 +81,10 @@ class TopKMLP(TopKConvNet):
     This network is for data sets such as ``topk/ambiguous``, which stores each feature vector as a small image.
 
     Args:
-        num_classes: number of classes. If 0, the network has no classifier and returns features.
-        in_chans: number of channels of the images.
+        num_classes, in_chans, drop_rate: as in :class:`TopKConvNet`.
         side: height and width of the images.
         width: number of units of each hidden layer.
         depth: number of hidden layers.
-        drop_rate: dropout probability before the classifier.
     """
 
     def __init__(

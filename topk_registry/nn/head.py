@@ -11,13 +11,10 @@ from topk_registry.ops.values import integer, number
 
 
 class TopKOutput(NamedTuple):
-    """The result of :class:`TopKHead`: logits, top-k marginals, and the k classes with the largest logits.
-
-    The top-k marginal of a class is the probability that the class is in a random set of k classes.
-    """
+    """The result of :class:`TopKHead`: logits, top-k marginals, and the k classes with the largest logits."""
 
     logits: Tensor  # [..., n]: the given logits, but -inf for classes that are not allowed
-    marginals: Tensor  # [..., n]: top-k marginals of all classes
+    marginals: Tensor  # [..., n]: top-k marginals of all classes, as TopKHead defines them
     indices: Tensor  # [..., k]: classes in descending order of logits; -1 in the last places if too few are allowed
 
 
@@ -62,8 +59,8 @@ class TopKHead(nn.Module):
         """Return a head that takes ``k`` and ``temperature`` from the attributes of a loss.
 
         Use this head for the predictions of a model that was trained with the loss. For example, the value of
-        ``topk_nll`` is -tau log(p), where p is the marginal of the label from this head. If the loss has several k, the
-        head uses the largest k. If the loss does not have both attributes, the method raises ValueError.
+        ``topk_nll`` is -tau log(p), where p is the marginal of the label from this head. If the loss has several
+        values of k, the head uses the largest. If the loss lacks an attribute, the method raises ValueError.
 
         Example:
             >>> TopKHead.of_loss(create_loss("topk_nll", k=5, tau=0.2))

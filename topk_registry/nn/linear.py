@@ -52,9 +52,10 @@ def linear_smooth_topk(
 
     With ``process_group``, the classes and the batch are divided among the ranks of the group. Each rank passes the
     features and targets of its own rows, and the weight and bias of its own classes. A rank has ceil(n / ranks)
-    classes, but the last ranks may have fewer. Targets must be class indices from 0 to n - 1. Every rank must call
-    ``backward``. The gradient with respect to the features is multiplied by the number of ranks. This factor cancels,
-    because ``DistributedDataParallel`` averages the gradients of the backbone over ranks.
+    classes, but the last ranks may have fewer. k must be below n / 2, targets must be class indices, and
+    ``label_smoothing`` must be 0. Every rank must call ``backward``. The gradient with respect to the features is
+    multiplied by the number of ranks. This factor cancels, because ``DistributedDataParallel`` averages the gradients
+    of the backbone over ranks.
 
     Args:
         features: [B, d].
@@ -189,7 +190,7 @@ def _losses(
 
 
 def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
-    """Return the weight of each class in the loss of each row, for the m classes from class ``first`` on: [B, m]."""
+    """Return q [B, m] for the m classes from class ``first`` on. Row i has the loss sum_c q_ic * (loss for label c)."""
     m = s.shape[1]
     if masses.dense is not None:
         return masses.dense[:, first : first + m].to(s)
@@ -220,10 +221,9 @@ def _over_ranks(
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
-    """Apply a reduction to losses [B]. For ``"mean"``, the losses are already divided, so the result is their sum."""
     if reduction == "none":
         return losses
-    # without rows, the mean is NaN, as in PyTorch
+    # for "mean", each loss is already divided by the denominator of the mean; without rows, the mean is NaN
     return losses.mean() if reduction == "mean" and not len(losses) else losses.sum()
 
 
@@ -262,7 +262,7 @@ class LinearSmoothTopK(nn.Module):
     """A linear classifier and the smooth top-k SVM loss in one module, for a million classes or more.
 
     ``head(features, target)`` returns the training loss. ``head.topk(features)`` returns the k classes with the largest
-    logits. Neither call stores the logits of all classes at once.
+    logits. If the classes need more than one chunk, neither call stores the logits of all classes at once.
 
     Args:
         in_features: length d of a feature vector.
@@ -363,11 +363,7 @@ class LinearSmoothTopK(nn.Module):
     def topk(self, features: Tensor, *, temperature: float | None = None) -> TopClasses:
         """Return the ``indices``, ``logits`` and ``marginals`` of the k classes with the largest logits: each [B, k].
 
-        A marginal is the probability that a random set of k classes contains the class, as in :func:`linear_topk`.
-
-        Args:
-            features: [B, d].
-            temperature: number by which logits are divided for the marginals. Default: k tau, as in the loss.
+        :func:`linear_topk` defines the marginals. Default of ``temperature``: k tau, as in the loss.
         """
         return linear_topk(
             features,

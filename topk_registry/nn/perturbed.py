@@ -10,16 +10,16 @@ from topk_registry.ops.perturbed.api import checked_options, perturbed_topk
 class PerturbedTopK(nn.Module):
     """A module that returns the k-th largest score of each row, smoothed by random noise (:func:`perturbed_topk`).
 
-    The module adds Gaussian noise to the scores and takes the k-th largest sum of each row. The result is the mean over
-    ``num_samples`` draws of the noise. In contrast to dropout, the module adds noise in evaluation mode too. For
-    reproducible results, pass a seeded ``generator``. With ``epsilon=0``, there is no noise.
+    The module draws Gaussian noise ``num_samples`` times. For each draw, the module adds the noise to the scores and
+    takes the k-th largest noisy score of each row. The result is the mean over the draws. In contrast to dropout, the
+    module adds noise in evaluation mode too. For reproducible results, pass a seeded ``generator`` in the call.
 
     Args:
         k: rank of the score, 1 <= k <= n. The largest score has rank 1.
-        epsilon: standard deviation of the noise, in units of the scores.
+        epsilon: standard deviation of the noise, in units of the scores. With 0, there is no noise.
         num_samples: number of draws of the noise. More draws reduce the variance of the result.
 
-    Shape: scores [..., n] -> [...]. ``noise`` [num_samples, ..., n] replaces the random draws.
+    Shape: scores [..., n] -> [...]. A call with ``noise=z`` [num_samples, ..., n] adds epsilon * z, not random noise.
 
     Example:
         >>> import torch
@@ -37,12 +37,7 @@ class PerturbedTopK(nn.Module):
 
     def forward(self, scores: Tensor, *, generator: Generator | None = None, noise: Tensor | None = None) -> Tensor:
         return perturbed_topk(
-            scores,
-            self.k,
-            epsilon=self.epsilon,
-            num_samples=self.num_samples,
-            generator=generator,
-            noise=noise,
+            scores, self.k, epsilon=self.epsilon, num_samples=self.num_samples, generator=generator, noise=noise
         )
 
     if TYPE_CHECKING:  # torch annotates the return type as Any

@@ -78,12 +78,12 @@ class OwnRows(torch.autograd.Function):
 def agreed(
     check: Callable[[], Mapping[str, float]], group: Group, device: torch.device, *, may_differ: Sequence[str] = ()
 ) -> dict[str, list[float]]:
-    """Check arguments on every rank. If a rank has an error, or if two ranks have different numbers, every rank raises.
+    """Call ``check`` on every rank. If it fails on a rank, or if the ranks disagree on a number, raise on every rank.
 
     Args:
         check: function that checks the arguments of this rank. It raises a TypeError or ValueError, or returns a
-            dictionary from names of arguments to numbers. Every number must be the same on all ranks.
-        may_differ: names of arguments that may differ between ranks.
+            dictionary from names of arguments to numbers.
+        may_differ: names whose numbers may differ between ranks.
 
     Returns:
         A dictionary from each name to the list of the numbers of all ranks.

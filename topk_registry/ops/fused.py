@@ -20,9 +20,9 @@ class Fused(torch.autograd.Function):
     The gradient may be None if ``needs_grad`` is False. If ``sums`` is True, the result is the sum [] of the losses.
 
     The forward pass stores the gradient, and the backward pass scales the stored gradient in place. A second backward
-    pass through the same graph therefore calls the kernel again. With ``create_graph=True``, and if gradients are
-    batched, the backward pass differentiates ``definition(logits)`` instead. ``definition`` must return the losses [B]
-    and use only differentiable operations.
+    pass through the same graph therefore calls the kernel again. If ``create_graph`` or ``is_grads_batched`` is True,
+    the backward pass differentiates ``definition(logits)`` instead. ``definition`` must return the losses [B] and use
+    only differentiable operations.
     """
 
     @staticmethod
@@ -46,10 +46,10 @@ class Fused(torch.autograd.Function):
 
 
 def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Tensor) -> Tensor:
-    """Return the gradient of the final loss with respect to the logits, by differentiation of ``definition(logits)``.
+    """Return the gradient with respect to the logits for the incoming gradient ``g`` of ``definition(logits)``.
 
-    ``g`` is the gradient of the final loss with respect to ``definition(logits)``, or with respect to the sum [] of
-    ``definition(logits)``. If gradients are enabled, the result is differentiable with respect to ``logits`` and ``g``.
+    ``definition(logits)`` are losses [B]. ``g`` is one number per loss [B], or one number [] for the sum of the losses.
+    If gradients are enabled, the result is differentiable with respect to ``logits`` and ``g``.
     """
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -59,7 +59,10 @@ def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Ten
 
 
 def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply ``gradient`` [B, n] in place by ``g``, one factor [] or one per row [B]. Return it in ``dtype``."""
+    """Multiply ``gradient`` [B, n] in place by ``g``, one factor [] or one per row [B].
+
+    Return the result in ``dtype``.
+    """
     # one number is usually 1, and then the gradient is not read or written
     if g.ndim and g.numel() and g.stride() == (0,):
         g = g[0]

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 
 def invertible(temperature: float, dtype: torch.dtype) -> float:
-    """Return max(temperature, t), where t is about the smallest number with a finite reciprocal in this dtype.
+    """Return ``temperature``, but at least a tiny number whose reciprocal is finite in ``dtype``.
 
-    With temperature t, margins and hinges are already equal to their limits for temperature 0.
+    At this tiny temperature, smoothed margins and hinges are already equal to their limits for temperature 0.
     """
     return max(temperature, 4 * torch.finfo(dtype).tiny)
 
@@ -28,8 +28,8 @@ def soft_hinge(violation: Tensor, tau: float) -> Tensor:
 class Hinge(NamedTuple):
     """Smoothed hinge L(m) = tau softplus((alpha_y - scale m) / tau) of the margin m of a label y.
 
-    The margin says how far the label is above the other classes. Kernels compute L and dL/dm. The method
-    :meth:`definition` computes the same numbers by PyTorch operations.
+    The margin m says how far the score of y is above the scores of the other classes. alpha_y is the required margin.
+    Kernels compute L and dL/dm. The method :meth:`definition` computes the same numbers by PyTorch operations.
     """
 
     alpha: Tensor  # required margin: one number [], or one per class [n], contiguous

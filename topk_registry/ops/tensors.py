@@ -23,7 +23,7 @@ NUMBERS = frozenset((bool, int, float, type(None)))
 
 
 class Route(Enum):
-    """How an operator computes a call."""
+    """The ways in which an operator can compute its result."""
 
     KERNELS = "kernels"  # by compiled kernels, because all tensors are plain
     GRAPH = "graph"  # by an operator of torch.library, because tensors have no values (traced, fake or meta)
@@ -31,7 +31,11 @@ class Route(Enum):
 
 
 def route(*tensors: Tensor | None) -> Route:
-    """Return how an operator must compute a call with these tensors. Arguments that are None are ignored."""
+    """Return the way in which an operator must compute its result from these tensors.
+
+    The way is GRAPH if the operator is traced or a tensor has no values, OPERATIONS within a transform or for a
+    subclass of Tensor, and KERNELS for plain tensors. Arguments that are None are ignored.
+    """
     if torch.compiler.is_compiling():
         return Route.GRAPH
     if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:

@@ -57,7 +57,7 @@ class Plugin:
         return f"{self.distribution}:{self.name}"
 
     def load(self) -> Any:
-        """Return the factory. If the plug-in comes from a distribution, this method imports the plug-in's module."""
+        """Return the factory. If the plug-in comes from a distribution, import its module."""
         module, _, attribute = self.value.partition(":")
         return self.factory or attrgetter(attribute.strip())(import_module(module.strip()))
 
@@ -95,7 +95,7 @@ def matches(pattern: str, plugin: Plugin) -> bool:
 
 
 def denied(plugin: Plugin) -> str:
-    """Return the name of the environment variable that disables a plug-in, or an empty string if none does."""
+    """Return the name of the environment variable that disables a plug-in, or an empty string."""
 
     def listed(variable: str) -> bool:
         patterns = os.environ.get(variable, "").replace(",", " ").split()
@@ -123,10 +123,7 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
 
 
 def misspelt_groups() -> Iterator[tuple[str, set[str]]]:
-    """Yield a message and the names of the entry points for each group whose name seems to be misspelled.
-
-    The name of such a group begins with ``topk_registry``, but no group of this project has this name.
-    """
+    """Yield (message, names of the entry points) per unknown group whose name begins with ``topk_registry``."""
     for dist in distributions():
         with suppress(Exception):  # discover() reads the same file and reports the error
             for group in sorted(dist.entry_points.groups - set(GROUPS)):

@@ -32,10 +32,10 @@ def accepts(builder: Callable[..., Any], option: str) -> bool:
 
 
 def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the default values of the options of ``builder``, the class or function of a loss.
+    """Return the default values that a training run records for ``builder``, the class or function of a loss.
 
-    The result leaves out options that the user sets (``options``) and options that a trainer can set. The result has
-    only numbers, strings, booleans and None. A training run records these values.
+    The result leaves out the given ``options``, all options in ``CONTEXT`` and ``SET_BY_TRAINERS``, and default values
+    that are not numbers, strings, booleans or None.
     """
     left_out = {*options, *CONTEXT, *SET_BY_TRAINERS, *_bound(builder)}
     found = {name: p.default for name, p in parameters(builder)[0].items() if name not in left_out}
@@ -47,10 +47,9 @@ def unbound(builder: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
-    """Return the values to try for each option when a loss is tuned.
+    """Return the values to try for each option when a loss is tuned, or an empty dictionary.
 
-    ``builder``, the class or function of the loss, declares these values in the attribute ``tuning_grid``. Without this
-    attribute, the result is an empty dictionary.
+    The class or function of the loss (``builder``) declares these values in the attribute ``tuning_grid``.
     """
     return {option: list(values) for option, values in getattr(unbound(builder), "tuning_grid", {}).items()}
 
@@ -60,7 +59,7 @@ def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]
 
     Args:
         what: name of ``builder`` in the message, such as "loss 'topk_nll'".
-        builder: class or function whose options are checked.
+        builder: class or function that is called with the options.
         options: names of the given options.
         also: names of further options that the message can suggest.
     """
@@ -97,7 +96,6 @@ def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
 
 
 def _named(signature: inspect.Signature) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the parameters that can be passed by keyword, and whether there is a parameter such as ``**kwargs``."""
     every = signature.parameters.values()
     named = {p.name: p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named, any(p.kind is p.VAR_KEYWORD for p in every)

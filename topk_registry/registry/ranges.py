@@ -15,7 +15,7 @@ _INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
 class Interval:
     """An interval of numbers from ``low`` to ``high``.
 
-    ``closed`` has two booleans: whether the interval contains ``low``, and whether the interval contains ``high``.
+    ``closed`` has two booleans: whether the interval includes ``low``, and whether the interval includes ``high``.
 
     Example:
         >>> tau = Interval.parse("(0, inf)")
@@ -54,21 +54,15 @@ class Interval:
         return inside or (value == self.low and self.closed[0]) or (value == self.high and self.closed[1])
 
     def inside(self, num_classes: int) -> list[float]:
-        """Return the finite ends that the interval contains. ``num_classes`` replaces an end ``n``."""
+        """Return the finite ends that the interval includes. ``num_classes`` replaces an end ``n``."""
         return [end for end, closed, _ in self._ends(num_classes) if closed]
 
     def outside(self, num_classes: int) -> list[float]:
-        """Return, for each finite end, a number that is not in the interval. ``num_classes`` replaces an end ``n``.
-
-        If the interval contains the end, the number is 1 beyond the end. Otherwise, the number is the end itself.
-        """
+        """Return one number outside of the interval per finite end: the end itself, or 1 beyond an included end."""
         return [end + step if closed else end for end, closed, step in self._ends(num_classes)]
 
     def _ends(self, num_classes: int) -> list[tuple[float, bool, int]]:
-        """Return (end, whether the interval contains the end, step to the outside) for each finite end.
-
-        An end that is a whole number is an int.
-        """
+        """Return (end, whether the interval includes the end, step to the outside) for each finite end."""
         high = num_classes if self.text.rstrip("]) ").endswith("n") else self.high
         ends = ((self.low, self.closed[0], -1), (high, self.closed[1], 1))
         return [(int(e) if e == int(e) else e, closed, step) for e, closed, step in ends if math.isfinite(e)]

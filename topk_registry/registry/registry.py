@@ -25,8 +25,8 @@ B = TypeVar("B", bound=Builder)
 class LossInfo:
     """Facts about a loss, data set, command or kind of model file. The facts are read without importing the plug-in.
 
-    ``status`` is ``"available"``, ``"registered"`` (by code of this process), ``"broken"`` or ``"disabled"``. If the
-    import of a plug-in fails, the status is ``"broken"`` from the first attempt to use the plug-in.
+    ``status`` is ``"available"``, ``"registered"`` (by code of this process), ``"broken"`` or ``"disabled"``.
+    ``"broken"`` means that the package of the plug-in is not installed, or that this process failed to import it.
     """
 
     name: str  # name, or "distribution:name" if the name alone selects another plug-in or is ambiguous
@@ -59,7 +59,7 @@ class Registry:
         self._failed: dict[Plugin, str] = {}
 
     def problems(self) -> list[str]:
-        """Return one message for each installed distribution whose metadata cannot be read."""
+        """Return one message per installed distribution with unreadable metadata."""
         return self._discover()[1]
 
     def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
@@ -75,17 +75,13 @@ class Registry:
         return [self._info(p, p.name if owners.get(p.name, []) in ([p], []) else p.qualified) for p in found]
 
     def info(self, name: str) -> LossInfo:
-        """Return facts about the plug-in with this name, without importing the plug-in."""
         return self._info(self._pick(name), name)
 
     def __contains__(self, name: str) -> bool:
         return bool(self._owners(name))
 
     def builder(self, name: str) -> Builder:
-        """Import the plug-in with this name, and return the class or function that creates the object.
-
-        If the import fails, raise BrokenPluginError.
-        """
+        """Import a plug-in, and return its class or function. If the import fails, raise BrokenPluginError."""
         plugin = self._pick(name)
         try:
             builder: Any = plugin.load()
@@ -98,10 +94,9 @@ class Registry:
         return builder
 
     def create(self, name: str, factory: Builder | None = None, /, **options: Any) -> Any:
-        """Create the object with this name: call the class or function of the plug-in with the options.
+        """Call the class or function of a plug-in (``factory``, or by default :meth:`builder`) with the options.
 
-        ``factory`` is this class or function if the caller already has it. If the call raises TypeError or ValueError,
-        the exception is passed on. Any other exception becomes a BrokenPluginError.
+        TypeError and ValueError are passed on. Any other exception becomes a BrokenPluginError.
         """
         factory = factory or self.builder(name)
         check_options(f"{self.kind} {name!r}", factory, options)
@@ -137,7 +132,7 @@ class Registry:
         return self._discovered
 
     def _by_name(self, owner: str = "", *, disabled: bool = False) -> dict[str, list[Plugin]]:
-        """Return the plug-ins with the highest priority for each name. If there are several, the name is ambiguous."""
+        """Return for each name the plug-in of the highest priority, or several plug-ins if the name is ambiguous."""
         found = [plugin for plugin in self._discover()[0] if disabled or not denied(plugin)]
         ours = [plugin for plugin in found if normalize(plugin.distribution) == OURS]
         others = [plugin for plugin in found if normalize(plugin.distribution) != OURS]
@@ -186,7 +181,6 @@ class Registry:
 
 
 def _hit(plugin: Plugin, filter: str | Sequence[str], exclude: str | Sequence[str]) -> bool:
-    """Return whether a plug-in matches a pattern of ``filter`` and no pattern of ``exclude``."""
     wanted, unwanted = ([each] if isinstance(each, str) else each for each in (filter or "*", exclude))
     return any(matches(pattern, plugin) for pattern in wanted) and not any(matches(each, plugin) for each in unwanted)
 

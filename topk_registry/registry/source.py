@@ -1,4 +1,4 @@
-"""Functions that read the source of a plug-in without running the source, and that suggest names."""
+"""A summary of a plug-in from its source file, without an import, and a suggestion for a misspelled name."""
 
 import ast
 from collections.abc import Iterable
@@ -8,13 +8,9 @@ from pathlib import Path
 
 
 def summary(module: str, name: str) -> str:
-    """Return the first line of the docstring of a class or function.
+    """Return the first line of the docstring of the class or function ``module.name``, without importing the module.
 
     If there is no docstring, or if the source cannot be read, return an empty string.
-
-    Args:
-        module: dotted name of the module. The module is not imported.
-        name: name of the class or function in this module.
     """
     top, *rest = module.split(".")
     try:
@@ -31,10 +27,7 @@ def summary(module: str, name: str) -> str:
 
 
 def closest(name: str, names: Iterable[str]) -> str:
-    """Return the text ``; did you mean 'X'?``, where X is the most similar of ``names``.
-
-    If no name is similar, return an empty string.
-    """
+    """Return ``; did you mean 'X'?`` with the most similar X of ``names``, or an empty string if none is similar."""
     close = get_close_matches(name, names, n=1, cutoff=0.7)
     return f"; did you mean {close[0]!r}?" if close else ""
 

@@ -21,7 +21,7 @@ TAKE_K_HOT = ("bce", "asl", "poly", "twoway", "zlpr", "db")  # timm.loss.MULTI_L
 
 
 def reserved() -> dict[str, Plugin]:
-    """Return a dictionary from the name of each timm loss to a plug-in. The losses are the keys of ``SUMMARIES``."""
+    """Return the plug-in of each timm loss, by the name of the loss."""
     version = installed_version("timm") or ""
     return {name: Plugin(name, f"{__name__}:{name}", "timm", version, about=SUMMARIES[name]) for name in SUMMARIES}
 
@@ -33,11 +33,9 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def builder(name: str, *, several: bool = False) -> Callable[..., Any]:
-    """Import timm, and return a function that takes options and creates a timm loss.
+    """Import timm, and return a function that takes options and creates the timm loss ``name``.
 
-    Args:
-        name: name of the loss.
-        several: whether images can have several labels.
+    If ``several`` is True, the function creates the form of the loss for images with several labels.
     """
     create = import_module("timm.loss").create_classification_loss
     # timm accepts class counts only for 'db', and weights only for 'bce' and multi-label 'asl'. For the other losses,

@@ -1,4 +1,7 @@
-"""``topk-registry calibrate``: add prediction sets to an exported ONNX file, with thresholds from labeled images."""
+"""``topk-registry calibrate``: add prediction sets to an exported ONNX file.
+
+A prediction set is a set of classes that contains the true class with a chosen probability.
+"""
 
 import json
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Predict the k best classes of images, and their prediction sets if the file is calibrated.
+"""Predict the k best classes of images, and the prediction sets if the file is calibrated.
 
 The exit status is 0 if all images have a prediction, 1 if some images have none, 2 if an argument or an input is wrong,
 and 130 after Ctrl-C. For an image without a prediction, the output contains the error.

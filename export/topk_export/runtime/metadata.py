@@ -89,7 +89,8 @@ class Metadata:
     def alphas(self) -> tuple[float, ...]:
         """Values of alpha for which the file has thresholds of prediction sets, in ascending order.
 
-        alpha is the probability with which a set may miss the true class. A file without a calibration has no values.
+        alpha is the probability with which a prediction set may miss the true class. If the file is not calibrated, the
+        tuple is empty.
         """
         return tuple((self.sets or {}).get("alphas", ()))
 

@@ -1,4 +1,6 @@
-"""Prediction of the classes of images with an exported ONNX file. Needed are numpy, onnxruntime and Pillow, not torch.
+"""Prediction of the classes of images with an exported ONNX file.
+
+This module needs numpy, onnxruntime and Pillow, but not torch.
 
 Example::
 
@@ -171,7 +173,7 @@ class Predictor:
         Raises:
             ValueError: the batch or the mask has the wrong shape or dtype, a row of the mask allows no class, or
                 ``alpha`` is outside of the range of ``metadata.alphas``.
-            ModelFileError: ``allowed`` is given, but the file has no input for it.
+            ModelFileError: ``allowed`` is given, but the ONNX file has no input ``allowed``.
         """
         if batch.shape[1:] != self.input_shape or batch.dtype != self.input_type:
             raise ValueError(
@@ -314,7 +316,8 @@ def read_ahead(
     """Call ``read`` for each item of ``sources`` in threads, and yield the results in lists of ``batch`` results.
 
     The results have the order of the items. The last list may be shorter. While the caller uses one list, the threads
-    compute the next list. With one worker, there are no threads: each list is computed when the caller asks for it.
+    compute the next list. With one worker, there are no threads: each list is computed when the caller asks for the
+    list.
 
     If the iterator over ``sources`` raises an exception, this function first yields the results of all earlier items,
     and then raises the exception.

@@ -1,8 +1,8 @@
 """Preprocessing of images for an exported model, with numpy and Pillow. The result equals timm's evaluation transform.
 
 The steps are: decode, convert to RGB or gray, resize, crop the center, scale to [0, 1], and normalize. As in timm, JPEG
-files are decoded at full resolution. Pillow's method ``draft`` would decode them faster, but would change the resized
-pixels.
+files are decoded at full resolution. Pillow's method ``draft`` would decode JPEG files faster, but would change the
+resized pixels.
 """
 
 import io
@@ -63,8 +63,8 @@ class Preprocess:
 
     Args:
         input_size: channels, height and width of the model's input.
-        mean, std: mean and standard deviation per channel, for pixel values that were scaled to [0, 1]. Both are empty
-            if they are unknown.
+        mean, std: mean and standard deviation per channel, for pixel values that were scaled to [0, 1]. If the
+            values are unknown, both are empty.
         interpolation: a key of :data:`RESAMPLE`.
         crop_pct: height and width of the crop, divided by the height and width of the resized image.
         crop_mode: how images are resized to the target size. With ``"center"``, the shortest edge gets the target size.
@@ -116,7 +116,7 @@ class Preprocess:
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Convert an 8-bit image to RGB or gray, resize the image, and crop the center.
 
-        Return uint8 [height, width, channels], with the size in ``input_size``.
+        Return uint8 [height, width, channels], with the height and width in ``input_size``.
 
         Raises:
             ImageError: the model has neither 1 nor 3 channels, or the colors of the image cannot be converted.
@@ -204,7 +204,7 @@ def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
     """Convert an image with 16-bit, 32-bit or float pixels to 8 bits. Return any other image unchanged.
 
     Floats from 0 to 1 are multiplied by 255. Values from 0 to 255 are rounded. Other values raise ImageError, because
-    Pillow's conversion would clip them.
+    Pillow's conversion would clip such values.
     """
     if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
         return image

@@ -1,7 +1,7 @@
 """onnxruntime sessions that run a model on the requested device.
 
-If onnxruntime cannot use a GPU, it runs the model on the CPU without an error. Therefore :func:`open_session` asks the
-open session for its device. If a GPU was requested but the device is the CPU, the function warns. With
+If onnxruntime cannot use a GPU, onnxruntime runs the model on the CPU without an error. Therefore :func:`open_session`
+asks the open session for its device. If a GPU was requested but the device is the CPU, the function warns. With
 ``require_gpu=True``, the function raises an exception instead.
 
 An execution provider is the part of onnxruntime that runs a model on one kind of device. The CUDA provider is part of
@@ -36,7 +36,7 @@ PLUGIN_PREFIX = "onnxruntime_ep_cuda"
 def import_onnxruntime() -> Any:
     """Import and return onnxruntime, with telemetry disabled.
 
-    If the environment variable ``ORT_DISABLE_TELEMETRY`` is already set, its value decides.
+    If the environment variable ``ORT_DISABLE_TELEMETRY`` is already set, do not change the variable.
     """
     # the variable must be set before the import, which writes a device ID to HOME and starts to send data
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -62,7 +62,7 @@ def open_session(
     Args:
         model: path of an ONNX file, or the content of an ONNX file as bytes.
         device: ``"cpu"``, ``"cuda"``, ``"tensorrt"`` or ``"auto"``. ``"auto"`` selects CUDA if there is an NVIDIA GPU,
-            else the CPU. If the session cannot use the selected GPU, it uses the CPU, and this function warns.
+            else the CPU. If the session cannot use the selected GPU, the session uses the CPU, and this function warns.
         require_gpu: raise :class:`DeviceError` if the session does not run on a GPU.
         threads: number of CPU threads for one operator (``intra_op_num_threads``). None: the default of onnxruntime.
         tf32: whether CUDA may round the inputs of convolutions and matrix products to TF32. True is the default of

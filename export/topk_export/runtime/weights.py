@@ -1,7 +1,7 @@
-"""External weights: functions that find the weight files of a model, check them, copy them and move them.
+"""External weights of a model: functions that find, check, copy and move the files that contain the weights.
 
-An ONNX file has at most 2 GiB. A larger model stores its weights in other files of the same folder, which ONNX calls
-external data. This module reads the names of these files from the bytes of the ONNX file, which is a protocol buffer.
+An ONNX file has at most 2 GiB. A larger model stores weights in other files of the same folder. ONNX calls such weights
+external data. This module reads the names of the files from the bytes of the ONNX file, which is a protocol buffer.
 Therefore prediction does not need the onnx package.
 """
 

@@ -100,7 +100,7 @@ class Service:
         self._batcher: Batcher | None = None
 
     async def start(self) -> None:
-        """Start the queue. Then run the model once, because the first run is slow: it allocates memory."""
+        """Start the queue. Then run the model once: the first run allocates memory, so later runs are faster."""
         predictor, limits = self.predictor, self.limits
         self._batcher = Batcher(predictor, limits.batch, limits.max_set, self.metrics.count_batch)
         await asyncio.to_thread(predictor.run, np.zeros((1, *predictor.input_shape), predictor.input_type))
@@ -168,7 +168,9 @@ class Service:
 
 
 def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequence[str] = LOCAL) -> FastAPI:
-    """Build the HTTP application that serves a model. Its attribute ``state.service`` is the :class:`Service`.
+    """Build the HTTP application that serves a model.
+
+    The attribute ``state.service`` of the application is the :class:`Service`.
 
     Args:
         predictor: the model.
@@ -176,7 +178,7 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
         hosts: names that the Host header of a request may contain. A request with another name gets status 400.
 
     Raises:
-        ModelFileError: the model lacks an output that predictions need, or its image preprocessing is unknown.
+        ModelFileError: the model lacks an output that predictions need, or the preprocessing of images is unknown.
     """
     check_outputs(predictor.output_names, predictor.metadata)
     predictor.metadata.preprocess.check_known()
@@ -241,7 +243,7 @@ class Guard:
 
     Args:
         app: the application behind this middleware.
-        service: the service. Its metrics count the requests.
+        service: the service. The metrics of the service count the requests.
         hosts: names that the Host header may contain.
     """
 

@@ -117,7 +117,7 @@ async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
         limits: limits of the service.
 
     Raises:
-        HTTPException: the request is malformed, or it has too many images.
+        HTTPException: the request is malformed, or the request has too many images.
     """
     check_query(request, FIELDS)
     if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
@@ -160,8 +160,8 @@ def check_query(request: Request, known: Sequence[str] = ()) -> None:
 def check_pixels(images: Sequence[bytes], predictor: Predictor, limits: Limits) -> None:
     """Raise :class:`ImageTooLargeError` if an image, or all images together, have too many pixels.
 
-    The function does not decode the images. It reads the number of pixels in the header of each image, and computes the
-    number of pixels after resizing. The limits apply to both numbers.
+    The numbers of pixels come from the headers of the images, so no image is decoded. The limits apply to the numbers
+    of pixels before and after resizing.
     """
     total = 0
     for image in images:

@@ -24,7 +24,7 @@ class SingularStepError(FloatingPointError):
 
 @dataclass
 class Batch:
-    """The results of a backward pass from which a step is computed: m samples with K labels each, all in float64."""
+    """The tensors that a step needs, for m samples with K labels each. All except ``labels`` are float64."""
 
     H: Tensor  # [m, d] features
     HQ: Tensor  # [m, d] product H Q, where Q = W^T W
@@ -44,10 +44,7 @@ class Batch:
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Concatenate the samples of several batches.
-
-    If the batches have different numbers of labels K, labels with ``ga`` = 0 are added up to the largest K.
-    """
+    """Concatenate the samples of several batches. Padding to the largest K adds labels whose ``ga`` is 0."""
     K = max(batch.labels.shape[1] for batch in batches)
 
     def column(name: str) -> Tensor:
@@ -60,10 +57,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
-    """Return one batch with the samples of all ranks. All losses are divided by the number of ranks.
-
-    If no rank has a batch, return None. If there is only one rank, return ``own`` unchanged.
-    """
+    """Join the batches of all ranks, with derivatives divided by the number of ranks. If there is none, return None."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return own
     d, device = factors.Q.shape[0], factors.V.device
@@ -131,7 +125,6 @@ class FactoredWeight(nn.Module):
         return self.V.shape[0]
 
     def rows(self, classes: Tensor) -> Tensor:
-        """Return the rows of V for class indices [...] in double precision: [..., d]."""
         return self.V[classes].double()
 
     def sums(self, H: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -166,7 +159,6 @@ class FactoredWeight(nn.Module):
         return squares + self.n * torch.outer(x.gs, x.gs) + sparse @ sparse.T + X + X.T
 
     def gradient_norm(self, x: Batch) -> Tensor:
-        """Return the Frobenius norm of the gradient with respect to W."""
         return (self.gram(x) * (x.H @ x.H.T)).sum().clamp(min=0).sqrt()
 
     @torch.no_grad()

@@ -32,9 +32,8 @@ class SphericalLinear(nn.Module):
     sample. Train the backbone with a separate optimizer. No other optimizer can train this layer, because the weight
     has no ``grad``.
 
-    Spherical losses can rank any number of classes, but their probabilities are limited. Let p_c be the largest
-    probability that class c can get from any feature vector. Then the sum of p_c over all classes is at most d + 1. So
-    if n is much larger than d, most classes get a small probability from every feature vector.
+    A spherical loss can rank any number of classes. But if n is much larger than d, most classes get a small
+    probability from every feature vector (section 6 of README.md in this folder).
 
     Args:
         in_features: length d of a feature vector.
@@ -177,7 +176,7 @@ class SphericalLinear(nn.Module):
 
     @torch.no_grad()
     def scores(self, features: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Return the scores of features [B, d] for class indices [B, K]: [B, K]. Default: for all classes, [B, n]."""
+        """Return the scores [B, K] for features [B, d] and class indices [B, K]. Default: all scores [B, n]."""
         H = self._rows(features)
         if classes is None:
             blocks = [chunk for _, chunk in self._chunks(H, None)]
@@ -189,7 +188,6 @@ class SphericalLinear(nn.Module):
         """Return the k classes with the largest logits for features [B, d], in descending order.
 
         Args:
-            features: [B, d].
             k: number of classes, 1 <= k <= n - 1.
             chunk: number of classes whose scores are computed at once. None: a number that limits memory.
 
@@ -253,9 +251,10 @@ class SphericalLinear(nn.Module):
         return labels.long()
 
     def _targets(self, features: Tensor, target: Target) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-        """Return the indices of the m rows that are not ignored, their labels [m, K], weights [m, K] and shares [m].
+        """Return (rows, labels [m, K], weights [m, K], shares [m]) for the m samples that are not ignored.
 
-        If no row is ignored, the indices are None. The sum of the shares is the divisor of the mean.
+        ``rows`` are the indices of these samples, or None for all samples. The mean of the losses is the sum of the
+        losses divided by the sum of ``shares``.
         """
         B, like = len(features), {"dtype": torch.float64, "device": features.device}
         if isinstance(target, tuple):
@@ -300,7 +299,7 @@ class SphericalLinear(nn.Module):
             )
 
     def _chunks(self, H: Tensor, chunk: int | None, least: int = 1) -> Iterator[tuple[int, Tensor]]:
-        """Yield the index of the first class of each chunk, and the scores of the chunk [B, chunk]."""
+        """Yield (index of the first class, scores [B, m]) per chunk of m classes. m >= ``least``, except at the end."""
         chunk = max(CHUNK // max(len(H), 1), 1024) if chunk is None else int(chunk)
         if chunk < 1:
             raise ValueError(f"chunk must be a number of classes of at least 1, got {chunk!r}")
@@ -310,7 +309,7 @@ class SphericalLinear(nn.Module):
 
 
 class _Losses(torch.autograd.Function):
-    """The autograd function of the losses [B]. The backward pass also gives a Batch to the layer, for the next step."""
+    """The losses of m samples [m]. The backward pass also appends a Batch to ``layer._pending``, for the next step."""
 
     @staticmethod
     def forward(
@@ -363,14 +362,12 @@ class SphericalSGD(torch.optim.Optimizer):
         super().__init__([layer.factors.V], {"lr": lr, "weight_decay": weight_decay, "max_norm": max_norm})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters. Raise TypeError unless the group contains only the weight of the layer."""
         if param_group["params"] != [self._layer.factors.V]:
             raise TypeError("SphericalSGD trains the weight of one SphericalLinear: use another optimizer for the rest")
         super().add_param_group(param_group)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:  # type: ignore[override]
-        """Call :meth:`SphericalLinear.step`. If a closure is given, call the closure first, and return its result."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -380,7 +377,6 @@ class SphericalSGD(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard the gradients of all backward passes since the last step."""
         self._layer.zero_grad(set_to_none)
 
 

@@ -17,13 +17,9 @@ class SumsLoss(Protocol):
     """The methods that a loss must have for :class:`SphericalLinear`."""
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-        """Return the loss for each of K labels of m rows: [m, K].
+        """Return the loss [m, K] of m rows for each of K labels with the scores ``score`` [m, K].
 
-        Args:
-            s: sum of all n scores of each row: [m, 1].
-            q: sum of the squares of all n scores of each row: [m, 1].
-            score: scores of the labels: [m, K].
-            n: number of classes.
+        ``s`` is the sum of all n scores of each row, and ``q`` is the sum of their squares: [m, 1].
         """
         ...
 
@@ -80,8 +76,8 @@ def loss_per_sample(
 ) -> Tensor:
     """Return the loss of each row: [m].
 
-    For a spherical loss, the result is the sum over labels of weight * loss of the label. For the squared error, the
-    result is the sum over all n classes of (score - target)^2, where the target is the weight at a label, else 0.
+    For a spherical loss, the result is the sum over labels of weight * (loss for this label). For the squared error,
+    the result is the sum over all n classes of (score - target)^2, where the target is the sum of the class's weights.
 
     Args:
         loss: spherical loss. None: squared error.

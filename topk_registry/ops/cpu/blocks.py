@@ -40,7 +40,10 @@ def ones(count, kind):
 
 @borrowing
 def largest_of(x):
-    """Return the largest number, or -inf for an empty array. If there is a NaN with sign bit 0, return NaN."""
+    """Return the largest number, or -inf for an empty array.
+
+    If a NaN has sign bit 0, return NaN. A NaN with sign bit 1 is ignored.
+    """
     best = place_of(x.dtype.type(-np.inf))
     for i in range(len(x)):
         best = max(best, place_of(x[i]))

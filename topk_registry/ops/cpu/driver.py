@@ -146,7 +146,7 @@ class _CFunc(CFunc):
 
 
 class _Linked(JITCodeLibrary):
-    """LLVM code of a function that is optimized only as part of the kernel that calls this function.
+    """LLVM code of a function. The code is optimized only as part of the kernel that calls the function.
 
     By default, numba optimizes every function together with the functions that it calls, and creates machine code for
     every function. Creating this code would take more than half of the compilation time.
@@ -178,7 +178,7 @@ _BAD_ARGUMENT: Any = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_vo
 
 @contextmanager
 def _lean() -> Iterator[None]:
-    """Within a ``with`` block, make numba compile faster, by :class:`_Linked` code and a cache of type inference."""
+    """Make numba compile faster within a ``with`` block: with :class:`_Linked` code and a cache of inferred types."""
     codegen, typing, collects = cpu_target.target_context.codegen(), cpu_target.typing_context, gc.isenabled()
     resolve, known = typing.resolve_function_type, {}
 

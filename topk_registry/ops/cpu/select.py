@@ -26,9 +26,11 @@ def scratch(n, T):
 def largest(row, top, where, space):
     """Write the T = len(top) largest scores of a row to ``top`` in descending order, and their classes to ``where``.
 
-    Of equal scores, the score of the lower class comes first. A long row is divided into stripes of equal length.
-    ``maxima[j]`` is the largest score at position j of any stripe. At least T scores reach the T-th largest of these
-    maxima, and only these scores are sorted.
+    Of equal scores, the score of the lower class comes first. ``space`` is memory from :func:`scratch`.
+
+    A long row is divided into stripes of equal length. ``maxima[j]`` is the largest score at position j of any stripe.
+    At least T scores of the row reach the T-th largest of these maxima. Only the scores that reach this
+    maximum are sorted.
     """
     maxima, classes, scores = space
     T = len(top)

@@ -14,10 +14,10 @@ BYTES_OF_A_WARP = 1 << 14  # bytes of a row per warp, if the row does not stay i
 
 
 def in_rows(s: Tensor) -> tuple[Tensor, int]:
-    """Return a tensor that begins at the first score of ``s`` [B, n] in memory, and the distance between two rows.
+    """Return a tensor that begins at the first score of ``s`` [B, n], and the distance from one row to the next.
 
-    If ``s`` is a slice of columns of a tensor with at most 2 n columns, such as the logits of some classes, the scores
-    are not copied. The scores of any other tensor that is not contiguous are copied.
+    The scores are not copied if ``s`` is contiguous, or if ``s`` holds n neighboring columns of a tensor with at most
+    2 n columns. Otherwise, the scores are copied to contiguous memory.
     """
     (B, n), (step, of_classes) = s.shape, s.stride()
     if s.is_contiguous() or of_classes != 1 or not n <= step <= 2 * n or s.is_neg():
@@ -57,7 +57,7 @@ def _tiles(n: int, stride: int, size: int, of_a_warp: int) -> Mapping[str, int |
 
 
 def compiled_for(warps: int) -> dict[str, int | bool]:
-    """Return the compile options of a kernel: ``warps``, limited to 1 to 16, and fused multiply-add."""
+    """Return compile options: the number of warps, which is ``warps`` limited to [1, 16], and fused multiply-add on."""
     # The number of warps determines the order of sums, and so the last bit of the result. Therefore, the number of
     # warps may depend only on n, k and the dtype.
     return {"num_warps": min(16, max(1, warps)), "enable_fp_fusion": True}

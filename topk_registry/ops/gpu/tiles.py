@@ -3,8 +3,9 @@
 
 A program works on R rows. A row of n numbers is divided into TILES tiles of N numbers. If HELD is True, all tiles of a
 row stay in registers. Otherwise, each pass over the row reads the tiles again. In memory, a row begins S numbers after
-the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and stores move whole vectors. Therefore,
-a row may begin inside of its first tile if SHIFTED is True. The number of entries before the row is called ``shift``.
+the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and stores move whole vectors. If SHIFTED
+is True, a row may therefore begin inside of its first tile. ``shift`` is the number of entries of the first tile that
+precede the row.
 """
 
 import triton
@@ -23,7 +24,10 @@ def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def others(s_ptr, live, y, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """Return the scores of a tile [R, N]. The score of the label ``y`` and entries outside of the row become -inf."""
+    """Return the scores of a tile [R, N]. The score of the label ``y`` and entries outside of the row become -inf.
+
+    ``live`` [R] is False for rows whose scores are not needed. If R > 1, these rows are not read.
+    """
     place = tile * N + tl.arange(0, N)[None, :]
     pointers = s_ptr[:, None] + place
     if R > 1:
@@ -81,7 +85,7 @@ def clear(
     value_ptr, gradient_ptr, row, shift, wanted,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write loss 0 and gradient 0 for each row with True in ``wanted`` [R]. If R is 1, always write the gradient."""
+    """Write loss 0 for each row with True in ``wanted`` [R], and gradient 0 for the same rows as :func:`store`."""
     tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=wanted)
     for tile in range(TILES):
         store(gradient_ptr, tl.zeros((R, N), tl.float32), wanted, shift, tile, n, R, N, SHIFTED)

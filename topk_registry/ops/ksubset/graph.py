@@ -241,11 +241,11 @@ def from_power_sums(P: Tensor) -> Tensor:
 
 
 def product_tree(factors: Tensor, k: int) -> list[Tensor]:
-    """Return the levels of a binary tree of products of T factors q + p X [2, B, T].
+    """Multiply T factors q + p X [2, B, T] pairwise in a binary tree, and return all levels of the tree.
 
-    The first level contains the factors, and the last level contains the product of all factors. Coefficients above
-    degree k are omitted. If the nodes of a level are products of m factors, the level has the shape [min(m, k) + 1, B,
-    ceil(T / m)]. If a level has h nodes, node i is the product of the nodes i and h + i of the level below.
+    The first level contains the factors, and the last level contains the product of all factors. A level has the shape
+    [coefficients, B, nodes]. In a level with h nodes, node i is the product of the nodes i and h + i of the level
+    before. If node h + i does not exist, node i is copied. Coefficients above degree k are omitted.
     """
     levels = [factors]
     while levels[-1].shape[-1] > 1:

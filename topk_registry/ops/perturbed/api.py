@@ -98,7 +98,7 @@ def perturbed_hinge(
         num_samples: number of random draws.
         alpha: required margin: one number, or one number per class [n]. The margin gets no gradient.
         scale: factor of the loss.
-        sums: whether a kernel may return the sum [] of the losses, which saves a node of the graph.
+        sums: if True, a kernel may return the sum [] of the losses instead, which saves a node of the autograd graph.
 
     Returns:
         The losses [B], in the dtype of the logits, or in float32 for half-precision logits.
@@ -165,7 +165,7 @@ def _backend(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> str:
 
 
 def usual_backend(device: torch.device) -> str:
-    """Return the backend for a small call with default options on a device."""
+    """Return the backend that :func:`perturbed_topk` uses on a device for a few scores, k = 5 and default options."""
     return _backend(torch.empty(1, 10, device=device), 5, 1.0, None)
 
 

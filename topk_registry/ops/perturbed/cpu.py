@@ -123,7 +123,11 @@ def body(job):
 
 @compiled
 def hinges(row, threshold, labels, shares, gaps, alpha, scale, index, g):
-    """Return the hinge loss of a row against ``threshold``, and add the gradient of the loss to ``g`` [n]."""
+    """Return the hinge loss of a row against ``threshold``, and add the gradient of the loss to ``g`` [n].
+
+    ``gaps`` [n] holds the required margins. If ``gaps`` is empty, ``alpha`` is the required margin of every class.
+    ``index`` holds the k-th class in each draw. The gradient of ``threshold`` is spread evenly over these classes.
+    """
     if threshold != threshold:
         fill(g, np.nan)
         return np.nan
@@ -150,7 +154,7 @@ def scratch(n):
 
 @compiled
 def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
-    """Return the mean over the draws of the k-th largest of scores plus noise, and a guess of the next threshold.
+    """Return the mean over the draws of the k-th largest of scores plus noise. Also return ``guess`` for the next row.
 
     Args:
         row: scores [n].
@@ -193,10 +197,10 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
 
 @compiled
 def find_height(row, k, epsilon, guess, limit):
-    """Return a threshold that at least k of the scores plus noise reach in nearly every draw, but few more than k.
+    """Return a threshold that at least k of the scores plus noise reach in about 99 of 100 draws, but few more than k.
 
-    In about one of a hundred draws, fewer than k reach the threshold. If no threshold is found, return -inf. The
-    limits for the threshold are written to ``limit``.
+    If no such threshold is found, return a threshold that more scores reach, or -inf. Write the limits of the classes
+    to ``limit``, as in :func:`tails`.
     """
     few, low, high, height, step = k + 1.5 * math.sqrt(k) + 2, -np.inf, np.inf, np.float64(guess), epsilon
     for _ in range(24 if few < len(row) else 0):
@@ -216,7 +220,7 @@ def find_height(row, k, epsilon, guess, limit):
 
 @inlined
 def set_limits(row, height, epsilon, limit):
-    """Write the limit of each class, see :func:`tails`. Return the expected number of classes that reach ``height``."""
+    """Call :func:`tails`. If ``height`` is -inf, set every limit to 255 instead, because every class reaches -inf."""
     if height == -np.inf:
         fill(limit, 255)
         return np.float64(len(row))
@@ -225,10 +229,11 @@ def set_limits(row, height, epsilon, limit):
 
 @summing
 def tails(row, height, inverse, limit):
-    """Write to ``limit[i]`` the largest first byte of a random number with which class i can reach ``height``.
+    """Set ``limit[i]``: class i cannot reach ``height`` if the first byte of its random number exceeds this limit.
 
     Class i reaches ``height`` if ``row[i]`` plus noise is at least ``height``. The noise is a function of the random
-    number. Return an upper bound on the expected number of classes that reach ``height``. ``inverse`` is 1 / epsilon.
+    number: the larger the number, the smaller the noise. Return an upper bound on the expected number of classes that
+    reach ``height``. ``inverse`` is 1 / epsilon.
     """
     count = np.float32(0)
     for i in range(len(row)):
@@ -249,10 +254,10 @@ def tail(x):
 
 @compiled
 def candidates(byte, limit, n, first, calls, u):
-    """Find the classes i with ``byte[i] <= limit[i]``. Return the number of these classes.
+    """Find the classes i with ``byte[i] <= limit[i]``. Return the number m of these classes.
 
-    For each of these classes, write ``first + i``, the number of a generator call, to ``calls``. Write a random number
-    with the first byte ``byte[i]`` to ``u``. The other bytes are 0.
+    For each of these classes, write ``first + i`` to ``calls[:m]``: the generator call for the other bytes of the
+    random number. Write the random number to ``u[:m]``, with first byte ``byte[i]`` and 0 for the other bytes.
     """
     m = 0
     for start in range(0, n, 64):
