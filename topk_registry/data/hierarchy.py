@@ -34,8 +34,8 @@ class Hierarchy(DrawnImages):
         seed: seed of all random numbers.
         superclasses: number of superclasses.
         fine: number of classes per superclass.
-        fine_amplitude, pixel_noise: standard deviation of the pattern of the class and of the noise per pixel. The
-            pattern of the superclass has standard deviation 1.
+        fine_amplitude: standard deviation of the class pattern. The superclass pattern has standard deviation 1.
+        pixel_noise: standard deviation of the noise of each pixel.
 
     Example:
         >>> image, label = Hierarchy("train", size=1000)[0]

@@ -129,7 +129,7 @@ def with_label_noise(
 
 
 def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, seed: int) -> Labels:
-    """Replace each label with probability ``share`` by a random class (also the same) of its superclass. Return [N]."""
+    """Return labels [N], each replaced with probability ``share`` by a random class of its superclass."""
     members = [np.flatnonzero(np.asarray(superclasses) == s) for s in superclasses]
     rng = np.random.default_rng([seed, 11])
     redrawn, place = rng.random(len(labels)) < share, rng.random(len(labels))
@@ -138,7 +138,7 @@ def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, s
 
 
 def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) -> Labels:
-    """Replace ``round(share * N)`` randomly chosen labels, each by a random different class. Return all labels [N]."""
+    """Return labels [N]. ``round(share * N)`` randomly chosen labels are replaced, each by a random different class."""
     rng = np.random.default_rng([seed, 17])
     wrong = rng.permutation(len(labels))[: round(share * len(labels))]
     noisy = labels.copy()
