@@ -1,4 +1,4 @@
-"""Required margins per class, which are larger for rarer classes (Cao et al. 2019), and checks of options."""
+"""Checks of margins and class counts, and margins that are larger for rarer classes (Cao et al. 2019)."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
     that has samples.
 
     Args:
-        class_counts: number of training samples of each class [n].
+        class_counts: number of training samples of each class [n], as in :func:`checked_counts`.
 
     Returns:
         Numbers above 0 and at most 1, in double precision [n].
@@ -22,9 +22,6 @@ def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
     Example:
         >>> relative_gaps([16, 1, 0]).tolist()
         [0.5, 1.0, 1.0]
-
-    Reference: Cao, Wei, Gaidon, Arechiga, Ma. Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss.
-    2019.
     """
     counts = checked_counts(class_counts)
     return (counts.min() / counts) ** 0.25

@@ -1,4 +1,4 @@
-"""Losses with one or several values of k: their options, and the likelihood of a mixture over the values of k."""
+"""Base class of losses with one or several values of k, and functions for these values and their weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -78,11 +78,11 @@ def set_sizes(
 def mixture_nll(losses: Tensor, shares: Sequence[float]) -> Tensor:
     """Return -log sum_j P_j exp(-L_j) for the losses L [J, ...] and the shares P [J]. The result has the shape [...].
 
-    Results near 0 are precise. If all losses are infinite, the result is infinite and has no gradient.
+    Results near 0 are precise. Where all J losses are infinite, the result is infinite and its gradient is 0.
     """
     least = losses.detach().amin(0)
     share = torch.tensor(shares, dtype=losses.dtype, device=losses.device).view(-1, *(1 for _ in losses.shape[1:]))
-    # if all losses are infinite, the result is infinite and has no gradient; inf - inf would be NaN
+    # for infinite losses, inf - inf would be NaN
     beyond = least == torch.inf
     below, losses = least.masked_fill(beyond, 0.0), losses.masked_fill(beyond, 0.0)
     return (below - torch.log1p((share * torch.expm1(below - losses)).sum(0))).masked_fill(beyond, torch.inf)

@@ -21,7 +21,7 @@ class ConformalTraining(BatchLoss):
     The prediction set of row i has all classes c whose log-probability log p_i(c) is at least a threshold q. Here p_i
     is the softmax of the logits of row i, and y_i is the label. The loss divides each batch into two parts:
 
-    - The m rows of the first part set the threshold. q is the r-th smallest log-probability of a label in these rows,
+    - The m rows of the first part set the threshold: q is the r-th smallest of their m log-probabilities log p_i(y_i),
       where r = max(1, floor(alpha (m + 1))).
     - The second part has the rows P. For these rows, the loss computes smoothed prediction sets: C_i(c) is near 1 if
       class c is in the set of row i, and near 0 otherwise. The term 1 - C_i(y_i) penalizes sets that miss the label.
@@ -30,24 +30,18 @@ class ConformalTraining(BatchLoss):
     The last term is the mean cross-entropy of all rows of the batch.
 
     The threshold q is the log-probability of one row, so the gradient of q is the gradient of this log-probability. If
-    ``neighbours`` is above 1, the loss replaces this gradient by the mean gradient of the log-probabilities nearest to
-    q. The mean has a smaller variance and a small bias.
+    N = ``neighbours`` is above 1, the loss replaces this gradient by the mean gradient of the N log-probabilities
+    nearest to q. The mean has a smaller variance and a small bias.
 
     The loss of a row depends on the other rows. Therefore there are no losses per row, and class weights, mixup and
     label smoothing are not supported. With several processes, the loss computes q from the rows of all processes. If
     all rows of one part are ignored, the loss is NaN.
 
-    Use when:
-        You will predict with conformal prediction sets, the mean size of the sets matters, and the model is already
-        trained.
-
-    Avoid when:
-        A batch has fewer than 2 / alpha rows, because q is then the lowest log-probability. Also avoid training from
-        random weights, because all sets then have similar sizes: start from a trained model or set
-        ``cross_entropy_weight``.
-
-    Evidence:
-        In this project's study on feature vectors, the mean set size was the same as with cross-entropy: 3.52 classes.
+    - Use when: The mean size of conformal prediction sets matters, and the model is already trained.
+    - Avoid when: The first part of a batch has fewer than 1 / alpha rows, because q is then the lowest of their
+      log-probabilities. Also avoid training from random weights, because all sets then have similar sizes. Start from a
+      trained model or set ``cross_entropy_weight``.
+    - Evidence: In this project's study on feature vectors, the mean set size was 3.52 classes, as with cross-entropy.
 
     Args:
         alpha: miscoverage, the share of samples whose set may miss the label, above 0 and below 1.
@@ -145,18 +139,13 @@ class LowVarianceConformalTraining(ConformalTraining):
 
         gradient of q = mean over the N nearest rows j of the gradient of log p_j(y_j)
 
-    Here q is the threshold of the prediction sets, and log p_j(y_j) is the log-probability of the label of row j. The
-    first part of the batch sets q. The nearest rows are the N rows of this part whose log-probabilities are nearest to
-    q. By default, ``conformal_training`` uses the gradient of one row. The two losses do not differ otherwise.
+    Here q is the threshold of the prediction sets, and log p_j(y_j) is the log-probability of the label of row j. One
+    part of each batch sets q: the fraction ``calibration`` of the rows. The nearest rows are the N rows of this part
+    whose log-probabilities are nearest to q. In ``conformal_training``, the default of N is 1.
 
-    Use when:
-        You train for small prediction sets with small batches, in which the gradient of one row is noisy.
-
-    Avoid when:
-        The first part of a batch has only a few more than N rows, because the mean then includes rows far from q.
-
-    Evidence:
-        In this project's study on feature vectors, this loss did not differ from ``conformal_training``.
+    - Use when: You train for small prediction sets with small batches, in which the gradient of one row is noisy.
+    - Avoid when: The part that sets q has only a few more than N rows, because the mean then includes rows far from q.
+    - Evidence: In this project's study on feature vectors, the mean set size was as with ``conformal_training``.
 
     Args:
         alpha, tau, kappa, size_weight, cross_entropy_weight, calibration, ignore_index: as in ``conformal_training``.

@@ -6,7 +6,7 @@ rank r, where rank 1 is the highest. For several values k_j with the weights w_j
     L = -log sum_j w_j sum_{r <= k_j} P[r, y].
 
 By default, the softmax probability of the label replaces P[1, y] in the term for k_j = 1, as in the authors' code. Only
-the label and the classes with the highest other scores are ranked.
+``candidates`` classes are ranked: the label, and the other classes with the highest scores.
 """
 
 import math
@@ -55,14 +55,9 @@ class DifferentiableTopK(SeveralSizes):
     probability that the label has rank r in a soft (*relaxed*) ranking of the logits. Rank 1 is the highest. By
     default, the softmax probability of the label replaces P[1, y] in the term for k_j = 1.
 
-    Use when:
-        You train for several values of k at once and want the ranking of the paper, or you compare soft rankings.
-
-    Avoid when:
-        You do not need a soft ranking. ``topk_nll`` also takes several values of k, and computes an exact likelihood.
-
-    Evidence:
-        No study of this project has evaluated this loss.
+    - Use when: You train for several values of k and want the soft ranking of the paper, or you compare soft rankings.
+    - Avoid when: You do not need a soft ranking. ``topk_nll`` also takes several values of k, and computes the exact
+      likelihood that a random set of k classes contains the label.
 
     Args:
         k: number of classes that should include the label, 1 <= k <= n - 1, or a list of several such numbers.
@@ -70,9 +65,9 @@ class DifferentiableTopK(SeveralSizes):
         relaxation: algorithm of the soft ranking, ``"neuralsort"`` or ``"softsort"``. The sorting networks of the paper
             are not implemented.
         tau: temperature of the soft ranking, positive. As tau goes to 0, all probabilities of ranks become 0 or 1.
-        candidates: number of classes that are ranked: the label and the classes with the highest other logits. All
-            other classes are ignored, in the softmax too. The number must exceed every k. None: all classes are ranked.
-            ``"auto"``: the larger of 16 and 2 k + 2, for the largest k. If the only k is 1 and ``top1`` is
+        candidates: number of classes that are ranked: the label, and the other classes with the highest logits. The
+            remaining classes are ignored, in the softmax too. The number must exceed every k. None: all classes are
+            ranked. ``"auto"``: the larger of 16 and 2 k + 2, for the largest k. If the only k is 1 and ``top1`` is
             ``"softmax"``, ``"auto"`` ranks all classes, and the loss is cross-entropy.
         top1: probability of the label in the term for k = 1: ``"softmax"``, or ``"sort"`` for P[1, y].
         common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
@@ -85,11 +80,7 @@ class DifferentiableTopK(SeveralSizes):
     Grover, Wang, Zweig, Ermon 2019 (NeuralSort); Prillo, Eisenschlos 2020 (SoftSort).
     """
 
-    option_ranges: ClassVar = {
-        "relaxation": RELAXATIONS,
-        "tau": "(0, inf)",
-        "top1": TOP1,
-    }
+    option_ranges: ClassVar = {"relaxation": RELAXATIONS, "tau": "(0, inf)", "top1": TOP1}
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
 
     candidates: int | str | None
@@ -210,11 +201,10 @@ def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
 
 
 def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the log-odds that a class has rank r, as a linear function of the score of the class.
+    """Return t and slope: a soft ranking gives rank r to the lowest of m classes with the log-odds -(t_r + slope_r d).
 
-    The m - 1 rivals are the other classes that are ranked together with the class. The score of the class must be below
-    the scores of all rivals. Let d be the score of the lowest rival minus the score of the class, divided by tau. The
-    log-odds are -(t_r + slope_r d).
+    The other m - 1 classes are the rivals. d is the score of the lowest rival minus the score of the lowest class,
+    divided by tau. The score of the lowest class is not an argument.
 
     Args:
         ranking: options of the ranking, with R ranks.
@@ -222,7 +212,7 @@ def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tenso
         low: lowest score of the rivals that are not ignored [B, 1].
 
     Returns:
-        t [R + 1, B] and slope [R + 1]. Entry r is for rank r. Entry 0 is for the softmax probability of the class.
+        t [R + 1, B] and slope [R + 1]. Entry r is for rank r. Entry 0 is for the softmax probability.
     """
     kept, m = rivals > -torch.inf, rivals.shape[1] + 1
     x = torch.where(kept, rivals - low, 0.0) / ranking.tau

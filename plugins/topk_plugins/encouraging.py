@@ -41,16 +41,11 @@ class Encouraging(SoftmaxLoss):
 
     If you pass ``schedule`` or ``start_epoch``, call ``set_epoch`` before each epoch, as ``timm train`` does.
 
-    Use when:
-        Labels are clean, and the model should keep learning from samples that it already classifies correctly.
-
-    Avoid when:
-        Labels are noisy, because the bonus also rewards a high probability of a wrong label. Also avoid this loss if
-        probabilities must be calibrated.
-
-    Evidence:
-        In this project's studies, top-1 accuracy did not differ from cross-entropy on feature vectors, and was 2.2
-        points behind cross-entropy on images.
+    - Use when: Labels are clean, and the model should keep learning from samples that it already classifies correctly.
+    - Avoid when: Labels are noisy, because the bonus also rewards a high probability of a wrong label. Also avoid this
+      loss if probabilities must be calibrated.
+    - Evidence: In this project's studies, top-1 accuracy did not differ from cross-entropy on feature vectors, and was
+      2.2 points behind cross-entropy on images.
 
     Args:
         log_end: LE, the probability above which a tangent replaces the logarithm, in [0, 1]. 1: no tangent.
@@ -168,11 +163,8 @@ class Mirror(ClassificationLoss):
     option ``gamma``. For p = y, the gradient of the squared error is 0, but the gradient of the bonus is largest. With
     a = g = 2 and rho = 1, the loss is the mean over classes of 2 abs(p_c - y_c) - 1, an absolute error.
 
-    Use when:
-        You reproduce the paper's study of squared and absolute errors.
-
-    Avoid when:
-        Accuracy matters. With many classes, training with squared or absolute errors of probabilities is slow.
+    - Use when: You reproduce the paper's study of squared and absolute errors.
+    - Avoid when: Accuracy matters. With many classes, training with errors of probabilities is slow.
 
     Args:
         base: error, ``"mse"`` (squared) or ``"mae"`` (absolute).

@@ -23,16 +23,11 @@ class Focal(SoftmaxLoss):
     Here s are the n logits of one sample, y is the label, and p_y is the probability of the label. Class weights
     multiply the loss of a sample and do not change p_y.
 
-    Use when:
-        Easy samples far outnumber hard samples. An example is the background in object detection.
-
-    Avoid when:
-        Labels are noisy, because wrong labels are the hardest samples and get the most weight.
-
-    Evidence:
-        In this project's study on feature vectors with a long tail of rare classes, ``noised_topk_imbalanced`` was 2.7
-        points of macro top-5 accuracy ahead of this loss. Macro accuracy is the mean over classes of the accuracy
-        within each class.
+    - Use when: Easy samples far outnumber hard samples. An example is the background in object detection.
+    - Avoid when: Labels are noisy, because wrong labels are the hardest samples and get the most weight.
+    - Evidence: In this project's study on feature vectors with a long tail of rare classes, ``noised_topk_imbalanced``
+      was 2.7 points of macro top-5 accuracy ahead of this loss. Macro accuracy is the mean over classes of the accuracy
+      within each class.
 
     Args:
         gamma: exponent of 1 - p_y, at least 0. For gamma = 0, the loss is cross-entropy.
@@ -78,15 +73,10 @@ class LDAM(ClassificationLoss):
     The loss is designed for a cosine classifier, where each logit is the cosine between the features and a weight
     vector. ``topk_registry.normalize_classifier`` and ``timm train --normalize-classifier`` build a cosine classifier.
 
-    Use when:
-        There are many rare classes (a long tail), training takes many epochs, and the model has a cosine classifier.
-
-    Avoid when:
-        Training takes few epochs, because cosine classifiers train slowly. Try ``logit_adjustment`` first.
-
-    Evidence:
-        In this project's study on feature vectors with a long tail of rare classes, this loss had lower accuracy than
-        cross-entropy.
+    - Use when: There are many rare classes, training takes many epochs, and the model has a cosine classifier.
+    - Avoid when: Training takes few epochs, because cosine classifiers train slowly. Try ``logit_adjustment`` first.
+    - Evidence: In this project's study on feature vectors with a long tail of rare classes, macro top-5 accuracy was
+      lower than with cross-entropy. Macro accuracy is the mean over classes of the accuracy within each class.
 
     Args:
         class_counts: number of training samples of each class [n]. ``timm train`` passes these counts.
@@ -187,12 +177,9 @@ class BalancedSoftmax(ClassificationLoss):
     without samples gets the count of the rarest class that has samples. For predictions, use the logits s without the
     counts.
 
-    Use when:
-        Class frequencies are uneven, and macro accuracy matters: the mean over classes of the accuracy within each
-        class. This loss has no option to tune.
-
-    Avoid when:
-        Accuracy over all samples matters, and new samples have the class frequencies of the training set.
+    - Use when: Class frequencies are uneven, and macro accuracy matters: the mean over classes of the accuracy within
+      each class. This loss has no option to tune.
+    - Avoid when: Accuracy over all samples matters, and new samples have the class frequencies of the training set.
 
     Args:
         class_counts: number of training samples of each class [n]. ``timm train`` passes these counts.
@@ -242,16 +229,11 @@ class LogitAdjustment(BalancedSoftmax):
     model need not learn the class frequencies. For predictions, use the logits s alone. With tau = 1, the best possible
     logits give the highest macro accuracy, which is the mean over classes of the accuracy within each class.
 
-    Use when:
-        Class frequencies are uneven and macro accuracy matters. If there are many rare classes (a long tail), try this
-        loss first.
-
-    Avoid when:
-        Accuracy over all samples matters, and new samples have the class frequencies of the training set.
-
-    Evidence:
-        In this project's study on feature vectors with a long tail of rare classes, this loss was 5.9 points of macro
-        top-5 accuracy ahead of cross-entropy.
+    - Use when: Class frequencies are uneven and macro accuracy matters. If there are many rare classes (a long tail),
+      try this loss first.
+    - Avoid when: Accuracy over all samples matters, and new samples have the class frequencies of the training set.
+    - Evidence: In this project's study on feature vectors with a long tail of rare classes, this loss was 5.9 points of
+      macro top-5 accuracy ahead of cross-entropy.
 
     Args:
         class_counts: number of training samples of each class [n]. ``timm train`` passes these counts.
@@ -270,11 +252,7 @@ class LogitAdjustment(BalancedSoftmax):
     tuning_grid: ClassVar = {"tau": (0.5, 1.0, 1.5)}
 
     def __init__(
-        self,
-        *,
-        class_counts: Tensor | Sequence[float] | None = None,
-        tau: float = 1.0,
-        **common: Unpack[CommonOptions],
+        self, *, class_counts: Tensor | Sequence[float] | None = None, tau: float = 1.0, **common: Unpack[CommonOptions]
     ) -> None:
         super().__init__(class_counts=class_counts, **common)
         self.tau = number(tau, "tau", at_least=0)

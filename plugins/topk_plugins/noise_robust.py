@@ -1,8 +1,8 @@
 """Losses for noisy labels: generalized cross-entropy, epsilon-softmax, LDR-KL and ALDR-KL.
 
-LDR-KL and ALDR-KL are label-distributionally robust losses. Each is the largest mean of z under a distribution p over
-the n classes, minus a penalty if p differs from the uniform distribution. Here z_l = s_l - s_y + gap [l != y] for the
-logits s, the label y and each class l. LDR-KL is
+LDR-KL and ALDR-KL are label-distributionally robust losses. Let z_l = s_l - s_y + gap [l != y] for the logits s, the
+label y and each class l. Each loss is the largest value, over all distributions p on the n classes, of the mean of z
+under p minus a penalty for the divergence of p from the uniform distribution. For LDR-KL, this is
 
     L = max_p (sum_l p_l z_l - lambda KL(p || uniform)) = lambda log mean_l exp(z_l / lambda).
 
@@ -40,15 +40,10 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
     p_y^q times the gradient of cross-entropy. Wrong labels tend to have a low probability, so wrong labels have less
     influence.
 
-    Use when:
-        Labels are noisy, a wrong label can be any class, and top-1 accuracy matters.
-
-    Avoid when:
-        Labels are clean. If there are many classes, also avoid values of ``q`` near 1, because training starts slowly.
-
-    Evidence:
-        In this project's study over four kinds of label noise, q = 0.3 was 2.0 points of top-1 accuracy ahead of
-        cross-entropy.
+    - Use when: Labels are noisy, a wrong label can be any class, and top-1 accuracy matters.
+    - Avoid when: Labels are clean. With many classes, also avoid ``q`` near 1, because training starts slowly.
+    - Evidence: In this project's study over four kinds of label noise, q = 0.3 was 2.0 points of top-1 accuracy ahead
+      of cross-entropy.
 
     Args:
         q: exponent, above 0 and at most 1. As q goes to 0, the loss becomes cross-entropy. For q = 1, the loss is 1 -
@@ -92,16 +87,11 @@ class EpsilonSoftmax(TopKLoss):
     with a large ``beta`` the model also learns wrong labels. For m = 0 and beta = 0, the loss is alpha times
     cross-entropy. If m > 0, the loss is discontinuous where the label enters T.
 
-    Use when:
-        Labels are noisy, a wrong label can be any class, and top-1 accuracy matters. In this case, keep k = 1.
-
-    Avoid when:
-        Labels are clean, because a label in T has almost no gradient. Also avoid this loss if you cannot tune ``alpha``
-        and ``m``, because the authors use very different values for different data sets.
-
-    Evidence:
-        In this project's study over four kinds of label noise, k = 1 was 1.5 points of top-1 accuracy ahead of
-        cross-entropy. With k = 5, this loss was 5.4 points of top-5 accuracy behind cross-entropy.
+    - Use when: Labels are noisy, a wrong label can be any class, and top-1 accuracy matters. In this case, keep k = 1.
+    - Avoid when: Labels are clean, because a label in T has almost no gradient. Also avoid this loss if you cannot tune
+      ``alpha`` and ``m``, because the authors use very different values for different data sets.
+    - Evidence: In this project's study over four kinds of label noise, k = 1 was 1.5 points of top-1 accuracy ahead of
+      cross-entropy. With k = 5, this loss was 5.4 points of top-5 accuracy behind cross-entropy.
 
     Args:
         k: number of classes in T, 1 <= k < n. The paper uses k = 1.
@@ -184,14 +174,8 @@ class LDRKL(ClassificationLoss):
     Here s are the n logits of one sample, y is the label, and the sum is over all classes l. The bracket is 0 for l = y
     and 1 for the other classes. The loss may be negative. If all logits are equal and c = 0, the loss is 0.
 
-    Use when:
-        You want cross-entropy with a temperature and a required margin, or a baseline for ``aldr_kl``.
-
-    Avoid when:
-        You do not tune the options. At temperature 1 and gap 0, the loss is cross-entropy minus the constant log n.
-
-    Evidence:
-        No study of this project has evaluated this loss.
+    - Use when: You want cross-entropy with a temperature and a required margin, or a baseline for ``aldr_kl``.
+    - Avoid when: You do not tune the options. At temperature 1 and gap 0, the loss is cross-entropy minus log n.
 
     Args:
         temperature: lambda, positive.
@@ -256,19 +240,14 @@ class ALDRKL(ClassificationLoss):
     precision may give different results. For alpha below 1.2, the loss does not always find the largest solution.
 
     If the target of a sample is a distribution q over the classes, then z = s - sum_c q_c s_c + gap (1 - q), as in the
-    authors' code. There is one lambda per sample, so this loss is not the mean over labels drawn from q. With class
-    weights w, the loss of a sample is the sum W = sum_c w_c q_c, times the loss for the distribution w_c q_c / W.
+    authors' code. There is one lambda per sample, so this loss is not the mean of the losses of labels drawn from q.
+    With class weights w and W = sum_c w_c q_c, the sample's loss is W times the loss for the distribution w_c q_c / W.
 
-    Use when:
-        Labels are noisy, a wrong label can be any class, and you cannot correct the labels.
-
-    Avoid when:
-        Labels are clean. Also avoid this loss if each step must be as fast as with cross-entropy, because the loss
-        solves an equation for each sample.
-
-    Evidence:
-        In this project's study over four kinds of label noise, this loss was 1.2 points of top-1 accuracy ahead of
-        cross-entropy.
+    - Use when: Labels are noisy, a wrong label can be any class, and you cannot correct the labels.
+    - Avoid when: Labels are clean. Also avoid this loss if each step must be as fast as with cross-entropy, because the
+      loss solves an equation for each sample.
+    - Evidence: In this project's study over four kinds of label noise, this loss was 1.2 points of top-1 accuracy ahead
+      of cross-entropy.
 
     Args:
         temperature: lambda_0, the largest temperature of a sample, positive.

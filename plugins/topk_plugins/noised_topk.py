@@ -6,9 +6,6 @@ this hinge does not train a deep network from random weights. With noise, the gr
 may have the (k+1)-th largest score.
 
 The noise comes from the global generator of torch. For reproducible results, call ``torch.manual_seed``.
-
-Reference: Garcin, Servajean, Joly, Salmon. Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced
-classification. ICML 2022.
 """
 
 from collections.abc import Sequence
@@ -34,18 +31,12 @@ class NoisedTopK(TopKLoss):
     standard normal numbers, and E_Z is the mean over ``num_samples`` draws of Z. The function r returns the (k+1)-th
     largest of the n noisy logits.
 
-    Use when:
-        You show k answers per sample, and labels are wrong within groups of similar classes.
-
-    Avoid when:
-        Results must be reproducible but you cannot set the seed of torch, because the loss draws noise in every call.
-        Also avoid a very small ``epsilon``: the gradient is then nonzero for only a few logits, and training does not
-        start.
-
-    Evidence:
-        In this project's studies with labels that are wrong within groups of similar classes, top-5 accuracy of this
-        loss minus top-5 accuracy of cross-entropy is +1.3 to +1.7 points on feature vectors, +6.6 to +8.0 points on
-        generated images, and -1.2 points on characters from fonts.
+    - Use when: You show k answers per sample, and labels are wrong within groups of similar classes.
+    - Avoid when: You need reproducible results without a seed, because the loss draws noise in every call. Also avoid a
+      very small ``epsilon``: if the gradient is nonzero for only a few logits, training does not start.
+    - Evidence: In this project's studies with labels that are wrong within groups of similar classes, top-5 accuracy of
+      this loss minus top-5 accuracy of cross-entropy is +1.3 to +1.7 points on feature vectors, +6.6 to +8.0 points on
+      generated images, and -1.2 points on characters from fonts.
 
     Args:
         k: number of classes that should include the label, 1 <= k <= n - 1.
@@ -68,12 +59,7 @@ class NoisedTopK(TopKLoss):
     scale: float = 1.0
 
     def __init__(
-        self,
-        k: int = 5,
-        *,
-        epsilon: float = 1.0,
-        num_samples: int = 5,
-        **common: Unpack[CommonOptions],
+        self, k: int = 5, *, epsilon: float = 1.0, num_samples: int = 5, **common: Unpack[CommonOptions]
     ) -> None:
         super().__init__(k, **common)
         self.epsilon = number(epsilon, "epsilon", at_least=0)
@@ -111,20 +97,16 @@ class NoisedTopKImbalanced(NoisedTopK):
 
     The loss is designed for a cosine classifier, where each logit is the cosine between the features and a weight
     vector. ``epsilon`` and the margins are in units of the cosine. With the paper's epsilon of 0.01 and short training,
-    some frequent classes stay in the top k of every image, because the gradient is 0 for these classes.
+    some frequent classes stay in the top k of every image. The noise is too small to change their ranks, so their
+    gradient is 0.
 
-    Use when:
-        You show k answers per sample, there are many rare classes (a long tail), and macro accuracy matters. Macro
-        accuracy is the mean over classes of the accuracy within each class. The model must have a cosine classifier
-        (``timm train --normalize-classifier``).
-
-    Avoid when:
-        Classes are balanced: use ``noised_topk``. Also avoid this loss if the classifier is linear, because the logits
-        of a linear classifier have no fixed scale.
-
-    Evidence:
-        In this project's study on feature vectors with a long tail of rare classes, this loss was 1.7 points of macro
-        top-5 accuracy ahead of cross-entropy, and ``logit_adjustment`` was 5.9 points ahead.
+    - Use when: You show k answers per sample, there are many rare classes (a long tail), and macro accuracy matters.
+      Macro accuracy is the mean over classes of the accuracy within each class. The model must have a cosine classifier
+      (``timm train --normalize-classifier``).
+    - Avoid when: Classes are balanced: use ``noised_topk``. Also avoid this loss if the classifier is linear, because
+      the logits of a linear classifier have no fixed scale.
+    - Evidence: In this project's study on feature vectors with a long tail of rare classes, this loss was 1.7 points of
+      macro top-5 accuracy ahead of cross-entropy, and ``logit_adjustment`` was 5.9 points ahead.
 
     Args:
         k: number of classes that should include the label, 1 <= k <= n - 1.

@@ -31,12 +31,8 @@ class SigmoidMSE(_SigmoidLoss):
     Here s are the n logits of one sample, y is the label, and p_j is the sigmoid of the logit of class j. The bracket
     is 1 for the label and 0 for the other classes.
 
-    Use when:
-        You want this baseline of the paper below.
-
-    Avoid when:
-        There are many classes, because the gradient is almost 0 if the label has a low probability. Use ``bce``
-        instead.
+    - Use when: You want this baseline of the paper below.
+    - Avoid when: There are many classes: the gradient is almost 0 if the label has a low probability. Use ``bce``.
 
     Args:
         common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
@@ -60,12 +56,9 @@ class SigmoidMAE(_SigmoidLoss):
     Here s are the n logits of one sample, y is the label, and p_j is the sigmoid of the logit of class j. The bracket
     is 1 for the label and 0 for the other classes.
 
-    Use when:
-        You want this baseline of the paper below.
-
-    Avoid when:
-        Accuracy matters, because the gradient is almost 0 if the label has a low probability. With many classes, the
-        accuracy therefore stays at the level of random guesses.
+    - Use when: You want this baseline of the paper below.
+    - Avoid when: Accuracy matters, because the gradient is almost 0 if the label has a low probability. With many
+      classes, the accuracy therefore stays at the level of random guesses.
 
     Args:
         common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.

@@ -9,9 +9,9 @@ distribution: F(u) = e^u / 2 for u <= 0 and 1 - e^-u / 2 for u > 0.
 
 Let x = s / tau, and let m be the number of scores x_i above b. For ``LapSum``, the sum of the weights is m - B e^b + A
 e^-b, where A is the sum of e^{x_i} / 2 over the scores below b, and B is the sum of e^-{x_i} / 2 over the scores above
-b. Therefore a sort and one quadratic equation give b. The b of ``SoftTopK`` differs from this b by at most log 2, so
-Newton's method starts from this b. Two more Newton steps make b a differentiable function of x, with a first and a
-second derivative. All computations are in double precision.
+b. Therefore a sort and one quadratic equation give b. The threshold of ``SoftTopK`` differs from the threshold of
+``LapSum`` by at most log 2, so Newton's method finds it from there. For both losses, two more Newton steps make b a
+differentiable function of x, with a first and a second derivative. All computations are in double precision.
 """
 
 import math
@@ -73,16 +73,11 @@ class SoftTopK(_OneThreshold):
     number for which the weights sum to k. If a row has several labels, pass a distribution over these labels as the
     target. The loss of the row is then the mean of the losses of the labels, as in the paper.
 
-    Use when:
-        k is not an integer, or you compare soft top-k operators.
-
-    Avoid when:
-        k is an integer below 100. Use ``topk_nll``, the exact likelihood that a random set of k classes contains the
-        label.
-
-    Evidence:
-        In this project's study on generated feature vectors of 1000 classes with k = 50, this loss had lower top-50
-        accuracy than ``smooth_topk_svm``.
+    - Use when: k is not an integer, or you compare soft top-k operators.
+    - Avoid when: k is an integer below 100. Use ``topk_nll``, the exact likelihood that a random set of k classes
+      contains the label.
+    - Evidence: In this project's study on generated feature vectors of 1000 classes with k = 50, this loss had lower
+      top-50 accuracy than ``smooth_topk_svm``.
 
     Args:
         k: sum of the weights, a real number with 0 < k < n.
@@ -127,16 +122,11 @@ class LapSum(_OneThreshold):
     Here s are the n logits of one sample, y is the label, p_i is the weight of class i, and F is the cumulative
     distribution function of the Laplace distribution. The threshold b is the number for which the weights sum to k.
 
-    Use when:
-        k is not an integer, or you compare soft top-k operators.
-
-    Avoid when:
-        k is an integer. Use ``topk_nll``, the exact likelihood that a random set of k classes contains the label. In
-        contrast to this loss, ``topk_nll`` does not sort each row in double precision.
-
-    Evidence:
-        In this project's study on generated feature vectors of 1000 classes with k = 50, this loss had lower top-50
-        accuracy than ``smooth_topk_svm``.
+    - Use when: k is not an integer, or you compare soft top-k operators.
+    - Avoid when: k is an integer. Use ``topk_nll``, the exact likelihood that a random set of k classes contains the
+      label. In contrast to this loss, ``topk_nll`` does not sort each row in double precision.
+    - Evidence: In this project's study on generated feature vectors of 1000 classes with k = 50, this loss had lower
+      top-50 accuracy than ``smooth_topk_svm``.
 
     Args:
         k: sum of the weights, a real number with 0 < k < n.

@@ -34,15 +34,9 @@ class SparseTopK(TopKLoss):
     The mask is from Sander et al. (for p = 2). The loss on this mask is a construction of this package. For k = 1 and
     tau = 1, the loss is the sparsemax loss.
 
-    Use when:
-        You want gradients that are exactly 0 for most classes.
-
-    Avoid when:
-        Speed matters, because the loss sorts the scores of each row in double precision. ``topk_nll`` is faster, but
-        the gradient of ``topk_nll`` is nonzero for all classes.
-
-    Evidence:
-        No study of this project has evaluated this loss.
+    - Use when: You want gradients that are exactly 0 for most classes.
+    - Avoid when: Speed matters, because the loss sorts the scores of each row in double precision. ``topk_nll`` is
+      faster, but the gradient of ``topk_nll`` is nonzero for all classes.
 
     Args:
         k: number of classes that should include the label, 1 <= k <= n - 1.
@@ -61,13 +55,7 @@ class SparseTopK(TopKLoss):
     option_ranges: ClassVar = {"tau": "(0, inf)"}
     tuning_grid: ClassVar = {"tau": (0.3, 1.0, 3.0)}
 
-    def __init__(
-        self,
-        k: int = 5,
-        *,
-        tau: float = 1.0,
-        **common: Unpack[CommonOptions],
-    ) -> None:
+    def __init__(self, k: int = 5, *, tau: float = 1.0, **common: Unpack[CommonOptions]) -> None:
         super().__init__(k, **common)
         self.tau = number(tau, "tau", above=0)
 

@@ -1,4 +1,4 @@
-"""Spherical losses. They depend only on the label's logit, the sum of all logits and the sum of all squared logits.
+"""Spherical losses, which depend only on the label's logit, the sum of all logits and the sum of all squared logits.
 
 With such a loss, ``SphericalLinear`` trains an output layer of D classes on d features in O(d^2) per sample, for any D.
 Two of the losses are negative log-likelihoods. The probability of class i is proportional to a polynomial w_i of the
@@ -8,9 +8,6 @@ logit o_i:
 
 With these two losses, a larger logit can mean a lower probability. Therefore predict with
 ``loss.probabilities(logits)``, not with the argmax of the logits. The third loss is an upper bound on cross-entropy.
-
-Reference: de Brebisson, Vincent. An Exploration of Softmax Alternatives Belonging to the Spherical Loss Family. ICLR
-2016.
 """
 
 import math
@@ -75,14 +72,11 @@ class LogSphericalSoftmax(_LogLikelihood):
     is proportional to o_i^2 + eps. A large negative logit means a high probability too. Therefore predict with
     ``loss.probabilities(logits)``, not with the argmax of the logits.
 
-    Use when:
-        There are so many classes that the cost of the output layer must not depend on the number of classes. In this
-        case, use the loss in the layer ``SphericalLinear``.
-
-    Avoid when:
-        The logits of all classes fit in memory. In this case, start with cross-entropy. Also avoid this loss if
-        probabilities must be close to 1. Each class has a highest probability that it can reach. If a linear layer
-        computes the logits from d features, these highest probabilities sum to at most d + 1 over all classes.
+    - Use when: There are so many classes that the cost of the output layer must not depend on the number of classes. In
+      this case, use the loss in the layer ``SphericalLinear``.
+    - Avoid when: The logits of all classes fit in memory. In this case, start with cross-entropy. Also avoid this loss
+      if probabilities must be close to 1. With a linear layer on d features, the highest probabilities that the classes
+      can reach sum to at most d + 1.
 
     Args:
         epsilon: positive number that keeps the loss finite if the label's logit is 0. This number needs tuning.
@@ -99,12 +93,7 @@ class LogSphericalSoftmax(_LogLikelihood):
     option_ranges: ClassVar = {"epsilon": "(0, inf)"}
     tuning_grid: ClassVar = {"epsilon": (0.1, 0.3, 1.0)}
 
-    def __init__(
-        self,
-        *,
-        epsilon: float = 1.0,
-        **common: Unpack[CommonOptions],
-    ) -> None:
+    def __init__(self, *, epsilon: float = 1.0, **common: Unpack[CommonOptions]) -> None:
         super().__init__(**common)
         self.epsilon = number(epsilon, "epsilon", above=0)
 
@@ -121,12 +110,9 @@ class LogTaylorSoftmax(_LogLikelihood):
     o_i^2 / 2. Therefore predict with ``loss.probabilities(logits)``, not with the argmax of the logits. If you add a
     constant to all logits, the loss changes.
 
-    Use when:
-        There are so many classes that the cost of the output layer must not depend on the number of classes, and you do
-        not want to tune an option of the loss. In this case, use the loss in the layer ``SphericalLinear``.
-
-    Avoid when:
-        The logits of all classes fit in memory. In this case, start with cross-entropy.
+    - Use when: There are so many classes that the cost of the output layer must not depend on the number of classes,
+      and you do not want to tune an option of the loss. In this case, use the loss in the layer ``SphericalLinear``.
+    - Avoid when: The logits of all classes fit in memory. In this case, start with cross-entropy.
 
     Args:
         common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
@@ -151,12 +137,9 @@ class SphericalBound(ClassificationLoss):
     lambda(xi) = t / (4 xi). Every xi gives an upper bound. The loss uses the tightest bound, for which xi solves xi^2
     (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2. Predict with the softmax, as with cross-entropy.
 
-    Use when:
-        You need an upper bound on cross-entropy that is quadratic in the logits, for example to update weights in
-        closed form.
-
-    Avoid when:
-        Accuracy matters, because the bound is far above cross-entropy if the logits differ much. Use cross-entropy.
+    - Use when: You need an upper bound on cross-entropy that is quadratic in the logits, for example to update weights
+      in closed form.
+    - Avoid when: Accuracy matters. The bound is far above cross-entropy if the logits differ much.
 
     Args:
         common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
@@ -188,14 +171,7 @@ class SphericalBound(ClassificationLoss):
         return scores
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-        """Return the loss of each row from sums over the n scores of the row.
-
-        Args:
-            s: sum of the scores.
-            q: sum of the squares of the scores.
-            score: score of the label.
-            n: number of classes.
-        """
+        """Return the loss of each row, as :meth:`LogSphericalSoftmax.from_sums`."""
         return _quadratic_bound_of_sums(s, q, score, n)
 
 

@@ -26,12 +26,9 @@ class TopKSVM(TopKLoss):
     Here s are the n logits of one sample, y is the label, alpha_y is the required margin, and r is the k-th largest
     logit of the other classes. This loss is the limit of ``smooth_topk_svm`` as tau goes to 0.
 
-    Use when:
-        You want a baseline for ``smooth_topk_svm``, or you train a linear model.
-
-    Avoid when:
-        You train a deep network from random weights. The gradient is nonzero for only two logits per sample, so
-        accuracy stays at the level of random guesses. Use ``smooth_topk_svm``.
+    - Use when: You want a baseline for ``smooth_topk_svm``, or you train a linear model.
+    - Avoid when: You train a deep network from random weights. The gradient is nonzero for only two logits per sample,
+      so accuracy stays at the level of random guesses. Use ``smooth_topk_svm``.
 
     Args:
         k: number of classes that should include the label, 1 <= k < n.
@@ -52,11 +49,7 @@ class TopKSVM(TopKLoss):
     alpha: float | Tensor
 
     def __init__(
-        self,
-        k: int = 5,
-        *,
-        alpha: float | Tensor | Sequence[float] = 1.0,
-        **common: Unpack[CommonOptions],
+        self, k: int = 5, *, alpha: float | Tensor | Sequence[float] = 1.0, **common: Unpack[CommonOptions]
     ) -> None:
         super().__init__(k, **common)
         self._take_alpha(alpha)
@@ -104,12 +97,9 @@ class TopKHinge(TopKLoss):
 
     Here s are the n logits of one sample, y is the label, and r is the k-th largest logit of the other classes.
 
-    Use when:
-        You want a baseline, or you start from trained weights.
-
-    Avoid when:
-        You train a deep network from random weights. The gradient is nonzero for only two logits per sample, so
-        training does not start. Use ``smooth_topk_svm``.
+    - Use when: You want a baseline, or you start from trained weights.
+    - Avoid when: You train a deep network from random weights. The gradient is nonzero for only two logits per sample,
+      so training does not start. Use ``smooth_topk_svm``.
 
     Args:
         k: number of classes that should include the label, 1 <= k < n.
@@ -137,12 +127,9 @@ class TopKHingeConvex(TopKLoss):
     Here s are the n logits of one sample, y is the label, and onehot_y is the one-hot vector of the label. So 1 is
     added to the logits of all classes except the label. Then mean_k is the mean of the k largest entries.
 
-    Use when:
-        You want a convex top-k loss for a linear model, or a baseline.
-
-    Avoid when:
-        You train a deep network from random weights, because the gradient is nonzero for only a few logits per sample.
-        Use ``smooth_topk_svm``.
+    - Use when: You want a convex top-k loss for a linear model, or a baseline.
+    - Avoid when: You train a deep network from random weights, because the gradient is nonzero for only a few logits
+      per sample. Use ``smooth_topk_svm``.
 
     Args:
         k: number of classes that should include the label, 1 <= k < n.
@@ -179,12 +166,9 @@ class TopKHingeCalibrated(TopKLoss):
     Here s are the n logits of one sample, y is the label, and r is the (k+1)-th largest logit of all classes, label
     included. The loss is calibrated: the logits with the lowest expected loss rank the k most probable classes first.
 
-    Use when:
-        You want a calibrated hinge for a linear model, or you start from trained weights.
-
-    Avoid when:
-        You train a deep network from random weights, because the gradient is nonzero for only two logits per sample.
-        Use ``noised_topk``, a smoothed version of this loss.
+    - Use when: You want a calibrated hinge for a linear model, or you start from trained weights.
+    - Avoid when: You train a deep network from random weights, because the gradient is nonzero for only two logits per
+      sample. Use ``noised_topk``, a smoothed version of this loss.
 
     Args:
         k: number of classes that should include the label, 1 <= k < n.

@@ -1,4 +1,4 @@
-"""The study ``compare``, which compares losses on the user's data: the losses, and the parts of the data."""
+"""The study ``compare``, which compares losses on the user's data."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -60,7 +60,7 @@ def flags_of(config: TrainConfig, test_split: str) -> tuple[dict[str, Any], str]
             trials.
 
     Raises:
-        ValueError: the configuration does not allow a comparison.
+        ValueError: the task is multilabel, or the data set does not support an option of ``config`` or ``test_split``.
     """
     if config.task == MULTILABEL:
         raise ValueError("a comparison needs one label per image, so --task multilabel is not supported")

@@ -190,11 +190,7 @@ STUDIES: dict[str, Study] = {
         "Do spherical losses win with few classes, and lose with many?",
         "de Brebisson, Vincent 2016, section 5",
         {"10 classes": {"families": 2, "fine": 5}, "100 classes": {"families": 20, "fine": 5}},
-        (
-            _CE,
-            Contestant("log_taylor_softmax"),
-            Contestant("log_spherical_softmax(epsilon=0.1|1.0)"),
-        ),
+        (_CE, Contestant("log_taylor_softmax"), Contestant("log_spherical_softmax(epsilon=0.1|1.0)")),
         "top1",
         ("top1", "top5"),
     ),

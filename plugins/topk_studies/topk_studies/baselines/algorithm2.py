@@ -1,14 +1,14 @@
 """Algorithm 2 of Berrada, Zisserman and Kumar (2018): the gradient of elementary symmetric polynomials.
 
-Let e_i = exp(x_i). The polynomial sigma_j is the sum of the products of all choices of j of the numbers e_i. Let
-delta_j be the derivative of sigma_j with respect to e_i. Two recursions compute delta_j:
+Let e_i = exp(x_i). The polynomial sigma_j is the sum of exp(sum_{i in S} x_i) over all sets S of j classes. Let delta_j
+be the derivative of sigma_j with respect to e_i. Two recursions compute delta_j:
 
     delta_j = sigma_{j-1} - e_i delta_{j-1}                                         (upwards, exact)
     delta_j = sigma_j / e_i - sigma_{j+1} / e_i^2 + .. -+ sigma_{j+p-1} / e_i^p     (downwards, truncated at order p)
 
-Let r be the size of the other numbers divided by e_i. The relative error of the first recursion is about eps/r, and the
-relative error of the second recursion is about r^p. Both errors are equal at r = eps^(1/(p+1)). Therefore the
-implementation uses the second recursion if r is smaller than this value.
+Let r be the order of magnitude of the other numbers e_l, divided by e_i. If r is small, the first recursion loses
+precision: its relative error is about eps/r. The relative error of the second recursion is about r^p. Both errors are
+equal at r = eps^(1/(p+1)). Therefore the implementation uses the second recursion if r is smaller than this value.
 """
 
 from typing import Any
@@ -51,10 +51,10 @@ class LogSigmas(torch.autograd.Function):
 
 
 def alternating_parts(x: Tensor, log_sigma: Tensor, k: int) -> list[tuple[Tensor, Tensor]]:
-    """Return the logarithms of the positive and the negative part of d sigma_j / d exp(x_i), for j = k - 1 and j = k.
+    """Return P and N [B, n] for j = k - 1 and for j = k: exp(P) - exp(N) is the derivative d sigma_j / d exp(x_i).
 
-    Here sigma_j is the j-th elementary symmetric polynomial of the numbers exp(x_i). The derivative is the positive
-    part minus the negative part.
+    The derivative is the alternating sum sigma_{j-1} - exp(x_i) sigma_{j-2} + ... Here exp(P) is the sum of the
+    positive terms, and exp(N) is the sum of the absolute values of the negative terms.
     """
     zero = torch.full_like(x, -torch.inf)
     parts = [(zero, zero), (log_sigma[0].expand_as(x), zero)]
@@ -67,9 +67,8 @@ def alternating_parts(x: Tensor, log_sigma: Tensor, k: int) -> list[tuple[Tensor
 def log_derivative(x: Tensor, log_sigma: Tensor, j: int, P: Tensor, N: Tensor, *, p: int) -> Tensor:
     """Return the derivative of log sigma_j with respect to each x_i [B, n].
 
-    Here sigma_j is the j-th elementary symmetric polynomial of the numbers exp(x_i). P and N are the two results of
-    :func:`alternating_parts` for j. Where the two parts nearly cancel, a series of p terms replaces the difference of
-    the parts.
+    The derivative is exp(x_i) (exp(P) - exp(N)) / sigma_j, where :func:`alternating_parts` returns P and N for j. If P
+    and N are nearly equal, the function computes a series of p terms instead.
     """
     exact = torch.exp(x + P - log_sigma[j]) * -torch.expm1(N - P)
     series = sum((-1) ** i * torch.exp(log_sigma[j + i] - log_sigma[j] - i * x) for i in range(p))

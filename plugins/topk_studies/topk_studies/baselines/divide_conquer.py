@@ -12,10 +12,10 @@ from topk_studies.baselines.semiring import LOG, Semiring
 
 
 def divide_and_conquer(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor:
-    """Return the logarithms of the elementary symmetric polynomials sigma_0, ..., sigma_k of exp(x) [k+1, B].
+    """Return the logarithms [k + 1, B] of sigma_0, ..., sigma_k for each row of x [B, n].
 
-    For each row of exp(x) [B, n], sigma_j is the sum of the products of all choices of j entries. ``semiring`` selects
-    whether the computation stores numbers or their logarithms. Autograd computes the gradient.
+    For a row x, sigma_j is the sum of exp(sum_{i in S} x_i) over all sets S of j classes. With the semiring ``LOG``,
+    the computation stores logarithms. With ``LINEAR``, it stores the numbers. Autograd computes the gradient.
     """
     e = semiring.exp(x)
     factors = torch.stack([torch.full_like(e, semiring.one), e])  # [degree+1, B, factors]

@@ -1,12 +1,12 @@
 """The smooth top-k SVM loss of Berrada, Zisserman and Kumar (2018), computed by one of the algorithms of the paper.
 
-Let x = s/(k tau) for the logits s. Let sigma_j be the sum of the products of all choices of j of the numbers exp(x_i),
-where i runs over all classes except the label y. The loss is
+Let x = s/(k tau) for the logits s. Let sigma_j be the sum of exp(sum_{i in S} x_i) over all sets S of j classes that do
+not contain the label y. The loss is
 
     L(s, y) = tau log(exp(alpha/tau) sigma_k + exp(x_y) sigma_{k-1}) - tau log(exp(x_y) sigma_{k-1})
 
-The argument of the first logarithm is a sum over all sets of k classes. In this sum, the sets without the label have
-the margin alpha. The argument of the second logarithm has only the sets with the label.
+The argument of the first logarithm is a sum over all sets of k classes, in which each set without the label has the
+factor exp(alpha/tau). The argument of the second logarithm is the sum over the sets with the label.
 """
 
 from collections.abc import Callable

@@ -23,10 +23,5 @@ class Semiring:
 
 LINEAR = Semiring(one=1.0, exp=torch.exp, log=torch.log, times=torch.mul, plus=torch.add, total=lambda t: t.sum(0))
 LOG = Semiring(
-    one=0.0,
-    exp=lambda x: x,
-    log=lambda x: x,
-    times=torch.add,
-    plus=torch.logaddexp,
-    total=lambda t: t.logsumexp(0),
+    one=0.0, exp=lambda x: x, log=lambda x: x, times=torch.add, plus=torch.logaddexp, total=lambda t: t.logsumexp(0)
 )

@@ -1,7 +1,7 @@
 """Summation Algorithm: elementary symmetric polynomials, computed by adding one class after the other.
 
-The polynomial sigma_j(e_1 .. e_i) is the sum of the products of all choices of j of the numbers e_1 to e_i. A choice
-either leaves out e_i or contains e_i, so
+The polynomial sigma_j(e_1 .. e_i) has one term for each set of j of the numbers e_1 to e_i: the product of the set. A
+set either leaves out e_i or contains e_i, so
 
     sigma_j(e_1 .. e_i) = sigma_j(e_1 .. e_{i-1}) + e_i sigma_{j-1}(e_1 .. e_{i-1})
 
@@ -15,10 +15,10 @@ from topk_studies.baselines.semiring import LOG, Semiring
 
 
 def summation(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor:
-    """Return the logarithms of the elementary symmetric polynomials sigma_0, ..., sigma_k of exp(x) [k+1, B].
+    """Return the logarithms [k + 1, B] of sigma_0, ..., sigma_k for each row of x [B, n].
 
-    For each row of exp(x) [B, n], sigma_j is the sum of the products of all choices of j entries. ``semiring`` selects
-    whether the computation stores numbers or their logarithms. Autograd computes the gradient.
+    For a row x, sigma_j is the sum of exp(sum_{i in S} x_i) over all sets S of j classes. With the semiring ``LOG``,
+    the computation stores logarithms. With ``LINEAR``, it stores the numbers. Autograd computes the gradient.
     """
     sigma = torch.full_like(x[:, 0], semiring.one)[None]
     for e in semiring.exp(x).unbind(1):

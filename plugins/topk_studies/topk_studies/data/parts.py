@@ -1,4 +1,4 @@
-"""The data of a comparison in three parts: images for training, for the selection of trials, and for results."""
+"""The three parts of the data of a comparison: images for training, for the choice of trials, and for results."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +23,8 @@ def parts(
     options: Mapping[str, Any] | None = None,
     timm_options: Mapping[str, Any] | None = None,
 ) -> Selection:
-    """Open one of the three parts of a data set for a comparison. For CIFAR-100, also set the published superclasses.
+    """Open one of the three parts of a data set for a comparison. A part of CIFAR-100 has the attribute
+    ``superclasses``.
 
     Args:
         split: part to open, ``"train"``, ``"validation"`` or ``"test"``.
