@@ -71,7 +71,7 @@ class Progress:
     stale: int = 0
 
     def close(self, row: Row, value: float | None, decreasing: bool) -> None:
-        """Add the metrics ``row`` of an epoch. ``value`` is the metric that selects the best epoch, or None."""
+        """Add the metrics ``row`` of an epoch. ``value`` selects the best epoch; None: the epoch was not evaluated."""
         self.history.append(row)
         if value is not None and (self.best is None or (value < self.best if decreasing else value > self.best)):
             self.best, self.best_epoch, self.stale = value, self.epoch, 0

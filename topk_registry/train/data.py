@@ -288,7 +288,7 @@ class TrainLoader:
         return self.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from 0: shuffle the samples, and switch mixup off from ``mixup_off_epoch`` on."""
+        """Begin an epoch, counted from 0: shuffle the samples. From ``mixup_off_epoch`` on, switch mixup off."""
         for part in (getattr(self.loader, name, None) for name in ("dataset", "sampler")):
             if callable(tell := getattr(part, "set_epoch", None)):
                 tell(epoch)

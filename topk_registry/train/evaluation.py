@@ -39,7 +39,7 @@ class MeanNLL(StreamingMetric):
 
 
 class SingleLabel:
-    """Metrics of images with one label: NLL, and in percent top-k accuracies and their means over the classes."""
+    """Metrics of images with one label: NLL, and in percent the top-k and the macro top-k accuracies."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class SingleLabel:
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Add a batch, and return the scores [len(target), n] that rank the classes. Further logits are ignored."""
+        """Add a batch, and return the scores [len(target), n] that rank the classes. Ignore logits without a target."""
         likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
         ranked = [likelihood if self.probabilities else logits]
         if self.crops:

@@ -117,7 +117,7 @@ class LossSpec:
         return f"k={k} of {num_classes} classes: a random guess is in the top {k} in {100 * k / num_classes:.0f} %"
 
     def build(self, facts: Facts) -> nn.Module:
-        """Build the loss from its options and the values of the run. Raise a TrainError if an option is wrong."""
+        """Build the loss from options and values of the run. Raise a TrainError if the loss rejects an option."""
         for name in SMOOTHING:
             if name in self.options and facts.smoothing and not facts.multilabel:
                 raise TrainError(

@@ -95,7 +95,7 @@ def cpu_has_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
 
 
 def device_of(name: str) -> str:
-    """Return ``name`` if torch has this device. "auto" is "cuda" if there is a GPU, else "cpu".
+    """Return ``name``, or for "auto" return "cuda" if there is a GPU, else "cpu".
 
     Raises:
         TrainError: torch has no such device.

@@ -21,7 +21,7 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 class Report:
-    """Output of a run: printed lines, files and logs. Only the process with ``primary`` prints and writes.
+    """Output of a run: printed lines, files and logs. Without ``primary``, print and write nothing.
 
     With ``quiet``, print nothing and draw no curves.
     """
@@ -57,7 +57,7 @@ class Report:
             logger({"loss": now, "lr": lr}, done)
 
     def testing(self, name: str, batch: int, batches: int, every: int) -> None:
-        """Show the progress of an evaluation: every ``every``-th batch from the first batch on, and the last batch."""
+        """Show the progress of an evaluation at the first batch, then at each ``every``-th, and at the last batch."""
         if batch % every == 0 or batch == batches - 1:
             self._line(f"{name}: [{batch + 1:{len(str(batches))}}/{batches}]")
 
@@ -139,7 +139,7 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def best_row(progress: Progress) -> Row:
-    """Return the metrics of the best epoch. If no epoch was evaluated, return the last epoch, or {} without epochs."""
+    """Return the metrics of the best epoch, or of the last epoch if none was evaluated, or {} without epochs."""
     rows = [row for row in progress.history if row["epoch"] - 1 == progress.best_epoch] or progress.history[-1:]
     return rows[0] if rows else {}
 

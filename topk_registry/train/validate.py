@@ -62,7 +62,7 @@ def open_model(
     Args:
         path: path of the file.
         device, batch_size, workers: as in ``timm train``.
-        weights: for a checkpoint, "ema" selects the EMA weights if there are any. "model" selects the other weights.
+        weights: for a checkpoint, "ema" (the EMA weights, if there are any) or "model" (weights without averaging).
         settings: settings that replace settings of the training run, such as another ``crop_pct``.
 
     Raises:
