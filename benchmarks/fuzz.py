@@ -35,7 +35,7 @@ OF_LABELS = ("aldr_kl", "ksubset_nll")  # for a distribution, these losses are n
 
 @dataclass
 class Case:
-    """A loss with options, scores [B, n] with 3 to ``classes`` classes, and a target, all drawn from a seed."""
+    """A loss with options, scores [B, n] with 3 to ``classes`` classes, and a target, all drawn from ``seed``."""
 
     seed: str
     name: str = ""
@@ -69,7 +69,7 @@ class Case:
             self.target = LabelMixture.mixed(labels, labels.roll(1), rng.random(), rng.choice([0.0, 0.1]))
 
     def masses(self) -> tuple[Tensor, Tensor]:
-        """Return masses m [B, n] and a divisor. The loss of a row is sum_c m_c L_c, where L_c is its loss for label c.
+        """Return masses m [B, n] and a divisor. The loss of a row is sum_c m_c L_c, where L_c is the loss for label c.
 
         The reduction "mean" divides the sum of the losses of all rows by the divisor.
         """

@@ -137,7 +137,7 @@ class Bench:
             torch.cuda.synchronize()
 
     def training(self) -> dict[str, Any]:
-        """Train in bfloat16. Return images per second, the loss's share of the time, and the first and last loss."""
+        """Train with each loss in TRAINED. Return images per second, the time share of the loss, and loss values."""
         return {name: self._train(name, compiled=False) for name in TRAINED}
 
     def compiled_training(self) -> dict[str, Any]:
@@ -187,7 +187,7 @@ class Bench:
         }
 
     def onnx(self) -> dict[str, Any]:
-        """Export a classifier to ONNX and run it. Return milliseconds per run, and the operators per provider."""
+        """Export a classifier to ONNX and run it. Return the time, and the operators that each provider ran."""
         import onnxruntime as ort
         import timm
 

@@ -156,7 +156,7 @@ def measure(
 ) -> dict[str, dict[str, float | str]]:
     """Return ``{loss: {checkout: median seconds}}``. In each round, all losses of all checkouts are timed in turn.
 
-    ``subjects`` has one function of :func:`worker` per checkout. If a loss fails, its entry is the error message.
+    ``subjects`` has one function of :func:`worker` per checkout. A loss that fails has an error message, not seconds.
     """
     times: dict[tuple[str, str], list[float]] = {}
     failed: dict[tuple[str, str], str] = {}

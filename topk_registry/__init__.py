@@ -1,7 +1,7 @@
 """Build losses for image classifiers by name, and compute top-k marginals of a classifier.
 
-The top-k marginal of a class is the probability that the class belongs to a random set of k classes. Sets of classes
-with high logits have high probability. For k = 1, the marginals are the softmax of the logits.
+The top-k marginal of a class is the probability that the class belongs to a random set of k classes. The probability of
+a set is proportional to exp(sum of its logits). For k = 1, the marginals are the softmax of the logits.
 
     import torch
     import topk_registry as tr

@@ -39,9 +39,9 @@ def smooth_topk_loss(
     """Compute ``smooth_topk_svm``: a hinge loss on the top-k margin of the label, smoothed with temperature tau.
 
     For the label y, the loss is L_y = tau softplus((alpha_y - margin_y / k) / tau). The margin is
-    margin_y = k tau log(pi_y / (1 - pi_y)). Here pi_y is the top-k marginal of the label at temperature k tau: the
-    probability that a random set of k classes contains y, see :class:`topk_registry.TopKHead`. If the target is a
-    distribution q over labels, the loss of the sample is sum_c q_c weight_c L_c.
+    margin_y = k tau log(pi_y / (1 - pi_y)). Here pi_y is the top-k marginal of the label: the probability that a random
+    set of k classes contains y, where a set has a probability proportional to exp(sum of its logits / (k tau)). If the
+    target is a distribution q over labels, the loss of the sample is sum_c q_c weight_c L_c.
 
     Args:
         logits: scores [B, n].

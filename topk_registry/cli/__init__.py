@@ -48,9 +48,7 @@ class ParseOptions(argparse.Action):
 
 
 def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
-    """Parse words such as ``k=5`` and ``a=b`` into a dictionary such as ``{"k": 5, "a": "b"}``, or raise a
-    ValueError.
-    """
+    """Parse words such as ``k=5`` and ``a=b`` into ``{"k": 5, "a": "b"}``. Raise a ValueError for other words."""
     options = {}
     for pair in words:
         key, equals, value = pair.partition("=")

@@ -14,7 +14,7 @@ from topk_registry.registry.errors import BrokenPluginError, PluginError
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit status: 0 for success, 1 for a failure, 2 for wrong usage, 130 after Ctrl-C.
 
-    ``argv`` has the name of the command and its arguments. If ``argv`` is None, ``sys.argv`` is used.
+    ``argv`` has the name of the command and its arguments. If ``argv`` is None, ``sys.argv[1:]`` is used.
     """
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     program = Path(sys.argv[0]).stem.replace("__main__", "python -m topk_registry")

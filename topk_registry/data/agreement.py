@@ -24,18 +24,11 @@ class WrongLabelsError(ValueError):
 
 @dataclass(frozen=True)
 class Agreement:
-    """The result of :func:`agreement`.
+    """The result of :func:`agreement`."""
 
-    Args:
-        accuracy: top-1 accuracy, from 0 to 1. NaN if there are no images.
-        confused: pairs of class names (label, predicted class). More than half of the images with this label are
-            predicted as this other class.
-        problem: reason why the labels look wrong, or an empty string if the labels look right.
-    """
-
-    accuracy: float
-    confused: list[tuple[str, str]]
-    problem: str
+    accuracy: float  # top-1 accuracy, from 0 to 1; NaN if there are no images
+    confused: list[tuple[str, str]]  # (label, other class that is predicted for more than half of the label's images)
+    problem: str  # reason why the labels look wrong; empty if the labels look right
 
     def check(self, *, force: bool = False) -> None:
         if self.problem and not force:

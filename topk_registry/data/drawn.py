@@ -16,19 +16,12 @@ SYNONYMS = {"val": "validation", "valid": "validation", "eval": "validation", "t
 
 
 class DrawnImages:
-    """A map-style data set of pairs (image, target) in memory. A subclass sets the attributes.
+    """A map-style data set of pairs (image, target) in memory. A subclass sets the attributes."""
 
-    Attributes:
-        images: uint8 [N, height, width, 3].
-        targets: class indices [N], or k-hot vectors [N, n] if images have several labels.
-        classes: class names: [n].
-        superclasses: index of the superclass of each class: [n]. Missing if the classes have no superclasses.
-    """
-
-    images: NDArray[np.uint8]
-    targets: Any
-    classes: list[str]
-    superclasses: list[int]
+    images: NDArray[np.uint8]  # [N, height, width, 3]
+    targets: Any  # class indices [N], or k-hot vectors [N, n] if images have several labels
+    classes: list[str]  # class names [n]
+    superclasses: list[int]  # index of the superclass of each class [n]; not set if there are no superclasses
     _transform: Any = None
     _unchanged: bool = False
 

@@ -25,17 +25,11 @@ class FolderError(ValueError):
 
 @dataclass(frozen=True)
 class ClassFolders:
-    """The class folders in a root folder, and the images in the class folders.
+    """The class folders in a root folder, and the images in the class folders."""
 
-    Args:
-        names: names of the folders that contain images, in natural order.
-        images: pairs (path of the image, name of its folder), in natural order of the paths.
-        notes: messages for the user about skipped files and folders.
-    """
-
-    names: list[str]
-    images: list[tuple[str, str]]
-    notes: list[str] = field(default_factory=list)
+    names: list[str]  # names of the folders that contain images, in natural order
+    images: list[tuple[str, str]]  # (path of the image, name of its folder), in natural order of the paths
+    notes: list[str] = field(default_factory=list)  # messages for the user about skipped files and folders
 
 
 def natural_key(name: str) -> tuple[list[int | str], str]:

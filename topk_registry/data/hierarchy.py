@@ -24,8 +24,9 @@ SPREAD = 42.0  # standard deviation of an image in gray levels; the gray levels 
 class Hierarchy(DrawnImages):
     """Generated images of ``superclasses * fine`` classes. Class c belongs to superclass c mod ``superclasses``.
 
-    Image i does not depend on ``size`` or ``eval_size``. The labels repeat 0, 1, ..., n - 1, so the sizes of classes
-    differ by at most one. All images are in memory, with 3 KiB per image.
+    An image is the sum of a pattern of its superclass, a pattern of its class, and noise. Image i does not depend on
+    ``size`` or ``eval_size``. The labels repeat 0, 1, ..., n - 1, so the sizes of classes differ by at most one. All
+    images are in memory, with 3 KiB per image.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
@@ -34,8 +35,8 @@ class Hierarchy(DrawnImages):
         seed: seed of all random numbers.
         superclasses: number of superclasses.
         fine: number of classes per superclass.
-        fine_amplitude, pixel_noise: standard deviation of the pattern of the class and of the noise per pixel. The
-            pattern of the superclass has standard deviation 1.
+        fine_amplitude: standard deviation of the class pattern. The superclass pattern has standard deviation 1.
+        pixel_noise: standard deviation of the noise of each pixel.
 
     Example:
         >>> image, label = Hierarchy("train", size=1000)[0]

@@ -129,7 +129,7 @@ def with_label_noise(
 
 
 def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, seed: int) -> Labels:
-    """Replace each label with probability ``share`` by a random class (also the same) of its superclass. Return [N]."""
+    """Return labels [N], each replaced with probability ``share`` by a random class of its superclass."""
     members = [np.flatnonzero(np.asarray(superclasses) == s) for s in superclasses]
     rng = np.random.default_rng([seed, 11])
     redrawn, place = rng.random(len(labels)) < share, rng.random(len(labels))
@@ -138,7 +138,7 @@ def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, s
 
 
 def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) -> Labels:
-    """Replace ``round(share * N)`` randomly chosen labels, each by a random different class. Return all labels [N]."""
+    """Return labels [N]. ``round(share * N)`` randomly chosen labels are replaced, each by a random different class."""
     rng = np.random.default_rng([seed, 17])
     wrong = rng.permutation(len(labels))[: round(share * len(labels))]
     noisy = labels.copy()
@@ -187,7 +187,6 @@ def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection
     Each class with at least two samples also has at least one sample in the held-out part.
 
     Args:
-        dataset: data set to divide.
         fraction: fraction of the samples of each class that is held out. If targets are k-hot, the fraction of all
             samples that is held out.
         seed: random seed.

@@ -17,8 +17,6 @@ MAX_SUBSETS = 1_000_000  # maximum number of sets that enumerate_support returns
 
 
 class _KHot(constraints.Constraint):
-    """The constraint that a vector contains k ones, and otherwise zeros. k is a tensor with one number per row."""
-
     is_discrete = True
     event_dim = 1
 
@@ -228,7 +226,6 @@ class KSubset(Distribution):
         return result.to(torch.promote_types(self.logits.dtype, torch.float32))
 
     def _sum_at(self, x: Tensor, value: Tensor) -> Tensor:
-        """Return the sum [...] of the entries of x [..., n] at the classes ``value`` [..., k]."""
         n = self.event_shape[0]
         if self._validate_args and value.numel():
             low, high = int(value.min()), int(value.max())
@@ -259,7 +256,10 @@ def _most_probable(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_size(function: Any, x: Tensor, k: Tensor, one_k: int | None) -> Tensor:
-    """Call ``function(rows, k)`` once per value of k, with the rows of x that have this k. ``one_k``: k of all rows."""
+    """Call ``function(rows, k)`` once per value of k, with the rows of x that have this k. Return [..., n].
+
+    If all rows have the same k, ``one_k`` can be this number.
+    """
     rows = x.reshape(-1, x.shape[-1])
     if one_k is not None or k.is_meta:
         return function(rows, one_k or 1).view(x.shape)

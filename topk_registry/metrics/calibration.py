@@ -10,19 +10,18 @@ class MarginalCalibration(StreamingMetric):
     """Calibration error of top-k marginals.
 
     Each sample x has k right answers: a set S(x) of k classes. The marginal pi_i(x) is the predicted probability that
-    class i is in S(x). Marginals are calibrated if the following holds for every p: among the pairs (x, i) with a
-    marginal close to p, the share of pairs with a right answer i is p. The metric groups all pairs (x, i) into bins b
-    by their marginal. The error is
+    class i is in S(x). Marginals are calibrated if, for every p, class i is in S(x) for a share p of the pairs (x, i)
+    with a marginal close to p. The metric groups all pairs (x, i) into bins b by their marginal. The error is
 
         calibration_error = sum_b | sum_{(x, i) in b} (1[i in S(x)] - pi_i(x)) | / sum_{(x, i)} pi_i(x),
 
     where 1[condition] is 1 if the condition holds, and 0 otherwise. Calibrated marginals have the error 0. If k = 1,
     the error is n times the classwise calibration error of softmax.
 
-    The target says what S(x) is. In a target [B, n] of zeros and ones, S(x) are the classes with 1. In a target [B],
-    each sample has only one label y, which counts as a random class of S(x). Then k 1[i = y] takes the place of
-    1[i in S(x)], because both have the same mean. The optimum of ``topk_nll`` is calibrated in this sense if no class
-    has a probability P(y = i | x) above 1 / k.
+    If the target is [B, n] with zeros and ones, S(x) contains the classes with 1. If the target is [B], each sample has
+    only one label y. The metric treats y as a random class of S(x), and replaces 1[i in S(x)] by k 1[i = y], because
+    both have the same mean. The optimum of ``topk_nll`` is calibrated in this sense if no class has a probability
+    P(y = i | x) above 1 / k.
 
     Args:
         k: number of classes in the set.

@@ -60,7 +60,7 @@ class TopKHead(nn.Module):
 
         Use this head for the predictions of a model that was trained with the loss. For example, the value of
         ``topk_nll`` is -tau log(p), where p is the marginal of the label from this head. If the loss has several
-        values of k, the head uses the largest. If the loss lacks an attribute, the method raises ValueError.
+        values of k, the head uses the largest. If the loss lacks one of the two attributes, raise ValueError.
 
         Example:
             >>> TopKHead.of_loss(create_loss("topk_nll", k=5, tau=0.2))

@@ -30,23 +30,14 @@ ALLOW, DENY = "TOPK_REGISTRY_PLUGINS", "TOPK_REGISTRY_DISABLE"
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plug-in: a name, and the class or function (the factory) that creates the object with this name.
-
-    Args:
-        name: name of the plug-in.
-        value: place of the factory, as ``module:attribute``.
-        distribution: distribution that declares the plug-in, or an empty string if this process registered the plug-in.
-        version: version of the distribution.
-        factory: the factory itself if this process registered the plug-in, else None.
-        about: one-line summary. If empty, the summary is read from the source of the factory.
-    """
+    """A plug-in: a name, and the class or function (the factory) that creates the object with this name."""
 
     name: str
-    value: str
-    distribution: str
-    version: str
-    factory: Any = None
-    about: str = ""
+    value: str  # "module:attribute" of the factory
+    distribution: str  # distribution that declares the plug-in; empty if this process registered the plug-in
+    version: str  # version of the distribution
+    factory: Any = None  # the factory itself if this process registered the plug-in
+    about: str = ""  # one-line summary; if empty, the summary is read from the source of the factory
 
     @property
     def owner(self) -> str:

@@ -26,7 +26,7 @@ class LossInfo:
     """Facts about a loss, data set, command or kind of model file. The facts are read without importing the plug-in.
 
     ``status`` is ``"available"``, ``"registered"`` (by code of this process), ``"broken"`` or ``"disabled"``.
-    ``"broken"`` means that the package of the plug-in is not installed, or that this process failed to import it.
+    ``"broken"`` means that the package of the plug-in is not installed, or that an import in this process failed.
     """
 
     name: str  # name, or "distribution:name" if the name alone selects another plug-in or is ambiguous
@@ -94,7 +94,7 @@ class Registry:
         return builder
 
     def create(self, name: str, factory: Builder | None = None, /, **options: Any) -> Any:
-        """Call the class or function of a plug-in (``factory``, or by default :meth:`builder`) with the options.
+        """Create the object of a plug-in: call ``factory`` (default: ``self.builder(name)``) with the options.
 
         TypeError and ValueError are passed on. Any other exception becomes a BrokenPluginError.
         """

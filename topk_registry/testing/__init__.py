@@ -1,10 +1,10 @@
 """The conformance kit: checks that any trainer can use a loss. Use these checks in the tests of a plug-in.
 
-All checks run in one test with
+One test can run all checks:
 
     check_loss(MyLoss)
 
-or each check runs in a separate test with
+Or pytest runs one test per check:
 
     @parametrize_with_checks([MyLoss, "focal"])
     def test_conformance(check):
@@ -50,7 +50,7 @@ class CheckResult:
         name: name of the check.
         status: ``"passed"``, ``"failed"``, ``"expected"`` (the check failed, as ``expected_failed_checks`` says) or
             ``"skipped"`` (the check does not apply to the loss, or the first check of the kit failed).
-        why: what the check tests and why this matters.
+        why: the docstring of the check, which says what the check tests.
         message: for a failure, the expected and the actual value. Otherwise the reason for the status, or empty.
         place: for a failure, file and line of the loss or of the exception, as text.
     """
@@ -64,17 +64,11 @@ class CheckResult:
 
 @dataclass(frozen=True)
 class LossCheck:
-    """One check of one loss. A call runs the check and raises an exception if the loss fails.
-
-    Args:
-        name: name of the check.
-        subject: the loss.
-        expected: the reason if the check is expected to fail, else None.
-    """
+    """One check of one loss. A call runs the check and raises an exception if the loss fails."""
 
     name: str
     subject: Subject
-    expected: str | None = None
+    expected: str | None = None  # the reason, if the check is expected to fail
 
     def __call__(self) -> None:
         __tracebackhide__ = True
@@ -83,7 +77,7 @@ class LossCheck:
             CHECKS[self.name](self.subject)
 
     def run(self) -> CheckResult:
-        """Run the check and return the result. Any exception of the loss becomes a result with the status "failed"."""
+        """Run the check and return the result. If the loss raises an error, the status is "failed" or "expected"."""
         try:
             self()
         except NotApplicableError as reason:
@@ -100,7 +94,6 @@ class LossCheck:
         return self.result("failed", message, self.subject.place())
 
     def result(self, status: Any, message: str = "", place: str = "") -> CheckResult:
-        """Return a result of this check with the given status, message and place."""
         why = " ".join((inspect.getdoc(CHECKS[self.name]) or "").split())
         return CheckResult(self.name, status, why, message, place)
 
@@ -118,10 +111,7 @@ class LossCheckError(AssertionError):
 
 
 def check_loss(loss: Any, **options: Any) -> None:
-    """Run every check on a loss. If checks fail, raise one :class:`LossCheckError` that describes all failures.
-
-    Args:
-        loss, options: as in :func:`iter_checks`.
+    """Run all checks of ``iter_checks(loss, **options)``. Raise one :class:`LossCheckError` if any checks fail.
 
     Example:
         >>> check_loss(torch.nn.CrossEntropyLoss)

@@ -49,11 +49,10 @@ def expect_finite(got: Tensor, what: str) -> None:
 
 
 def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | None = None, floor: float = 0.0) -> None:
-    """Raise CheckFailedError unless the tensor ``got`` is close to the tensor ``wanted``.
+    """Raise CheckFailedError unless ``|got - wanted| <= tolerance * max(floor, max |wanted|)`` for all entries.
 
-    Entries may differ by ``tolerance * max(floor, largest)``, where ``largest`` is the largest absolute entry of
-    ``wanted``. The same difference is allowed for all entries, because a small entry may be a sum of large numbers. NaN
-    is close to NaN. The default of ``tolerance`` is 64 times the eps of the dtype of ``wanted``.
+    NaN is equal to NaN. The default of ``tolerance`` is 64 times the eps of the dtype of ``wanted``. The error message
+    names the tensor by the text ``what``.
     """
     __tracebackhide__ = True
     expect(got.shape == wanted.shape, f"expected {what} of shape {list(wanted.shape)}, got {list(got.shape)}")

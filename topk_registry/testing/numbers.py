@@ -61,11 +61,7 @@ def gradient_descends(subject: Subject) -> None:
 
 @check
 def half_precision(subject: Subject) -> None:
-    """Check that float16 and bfloat16 logits give nearly the same loss and gradient as float32 logits.
-
-    The loss must compute in float32, because float16 overflows above 65504 and bfloat16 has about three decimal digits.
-    With mixup, logits are in half precision but targets are float32.
-    """
+    """Check that float16 and bfloat16 logits give nearly the loss and the gradient of the same logits in float32."""
     loss = subject.build()
     for dtype in (torch.float16, torch.bfloat16):
         for kind, target in subject.targets(loss):
@@ -76,10 +72,7 @@ def half_precision(subject: Subject) -> None:
 
 @check
 def large_logits(subject: Subject) -> None:
-    """Check that loss and gradient are finite for logits of magnitude 60 to 10,000.
-
-    Diverging and very confident models have such logits. If a loss does not subtract the maximum, exp overflows.
-    """
+    """Check that loss and gradient are finite for logits of magnitude 60 to 10,000, as in a diverging model."""
     loss, labels = subject.build(), subject.labels()
     for dtype, scale in ((torch.float32, 60), (torch.float32, 1e4), (torch.float16, 300), (torch.bfloat16, 300)):
         logits, what = (scale * subject.logits()).to(dtype), f"of {dtype} logits around {scale:g}"
@@ -93,10 +86,7 @@ def large_logits(subject: Subject) -> None:
 
 @check
 def cpu_autocast(subject: Subject) -> None:
-    """Check that autocast does not change the loss and the gradient of float32 and bfloat16 logits.
-
-    Under autocast, matrix products use bfloat16. Therefore a loss with matrix products must disable autocast.
-    """
+    """Check that loss and gradient are the same under autocast. A loss with matrix products must disable autocast."""
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got, half = (value_and_gradient(loss, scores, labels) for scores in (logits, logits.bfloat16()))

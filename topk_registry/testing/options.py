@@ -16,10 +16,7 @@ from topk_registry.testing.subject import EPOCHS, Loss, Subject, evaluate, value
 
 @check
 def reduction_is_consistent(subject: Subject) -> None:
-    """Check that "none" returns the losses of all rows, "sum" their sum, and "mean" their mean.
-
-    For any other value of ``reduction``, the loss must raise a ValueError.
-    """
+    """Check that "none" returns losses [B], "sum" their sum and "mean" their mean. Other values raise a ValueError."""
     subject.require("reduction")
     logits, labels = subject.logits(), subject.labels()
     plain = {"weight": None} if subject.takes("weight") else {}
@@ -35,11 +32,7 @@ def reduction_is_consistent(subject: Subject) -> None:
 
 @check
 def weights_scale_rows(subject: Subject) -> None:
-    """Check that ``weight`` multiplies the loss of a row by one factor per class, and ``sample_weight`` by one per row.
-
-    With ``weight``, the factor of a row is the entry of its label. The reduction "mean" must divide by the sum of the
-    factors of all rows. Rows with ``ignore_index`` do not count in this sum.
-    """
+    """Check that ``weight`` and ``sample_weight`` multiply losses, and "mean" divides by the sum of the factors."""
     subject.require("weight", "reduction")
     logits, labels, weight = subject.logits(), subject.labels(), subject.class_weight()
     hard = {"label_smoothing": 0.0} if subject.takes("label_smoothing") else {}
@@ -60,10 +53,7 @@ def weights_scale_rows(subject: Subject) -> None:
 
 @check
 def ignore_index_skips_rows(subject: Subject) -> None:
-    """Check that rows with the label ``ignore_index`` have loss 0 and gradient 0, and do not count in the mean.
-
-    This must hold even if the logits of the row are NaN.
-    """
+    """Check that rows labeled ``ignore_index`` have gradient 0 and do not count in the loss, even if they are NaN."""
     subject.require("ignore_index")
     logits, labels = subject.logits(), subject.labels()
     broken = logits.index_fill(0, torch.tensor(1), torch.nan)
@@ -96,11 +86,7 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
 
 @check
 def declared_options_work(subject: Subject) -> None:
-    """Check the options in ``option_ranges`` (allowed values) and ``tuning_grid`` (values worth trying) of the loss.
-
-    Every allowed value must give a finite loss. Every value outside the range must raise a ValueError. The range must
-    contain the default and the values of the tuning grid.
-    """
+    """Check that options accept all values in ``tuning_grid`` and ``option_ranges``, and no value outside the range."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     if not ranges and not grid:
         raise NotApplicableError("declares no option_ranges and no tuning_grid")
@@ -134,10 +120,7 @@ def _is_refused(subject: Subject, option: str, value: Any) -> bool:
 
 @check
 def options_can_be_set(subject: Subject) -> None:
-    """Check that setting an option, such as ``loss.tau = 0.3``, changes all later calls or raises an error.
-
-    Trainers change a temperature during training in this way.
-    """
+    """Check that setting an option, such as ``loss.tau = 0.3``, changes all later calls or raises an error."""
     logits, labels = subject.logits(), subject.labels()
     for option, value in _other_values(subject):
         loss = subject.build()
@@ -155,7 +138,7 @@ def options_can_be_set(subject: Subject) -> None:
 
 
 def _other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) for options of the loss, with values that are not the current ones and give no error."""
+    """Yield (option, value) for values that the loss accepts and that differ from the value in use."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     weight, counts = subject.class_weight(), list(range(1, subject.num_classes + 1))
     common = {"weight": [weight], "class_counts": [counts], "ignore_index": [int(subject.labels()[0])]}
@@ -185,10 +168,7 @@ def _at_epoch(loss: Loss) -> Loss:
 
 @check
 def set_epoch_is_harmless(subject: Subject) -> None:
-    """Check that the loss is finite after ``set_epoch``, which a trainer calls before each epoch.
-
-    For a ClassificationLoss, ``first_change`` must be the first epoch whose loss differs from the loss of epoch 0.
-    """
+    """Check that the loss is finite after ``set_epoch``, and ``first_change`` is the first epoch with another loss."""
     loss = subject.build()
     set_epoch = getattr(loss, "set_epoch", None)
     if not callable(set_epoch):

@@ -12,11 +12,7 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 
 @check
 def moves_to_meta(subject: Subject) -> None:
-    """Check that ``loss.to(device)`` moves all tensors of the loss. PyTorch moves only parameters and buffers.
-
-    The check uses the meta device, so no GPU is needed. Tensors on the meta device have a shape but no numbers.
-    Therefore the loss must not branch on the numbers in a tensor.
-    """
+    """Check that ``loss.to("meta")`` moves all tensors of the loss, and no code branches on numbers in tensors."""
     loss = _stateful(subject)
     kinds = [(kind, target) for kind, target in subject.targets(loss) if isinstance(target, Tensor)]
     loss = loss.to("meta") if isinstance(loss, nn.Module) else loss
@@ -44,10 +40,7 @@ def runs_on_cuda(subject: Subject) -> None:
 
 @check
 def state_dict_round_trip(subject: Subject) -> None:
-    """Check that ``load_state_dict`` restores the loss, because a resumed run must continue with the saved state.
-
-    Typical defects are running averages that are not buffers, and values computed from a buffer that stay in a cache.
-    """
+    """Check that ``load_state_dict`` restores the loss, because a resumed run must continue with the saved state."""
     saved, loaded, logits, labels = _stateful(subject), _stateful(subject), subject.logits(), subject.labels()
     if not (isinstance(saved, nn.Module) and isinstance(loaded, nn.Module)):
         raise NotApplicableError("is no nn.Module")
@@ -62,7 +55,7 @@ def state_dict_round_trip(subject: Subject) -> None:
 
 @check
 def can_be_copied(subject: Subject) -> None:
-    """Check that the loss can be pickled and deep-copied, which a lambda or a local class as an attribute prevents."""
+    """Check that the loss can be pickled and deep-copied. pickle fails if an attribute is a lambda or a local class."""
     loss = _stateful(subject)
     _expect_equal(pickle.loads(pickle.dumps(loss)), loss, subject, "after pickling")
     _expect_equal(copy.deepcopy(loss), loss, subject, "of the copy")

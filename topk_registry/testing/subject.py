@@ -34,8 +34,7 @@ class Subject:
         factory: class or function that takes keyword arguments and returns a callable ``(logits [B, n], target)``.
         name: name of the loss in reports.
         options: keyword arguments with which every check builds the loss.
-        num_classes: number of classes n in the data. Top-k losses treat the 2k + 1 highest classes and the other
-            classes by different formulas. If n is above 2k + 1, the checks cover both.
+        num_classes: number of classes n. If n is above 2k + 1, the checks cover all formulas of a top-k loss.
     """
 
     factory: Callable[..., Loss]
@@ -97,7 +96,6 @@ class Subject:
         return bool(getattr(self.build(), "estimates_gradient", False))
 
     def needs_own_gradient(self) -> None:
-        """Skip the calling check if the loss declares that its gradient is a random estimate."""
         if self.estimates_gradient:
             raise NotApplicableError("declares that its gradient is an estimate")
 
@@ -119,7 +117,6 @@ class Subject:
         return order[:batch] % self.num_classes
 
     def distributions(self) -> Tensor:
-        """Return random target distributions [BATCH, n]. Every class has a positive probability."""
         return self.logits(dtype=torch.float64).roll(1, dims=-1).softmax(-1).float()
 
     def one_hot(self, labels: Tensor) -> Tensor:
@@ -147,10 +144,7 @@ class Subject:
         return torch.linspace(0.5, 2.0, self.num_classes)
 
     def expect_same_value(self, left: Callable[[], Tensor], right: Callable[[], Tensor], what: str) -> None:
-        """Raise CheckFailedError unless two calls return the same loss.
-
-        A random loss is averaged over several seeds. Then the two means may differ by six standard errors.
-        """
+        """Raise CheckFailedError unless two calls return the same loss, or the same mean over seeds if it is random."""
         if not self.is_random:
             expect_close(_seeded(left, SEED), _seeded(right, SEED), what, floor=1.0)
             return
@@ -163,7 +157,7 @@ class Subject:
 
 
 def seed(number: int) -> None:
-    """Set the seed on the CPU and all GPUs. Unlike ``torch.manual_seed``, do not store a stack trace per call."""
+    """Set the seed on the CPU and all GPUs, without the stack trace that ``torch.manual_seed`` stores per call."""
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)

@@ -14,11 +14,7 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 
 @check
 def takes_distributions(subject: Subject) -> None:
-    """Check that the loss accepts distributions as targets, because mixup and CutMix produce distributions.
-
-    A one-hot distribution must give the same loss as the class index. A mixture of two labels must change the loss,
-    because a loss that uses only the arg max ignores all other labels.
-    """
+    """Check that a one-hot target gives the loss of the class index, and a mixture of two labels another loss."""
     subject.needs_rows()
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     one_hot = subject.one_hot(labels)
@@ -39,11 +35,7 @@ def takes_distributions(subject: Subject) -> None:
 
 @check
 def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
-    """Check that a gradient step raises the logits of the labels above the other logits, for k-hot targets.
-
-    A k-hot target has 1 for each label of the sample and 0 for all other classes. The check applies to losses with
-    ``takes_k_hot = True``, because ``--task multilabel`` uses such losses.
-    """
+    """Check, if ``takes_k_hot = True``, that a gradient step with a k-hot target raises the logits of all labels."""
     if getattr(unbound(subject.factory), "takes_k_hot", False) is not True:
         raise NotApplicableError("does not declare takes_k_hot = True")
     loss, logits, n = subject.build(), subject.logits(), subject.num_classes
@@ -66,10 +58,7 @@ def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
 
 @check
 def bad_targets_raise(subject: Subject) -> None:
-    """Check that a target with a wrong shape, range or dtype raises an error.
-
-    Without an error, broadcasting may give a loss that is wrong for every sample.
-    """
+    """Check that a target with a wrong shape, range or dtype raises an error instead of giving a wrong loss."""
     loss, logits, n = subject.build(), subject.logits(), subject.num_classes
     labels, dense = subject.labels(), subject.distributions()
     bad = {
@@ -94,10 +83,7 @@ def _expect_error(loss: Loss, logits: Tensor, target: Tensor, what: str) -> None
 
 @check
 def hooks_agree(subject: Subject) -> None:
-    """Check that ``per_class`` and ``per_label`` of a ClassificationLoss give the same losses as a call of the loss.
-
-    A call with class indices may use ``per_label`` or a faster kernel, and a call with mixed labels ``per_class``.
-    """
+    """Check that ``per_class`` and ``per_label`` of a ClassificationLoss give the same losses as a call of the loss."""
     loss: Any = subject.build(**({"reduction": "none"} if subject.takes("reduction") else {}))
     if not isinstance(loss, ClassificationLoss) or subject.is_random:
         raise NotApplicableError("is not a ClassificationLoss, or draws random numbers")

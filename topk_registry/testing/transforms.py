@@ -17,10 +17,7 @@ TOLERANCE = 1e-5
 
 @check
 def vmap(subject: Subject) -> None:
-    """Check that ``torch.func.vmap`` can compute the gradient of each row, as differential privacy needs.
-
-    vmap fails if the loss reads a number from a tensor, with ``.item()`` or with ``if``.
-    """
+    """Check that ``torch.func.vmap`` gives the gradient of each row. ``.item()`` and ``if`` on a tensor prevent it."""
     subject.needs_rows()
     loss, logits = subject.build(), subject.logits()
     rows = torch.func.grad_and_value(lambda x, y: loss(x[None], y[None]))
@@ -90,7 +87,6 @@ def compiles(subject: Subject) -> None:
 
 
 def _quietly(call: Callable[[], Any]) -> Any:
-    """Return the result of a call under a fixed seed, without the warnings of the compiler."""
     seed(SEED)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -71,7 +71,7 @@ class Progress:
     stale: int = 0
 
     def close(self, row: Row, value: float | None, decreasing: bool) -> None:
-        """Add the metrics of an epoch and update the best epoch. If the epoch was not evaluated, ``value`` is None."""
+        """Add the metrics ``row`` of an epoch. ``value`` selects the best epoch; None: the epoch was not evaluated."""
         self.history.append(row)
         if value is not None and (self.best is None or (value < self.best if decreasing else value > self.best)):
             self.best, self.best_epoch, self.stale = value, self.epoch, 0
@@ -81,7 +81,7 @@ class Progress:
 
 
 class RunState:
-    """Mixin for timm's tasks: checkpoints save ``run_state``; ``loaded`` is the state in a loaded checkpoint."""
+    """Mixin for timm's tasks: ``run_state`` is saved in checkpoints, ``loaded`` is the state in a loaded checkpoint."""
 
     criterion: nn.Module
     loss_record: dict[str, Any]
@@ -141,12 +141,9 @@ class Saver(CheckpointSaver):
         os.replace(half, dst)
 
     def save(self, epoch: int, metric: float | None) -> None:
-        """Save a checkpoint after an epoch, counted from 0.
+        """Save a checkpoint after an epoch, counted from 0, or raise a SaveError and keep the previous file.
 
         ``metric`` ranks the checkpoints. If the epoch was not evaluated, ``metric`` is None.
-
-        Raises:
-            SaveError: the file cannot be written. The previous file is kept.
         """
         try:
             self.save_checkpoint(epoch, metric)
@@ -186,14 +183,11 @@ def snapshot(task: Any, progress: Progress, scheduler: Any) -> None:
 def resume(
     task: Any, path: Path, progress: Progress, *, optimizer: Any, scaler: Any, scheduler: Any, rank: int, world: int
 ) -> list[str]:
-    """Restore a checkpoint of this trainer or of timm's script. Return messages for the log.
+    """Restore a checkpoint of this trainer or of timm's script, or raise a TrainError. Return messages for the log.
 
     A checkpoint of timm's script has weights, optimizer and epoch. A checkpoint of this trainer also has the history,
-    the schedule and the state of the loss. If the checkpoint was trained with another loss, the state of the loss is
-    not restored. :func:`restore_generators` restores the random generators.
-
-    Raises:
-        TrainError: the checkpoint cannot be read, or belongs to another model or optimizer.
+    the schedule and the state of the loss. If the run now has another loss or other options of the loss, the state of
+    the loss is not restored. The random generators are restored by :func:`restore_generators`.
     """
     try:
         epoch = resume_task_checkpoint(task, str(path), optimizer=optimizer, loss_scaler=scaler, log_info=False)
@@ -224,20 +218,17 @@ def resume(
 
 
 def restore_generators(task: Any, rank: int, world: int) -> None:
-    """Restore the random generators from the loaded checkpoint, if the number of processes has not changed."""
     states = task.loaded.get("generators", ())
     if len(states) == world:
         set_generator_states(states[rank])
 
 
 def _origin(path: Path) -> str:
-    """Return the start of an error message that names the model in a checkpoint, or "" if the model is unknown."""
     saved = settings_in(path)
     return f"it has model {saved['model']} with {saved.get('num_classes')} classes. " if saved.get("model") else ""
 
 
 def generator_states() -> dict[str, Any]:
-    """Return the states of the random generators of Python, NumPy and PyTorch in this process."""
     name, keys, *rest = np.random.get_state()
     return {
         "python": random.getstate(),
@@ -266,12 +257,10 @@ def all_ranks(value: Any) -> list[Any]:
 
 
 def folder_of(config: TrainConfig) -> Path | None:
-    """Return the folder of the run that ``--experiment`` names, or None if the flag is not set."""
     return Path(config.output or OUTPUT, config.experiment) if config.experiment else None
 
 
 def results(folder: Path) -> list[Path]:
-    """Return the paths of the checkpoints, ``summary.csv`` and ``curves.svg`` in the folder of a run."""
     return [path for pattern in RESULTS for path in sorted(folder.glob(pattern))]
 
 
@@ -287,13 +276,10 @@ def check_folder(config: TrainConfig) -> None:
 
 
 def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
-    """Return the checkpoint to resume from, and a message for the log.
+    """Return the checkpoint to resume from and a message for the log, or raise a TrainError.
 
-    Without ``--resume``, the result is (None, ""). ``--resume auto`` selects the newest checkpoint whose settings allow
-    this run to continue, see :func:`differences`. If there is no such checkpoint, the result is (None, message).
-
-    Raises:
-        TrainError: the checkpoint does not exist, or the run in the folder of ``--experiment`` has other settings.
+    Without ``--resume``, return (None, ""). ``--resume auto`` selects the newest checkpoint whose settings allow this
+    run to continue, see :func:`differences`. If there is no such checkpoint, return (None, message).
     """
     if config.resume != "auto":
         path = Path(config.resume) if config.resume else None
@@ -314,7 +300,7 @@ def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
 
 
 def differences(saved: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    """Return ``name: saved -> now`` for each changed setting that forbids resuming the saved run."""
+    """Return one text ``name: saved -> now`` per setting whose change forbids this run to resume the saved run."""
     now = {name: value for name, value in config.to_dict().items() if name not in FREE and value not in (None, "")}
     return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
 

@@ -1,9 +1,8 @@
 """The command ``topk-registry compare A B ...`` compares models on the same images.
 
 Each model is compared with the first model. The confidence interval of a difference is a percentile bootstrap interval:
-images are drawn with replacement, and all models and measures use the same draws. McNemar's exact test compares two
-numbers: of images that only the first model classifies correctly, and of images that only the second model classifies
-correctly.
+images are drawn with replacement, and all models and measures use the same draws. McNemar's exact test compares the
+number of images on which only the first model is correct with the number on which only the other model is correct.
 """
 
 import json
@@ -35,8 +34,8 @@ class Difference:
         first, second: values of the two models.
         difference: second - first.
         low, high: 95 % bootstrap interval of the difference.
-        gained: number of images with the label in the top k of the second model only. None for ``macro`` and ``nll``.
-        lost: number of images with the label in the top k of the first model only. None for ``macro`` and ``nll``.
+        gained: number of images whose top-k accuracy is higher with the second model. None for ``macro`` and ``nll``.
+        lost: number of images whose top-k accuracy is lower with the second model. None for ``macro`` and ``nll``.
         p: two-sided p-value of McNemar's exact test. None for ``macro`` and ``nll``.
     """
 
@@ -82,8 +81,8 @@ def compare_scores(
         scores: one array of scores [N, n] per model, with the classes in the same order. The softmax of the scores
             gives the probabilities of a model.
         labels: labels of the images [N].
-        k: values of k for top-k accuracy. If other classes have the same score as the label, ties are broken at random:
-            the image counts as the probability that the label is in the top k.
+        k: values of k for top-k accuracy. If other classes have the same score as the label, the accuracy of the image
+            is the probability that the label is in the top k after the ties are broken at random.
         resamples: number of bootstrap resamples.
         seed: seed of the resamples.
 
@@ -150,7 +149,6 @@ def _resamples(images: int, count: int, seed: int) -> Iterator[Floats]:
 
 
 def table(names: Sequence[str], results: Sequence[Sequence[Difference]]) -> str:
-    """Return the differences of all models and measures as text, with one line per difference."""
     header = ("MODEL", "MEASURE", names[0], "MODEL'S", "DIFFERENCE", "95 % INTERVAL", "ONLY THIS : ONLY FIRST", "P")
     rows: list[Sequence[str]] = [header]
     for name, differences in zip(names[1:], results, strict=True):
@@ -204,7 +202,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
-    """Run all models on the same images. Return names, scores, labels, and one line of text about each model.
+    """Run all models on the same images. Return their names, scores and labels, and notes to print.
 
     The scores of a model are an array [N, n] with the classes in the order of the first model.
     """
@@ -248,7 +246,7 @@ def _names(model: Any, logits: NDArray[Any]) -> list[str]:
 
 
 def _data_settings(args: Any, model: Any) -> dict[str, Any]:
-    """Return options for opening the images: those in the flags, else the evaluation data of the first model."""
+    """Return the options that open the images: from the flags, else from the configuration of the first model."""
     if args.data_dir or args.dataset:
         return {"name": args.dataset, "split": args.split, "root": args.data_dir, **args.dataset_opt}
     config = getattr(model, "config", None)

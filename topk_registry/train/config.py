@@ -346,11 +346,17 @@ class TrainConfig:
         return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     def replace(self, **settings: Any) -> "TrainConfig":
-        """Return a configuration with changed settings. A setting that was never set gets its default again."""
+        """Return a copy with changed settings.
+
+        Settings that were never set get their defaults, which depend on the task and the data set of the copy.
+        """
         return type(self)(**{name: getattr(self, name) for name in self.__dict__["_given"]} | settings)
 
     def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
-        """Return a copy for a program's data loaders with this batch size, with the defaults of timm."""
+        """Return the configuration for data loaders that a program passes to the trainer.
+
+        The defaults are those of timm. If ``batch_size`` was never set, this argument replaces the default.
+        """
         given: frozenset[str] = self.__dict__["_given"]
         changed: dict[str, Any] = {} if given & {"dataset", "data_dir"} else {"dataset": OWN_BATCHES}
         if batch_size and "batch_size" not in given:
@@ -396,7 +402,7 @@ def flag_of(name: str) -> str:
 
 
 def parse_args(argv: Sequence[str]) -> TrainConfig:
-    """Return the configuration of a command line. Settings of ``--config`` replace defaults, and flags replace both."""
+    """Return the configuration of a command line. Flags take priority over the file of ``--config``."""
     parser = create_parser()
     _refuse_timm_only(parser, argv)
     given = vars(parser.parse_args(argv))
@@ -417,11 +423,7 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
 
 
 def read_config(file: str) -> dict[str, Any]:
-    """Return the settings in a YAML file. A value that is text is parsed like the argument of the flag.
-
-    Raises:
-        ConfigError: the file cannot be read, or has an unknown name or an invalid value.
-    """
+    """Return the settings in a YAML file, or raise a ConfigError. Text is parsed like the argument of a flag."""
     try:
         with open(file, encoding="utf-8") as stream:
             settings = yaml.safe_load(stream)
@@ -440,7 +442,7 @@ def read_config(file: str) -> dict[str, Any]:
 
 
 def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the known settings of a dictionary, with text parsed like the argument of the flag.
+    """Return the settings of this trainer among ``settings``. Text is parsed like the argument of the flag.
 
     A setting that only timm's script has is dropped if the value is timm's default. Any other value of such a setting
     raises a ConfigError, and so does an unknown name. A value None is dropped if the setting does not accept None.

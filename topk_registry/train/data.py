@@ -83,15 +83,9 @@ class ClassBalanced:
 
 
 def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = False) -> Data:
-    """Open the training and evaluation data of a run.
+    """Open the training and evaluation data of a run, or raise a DataError.
 
-    Args:
-        config: settings of the run.
-        channels: number of channels of the images.
-        needs_counts: count the training images per class, even if every sample must be read for this.
-
-    Raises:
-        DataError: a split does not exist or cannot be used.
+    With ``needs_counts``, count the training images per class, even if every sample must be read for this.
     """
     fraction = held_out_fraction(config)
     check_splits(config, fraction)
@@ -119,18 +113,10 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
 def open_split(
     config: TrainConfig, split: str, *, training: bool = False, channels: int = 3, held_out: float = 0.0
 ) -> Any:
-    """Open one split of the data set of a run. The data loader sets the image transform later.
+    """Open one split of the data set of a run, or raise a DataError. The data loader sets the image transform later.
 
-    Args:
-        config: settings of the run.
-        split: name of the split.
-        training: whether the split is for training. Options such as label noise apply only to training.
-        channels: number of channels of the images.
-        held_out: share of the images of each class that is held out for evaluation. With ``training``, return the other
-            images. Otherwise, return the held-out images.
-
-    Raises:
-        DataError: the split cannot be opened.
+    ``held_out`` is the share of the images of each class that is held out for evaluation. With ``training``, return the
+    other images. Otherwise, return the held-out images. Options such as label noise apply only with ``training``.
     """
     options: dict[str, Any] = {"multilabel": config.task == MULTILABEL}
     options["mode"] = config.input_img_mode or ("RGB" if channels == 3 else "L")
@@ -162,7 +148,7 @@ def open_split(
 
 
 def _mapped(config: TrainConfig, dataset: Any) -> Any:
-    """Return a folder of images with the class indices of ``--class-map``. Images of other classes are dropped."""
+    """Return the images with the class indices of the file ``--class-map``. Images of other classes are dropped."""
     numbers = load_class_map(config.class_map, config.data_dir or "")
     order = {int(number): str(name) for name, number in numbers.items()}
     classes = [order.get(i, str(i)) for i in range(max(order) + 1)]
@@ -187,7 +173,7 @@ def held_out_fraction(config: TrainConfig) -> float:
 
 
 def check_splits(config: TrainConfig, fraction: float) -> None:
-    """Raise a DataError if a folder of images lacks a split. Otherwise, evaluation would use training images."""
+    """Raise a DataError if a folder of images lacks a split, because all images would be used for this split."""
     root = Path(config.data_dir or "")
     if config.dataset not in FOLDERS or config.task == MULTILABEL or not root.is_dir() or fraction:
         return
@@ -202,14 +188,9 @@ def check_splits(config: TrainConfig, fraction: float) -> None:
 
 
 def align(dataset: Any, classes: Sequence[str], where: str) -> Any:
-    """Return a data set whose class indices are the positions of its class names in the list ``classes``.
+    """Return a data set whose class indices are the positions of its class names in ``classes``, or raise a DataError.
 
-    If the class names of the data set are unknown, return the data set unchanged. ``where`` names the data set in error
-    messages.
-
-    Raises:
-        DataError: the data set has a class that is not in the list, or the data set is a stream with another class
-            order.
+    If the data set has no class names, return it unchanged. ``where`` names the data set in error messages.
     """
     names = class_names_of(dataset)
     if names is None or names == list(classes):
@@ -280,14 +261,10 @@ def _mixture(rows: Tensor, target: Tensor, smoothing: float) -> LabelMixture:
 
 
 class TrainLoader:
-    """Iterator over the training batches, which moves each batch to the device.
+    """Iterator over the training batches, which moves each batch to the device and applies ``mixup`` there.
 
-    Args:
-        loader: yields images and targets.
-        device: device of the batches.
-        dtype: dtype of the images. None keeps the dtype of the loader.
-        mixup: mixup to apply on the device, or None.
-        mixup_off_epoch: epoch at which mixup ends. 0: mixup never ends.
+    ``dtype`` is the dtype of the images; None keeps the dtype of ``loader``. ``mixup_off_epoch`` is the first epoch
+    without mixup; 0 means that mixup never ends.
     """
 
     def __init__(
@@ -311,7 +288,7 @@ class TrainLoader:
         return self.size
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch, counted from 0: shuffle the samples, and switch mixup off at ``mixup_off_epoch``."""
+        """Begin an epoch, counted from 0: shuffle the samples. From ``mixup_off_epoch`` on, switch mixup off."""
         for part in (getattr(self.loader, name, None) for name in ("dataset", "sampler")):
             if callable(tell := getattr(part, "set_epoch", None)):
                 tell(epoch)
@@ -332,12 +309,7 @@ def create_train_loader(
 ) -> TrainLoader:
     """Return the loader of the training batches, with the transforms and the collate function of timm.
 
-    Args:
-        config: settings of the run.
-        dataset: training data.
-        preprocessing: image size, channel means, channel standard deviations and interpolation.
-        compute: device and precision.
-        mixtures: if mixup or CutMix is on, targets are :class:`LabelMixture` instead of distributions [B, n].
+    With ``mixtures``, the targets of mixup and CutMix are :class:`LabelMixture` instead of distributions [B, n].
     """
     if is_indexed(dataset) and len(dataset) < config.batch_size * compute.world_size:
         raise DataError(
@@ -385,7 +357,6 @@ def create_train_loader(
 
 
 def create_eval_loader(config: TrainConfig, dataset: Any, preprocessing: dict[str, Any], compute: Compute) -> Any:
-    """Return the loader of the evaluation batches."""
     loader = create_loader(
         dataset,
         batch_size=config.validation_batch_size or config.batch_size,

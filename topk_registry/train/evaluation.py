@@ -1,9 +1,9 @@
 """Evaluation of a model on the batches of a loader.
 
-Classes are ranked by their logits. If the loss has a method ``probabilities(logits)``, classes are ranked by these
-probabilities instead. With several crops per image, classes are ranked by the mean of the top-k marginals of the crops
-(Berrada et al. 2018). The top-k marginal of a class is the probability that the class belongs to a random set of k
-classes.
+Classes are ranked by their logits, or by ``probabilities(logits)`` if the loss has this method. With several crops per
+image, the probabilities of the crops are averaged. If the loss lacks the method, the top-k marginals of the crops are
+averaged instead (Berrada et al. 2018). The top-k marginal of a class is the probability that a random set of k classes
+contains the class, where a set has a probability proportional to exp(sum of its logits / temperature).
 """
 
 import math
@@ -39,7 +39,7 @@ class MeanNLL(StreamingMetric):
 
 
 class SingleLabel:
-    """Metrics of images with one label: NLL, and in percent the top-k accuracy and its mean over classes."""
+    """Metrics of images with one label: NLL, and in percent the top-k and the macro top-k accuracies."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class SingleLabel:
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Add a batch and return the scores that rank the classes. Only the first ``len(target)`` rows count."""
+        """Add a batch, and return the scores [len(target), n] that rank the classes. Ignore logits without a target."""
         likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
         ranked = [likelihood if self.probabilities else logits]
         if self.crops:
@@ -142,7 +142,7 @@ def evaluate(
         autocast: function that returns a context manager for the forward pass.
         probabilities: function from logits to class probabilities. Default: softmax.
         class_counts: number of training images per class. If given, the metrics include the accuracies of classes with
-            many, a medium number of, and few training images.
+            many (above 100), medium (20 to 100) and few (below 20) training images.
         crops: number of crops per image. A batch is the concatenation of this many batches of crops, each with the same
             images in the same order. 0: a batch has one view of each image.
         temperature: temperature of the top-k marginals that are averaged over the crops.

@@ -94,7 +94,7 @@ class Run:
 
 
 def train_epoch(run: Run, epoch: int) -> float | None:
-    """Train one epoch, counted from 0. Return the mean loss, or None if a signal to stop ended the epoch.
+    """Train one epoch, counted from 0. Return the mean loss, or None if a signal stopped the epoch.
 
     Raises:
         NonFiniteLossError: the loss became NaN or infinite.

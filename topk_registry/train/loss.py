@@ -51,8 +51,6 @@ class Facts:
 
 
 class FunctionLoss(nn.Module):
-    """Module that calls a loss function."""
-
     def __init__(self, function: Callable[[Tensor, Any], Tensor]) -> None:
         super().__init__()
         self.function = function
@@ -79,11 +77,7 @@ class LossSpec:
 
     @classmethod
     def resolve(cls, name: str, options: Mapping[str, Any], multilabel: bool = False) -> "LossSpec":
-        """Find a loss by name. The plug-in that defines the loss is imported.
-
-        Raises:
-            TrainError: ``multilabel`` is True, and the loss does not accept k-hot targets.
-        """
+        """Find a loss by name, and import its plug-in. With ``multilabel``, the loss must accept k-hot targets."""
         info = registry.loss_info(name)
         if multilabel and not registry.takes_k_hot(name):
             known = [other for other in registry.list_losses(OURS_AND_TIMMS) if registry.takes_k_hot(other)]
@@ -123,11 +117,7 @@ class LossSpec:
         return f"k={k} of {num_classes} classes: a random guess is in the top {k} in {100 * k / num_classes:.0f} %"
 
     def build(self, facts: Facts) -> nn.Module:
-        """Build the loss from its options and the values of the run.
-
-        Raises:
-            TrainError: the loss rejects an option, or class weights are given that the loss does not support.
-        """
+        """Build the loss from options and values of the run. Raise a TrainError if the loss rejects an option."""
         for name in SMOOTHING:
             if name in self.options and facts.smoothing and not facts.multilabel:
                 raise TrainError(
@@ -178,22 +168,14 @@ def over_ranks(criterion: nn.Module) -> nn.Module:
 
 
 def set_epoch(criterion: object, epoch: int) -> None:
-    """Call the method ``set_epoch`` of the loss, if there is one. The epoch is counted from 0."""
     if callable(tell := getattr(criterion, "set_epoch", None)):
         tell(epoch)
 
 
 def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0) -> None:
-    """Test the loss: call a copy on one small batch of random logits and run the backward pass.
+    """Raise a TrainError unless the loss has a finite value and gradient on one small batch of random logits.
 
-    Args:
-        spec: name and options of the loss, for error messages.
-        criterion: the loss to test.
-        facts: values of the run, which determine the kind of targets.
-        splits: number of augmented copies of each image in a batch, see ``--aug-splits``.
-
-    Raises:
-        TrainError: the loss raises an exception, or does not return one finite number with a finite gradient.
+    A copy of ``criterion`` is tested. ``splits`` is the number of augmented copies of each image, see ``--aug-splits``.
     """
     rows, n = 2 * max(1, splits), facts.num_classes
     with torch.random.fork_rng(devices=[]):
@@ -235,16 +217,10 @@ def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
 
 
 def class_weights(how: str, counts: Sequence[float] | None, num_classes: int) -> list[float]:
-    """Return one weight per class.
+    """Return one weight per class, or raise a TrainError.
 
-    Args:
-        how: ``inv_freq`` or ``effective_num`` (weights from ``counts``, with a mean of 1), a file, or numbers joined by
-            commas.
-        counts: number of training images per class [n], or None if they are unknown.
-        num_classes: number of classes n.
-
-    Raises:
-        TrainError: ``how`` needs unknown counts, or does not give n non-negative numbers.
+    ``how`` is a file, numbers joined by commas, or ``inv_freq`` or ``effective_num``. The last two compute weights with
+    mean 1 from ``counts`` [n], the number of training images per class.
     """
     from timm.loss import resolve_class_weights
 

@@ -47,11 +47,7 @@ class Compute:
 
     @classmethod
     def set_up(cls, config: TrainConfig) -> "Compute":
-        """Select device and precision from the settings. With several processes, join their process group.
-
-        Raises:
-            TrainError: the device does not exist.
-        """
+        """Select device and precision from the settings, and join the process group if there are several processes."""
         place = utils.distributed.init_distributed_device_so(device_of(config.device))
         device = torch.device(place["device"])
         if device.type == "cuda":
@@ -99,7 +95,7 @@ def cpu_has_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
 
 
 def device_of(name: str) -> str:
-    """Return the device for the flag ``--device``. For ``auto``, return "cuda" if there is a CUDA device, else "cpu".
+    """Return ``name``, or for "auto" return "cuda" if there is a GPU, else "cpu".
 
     Raises:
         TrainError: torch has no such device.
@@ -130,11 +126,7 @@ def channels_of(config: TrainConfig) -> int:
 
 
 def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
-    """Build the model with ``num_classes`` outputs. If ``num_classes`` is None, use the model's default number.
-
-    Raises:
-        TrainError: timm cannot build the model.
-    """
+    """Build the model, or raise a TrainError. If ``num_classes`` is None, keep the default number of outputs."""
     check_model(config.model)
     if config.initial_checkpoint and not os.path.isfile(config.initial_checkpoint):
         raise TrainError(f"--initial-checkpoint {config.initial_checkpoint}: there is no such file")
@@ -207,7 +199,7 @@ def create_optimizer(config: TrainConfig, model: nn.Module, criterion: nn.Module
 
 
 def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updates: int, decreasing: bool) -> Any:
-    """Return timm's learning-rate schedule, and the number of epochs of this schedule."""
+    """Return timm's learning-rate schedule, and the number of epochs including warmup and cooldown."""
     settings: dict[str, Any] = scheduler_kwargs(config, decreasing_metric=decreasing)
     try:
         return create_scheduler_v2(optimizer, **settings, updates_per_epoch=updates)
@@ -216,11 +208,7 @@ def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updat
 
 
 def load_weights(model: nn.Module, path: str, ema: bool = True) -> None:
-    """Load the weights in a checkpoint into a model: the EMA weights if there are any and ``ema`` is True.
-
-    Raises:
-        TrainError: the checkpoint cannot be read, or belongs to another model.
-    """
+    """Load a checkpoint into a model, or raise a TrainError. With ``ema``, use the EMA weights if there are any."""
     try:
         load_checkpoint(model, path, use_ema=ema)
     except (OSError, RuntimeError, KeyError, ValueError) as error:

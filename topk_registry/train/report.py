@@ -21,11 +21,9 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 class Report:
-    """Output of a run: printed lines, files and logs. Only the first process prints and writes.
+    """Output of a run: printed lines, files and logs. Without ``primary``, print and write nothing.
 
-    Args:
-        primary: whether this is the first process.
-        quiet: print nothing and draw no curves.
+    With ``quiet``, print nothing and draw no curves.
     """
 
     def __init__(self, *, primary: bool = True, quiet: bool = False) -> None:
@@ -46,10 +44,7 @@ class Report:
         self.epoch, self.updates, self.clock = epoch, updates, time.perf_counter()
 
     def update(self, update: int, now: float, mean: float, lr: float, images: int) -> None:
-        """Show the progress within an epoch, and send loss and learning rate to the loggers.
-
-        On a terminal, each line replaces the previous line.
-        """
+        """Show the progress within an epoch, and send loss and learning rate to the loggers."""
         rate = images / max(time.perf_counter() - self.clock, 1e-9)
         width = len(str(self.updates))
         line = (
@@ -62,7 +57,7 @@ class Report:
             logger({"loss": now, "lr": lr}, done)
 
     def testing(self, name: str, batch: int, batches: int, every: int) -> None:
-        """Show the progress of an evaluation: every ``every``-th batch from the first batch on, and the last batch."""
+        """Show the progress of an evaluation at the first batch, then at each ``every``-th, and at the last batch."""
         if batch % every == 0 or batch == batches - 1:
             self._line(f"{name}: [{batch + 1:{len(str(batches))}}/{batches}]")
 
@@ -144,7 +139,7 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def best_row(progress: Progress) -> Row:
-    """Return the metrics of the best epoch, or else of the last epoch. If there is no epoch, return {}."""
+    """Return the metrics of the best epoch, or of the last epoch if none was evaluated, or {} without epochs."""
     rows = [row for row in progress.history if row["epoch"] - 1 == progress.best_epoch] or progress.history[-1:]
     return rows[0] if rows else {}
 

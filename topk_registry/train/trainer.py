@@ -64,7 +64,7 @@ class Trainer:
         config: settings of the run. Default: train on a built-in data set.
         model: model to train instead of the timm model in ``config``.
         train_loader: iterable over training batches (images, labels), instead of the data set in ``config``. With a
-            loader, settings that are not set have the defaults of timm, not of the built-in job.
+            loader, settings that ``config`` does not set have the defaults of timm.
         eval_loader: iterable over evaluation batches (images, labels), only together with a ``train_loader``.
         on_step: function that is called after each batch with the run and the loss, a tensor on the device.
         on_epoch: function that is called after each epoch with the run and the dictionary of metrics of the epoch.
@@ -146,11 +146,7 @@ class Trainer:
 
 
 def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: Any, report: Report) -> Run:
-    """Build all parts of a run. If ``resume`` is set, load the checkpoint. No file is written.
-
-    Raises:
-        TrainError: the configuration is invalid.
-    """
+    """Build all parts of a run, or raise a TrainError. If ``resume`` is set, load the checkpoint. Write no file."""
     multilabel = config.task == MULTILABEL
     spec = LossSpec.resolve(config.loss, config.loss_opt, multilabel)
     check_loggers(config.log)
@@ -218,7 +214,7 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
 
 
 def _resume_and_wrap(run: Run, resume: Path | None) -> None:
-    """Load the checkpoint, then compile and wrap the model, in the same order as timm's training script."""
+    """Load the checkpoint, then compile the model and wrap it in DistributedDataParallel, as timm's script does."""
     config, task, compute = run.config, run.task, run.compute
     if config.model_ema:
         task.setup_ema(decay=config.model_ema_decay, use_warmup=config.model_ema_warmup)
@@ -280,12 +276,7 @@ def open_folder(run: Run) -> None:
 
 
 def run_epochs(run: Run) -> None:
-    """Train to the last epoch, or until ``--early-stop`` ends the run.
-
-    Raises:
-        Interrupted: a signal arrived.
-        TrainError: the run cannot continue.
-    """
+    """Train to the last epoch, or until ``--early-stop`` ends the run. After a signal, raise :class:`Interrupted`."""
     progress, config = run.progress, run.config
     while progress.epoch < run.num_epochs:
         clock, epoch = time.perf_counter(), progress.epoch
@@ -349,7 +340,7 @@ def measure_weights(run: Run, ema: bool) -> dict[str, float] | None:
 
 
 def evaluation_options(config: TrainConfig, compute: Compute, criterion: object, counts: Any) -> dict[str, Any]:
-    """Return keyword arguments for :func:`evaluate`. ``counts`` has the training images per class, or is None."""
+    """Return keyword arguments for :func:`evaluate`. ``counts``: number of training images per class, or None."""
     metric = config.metric
     size = "".join(letter for letter in metric.partition("top")[2] if letter.isdecimal())
     temperature = config.marginal_temperature or getattr(criterion, "temperature", None) or 1.0

@@ -59,15 +59,11 @@ def open_model(
 ) -> Evaluated:
     """Open a checkpoint of ``timm train`` or of timm's training script, or an ONNX file of ``topk-registry export``.
 
-    Images are preprocessed as in the evaluation of the training run, because the checkpoint records the preprocessing.
-
     Args:
         path: path of the file.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        batch_size: batch size of the data loader.
-        workers: number of processes of the data loader.
-        weights: ``"ema"`` selects the EMA weights if the checkpoint has any. ``"model"`` selects the other weights.
-        settings: settings with priority over the settings in the checkpoint.
+        device, batch_size, workers: as in ``timm train``.
+        weights: for a checkpoint, "ema" (the EMA weights, if there are any) or "model" (weights without averaging).
+        settings: settings that replace settings of the training run, such as another ``crop_pct``.
 
     Raises:
         TrainError: the file cannot be opened.
@@ -141,10 +137,7 @@ def _open_onnx(path: Path, device: str, batch_size: int, workers: int) -> Evalua
 
 
 def measure(opened: Evaluated, dataset: Any, k: Sequence[int], progress: Callable[[int], bool]) -> dict[str, float]:
-    """Return the metrics of an opened model on a data set. ``k`` has the values of k for top-k accuracy.
-
-    ``progress`` is a function as in :func:`evaluate`.
-    """
+    """Return the metrics of an opened model on a data set. ``k`` and ``progress`` are as in :func:`evaluate`."""
     import torch
 
     from topk_registry.train.evaluation import SingleLabel, evaluate

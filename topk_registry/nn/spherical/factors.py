@@ -36,7 +36,7 @@ class Batch:
     dH: Tensor  # [m, d] gradient with respect to the features  # noqa: N815  the README's symbol
 
     def scaled(self, factor: Tensor | float) -> "Batch":
-        """Return the batch that would result if the losses were multiplied by ``factor``: [] or [m]."""
+        """Return the batch for losses that are multiplied by ``factor``, a number [] or one number per sample [m]."""
         column = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
         scaled = {name: getattr(self, name) * factor for name in ("gs", "gq")}
         scaled |= {name: getattr(self, name) * column for name in ("ga", "dH")}
@@ -57,7 +57,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
-    """Join the batches of all ranks, with derivatives divided by the number of ranks. If there is none, return None."""
+    """Join the batches of all ranks (None if no rank has one), with derivatives divided by the number of ranks."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return own
     d, device = factors.Q.shape[0], factors.V.device

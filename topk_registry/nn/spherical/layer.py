@@ -176,7 +176,7 @@ class SphericalLinear(nn.Module):
 
     @torch.no_grad()
     def scores(self, features: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Return the scores [B, K] for features [B, d] and class indices [B, K]. Default: all scores [B, n]."""
+        """Return the scores [B, K] for features [B, d] and class indices [B, K], or by default all scores [B, n]."""
         H = self._rows(features)
         if classes is None:
             blocks = [chunk for _, chunk in self._chunks(H, None)]

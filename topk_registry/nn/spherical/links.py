@@ -74,10 +74,10 @@ def resolve(loss: str | nn.Module, options: Mapping[str, Any]) -> SumsLoss | Non
 def loss_per_sample(
     loss: SumsLoss | None, s: Tensor, q: Tensor, a: Tensor, labels: Tensor, weight: Tensor, n: int
 ) -> Tensor:
-    """Return the loss of each row: [m].
+    """Return the loss of each row [m]: the sum over labels of weight * (loss for this label).
 
-    For a spherical loss, the result is the sum over labels of weight * (loss for this label). For the squared error,
-    the result is the sum over all n classes of (score - target)^2, where the target is the sum of the class's weights.
+    For the squared error, the loss is instead the sum over all n classes of (score - target)^2. The target of a class
+    is the sum of its weights among the labels, or 0 if the class is not among the labels.
 
     Args:
         loss: spherical loss. None: squared error.
