@@ -235,8 +235,8 @@ def summary(runs: Iterable[tuple[Mapping[str, Any], Mapping[str, float]]]) -> li
         runs: pairs of the options of a run and the metrics of this run. Runs for tuning are ignored.
 
     Returns:
-        Rows with the mean and standard deviation of each test metric over the seeds. For each loss in ``BASELINES``, a row
-        also has the mean difference from this loss over the same seeds, and the half-width of the 95 % interval.
+        Rows with the mean and standard deviation of each test metric over the seeds. For each loss in ``BASELINES``, a
+        row also has the mean difference from this loss over the same seeds, and the half-width of the 95 % interval.
     """
     cells: dict[tuple[Any, ...], dict[int, Mapping[str, float]]] = {}
     for run, found in runs:
