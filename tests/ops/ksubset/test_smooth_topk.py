@@ -121,6 +121,21 @@ def test_a_nan_of_either_sign(backend, masses, nan, others, n, k):
     assert gradient.isnan().any()
 
 
+@pytest.mark.parametrize("masses", ["label", "smoothed label", "distribution"])
+@pytest.mark.parametrize("k", [13, 20, 40])
+def test_powers_of_odds_in_the_tail_do_not_overflow(backend, masses, k):
+    """One class is far ahead, k - 2 classes follow, and the many others make the tilt small."""
+    n = 20_000
+    s = torch.randn(1, n, generator=torch.Generator().manual_seed(0)) / 4
+    s[0, : k - 1] = torch.linspace(5.0, 6.0, k - 1)
+    s[0, 7] = 12.0
+    given = masses_of(masses, 1, n)
+    with use_backend("torch"):
+        expected = value_and_gradient(s.double(), given, k=k, tau=1 / k)
+    assert expected[0].isfinite().all()
+    assert_exact(value_and_gradient(s, given, k=k, tau=1 / k), expected, 3e-5)
+
+
 def test_half_precision_strides_and_views(backend):
     s, given = torch.randn(8, 50, generator=torch.Generator().manual_seed(0)), masses_of("label", 8, 50)
     expected = value_and_gradient(s, given, k=5, tau=0.3)

@@ -196,7 +196,7 @@ def _write_rows(label, share, alpha, k, theta, tau, value, gradient, memory, bef
         margin = np.float64(of_label[r]) - np.float64(a[r]) + theta * math.log(u[r] * rho)
         cost, slope = passes.hinge(margin, alpha[y if len(alpha) > 1 else 0], 1 / k, tau)
         value[r], slope = share[r] * cost, share[r] * slope
-        passes.label_gradient(w, c, np.float32(u[r] * rho), np.float32(slope), passes.reach(most[r] * rho, k), scratch)
+        passes.label_gradient(w, c, np.float32(rho), np.float32(slope), passes.reach(most[r] * rho, k), scratch)
         for j in range(size[r]):
             w[where[r, j]] = slope * in_top[j, r]
         w[y] = slope

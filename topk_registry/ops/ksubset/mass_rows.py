@@ -25,9 +25,10 @@ NO_MASS = -3  # stored in place of the size of the top group if a row has no mas
 Memory = namedtuple("Memory", "space x odds direct mass scratch c g_c where members powers slopes alphas gains")
 # Polynomials of B rows at two tilts. The tilt of lanes 0..B-1 selects about k - 1/2 classes. The tilt of lanes B..2B-1
 # selects about k + 1/2 classes, and is for the margins of the k largest classes. size and u [2 B] are results of split.
-# kth and a [B] are the k-th and the (k + 1)-th largest score. to_next [B] is exp((a - kth) / theta). most [B] is the
-# largest of the tail's odds times u. P, p, q, before and after are as in polynomial.top_group. T is the largest size.
-Tilts = namedtuple("Tilts", "size kth a u to_next most P p q before after T")
+# kth and a [B] are the k-th and the (k + 1)-th largest score. most [B] is the largest u w in the tail in lanes B..2B-1.
+# ratio [B] is u w in lanes 0..B-1, divided by u w in lanes B..2B-1. P, p, q, before and after are as in
+# polynomial.top_group. T is the largest size.
+Tilts = namedtuple("Tilts", "size kth a u ratio most P p q before after T")
 
 
 @compiled
@@ -96,7 +97,7 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
                 total += mass * cost
                 g_below[j, lane] = mass * slope
         rho = polynomial.balanced(tilts.before, T, r, memory.c)
-        tilt = tilts.to_next[r] * tilts.u[r] * rho
+        tilt = tilts.ratio[r] * rho
         shift = math.log(tilts.u[r] * rho)
         if count < 0:
             powers = 1 + passes.reach(tilts.most[r] * rho, k)
@@ -136,7 +137,7 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
 def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
     B = len(s)
     size, kth, a, most = empty(2 * B, np.int64), empty(B, np.float32), empty(B, np.float32), zeros(B)
-    to_next, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
+    ratio, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
     where, members = memory.where, memory.members
     for r in range(B):
         x = memory.x[r]
@@ -157,20 +158,21 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
         u[r] = u[B + r]
         if size[r] > 0:  # if the top group is empty, both tilts are equal
             kth[r] = memory.space[0][k - 1]
-            to_next[r] = math.exp((np.float64(a[r]) - np.float64(kth[r])) / theta)
+            to_next = math.exp((np.float64(a[r]) - np.float64(kth[r])) / theta)
             for j in range(size[r]):
                 members[r, j] = x[where[r, j]]
             to_odds(members[r, : size[r]], kth[r], theta)
-            u[r] = balance(members[r, : size[r]], memory.powers[0] * to_next[r], k, 0.0)
+            u[r] = balance(members[r, : size[r]], memory.powers[0] / u[B + r] * to_next, k, 0.0)
+            ratio[r] = to_next * u[r] / u[B + r]
         factor = 1.0
         for j in range(count):
-            factor *= to_next[r]
+            factor *= ratio[r]
             P[j, r], P[j, B + r] = memory.powers[j] * factor, memory.powers[j]
     T = largest_integer(size)
     p, q = empty((T, 2 * B)), empty((T, 2 * B))
     before, after = empty((T + 1, k + 1, 2 * B)), empty((T + 1, k + 1, 2 * B))
     polynomial.top_group(members, size, u, P, powers, p, q, before, after)
-    return Tilts(size, kth, a, u, to_next, most, P, p, q, before, after, T)
+    return Tilts(size, kth, a, u, ratio, most, P, p, q, before, after, T)
 
 
 @compiled
@@ -285,7 +287,7 @@ def _top_cotangents(tilts, below, last, g_below, g_product):
     # Propagate gradients backward to the scores of the top groups and to the power sums of the tails. Gradients with
     # respect to the log-odds of the top group, in g_below, become gradients with respect to the scores. tilts.P[j - 1]
     # becomes j times the gradient with respect to the j-th power sum of the odds of the tail.
-    P, u, to_next, T = tilts.P, tilts.u, tilts.to_next, tilts.T
+    P, T = tilts.P, tilts.T
     k, lanes = P.shape
     B = lanes // 2
     g_x, g_last = zeros((T, lanes)), zeros((T, lanes))
@@ -303,10 +305,10 @@ def _top_cotangents(tilts, below, last, g_below, g_product):
     for r in range(B):
         if tilts.size[r] < 0:
             continue
-        first, second = to_next[r] * u[r], u[B + r]
-        for j in range(k):  # the power sums were multiplied by powers of the tilts
-            P[j, r] = (j + 1) * (P[j, r] * first + P[j, B + r] * second)
-            first, second = first * to_next[r] * u[r], second * u[B + r]
+        factor = 1.0
+        for j in range(k):
+            factor *= tilts.ratio[r]
+            P[j, r] = (j + 1) * (P[j, r] * factor + P[j, B + r])
 
 
 @compiled

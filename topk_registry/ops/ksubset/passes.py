@@ -216,9 +216,9 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         mass: mass of each class. The mass is 0 for classes that are computed elsewhere, and for the padding.
         alpha, gain: required margin and exp(-alpha / tau), for each class or as CACHE_BLOCK equal numbers.
         c: result of :func:`polynomial.balanced`, coefficients c_0..c_k with c_{k-1} = c_k = 1.
-        a: reference score of the odds: w = exp((s - a) / theta).
+        a: reference score: odds_scale w = exp((s - a) / theta + shift).
         powers: number of coefficients before c_k that are used. All others are too small to change results.
-        odds_scale, shift: number by which the odds are multiplied, and the logarithm of this number.
+        odds_scale, shift: number by which the odds are multiplied, and the number in the formula for ``a``.
         scale, tau: 1 / k, and smoothing temperature of the loss.
         g: output, the gradient with respect to the scores for constant c.
         dc: output, the gradient with respect to c, summed over the classes.

@@ -16,13 +16,13 @@ def top_group(members, size, u, P, powers, p, q, before, after):
 
     A lane stands for a row of scores. The top group contains the classes of the row with the largest odds w. Such a
     class has q = 1 / (1 + u w) and p = u w / (1 + u w). All other classes are the tail. The polynomial
-    prod_i (1 + u w_i X) of the tail is computed from the power sums P_j = sum_i w_i^j.
+    prod_i (1 + u w_i X) of the tail is computed from the power sums P_j = sum_i (u w_i)^j.
 
     Args:
         members: odds of the classes in the top groups [lanes, at least T].
         size: number of classes in the top group of each lane [lanes], at most T.
         u: number by which all odds of a lane are multiplied [lanes].
-        P: power sums of the tails [k, lanes]. The function replaces P_j by u^j P_j.
+        P: power sums of the tails [k, lanes].
         powers: the power sums P_j with j > ``powers`` are 0.
         p, q: output, coefficients of the factors [T, lanes]. If a lane has fewer than T classes, the other factors are
             1.
@@ -30,11 +30,6 @@ def top_group(members, size, u, P, powers, p, q, before, after):
             polynomial.
     """
     T, width = p.shape
-    for i in range(width):
-        factor = 1.0
-        for j in range(powers):
-            factor *= u[i]
-            P[j, i] *= factor
     for j in range(T):
         for i in range(width):
             odds = members[i, j] * u[i] if j < size[i] else 0.0

@@ -35,7 +35,8 @@ def split(row, k, depth, limit, theta, space, w, members, where):
         limit: maximum of u w_i in the tail.
         theta: temperature.
         space: result of :func:`scratch_space`.
-        w: output, odds of all classes of the tail. The odds of all other classes are set to 0.
+        w: output, the products u w_i for all classes of the tail, and 0 for all other classes. These products are at
+            most ``limit``, so their powers do not overflow in single precision.
         members, where: output, odds and indices of the classes of the top group. The k largest classes come first.
 
     Returns:
@@ -52,7 +53,8 @@ def split(row, k, depth, limit, theta, space, w, members, where):
         if np.isnan(mass):
             return INVALID, a, 1.0, 0.0
         if limit * mass >= k:
-            return 0, a, k / mass, k / mass
+            u, most = _tilted(w, k / mass)
+            return 0, a, u, most
     select.largest(row, top, places, scratch)
     if top[depth - 1] == -np.inf:
         return CERTAIN, a, 1.0, 0.0
@@ -85,7 +87,17 @@ def split(row, k, depth, limit, theta, space, w, members, where):
                 size -= 1
                 w[where[j]] = members[j]
                 members[j], where[j] = members[size], where[size]
-    return size, a, u, min(u * blocks.largest_of(w), limit)
+    u, most = _tilted(w, u)
+    return size, a, u, min(most, limit)
+
+
+@borrowing
+def _tilted(w, u):
+    """Multiply w by u, rounded to single precision. Return the rounded u, and the largest of the products."""
+    factor = w.dtype.type(u)
+    for i in range(len(w)):
+        w[i] *= factor
+    return np.float64(factor), np.float64(blocks.largest_of(w))
 
 
 @compiled
@@ -98,8 +110,7 @@ def scratch_space(n, depth):
 def power_sums(w, most, P, scratch):
     """Write P[j - 1] = sum_i w_i^j for as many j as affect results, and return the number of these sums.
 
-    All other entries of P are set to 0. w are the odds of the classes of the tail, and ``most`` is the last result of
-    :func:`split`.
+    All other entries of P are set to 0. ``w`` and ``most`` are results of :func:`split`.
     """
     count = passes.reach(most / (1 - most), len(P))
     passes.power_sums(w, P[:count], scratch)
