@@ -155,7 +155,7 @@ def linear_topk(
 
     features, size = features.detach(), chunked.chunk_size(features, chunk)
     if process_group is not None:
-        sizes, first, _ = _agree(check, k, process_group, num_classes, features.device)
+        sizes, first, _ = _agree(check, k, process_group, num_classes)
         x = gather_rows(features, sizes, process_group)
         best = chunked.linear_topk_classes(x, weight, bias, _problem(x, k, temperature, size, first, process_group))
         return TopClasses(*(part.split(sizes)[dist.get_rank(process_group)] for part in best))
@@ -206,7 +206,7 @@ def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
 def _over_ranks(
     features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, group, num_classes
 ) -> Tensor:
-    sizes, first, n = _agree(check, k, group, num_classes, features.device)
+    sizes, first, n = _agree(check, k, group, num_classes)
     x = gather_rows(features, sizes, group)
     if x.requires_grad:
         x.register_hook(lambda g: g * len(sizes))
@@ -227,9 +227,9 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
     return losses.mean() if reduction == "mean" and not len(losses) else losses.sum()
 
 
-def _agree(check, k: int, group: Group, num_classes: int | None, device: torch.device) -> tuple[list[int], int, int]:
+def _agree(check, k: int, group: Group, num_classes: int | None) -> tuple[list[int], int, int]:
     """Check the arguments on all ranks. Return the number of rows of each rank, this rank's first class, and n."""
-    of_ranks = agreed(check, group, device, may_differ=("number of rows", "classes"))
+    of_ranks = agreed(check, group, may_differ=("number of rows", "classes"))
     first, n = first_class(of_ranks["classes"], num_classes, group)
     if n <= 2 * k:
         raise ValueError(f"with a process_group, k must be below half of the number of classes: k = {k}, n = {n}")
