@@ -97,7 +97,7 @@ class NoisedTopKImbalanced(NoisedTopK):
 
     The loss is designed for a cosine classifier, where each logit is the cosine between the features and a weight
     vector. ``epsilon`` and the margins are in units of the cosine. With the paper's epsilon of 0.01 and short training,
-    some frequent classes stay in the top k of every image, because so little noise gives them no gradient.
+    some frequent classes stay in the top k of every image, because with so little noise their logits get no gradient.
 
     - Use when: You show k answers per sample, there are many rare classes (a long tail), and macro accuracy matters.
       Macro accuracy is the mean over classes of the accuracy within each class. The model must have a cosine classifier
