@@ -42,16 +42,16 @@ class KSubset(Distribution):
     A set is a k-hot vector [..., n], with 1 for each class in the set and 0 elsewhere. :meth:`log_prob` also accepts
     sets as class indices [..., k].
 
-    All methods compute in double precision. All results have the dtype of the logits, with one exception: for logits in
-    half precision, results other than sets are float32. :meth:`sample`, :meth:`log_prob` and :meth:`entropy` use O(n k)
-    memory per row.
+    All methods compute in double precision. Results have the dtype of the logits. If the logits are in half precision,
+    however, only sets have this dtype, and all other results are float32. :meth:`sample`, :meth:`log_prob` and
+    :meth:`entropy` use O(n k) memory per row.
 
     Args:
         logits: scores [..., n]. A class with the logit -inf is in no set. If exactly k logits of a row are above -inf,
             only one set is possible. Then the entropy is 0, and the row gets no gradient.
         k: number of classes in a set, 1 <= k < n: one number, or integers [...] with one number per row.
         temperature: positive number by which logits are divided.
-        validate_args: whether to check arguments and values. None: the default of ``torch.distributions``.
+        validate_args: whether to check arguments, and sets in :meth:`log_prob`. None: torch's default.
 
     Example:
         >>> distribution = KSubset(torch.zeros(4), 2)
@@ -124,7 +124,7 @@ class KSubset(Distribution):
 
     @property
     def mode(self) -> Tensor:
-        """The most probable set [..., n]: the k classes with the largest logits. Ties go to the lower class index."""
+        """The most probable set as a k-hot vector [..., n]: the k largest logits. Ties go to the lower class index."""
         return _most_probable(self.logits, self.k)[0].to(self.logits.dtype)
 
     def log_partition(self) -> Tensor:
@@ -140,7 +140,7 @@ class KSubset(Distribution):
         """Return log P(S) for given sets S: [...].
 
         Args:
-            value: k-hot vectors [..., n]. If ``k`` was passed as a number, also integer class indices [..., k].
+            value: k-hot vectors [..., n]. If ``k`` was passed as a number, class indices [..., k] are also allowed.
         """
         x, in_mode = self._relative()
         n, k = self.event_shape[0], self._one_k
@@ -209,7 +209,7 @@ class KSubset(Distribution):
         return new
 
     def _relative(self) -> tuple[Tensor, Tensor]:
-        """Return x = logits / temperature minus the k-th largest x, and whether each class is in :attr:`mode`."""
+        """Return x minus the k-th largest x of the row, for x = logits / temperature. Also return the mode (bool)."""
         in_mode, kth = _most_probable(self.logits, self.k)
         return (self.logits.double() - kth.double()) / self.temperature, in_mode
 
@@ -256,9 +256,9 @@ def _most_probable(logits: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_size(function: Any, x: Tensor, k: Tensor, one_k: int | None) -> Tensor:
-    """Call ``function(rows, k)`` once per value of k, with the rows of x that have this k. Return [..., n].
+    """Return ``function(rows, k)`` for all rows of x: [..., n]. Rows with the same k share one call.
 
-    If all rows have the same k, ``one_k`` can be this number.
+    If the user passed k as a number, ``one_k`` is this number. Otherwise, ``one_k`` is None.
     """
     rows = x.reshape(-1, x.shape[-1])
     if one_k is not None or k.is_meta:
@@ -276,7 +276,7 @@ def _inner(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def _excess(x: Tensor, k: Tensor, in_mode: Tensor, one_k: int | None) -> Tensor:
-    """Return log sigma_k(exp x) - sum of x over the most probable set: [...]. The result is at least 0.
+    """Return [...]: log sigma_k(exp x) minus the sum of x over the most probable set, which ``in_mode`` marks.
 
     The difference is computed directly, because its two terms can be large and nearly equal.
     """
@@ -295,8 +295,8 @@ def _tree(x: Tensor, k: Tensor, largest: int) -> tuple[list[Tensor], Tensor]:
     """Return the levels of a binary tree whose leaves are the classes, and log-odds u [B, n] of the classes.
 
     Suppose that each class i is drawn independently with probability sigmoid(u_i), where u = x - t. If exactly k
-    classes are drawn, the set of drawn classes has the distribution of :class:`KSubset`, for any shift t. A tree node
-    holds the probabilities that 0, 1, 2, ... classes below the node are drawn.
+    classes are drawn, the set of drawn classes has the distribution of :class:`KSubset`, for any number t. A tree node
+    holds the probabilities that 0, 1, ..., ``largest`` classes below the node are drawn.
     """
     t = graph.tilt_to_mean(x.detach(), torch.zeros_like(x[:, :1]), k[:, None])
     u = x - t
@@ -306,8 +306,8 @@ def _tree(x: Tensor, k: Tensor, largest: int) -> tuple[list[Tensor], Tensor]:
 def _sample(x: Tensor, k: Tensor, count: int) -> Tensor:
     """Draw ``count`` sets per row, and return whether each class is in the set: bool [count, B, n].
 
-    The root of the tree gets k draws. From the root to the leaves, each node divides its number of draws at random
-    between its two children.
+    Each node of :func:`_tree` has a number of classes to draw: k for the root. From the root to the leaves, the number
+    of a node is divided at random between the two children of the node.
     """
     levels, _ = _tree(x, k, int(k.max()) if k.numel() else 1)
     drawn = k.expand(count, -1)[..., None]  # [count, B, nodes]

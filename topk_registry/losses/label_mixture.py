@@ -9,9 +9,9 @@ from torch import Tensor
 class LabelMixture(NamedTuple):
     """One distribution over n classes per row, stored as m labels per row with one share per label.
 
-    In each row, the probability of class c is the sum of the shares of all labels equal to c, plus ``uniform`` / n.
-    Some losses are faster for a mixture than for a distribution [B, n]. The shares and ``uniform`` of a row need not
-    add up to 1. If all these numbers are 0, the loss of the row is 0, but the row counts in the mean.
+    The probability of class c is the sum of the shares of all labels equal to c, plus u / n. The field ``uniform``
+    holds u, the probability that a row spreads evenly over all n classes. The shares and u need not add up to 1. If all
+    are 0, the loss of the row is 0, but the row counts in the mean. A mixture makes some losses faster.
 
     Example:
         >>> LabelMixture.mixed(torch.tensor([0, 2]), torch.tensor([2, 2]), 0.75).dense(3)
@@ -38,7 +38,7 @@ class LabelMixture(NamedTuple):
         return cls(torch.stack((label, other), 1), shares, uniform)
 
     def smooth(self, share: float) -> "LabelMixture":
-        """Return the mixture after label smoothing: a fraction ``share`` of each row is spread evenly over the classes.
+        """Move a fraction ``share`` of the probability of each label to ``uniform``, and return the new mixture.
 
         Example:
             >>> LabelMixture.mixed(torch.tensor([0]), torch.tensor([2]), 0.75).smooth(0.4).dense(4)

@@ -83,7 +83,7 @@ class Option(NamedTuple):
     allowed: Range | None  # an interval or a tuple of values; None if every value is allowed
 
     def bounds(self) -> dict[str, float]:
-        """Return the bounds as keyword arguments of :func:`number`, such as ``{"above": 0.0}``. No bounds: ``{}``."""
+        """Return the bounds of the option as arguments of :func:`number`, such as ``{"above": 0.0}``, or ``{}``."""
         return self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
 
     def least(self) -> int | None:
@@ -119,7 +119,7 @@ def index(ignore_index: Any) -> int:
 
 @functools.lru_cache(maxsize=256)
 def options_of(cls: type) -> Mapping[str, Option]:
-    """Return the options of a class by name. The options are the parameters of the constructor.
+    """Return an :class:`Option` for each parameter of the constructor of a class: ``{name: Option}``.
 
     If the constructor has a parameter ``**common``, the options of the base classes are included.
     """

@@ -80,7 +80,7 @@ class Masses(NamedTuple):
             reduction: if ``"mean"``, the masses are divided by the divisor of the mean.
             sample_weight: one factor per row, [B].
             ignores: result of :func:`check_target`. False means that no class index equals ``ignore_index``.
-            dtype: dtype of the logits. The masses of a distribution have at least this precision.
+            dtype: dtype of the logits. If the target is a distribution, its masses have at least this precision.
         """
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
         if isinstance(target, Tensor) and target.is_floating_point():
@@ -205,7 +205,7 @@ def check_logits(logits: Any, name: str = "logits") -> None:
 
 
 def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -> bool:
-    """Raise an error unless the target fits logits [B, n]. Return False only if no class index is ``ignore_index``.
+    """Raise an error unless the target fits logits [B, n]. Return whether a class index may be ``ignore_index``.
 
     On a CPU, each index must be in [0, n) or equal to ``ignore_index``. On a GPU, no index is checked here, because the
     check would wait for the GPU. An invalid index then fails in a later operation, as in cross-entropy.

@@ -21,10 +21,10 @@ class TopKAccuracy(StreamingMetric):
     - ``many_top5``, ``medium_top5``, ``few_top5``: the same mean over the classes with more than 100, with 20 to 100,
       and with fewer than 20 training samples. These results require ``class_counts``.
 
-    If several scores are equal, their order is treated as random. Suppose that a scores are above the label's score,
-    and that b scores (the label's score included) equal the label's score. Then the sample counts as (k - a) / b hits,
-    clamped to [0, 1]. So if all scores are equal, the result is k / n. A NaN score of another class counts as above the
-    label's score. If the label's score is NaN, the sample counts as 0 hits.
+    If several scores are equal, their order is treated as random. Let A be the number of scores above the label's
+    score, and let B be the number of scores equal to the label's score (at least 1). Then the sample counts as
+    (k - A) / B hits, clamped to [0, 1]. So if all scores are equal, the result is k / n. A NaN score of another class
+    counts as above the label's score. If the label's score is NaN, the sample counts as 0 hits.
 
     Args:
         k: one k, or several. If k is at least the number of classes, every sample without NaN is a hit.

@@ -20,8 +20,8 @@ class MarginalCalibration(StreamingMetric):
 
     If the target is [B, n] with zeros and ones, S(x) contains the classes with 1. If the target is [B], each sample has
     only one label y. The metric treats y as a random class of S(x), and replaces 1[i in S(x)] by k 1[i = y], because
-    both have the same mean. The optimum of ``topk_nll`` is calibrated in this sense if no class has a probability
-    P(y = i | x) above 1 / k.
+    both have the same mean. Marginals that minimize the expected loss ``topk_nll`` are calibrated if no class i has a
+    probability P(y = i | x) above 1 / k.
 
     Args:
         k: number of classes in the set.

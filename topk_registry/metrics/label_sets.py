@@ -24,11 +24,11 @@ class LabelSetMetrics(StreamingMetric):
     =============== ==================================================================================================
 
     A class is predicted if the sigmoid of its logit is at least ``threshold``. Classes that are the label of no sample
-    do not count in ``map``. Samples without labels do not count in ``top5_recall``. A class or sample without labels
-    and without predictions has F1 = 0, as in scikit-learn and timm. The order of equal scores is treated as random, as
-    in :class:`TopKAccuracy`. So if each sample has one label, top-k recall equals top-k accuracy. A NaN score counts as
-    a wrong prediction. If targets are between 0 and 1, a target of at least 0.5 counts as a label, but ``bce`` uses the
-    target itself.
+    do not count in ``map``. Samples without labels do not count in ``top5_recall``. A class that is never a label and
+    never predicted has F1 = 0, as in scikit-learn and timm. The same holds for a sample with no label and no predicted
+    class. The order of equal scores is treated as random, as in :class:`TopKAccuracy`. If each sample has one label,
+    top-k recall equals top-k accuracy. A NaN score counts as a wrong prediction. If targets are between 0 and 1, a
+    target of at least 0.5 counts as a label, but ``bce`` uses the target itself.
 
     Args:
         num_classes: number of classes n.

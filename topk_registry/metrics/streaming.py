@@ -1,4 +1,4 @@
-"""Base class and shared functions of the metrics. A metric stores sums over batches, which are added over ranks."""
+"""Base class and shared functions of the metrics. A metric stores sums, which are added over batches and ranks."""
 
 import math
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class StreamingMetric:
             value.zero_()
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """Return the results so far by name. If there were no samples, the results are NaN.
+        """Return the results for all samples so far, by name. If there were no samples, the results are NaN.
 
         In a distributed run, the results are for the samples of all ranks, so every rank must call this method. With
         ``sync=False``, the results are for the samples of this rank only. Further updates are possible.
@@ -38,7 +38,7 @@ class StreamingMetric:
         return self.ratios({name: value.cpu() for name, value in self.totals(sync=sync).items()})
 
     def totals(self, *, sync: bool = True) -> dict[str, Tensor]:
-        """Return a copy of the sums by name. If ``sync`` is True, add the sums of all ranks."""
+        """Return a copy of the sums by name. If ``sync`` is True, each sum is the total over all ranks."""
         totals = {name: value.clone() for name, value in self.sums.items()}
         if sync and dist.is_available() and dist.is_initialized():
             for value in totals.values():
@@ -46,7 +46,7 @@ class StreamingMetric:
         return totals
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        """Compute the results by name from the sums, which are on the CPU. A subclass must define this method."""
+        """Compute results by name from the sums ``totals``, which are on the CPU. Subclasses define this method."""
         raise TypeError(f"{type(self).__name__} must define ratios(totals) -> results by name")
 
     def follow(self, batch: Tensor) -> None:

@@ -1,9 +1,9 @@
 """Choose the backend of an operator: numba on CPUs, Triton on GPUs, or PyTorch operations on any device.
 
-Within :func:`use_backend`, the argument of this function decides. Otherwise, the environment variable
-``TOPK_REGISTRY_BACKEND`` decides. This variable is read once, at the first call. If it is not set, an operator uses the
-fastest backend that works. A backend works if it is installed and passes a self-test before its first use. If the
-fastest backend does not work, one warning states the reason, and the operator uses PyTorch operations.
+Within ``use_backend(name)``, ``name`` is the backend. Otherwise, the environment variable ``TOPK_REGISTRY_BACKEND``
+names the backend. The variable is read once, at the first call of an operator. If the variable is not set, an operator
+uses the fastest backend that works. A backend works if it is installed and passes a self-test before its first use. If
+the fastest backend does not work, one warning states the reason, and the operator uses PyTorch operations.
 """
 
 import os
@@ -82,13 +82,13 @@ def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:
 
 
 def in_clean_thread(function: Callable[[], Any]) -> Any:
-    """Return the result of a function called in a new thread, without fake tensors, transforms and autocast."""
+    """Call a function in a new thread, where fake tensors, transforms and autocast are off. Return the result."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
 
 def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:
-    """Raise a ValueError unless ``name`` is "auto" or one of ``names``. The error message contains ``what``."""
+    """Raise a ValueError unless ``name`` is "auto" or one of ``names``. ``what`` names the setting in the message."""
     if name not in ("auto", *names):
         raise ValueError(f"{what} must be 'auto' or one of {', '.join(map(repr, names))}, got {name!r}")
 

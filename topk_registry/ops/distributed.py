@@ -76,13 +76,13 @@ class OwnRows(torch.autograd.Function):
 
 
 def agreed(
-    check: Callable[[], Mapping[str, float]], group: Group, device: torch.device, *, may_differ: Sequence[str] = ()
+    check: Callable[[], Mapping[str, float]], group: Group, *, may_differ: Sequence[str] = ()
 ) -> dict[str, list[float]]:
-    """Call ``check`` on every rank. If it fails on a rank, or if the ranks disagree on a number, raise on every rank.
+    """Call ``check`` on every rank. If ``check`` fails on a rank, or if ranks disagree on a number, raise on all ranks.
 
     Args:
-        check: function that checks the arguments of this rank. It raises a TypeError or ValueError, or returns a
-            dictionary from names of arguments to numbers.
+        check: function without arguments. It checks values on this rank, and raises a TypeError or ValueError, or
+            returns a dictionary from names of the values to numbers.
         may_differ: names whose numbers may differ between ranks.
 
     Returns:

@@ -80,13 +80,13 @@ def check_dense(t: Tensor, name: str) -> None:
 
 
 def laid_out(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a contiguous tensor with the same values in this dtype. If ``t`` is such a tensor, return ``t``."""
+    """Return a contiguous tensor with the same values in ``dtype``. If ``t`` is such a tensor, return ``t``."""
     as_it_is = t.dtype == dtype and t.is_contiguous() and not t.is_neg()
     return t if as_it_is else t.detach().to(dtype).resolve_neg().contiguous()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launch a Triton kernel on a grid of programs. The first argument is a tensor on the device of the kernel.
+    """Launch a Triton kernel with ``args`` on a grid of programs. ``args[0]`` is a tensor on the device of the kernel.
 
     Raise a TypeError if an argument is a tensor that is on another device or is not plain and contiguous.
     """

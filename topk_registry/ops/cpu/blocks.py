@@ -78,7 +78,7 @@ def total(w):
 
 @borrowing
 def total_of(x):
-    """Return the sum of many numbers as a float64. The sums of blocks are added in float64."""
+    """Return the sum as a float64. Blocks of numbers are summed in the dtype of ``x``, and their sums in float64."""
     sum_of_blocks = 0.0
     for start in range(0, len(x), BLOCK):
         sum_of_blocks += np.float64(total(x[start : start + BLOCK]))

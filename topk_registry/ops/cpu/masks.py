@@ -1,4 +1,4 @@
-"""Compare 64 numbers at once. The results are the bits of one integer. Other functions find the bits that are 1."""
+"""Functions that compare 64 numbers with bounds at once. The 64 results are the bits of one integer."""
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 

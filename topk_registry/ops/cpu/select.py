@@ -9,7 +9,7 @@ from topk_registry.ops.cpu.numbers import borrowing, compiled
 
 @borrowing
 def stripe_length(n, T):
-    """Return the length of the stripes into which :func:`largest` divides a row. For a short row, return 0."""
+    """Return the length of the stripes into which :func:`largest` divides n scores to find T of them. 0: no stripes."""
     length = 64
     while length < 4 * T:
         length *= 2
@@ -18,7 +18,7 @@ def stripe_length(n, T):
 
 @compiled
 def scratch(n, T):
-    """Return scratch memory for :func:`largest`: arrays for maxima, candidate classes and candidate scores."""
+    """Return memory for :func:`largest` with n scores and T = len(top): maxima, candidate classes and their scores."""
     return empty(stripe_length(n, T), np.float32), empty(n, np.int64), empty(n, np.float32)
 
 
@@ -29,8 +29,8 @@ def largest(row, top, where, space):
     Of equal scores, the score of the lower class comes first. ``space`` is memory from :func:`scratch`.
 
     A long row is divided into stripes of equal length. ``maxima[j]`` is the largest score at position j of any stripe.
-    At least T scores of the row reach the T-th largest of these maxima. Only the scores that reach this
-    maximum are sorted.
+    Let m be the T-th largest of these maxima. At least T scores of the row are at least m. Therefore, only the scores
+    that are at least m are sorted.
     """
     maxima, classes, scores = space
     T = len(top)

@@ -14,7 +14,7 @@ BYTES_OF_A_WARP = 1 << 14  # bytes of a row per warp, if the row does not stay i
 
 
 def in_rows(s: Tensor) -> tuple[Tensor, int]:
-    """Return a tensor that begins at the first score of ``s`` [B, n], and the distance from one row to the next.
+    """Return a tensor that begins at the first score of ``s`` [B, n], and the distance between rows, in scores.
 
     The scores are not copied if ``s`` is contiguous, or if ``s`` holds n neighboring columns of a tensor with at most
     2 n columns. Otherwise, the scores are copied to contiguous memory.

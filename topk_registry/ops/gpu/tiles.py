@@ -85,7 +85,7 @@ def clear(
     value_ptr, gradient_ptr, row, shift, wanted,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write loss 0 for each row with True in ``wanted`` [R], and gradient 0 for the same rows as :func:`store`."""
+    """For each row with True in ``wanted`` [R], write loss 0 and gradient 0. If R is 1, always write the gradient."""
     tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=wanted)
     for tile in range(TILES):
         store(gradient_ptr, tl.zeros((R, N), tl.float32), wanted, shift, tile, n, R, N, SHIFTED)

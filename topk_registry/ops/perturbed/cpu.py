@@ -98,7 +98,7 @@ def _run(
 
 @kernel
 def body(job):
-    """Compute rows for :func:`kth`. If there are labels (m > 0), compute rows for :func:`hinge`."""
+    """Compute rows for :func:`hinge` if there are labels (m > 0), and rows for :func:`kth` otherwise."""
     field, real, key = array(job, 19, np.int64), array(job, 15, np.float64), array(job, 14, np.uint32)[12:]
     B, n, k, draws, block, m = field[1], field[2], field[3], field[4], field[5], field[12]
     epsilon, alpha, scale = real[7], real[13], real[14]
@@ -125,8 +125,9 @@ def body(job):
 def hinges(row, threshold, labels, shares, gaps, alpha, scale, index, g):
     """Return the hinge loss of a row against ``threshold``, and add the gradient of the loss to ``g`` [n].
 
-    ``gaps`` [n] holds the required margins. If ``gaps`` is empty, ``alpha`` is the required margin of every class.
-    ``index`` holds the k-th class in each draw. The gradient of ``threshold`` is spread evenly over these classes.
+    ``labels``, ``shares`` and ``scale`` are as in :func:`hinge`. ``gaps`` [n] holds the required margins. If ``gaps``
+    is empty, ``alpha`` is the required margin of every class. ``index`` holds, for each draw, the class with the k-th
+    largest perturbed score. The gradient of ``threshold`` is spread evenly over these classes.
     """
     if threshold != threshold:
         fill(g, np.nan)
@@ -159,7 +160,9 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
     Args:
         row: scores [n].
         r: row index in the batch. The noise is a function of row index, key, draw and class.
-        index: output [draws]: the k-th class in each draw.
+        key: the seed as two integers of 32 bits.
+        quantiles: result of :func:`table`, from which the noise is computed.
+        index: output [draws]: for each draw, the class with the k-th largest of scores plus noise.
         guess: where the search for a threshold begins. This number affects only the time.
         space: memory from :func:`scratch`.
     """
@@ -199,8 +202,8 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
 def find_height(row, k, epsilon, guess, limit):
     """Return a threshold that at least k of the scores plus noise reach in about 99 of 100 draws, but few more than k.
 
-    If no such threshold is found, return a threshold that more scores reach, or -inf. Write the limits of the classes
-    to ``limit``, as in :func:`tails`.
+    The search begins at ``guess``. If no such threshold is found, return a lower threshold that more scores reach, or
+    -inf. For the returned threshold, write the limits of all classes to ``limit``, see :func:`tails`.
     """
     few, low, high, height, step = k + 1.5 * math.sqrt(k) + 2, -np.inf, np.inf, np.float64(guess), epsilon
     for _ in range(24 if few < len(row) else 0):
@@ -220,7 +223,7 @@ def find_height(row, k, epsilon, guess, limit):
 
 @inlined
 def set_limits(row, height, epsilon, limit):
-    """Call :func:`tails`. If ``height`` is -inf, set every limit to 255 instead, because every class reaches -inf."""
+    """Call :func:`tails`. But if ``height`` is -inf, set every limit to 255 and return n: all classes reach -inf."""
     if height == -np.inf:
         fill(limit, 255)
         return np.float64(len(row))
@@ -254,10 +257,11 @@ def tail(x):
 
 @compiled
 def candidates(byte, limit, n, first, calls, u):
-    """Find the classes i with ``byte[i] <= limit[i]``. Return the number m of these classes.
+    """Find the classes i < n with ``byte[i] <= limit[i]``. Return the number m of these classes.
 
-    For each of these classes, write ``first + i`` to ``calls[:m]``: the generator call for the other bytes of the
-    random number. Write the random number to ``u[:m]``, with first byte ``byte[i]`` and 0 for the other bytes.
+    For each of these classes, write ``first + i`` to ``calls[:m]``. Called with this number, the generator gives the
+    last seven bytes of the random number of the class. Write the random number to ``u[:m]``, with first byte
+    ``byte[i]`` and 0 for the other bytes.
     """
     m = 0
     for start in range(0, n, 64):

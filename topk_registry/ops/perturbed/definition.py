@@ -15,8 +15,8 @@ def kth(
 ) -> Tensor:
     """Return the k-th largest entry of scores [B, n] + epsilon * noise, averaged over the draws: [B].
 
-    If ``noise`` [num_samples, B, n] is None, the noise is random. For each draw, only the k-th class and the noise of
-    this class are stored, so the memory hardly grows with the number of draws.
+    If ``noise`` [num_samples, B, n] is None, the noise is random. For each draw, only the class of the k-th largest
+    entry and the noise of this class are stored, so the memory hardly grows with the number of draws.
     """
     s, n, indices, shifts = scores.detach(), scores.shape[1], [], []
     for draw in range(num_samples if epsilon else 1):

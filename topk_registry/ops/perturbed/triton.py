@@ -3,7 +3,7 @@
 One program handles one row in one draw. The program generates the noise in registers, so the noise is never stored. The
 noise of a class depends only on the seed, the row index, the draw and the class. The generator is Philox: one counter
 value gives four normal numbers, for four neighboring classes. To find the k-th largest score, a program takes the
-maximum k times. No function waits for the GPU.
+maximum k times, and removes each maximum before the next. No function waits for the GPU.
 """
 # Triton kernels are not typed Python
 # pyright: reportCallIssue=false, reportOperatorIssue=false
