@@ -87,16 +87,10 @@ def rebuild(
     model_kwargs: Mapping[str, Any] | None = None,
     size: tuple[int, int] | None = None,
 ) -> nn.Module:
-    """Build the model of a checkpoint, and load the weights of the checkpoint into the model.
+    """Build the model ``name``, and load the weights of the checkpoint into the model.
 
-    Args:
-        checkpoint: the checkpoint.
-        name: name of the model.
-        num_classes: number of classes. Default: the number that the checkpoint records, else the number of outputs of
-            the classifier in the checkpoint.
-        model_kwargs: keyword arguments for the function that builds the model. Each argument replaces the argument of
-            the same name that the checkpoint records.
-        size: height and width of the images. Default: the size for which timm or torchvision builds the model.
+    :func:`~topk_export.source.load_source` describes ``num_classes`` and ``model_kwargs``. ``size`` is the height and
+    width of the images. Default: the size for which timm or torchvision builds the model.
 
     Raises:
         ExportError: the model cannot be built, or the weights do not fit the model.

@@ -256,7 +256,6 @@ def _metadata_of(
 
 
 def _prepare(source: Source) -> tuple[nn.Module, int]:
-    """Return a copy of the model on the CPU in evaluation mode, and the number of classes."""
     backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)
     for module in backbone.modules():
         if getattr(module, "fused_attn", False) is True:  # torch.onnx converts fused attention of 4-axis tensors only

@@ -200,10 +200,10 @@ def _head_inputs(graph: Any) -> set[str]:
 
 
 def _feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any], set[str]]:
-    """Return the nodes outside of the head that compute inputs of the head, and the names of tensors.
+    """Return the nodes outside of the head that compute inputs of the head, and a set of tensor names.
 
     ``nodes`` are the nodes of the head. ``inside`` contains the names of the logits and of the tensors that the head
-    computes. The returned names are all other tensors that the head or the returned nodes read.
+    computes. The returned set contains all other tensors that the head or the returned nodes read.
     """
     free = {name for node in nodes for name in node.input} - inside
     feeders = []

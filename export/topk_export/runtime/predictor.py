@@ -134,11 +134,7 @@ class Predictor:
         return np.asarray([name in wanted for name in known])
 
     def preprocess(self, images: Iterable[Any]) -> np.ndarray:
-        """Read images, and return them as one batch for :meth:`run`.
-
-        Args:
-            images: paths, encoded bytes, uint8 arrays [height, width, channels], or Pillow images.
-        """
+        """Read images, and return one batch for :meth:`run`. :meth:`stream` describes ``images``."""
         inputs = [self.input_of(image) for image in images]
         return np.stack(inputs) if inputs else np.zeros((0, *self.input_shape), self.input_type)
 

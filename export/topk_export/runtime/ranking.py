@@ -17,7 +17,7 @@ class ClassScore:
 
     Args:
         index, name: index and name of the class.
-        probability: softmax probability of the class. In multilabel files, the sigmoid.
+        probability: softmax probability of the class. In multilabel files, sigmoid(logit / temperature).
         marginal: top-k marginal, the probability that the class is in a random set of k classes. None in multilabel
             files.
     """

@@ -165,7 +165,6 @@ def _plugin_library() -> str | None:
 
 
 def _open_on_gpu(ort: Any, model: Any, device: str, options: Any, tf32: bool) -> Any:
-    """Open a session that uses the GPU, or return None if this installation of onnxruntime has no GPU provider."""
     with contextlib.redirect_stdout(sys.stderr):
         if hasattr(ort, "preload_dlls"):
             ort.preload_dlls()  # load CUDA and cuDNN from their wheels

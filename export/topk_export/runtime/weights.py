@@ -150,7 +150,6 @@ def _initializers(data: mmap.mmap) -> Iterator[tuple[int, int]]:
 
 
 def _external_tensors(data: mmap.mmap) -> Iterator[dict[str, str]]:
-    """For each tensor with external data, yield a dictionary with keys such as ``location`` and ``offset``."""
     for tensor in _initializers(data):
         entry = {}
         for pair in _messages(data, tensor, _EXTERNAL_DATA):
@@ -186,7 +185,6 @@ def _messages(data: mmap.mmap, span: tuple[int, int], wanted: int) -> Iterator[t
 
 
 def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    """Return the variable-length integer at position ``at``, and the position after the integer."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

@@ -48,12 +48,11 @@ class Batcher:
         await asyncio.to_thread(self._thread.shutdown)
 
     async def __call__(self, x: np.ndarray, mask: np.ndarray | None = None, alpha: float | None = None) -> Prediction:
-        """Put one image into the queue, and return its prediction.
+        """Put one image into the queue, and return the prediction for the image.
 
-        Args:
-            x: the image as the model takes it, without the batch axis.
-            mask: mask of the allowed classes, bool [n]. None: all classes are allowed.
-            alpha: probability with which the prediction set may miss the true class. None: alpha of the calibration.
+        ``x`` is the input of the model for this image, without the batch axis. ``mask`` is the mask of the allowed
+        classes, bool [n]. If ``mask`` is None, all classes are allowed. If ``alpha`` is None, the prediction set uses
+        the alpha of the calibration.
         """
         item = _Item(x, mask, alpha, asyncio.get_running_loop().create_future())
         self._queue.append(item)

@@ -109,12 +109,9 @@ class _InMemoryParser(MultiPartParser):
 async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
     """Parse the images and options of a request.
 
-    Args:
-        request: the request. The query of its URL may contain the options ``alpha``, ``allow`` and ``max_set``.
-        body: one encoded image, a form with images, or a JSON object with images in base64. The header Content-Type
-            tells which of the three. A form or a JSON object may also contain options. These options replace options of
-            the URL.
-        limits: limits of the service.
+    The query of the URL may contain the options ``alpha``, ``allow`` and ``max_set``. ``body`` is one encoded image, a
+    form with images, or a JSON object with images in base64. The header Content-Type tells which of the three. A form
+    or a JSON object may also contain options. An option in the body replaces the same option in the URL.
 
     Raises:
         HTTPException: the request is malformed, or the request has too many images.
