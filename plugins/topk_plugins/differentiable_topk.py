@@ -104,8 +104,9 @@ class DifferentiableTopK(SeveralSizes):
     def ranking(self) -> Ranking:
         """Return the options of the soft ranking, with the weight of each rank in the likelihood.
 
-        The term of k_j contains the ranks 1 to k_j. Therefore the weight of rank r is the sum of w_j over all j with
-        k_j >= r. With ``top1="softmax"``, the weight of k_j = 1 belongs to the softmax instead of rank 1.
+        Let w_j be the weight of the value k_j of k. The term of k_j contains the ranks 1 to k_j. Therefore the weight
+        of rank r is the sum of w_j over all j with k_j >= r. With ``top1="softmax"``, the weight of k_j = 1 belongs to
+        the softmax instead of rank 1.
         """
         softmax = self.top1 == "softmax"
         ranked = [(k, share) for k, share in zip(self.sizes, self.shares, strict=True) if k > 1 or not softmax]

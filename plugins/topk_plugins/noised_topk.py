@@ -79,8 +79,7 @@ class NoisedTopK(TopKLoss):
         return self.scale * (gap + threshold[:, None] - logits).clamp(min=0)
 
     def margin(self, logits: Tensor) -> float | Tensor:
-        """Return the margin that the loss requires of a label: one number for all classes, or one per class [n]."""
-        return 1.0
+        return 1.0  # the same for all classes; a subclass may return one margin per class [n]
 
     def extra_repr(self) -> str:
         return f"epsilon={self.epsilon:g}, num_samples={self.num_samples}, {super().extra_repr()}"

@@ -26,9 +26,9 @@ def smooth_topk(
     """Compute the smooth top-k loss sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row.
 
     The mass q_c is the weight of class c in the target of the row. The margin m_c is the result of
-    ``topk_margins(logits, k, temperature=k * tau)`` for class c. A row without mass has loss 0 and gradient 0, even if
-    its logits are NaN. In a row with at most k logits above -inf, the loss is inf if a class with the logit -inf has
-    mass, and 0 otherwise.
+    ``topk_margins(logits, k, temperature=k * tau)`` for class c. A row whose masses are all 0 has loss 0 and gradient
+    0, even if its logits are NaN. In a row with at most k logits above -inf, the loss is inf if a class with the logit
+    -inf has mass, and 0 otherwise.
 
     The forward pass also computes the gradient. The backward pass only multiplies the gradient of each row by a number.
 
@@ -164,8 +164,8 @@ def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
 def topk_log_odds(logits: Tensor, k: int) -> Tensor:
     """For each class, return the log-odds that a random set of k classes contains the class.
 
-    The probability of a set is proportional to the product of e_i = exp(x_i) over its classes, where x are the logits.
-    The log-odds log(p / (1 - p)) of class i are x_i + log sigma_{k-1}(e without e_i) - log sigma_k(e without e_i). Here
+    The probability of a set is proportional to the product of e_i = exp(x_i) over the set, where x are the logits. The
+    log-odds log(p / (1 - p)) of class i are x_i + log sigma_{k-1}(e without e_i) - log sigma_k(e without e_i). Here
     sigma_j is the j-th elementary symmetric polynomial: the sum, over all sets of j numbers, of the product of the
     numbers. The results are exact up to rounding errors, and differentiable.
 

@@ -323,9 +323,9 @@ def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
 class State(NamedTuple):
     """Summary of the scores of some classes for sets of k classes, in O(k) numbers per row.
 
-    :func:`merge` combines the states of different classes. The odds of a class with score s are exp((s - a) / theta),
-    where a is the k-th largest score of the classes in the state. If states are merged, a can only increase, so odds
-    can only decrease.
+    :func:`merge` combines the states of different classes. At temperature theta, the odds of a class with score s are
+    exp((s - a) / theta), where a is the k-th largest score of the classes in the state. If states are merged, a can
+    only increase, so odds can only decrease.
     """
 
     top: Tensor  # [B, T], the 2k + 1 largest scores in descending order, or all scores if there are fewer
@@ -336,8 +336,8 @@ class State(NamedTuple):
 class Coefficients(NamedTuple):
     """Result of :func:`finish`: numbers for the margin of one further class, and for the gradient of this margin.
 
-    Let w_i be the odds of the classes of the state. c_j is the coefficient of X^j in the product of the factors 1 + w_i
-    X. The odds are multiplied by a number, and c is divided by a number, such that c_{k-1} = c_k = 1.
+    Let w_i be the odds of the classes of the state. In the product of all factors 1 + w_i X, c_j is the coefficient of
+    X^j. The odds are multiplied by a number, and c is divided by a number, such that c_{k-1} = c_k = 1.
     """
 
     a: Tensor  # [B, 1], the k-th largest score
@@ -428,7 +428,7 @@ def scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int) 
 def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 0) -> Tensor:
     """Return the gradient of the label's margin with respect to the scores s [B, m] of some classes, by formula (10).
 
-    ``f`` must be computed from all classes except the label. README.md in this folder has the formula. The gradient
+    README.md in this folder has the formula. ``f`` must be computed from all classes except the label. The gradient
     with respect to the label's own score is 1. The caller must write this 1, because the function treats the label as
     any other class.
     """

@@ -78,7 +78,7 @@ def linear_label_margins(x: Tensor, weight: Tensor, bias: Tensor | None, label: 
 
     The margin is the score of the label minus the k-th largest score of the other classes, smoothed with temperature
     p.theta. With a process group, the result is the same on all ranks. The gradient with respect to x contains only the
-    part of this rank's classes, so the caller must sum this gradient over the ranks.
+    terms of this rank's classes, so the caller must sum this gradient over the ranks.
 
     Args:
         x: features [B, d].
@@ -205,8 +205,8 @@ def _gradients(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Return the gradients with respect to x, weight and bias. A gradient that is not needed is None.
 
-    For the scores s [B, m] of the m classes from ``first`` on, ``slopes(s, first)`` returns the gradient with respect
-    to s.
+    For the scores s [B, m] of the m classes from ``first`` on, ``slopes(s, first)`` returns the gradient of the loss
+    with respect to s.
     """
     dx = torch.zeros_like(x, dtype=p.wide) if needed[0] else None
     dW = torch.empty_like(weight) if needed[1] else None

@@ -175,8 +175,8 @@ def write_certain_row(
 ):
     """Write the results of row ``here``, which has at most k scores above -inf.
 
-    The gradient is 0. The loss is inf if the label's score is -inf, else 0. If the row contains NaN, nothing is
-    written.
+    The gradient is 0. The loss is inf if the label's score is -inf, else 0. If the row contains NaN, or the
+    label is out of range, nothing is written.
     """
     _, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     stop = n + depth - depth

@@ -42,8 +42,8 @@ def least_rest(x, mass, lane, k: tl.constexpr):
 def tail_polynomial(P, k: tl.constexpr):
     """Return the coefficients b_0..b_k of prod_i (1 + w_i X), times exp(-P_1 / 2) to prevent overflow.
 
-    P contains the power sums P_j = sum_i w_i^j for j = 1..k. Newton's identities j b_j = sum_{i=1..j} (-1)^(i-1)
-    b_{j-i} P_i give the coefficients.
+    P contains the power sums P_j = sum_i w_i^j for j = 1..k. The coefficients follow from Newton's identities,
+    j b_j = sum_{i=1..j} (-1)^(i-1) b_{j-i} P_i.
     """
     b = (tl.exp(-0.5 * P[0]),)
     for j in tl.static_range(1, k + 1):
