@@ -2,9 +2,9 @@
 
     python -m benchmarks.fuzz --cases 20000 [--seed 0] [--seconds 600] [--only NUMBER]
 
-The formulas are in ``tests/formulas.py``. A case has 3 to 2000 classes. A seed and a number always give the same case,
-so ``--only NUMBER`` repeats one case. The exit status is 1 if a loss or a gradient differs from the formula by more
-than the rounding error of a plain implementation in the dtype of the case.
+The formulas are in ``tests/formulas.py``. A case has 3 to 2000 classes. The cases of a seed are numbered from 0, and
+``--only NUMBER`` repeats one case. The exit status is 1 if a loss or a gradient differs from the formula by more than
+the rounding error of a plain implementation in the dtype of the case.
 """
 
 import argparse
@@ -72,9 +72,9 @@ class Case:
             self.target = LabelMixture.mixed(labels, labels.roll(1), rng.random(), rng.choice([0.0, 0.1]))
 
     def masses(self) -> tuple[Tensor, Tensor]:
-        """Return masses m [B, n] and a divisor. The loss of a row is sum_c m_c L_c, where L_c is the loss for label c.
+        """Return masses m [B, n] and a divisor. The loss of row b is sum_c m_bc L_bc.
 
-        The reduction "mean" divides the sum of the losses of all rows by the divisor.
+        Here L_bc is the loss of row b for label c. The reduction "mean" divides the sum over the rows by the divisor.
         """
         n = self.logits.shape[1]
         weight = torch.ones(n, dtype=torch.float64) if self.weight is None else self.weight

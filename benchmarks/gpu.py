@@ -3,9 +3,9 @@
     python -m benchmarks.gpu --output gpu.json
     python -m benchmarks.gpu --device cpu --output rehearsal.json     # the same steps in tiny sizes
 
-A run takes about ten minutes. After each step, the results are written to the file. If a step fails, the file has the
-error, and the next step runs. The exit status is 1 if a step failed. A time is the median over rounds. In each round,
-all losses are timed in turn.
+A run takes about ten minutes. After each step, the results are written to the file. If a step fails, the error
+is written instead, and the next step runs. The exit status is 1 if a step failed. The times of losses are medians over
+several rounds. Each round measures all losses in turn.
 """
 
 import argparse
@@ -36,11 +36,7 @@ TRAINED = ("ce", "smooth_topk_svm", "focal")
 
 
 class Bench:
-    """The device and the sizes of a run.
-
-    Args:
-        device: "cuda", or "cpu" to try all steps in tiny sizes.
-    """
+    """The device and the sizes of a run. On the device "cpu", all sizes are tiny."""
 
     def __init__(self, device: str) -> None:
         self.device, self.is_gpu = device, device == "cuda"
@@ -70,7 +66,7 @@ class Bench:
         return {"last line": last}
 
     def bandwidth(self) -> float:
-        """Return the memory bandwidth of a copy in GB/s, which is a limit on the speed of a loss."""
+        """Return the bandwidth in GB/s with which the device copies a large tensor. Reads and writes both count."""
         x = torch.empty(1 << (28 if self.is_gpu else 16), device=self.device)
         y = torch.empty_like(x)
         return 2 * x.numel() * x.element_size() / self._times({"copy": lambda: y.copy_(x)})["copy"] / 1e3
@@ -78,7 +74,7 @@ class Bench:
     def losses(self) -> dict[str, Any]:
         """Return the microseconds of a forward and backward pass of each loss.
 
-        Each pass runs from Python, and on a GPU also as a CUDA graph. Some losses also run with ``torch.compile``.
+        Each pass runs from Python, and on a GPU also as a CUDA graph. The losses in PLAIN are also compiled.
         """
         table: dict[str, Any] = {}
         for rows, n in self.shapes:
@@ -116,7 +112,7 @@ class Bench:
         return figures
 
     def _times(self, steps: dict[str, Step], wait: bool = True) -> dict[str, float]:
-        """Return the median microseconds per call of each step. With ``wait=False``, do not wait for the device."""
+        """Return the median microseconds per call of each step. Without ``wait``, do not wait until the GPU is done."""
         times: dict[str, list[float]] = {label: [] for label in steps}
         for step in steps.values():
             for _ in range(3):
@@ -137,7 +133,10 @@ class Bench:
             torch.cuda.synchronize()
 
     def training(self) -> dict[str, Any]:
-        """Train with each loss in TRAINED. Return images per second, the time share of the loss, and loss values."""
+        """Train with each loss in TRAINED, and return the images per second.
+
+        In addition, return the fraction of the time that the loss takes, and the first and the last value of the loss.
+        """
         return {name: self._train(name, compiled=False) for name in TRAINED}
 
     def compiled_training(self) -> dict[str, Any]:
@@ -187,7 +186,7 @@ class Bench:
         }
 
     def onnx(self) -> dict[str, Any]:
-        """Export a classifier to ONNX and run it. Return the time, and the operators that each provider ran."""
+        """Run a ResNet-18 as an ONNX file. Return milliseconds per run, and operators per execution provider."""
         import onnxruntime as ort
         import timm
 
@@ -231,7 +230,6 @@ def _compiled(function: Callable) -> Callable:
 
 
 def _graph(step: Step) -> Step:
-    """Capture a step in a CUDA graph, and return a function that replays the graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

@@ -50,7 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def bound(loss: str, target: str, shape: tuple[int, int]) -> float | None:
-    """Return the largest accepted time of a loss relative to cross-entropy, or None if BOUNDS has no entry."""
+    """Return the largest accepted time of a loss divided by the time of cross-entropy, or None without a bound."""
     for family, (labels, others) in BOUNDS.items():
         if loss in family and shape in SHAPES:
             return (labels if target == "labels" else others)[SHAPES.index(shape)]
@@ -82,20 +82,20 @@ def step(loss: str, target: str, rows: int, classes: int, dtype: str) -> Callabl
 
 
 def mixed(labels: Tensor, classes: int) -> Tensor:
-    """Return the target distributions of mixup: each sample is mixed with the sample at the mirrored position."""
+    """Return the targets of mixup for samples b = 0..B-1: 0.7 one_hot(labels[b]) + 0.3 one_hot(labels[B - 1 - b])."""
     one_hot = F.one_hot(labels, classes).float()
     return 0.7 * one_hot + 0.3 * one_hot.flip(0)
 
 
 class Timer:
-    """Times the cases in one process. The inputs of a case are created once and used again."""
+    """Times losses in this process. For equal arguments, the function that :func:`step` returns is created once."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.steps: dict[tuple[Any, ...], tuple[Callable[[], None], int]] = {}
 
     def seconds(self, *case: Any) -> float:
-        """Return the seconds per call of a case. ``case`` has the arguments of :func:`step`."""
+        """Return the seconds of one forward and backward pass. ``case`` has the arguments of :func:`step`."""
         if case not in self.steps:
             call = step(*case)
             for _ in range(WARM_UP):
@@ -111,7 +111,7 @@ class Timer:
 
 
 def work(clock: Callable[[], float]) -> None:
-    """Read one case per line of stdin, as a JSON list. Print the seconds per call of each case, or an error message."""
+    """For each line of stdin, a JSON list of the arguments of :func:`step`, print the seconds of a pass or an error."""
     timer = Timer(clock)
     for line in sys.stdin:
         case = json.loads(line)
@@ -124,9 +124,10 @@ def work(clock: Callable[[], float]) -> None:
 
 @contextmanager
 def worker(python: Path, threads: int, *flags: str) -> Iterator[Callable[..., float | str]]:
-    """Start a process of the interpreter ``python`` that times losses. Yield a function that times one case.
+    """Start a process of the interpreter ``python`` that times losses. Yield a function that times one loss.
 
-    The function takes the arguments of :func:`step` and returns the seconds per call, or an error message.
+    The function takes the arguments of :func:`step` and returns the seconds of one pass, or an error message. The
+    process uses ``threads`` CPU threads and gets ``flags`` on its command line.
     """
     environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
     command = [str(python), str(Path(__file__).resolve()), "--worker", *flags]
@@ -181,7 +182,7 @@ def ratio(one: float | str | None, other: float | str | None) -> float | None:
 
 
 def rows_of(table: dict[str, dict[str, float | str]], target: str, shape: tuple[int, int]) -> Iterator[dict[str, Any]]:
-    """Yield one dictionary of results per loss."""
+    """Yield one dictionary of results per loss in ``table``, the result of :func:`measure`."""
     reference = table[CROSS_ENTROPY]
     for loss, seconds in table.items():
         yield {
@@ -196,7 +197,6 @@ def rows_of(table: dict[str, dict[str, float | str]], target: str, shape: tuple[
 
 
 def shown(row: dict[str, Any]) -> str:
-    """Return one line of the printed table."""
     ours = row["seconds"]["this"]
     if isinstance(ours, str):
         return f"{row['loss']:24} {row['target']:10} {'x'.join(map(str, row['shape'])):>10}  {ours}"

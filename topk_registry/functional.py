@@ -38,7 +38,7 @@ def smooth_topk_loss(
 ) -> Tensor:
     """Compute ``smooth_topk_svm``: a hinge loss on the top-k margin of the label, smoothed with temperature tau.
 
-    For the label y, the loss is L_y = tau softplus((alpha_y - margin_y / k) / tau). The margin is
+    For the label y, the loss is weight_y L_y with L_y = tau softplus((alpha_y - margin_y / k) / tau). The margin is
     margin_y = k tau log(pi_y / (1 - pi_y)). Here pi_y is the top-k marginal of the label: the probability that a random
     set of k classes contains y, where a set has a probability proportional to exp(sum of its logits / (k tau)). If the
     target is a distribution q over labels, the loss of the sample is sum_c q_c weight_c L_c.
@@ -51,8 +51,8 @@ def smooth_topk_loss(
         tau: smoothing temperature, positive.
         alpha: required margin: one number, or one number per class [n]. No gradient with respect to alpha is computed.
         weight: one factor per class [n]. No gradient with respect to the weight is computed.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``. If the target has class indices, the mean is weighted as in
-            ``torch.nn.CrossEntropyLoss``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``. If the target has class indices, the mean is the sum divided by
+            the sum of the weights of the labels, as in ``torch.nn.CrossEntropyLoss``.
 
     Returns:
         The mean or the sum as a scalar tensor, or the losses [B] for ``"none"``. The dtype is float32, or float64 for

@@ -1,4 +1,4 @@
-"""Train a model with a loss of topk_registry and Accelerate.
+"""Train a model with Accelerate and a loss of topk_registry.
 
 ``python accelerate_loop.py`` uses one process. ``accelerate launch accelerate_loop.py`` uses several processes.
 """

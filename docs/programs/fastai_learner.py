@@ -1,4 +1,4 @@
-"""Train a model with a loss of topk_registry, mixup and fastai. Then export and load the learner, and predict.
+"""Train a model with fastai, mixup and a loss of topk_registry. Then save the learner, load it again, and predict.
 
 ``python fastai_learner.py images`` reads the images in ``images/train/CLASS`` and ``images/validation/CLASS``.
 """
@@ -22,7 +22,7 @@ import topk_registry as tr
 
 
 class RegisteredLoss(BaseLoss):
-    """A loss of topk_registry for fastai. To predict, fastai calls ``activation`` with the scores, then ``decodes``."""
+    """A loss of topk_registry for fastai. To predict, fastai calls ``activation``, then ``decodes`` on the result."""
 
     y_int = True  # labels are class indices, so fastai's MixUp mixes the losses of two labels
 
@@ -38,7 +38,7 @@ class RegisteredLoss(BaseLoss):
 
 
 class SetEpoch(Callback):
-    """Callback that tells the loss the index of the epoch. Some losses change an option from epoch to epoch."""
+    """Callback that tells the loss the epoch, because some losses change an option from epoch to epoch."""
 
     def before_train(self):
         self.learn.loss_func.func.set_epoch(self.epoch)

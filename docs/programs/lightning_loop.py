@@ -1,4 +1,4 @@
-"""Train a model with a loss of topk_registry and Lightning. The loss is a submodule of the LightningModule."""
+"""Train a model with Lightning and a loss of topk_registry. The loss is a submodule of the LightningModule."""
 
 import lightning
 import timm

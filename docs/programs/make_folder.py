@@ -1,4 +1,4 @@
-"""Draw a small data set to try the commands: ``FOLDER/SPLIT/CLASS/*.png`` for training, validation and calibration."""
+"""Write a small data set to try the commands: ``FOLDER/SPLIT/CLASS/*.png`` for training, validation and calibration."""
 
 import sys
 from pathlib import Path
@@ -10,9 +10,9 @@ SIZE, NOISE = 32, 40  # pixels; standard deviation of the noise, in gray levels
 
 
 def main(folder: str, classes: str = "10", images: str = "100") -> None:
-    """Draw one smooth random color pattern per class. Each image is a shifted copy of the pattern, with noise.
+    """Draw one random color pattern per class. Each image is a randomly shifted copy of the pattern, with noise.
 
-    ``images`` is the number of training images per class. The other splits have half as many images.
+    ``images`` is the number of training images per class. The other two splits have half as many images.
     """
     rng = np.random.default_rng(0)
     train, others = int(images), int(images) // 2

@@ -1,4 +1,4 @@
-"""Predict images on a Ray cluster, and write the predictions to Parquet files.
+"""Predict the classes of images on a Ray cluster, and write the predictions to Parquet files.
 
     python ray_score.py model.onnx /data/images /data/predictions --workers 8 --alpha 0.05
 
@@ -18,7 +18,7 @@ from topk_export.predict import find_images
 
 
 class Worker:
-    """Ray worker that predicts batches of images. The batch and the predictions are dictionaries of columns."""
+    """Ray worker that predicts the images at the paths ``batch["item"]``, and returns one list per Parquet column."""
 
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         self.predictor, self.options = Predictor(model, threads=1), options

@@ -1,4 +1,4 @@
-"""Train a model with a loss of topk_registry and the Trainer of Hugging Face's transformers."""
+"""Train a model with the Trainer of Hugging Face's transformers and a loss of topk_registry."""
 
 import sys
 
@@ -38,10 +38,10 @@ class Images(Dataset):
 class TrainerLoss(TrainerCallback):
     """A loss of topk_registry that the Trainer calls as the loss function, and also as a callback before each epoch.
 
-    The Trainer adds the gradients of ``gradient_accumulation_steps`` batches and of all processes. As
-    ``num_items_in_batch``, the Trainer passes the number of labels in all these batches, without labels of -100. Each
-    call returns the sum of the losses of one batch, divided by this number. Therefore the sum of the gradients is the
-    gradient of the mean loss over all images.
+    For one step of the optimizer, the Trainer adds the gradients of several batches: ``gradient_accumulation_steps``
+    batches per process. ``num_items_in_batch`` is the number of labels in all these batches, without labels of -100.
+    Each call returns the sum of the losses of one batch, divided by ``num_items_in_batch``. Therefore the sum of the
+    gradients is the gradient of the mean loss over the images of the step.
     """
 
     def __init__(self, name: str, **options: object) -> None:

@@ -1,7 +1,8 @@
 """Export of trained classifiers to ONNX files, and prediction of the classes of images with these files.
 
-``export_onnx`` needs the packages torch, timm and onnx. ``Predictor`` needs numpy, onnxruntime and Pillow.
-``import topk_export`` imports none of these packages. The first use of a public name imports the packages it needs.
+``export_onnx`` needs the packages torch, timm and onnx. ``Predictor`` needs numpy, onnxruntime and Pillow. Importing
+``topk_export`` imports none of these packages. The first use of a public name imports the packages that this name
+needs.
 """
 
 from importlib import import_module

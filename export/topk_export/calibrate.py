@@ -1,7 +1,9 @@
 """Calibration: add prediction sets to an exported ONNX file, with thresholds from labeled images.
 
-A prediction set is a set of classes that contains the true class with probability 1 - alpha or more. The calibration
-splits the labeled images at random into two parts. The first part determines the thresholds of the sets. The second
+A prediction set contains the true class with probability 1 - alpha or more. The set consists of the classes with a
+nonconformity score of at most a threshold. The score is small if a class fits the image.
+
+The calibration splits the labeled images at random into two parts. The first part determines the thresholds. The second
 part measures the coverage: the fraction of images with a set that contains the label. The calibration writes a new ONNX
 file, and returns a report.
 """
@@ -43,49 +45,31 @@ Progress = Callable[[Iterable[Any], int], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Images:
-    """Labeled images for a calibration.
+    """Labeled images for a calibration."""
 
-    Args:
-        name: name of the data set. The calibrated file records this name.
-        images: sequence of N paths or images. The calibration accesses each element once, so the sequence may load an
-            image on access.
-        labels: class indices [N].
-    """
-
-    name: str
-    images: Any
-    labels: np.ndarray
+    name: str  # name of the data set, which the calibrated file records
+    images: Any  # sequence of N paths or images; each is read once, so the sequence may load an image on access
+    labels: np.ndarray  # class indices [N]
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Result of a calibration.
+    """Result of :func:`calibrate_file`.
 
-    The first part of the images determined the thresholds. The second part measured the coverage (the fraction of
-    prediction sets that contain the label) and the sizes of the sets.
-
-    Args:
-        sets: the nonconformity score and the thresholds of the prediction sets.
-        facts: facts about the calibration. The metadata of the calibrated file contain these facts under the key
-            ``sets``.
-        counts: coverage and set sizes on the second part of the images.
-        calibration_counts: number of images per class in the first part [n].
-        class_names: class names of the file.
-        earlier: coverage and set sizes on all images, for the prediction sets of the input file. None: the input file
-            has no prediction sets.
-        confused: pairs (A, B) of class names. The model predicts class B for most images with the label A.
+    The calibration split the labeled images into two parts. The first part determined the thresholds. The second part
+    measured the coverage (the fraction of prediction sets that contain the label) and the sizes of the sets.
     """
 
-    sets: PredictionSets
-    facts: dict[str, Any]
-    counts: SetCounts
-    calibration_counts: np.ndarray
+    sets: PredictionSets  # the nonconformity score and the thresholds
+    facts: dict[str, Any]  # such as alpha and the coverage; also in the metadata of the calibrated file, key ``sets``
+    counts: SetCounts  # coverage and set sizes on the second part of the images
+    calibration_counts: np.ndarray  # [n], the number of images of each class in the first part
     class_names: tuple[str, ...]
-    earlier: SetCounts | None = None
-    confused: Sequence[tuple[str, str]] = ()
+    earlier: SetCounts | None = None  # coverage and set sizes of the input file on all images; None: it has no sets
+    confused: Sequence[tuple[str, str]] = ()  # (A, B): for most images with the label A, the model predicts class B
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON values: the facts, a summary, and the numbers of images per class."""
+        """Return the report as JSON values: ``facts``, coverage and set sizes, ``confused``, and counts per class."""
         classes = [
             {
                 "name": name,
@@ -190,8 +174,8 @@ def calibrate_file(
 ) -> Calibration:
     """Calibrate an exported ONNX file on labeled images, and write a new file that also computes prediction sets.
 
-    A prediction set is a set of classes that contains the true class with probability 1 - alpha or more. The new file
-    is written atomically.
+    A prediction set is a set of classes that contains the true class with probability 1 - alpha or more. The function
+    writes the new file atomically.
 
     Args:
         model: ONNX file that :func:`topk_export.export_onnx` or an earlier calibration wrote.
@@ -199,16 +183,16 @@ def calibrate_file(
         data: labeled images that were used neither for training nor for model selection.
         alpha: probability with which a set may miss the true class, between 0 and 1. The new file uses this value by
             default. The input ``alpha`` of the new file can select another value from 0.005 to 0.5, in steps of 0.005.
-        score: nonconformity score, which is small if a class fits the image. Default: ``lac``, the score
-            1 - probability.
+        score: nonconformity score, which is small if a class fits the image. The set contains the classes with scores
+            of at most a threshold. Default: ``lac``, the score 1 - probability.
         rule: ``"marginal"`` for one threshold, or ``"per-class"`` for one threshold per class. With ``"marginal"``, the
             probability 1 - alpha is an average over all classes. With ``"per-class"``, each class has this probability.
-        temperature: number by which the logits are divided before the softmax of the score.
-        report_share: fraction of the images that measure the coverage for the report. All other images determine the
-            thresholds.
+        temperature: the probabilities in the score are softmax(logits / temperature).
+        report_share: fraction of the images with which the function measures the coverage. All other images determine
+            the thresholds.
         seed: seed of the random split into these two parts.
         batch_size: number of images per run of the model.
-        force: calibrate even if the labels look wrong. The file then has no guarantee.
+        force: calibrate even if the labels contradict the predictions of the model. The sets then have no guarantee.
         device: device that runs the model, as in :class:`topk_export.Predictor`.
         progress: function ``(batches, count)`` that returns an iterator over ``batches``, for example a progress bar.
             ``count`` is the number of batches.
@@ -258,16 +242,10 @@ def calibrate_file(
 
 
 def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the nonconformity score of the label of each sample [N].
+    """Return the nonconformity scores [N] of the labels [N] of N samples with the logits [N, n].
 
-    The scores come from the ONNX nodes that the calibrated file will contain.
-
-    Args:
-        proto: the exported model, a ModelProto.
-        score: the nonconformity score.
-        temperature: number by which the logits are divided.
-        logits: float32 [N, n].
-        labels: class indices [N].
+    This function computes the scores with the ONNX nodes that the calibrated file will contain. ``proto`` is the
+    exported model, a ModelProto. The nodes divide the logits by ``temperature`` before the softmax.
     """
     session = open_session(score_model(proto, score, temperature).SerializeToString(), device="cpu")
     parts = []
@@ -283,7 +261,6 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 def _run(
     predictor: Predictor, images: Any, labels: np.ndarray, size: int, progress: Progress
 ) -> tuple[np.ndarray, SetCounts | None]:
-    """Return the logits [N, n], and the counts for the prediction sets of the input file. Without sets: None."""
     count = len(labels)
     logits = np.empty((count, predictor.metadata.num_classes), np.float32)
     starts, parts = range(0, count, size), []

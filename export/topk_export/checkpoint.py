@@ -1,6 +1,6 @@
 """Models from checkpoints of ``topk-registry train``, or of the training scripts of timm and torchvision.
 
-If a checkpoint contains averaged weights (EMA), the model gets the averaged weights, except with ``ema=False``. A
+If a checkpoint contains averaged weights (EMA), the model gets the averaged weights, unless ``ema`` is False. A
 checkpoint cannot run code, because ``torch.load`` reads the file with ``weights_only=True``.
 """
 
@@ -30,23 +30,14 @@ PICKLE, ZIP = b"\x80", b"PK"  # a file of torch.save starts with one of these by
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights of a checkpoint, and the facts that the checkpoint records.
-
-    Args:
-        path: path of the checkpoint file.
-        state: the weights by name, as for ``load_state_dict``.
-        ema: whether ``state`` contains averaged weights (EMA).
-        arch: name of the model. None: the checkpoint does not record a name.
-        args: arguments of the training run. If the arguments are unknown, the dictionary is empty.
-        sha256: SHA-256 of the checkpoint file.
-    """
+    """Weights of a checkpoint, and the facts that the checkpoint records."""
 
     path: Path
-    state: dict[str, Any]
-    ema: bool
-    arch: str | None
-    args: dict[str, Any]
-    sha256: str
+    state: dict[str, Any]  # the weights by name, as for load_state_dict
+    ema: bool  # whether ``state`` contains averaged weights (EMA)
+    arch: str | None  # name of the model in the entry ``arch`` of the file; None: there is no such entry
+    args: dict[str, Any]  # arguments of the training run; empty if the arguments are unknown
+    sha256: str  # of the checkpoint file
 
     @property
     def model_name(self) -> str | None:
@@ -103,8 +94,8 @@ def rebuild(
         name: name of the model.
         num_classes: number of classes. Default: the number that the checkpoint records, else the number of outputs of
             the classifier in the checkpoint.
-        model_kwargs: keyword arguments for the function that builds the model. These arguments replace arguments that
-            the checkpoint records.
+        model_kwargs: keyword arguments for the function that builds the model. Each argument replaces the argument of
+            the same name that the checkpoint records.
         size: height and width of the images. Default: the size for which timm or torchvision builds the model.
 
     Raises:
@@ -135,8 +126,9 @@ def build(
     Args:
         name: name of the model. If both libraries have a model of this name, the function builds the timm model.
             ``torchvision:NAME`` selects the torchvision model.
-        size: height and width of the images. Default: the size for which the library builds the model.
-        num_classes: number of classes. Default: the number of the library.
+        size: height and width of the images. If the model accepts any size, ``size`` has no effect. Default: the size
+            for which the library builds the model.
+        num_classes: number of classes. Default: the default of the library.
         pretrained: load the published weights.
         options: further keyword arguments for the library's function that builds the model.
 
@@ -177,7 +169,7 @@ def _create(name: str, num_classes: int | None, pretrained: bool, options: Mappi
 
 
 def built_for(model: nn.Module) -> tuple[int, int] | None:
-    """Return the only image height and width that a model accepts, or None if the model accepts any size."""
+    """Return the height and width that the images of a model must have. None: the model accepts any size."""
     size = getattr(getattr(model, "patch_embed", None), "img_size", None)
     if size is None and type(model).__module__.startswith("torchvision."):
         size = getattr(model, "image_size", None)
@@ -188,15 +180,10 @@ def built_for(model: nn.Module) -> tuple[int, int] | None:
 
 
 def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
-    """Build the loss of a training run.
+    """Build the loss of a training run with the arguments ``args``, for ``n`` classes.
 
-    Args:
-        args: arguments of the training run. If the arguments name no loss, this function returns None.
-        n: number of classes.
-
-    Returns:
-        The loss, or None. If the loss cannot be built, for example because a plug-in is not installed, this function
-        warns and returns None.
+    If ``args`` names no loss, return None. If the loss cannot be built, for example because a plug-in is not installed,
+    warn and return None.
     """
     from topk_registry import accepted_context, create_loss, get_loss_builder
 
@@ -239,7 +226,6 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _check_kind(path: Path) -> None:
-    """Raise :class:`ExportError` if ``torch.save`` did not write the file. ``torch.load`` would not say so."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
@@ -262,7 +248,6 @@ def _args_of(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_args(folder: Path) -> dict[str, Any]:
-    """Return the arguments in the file ``args.yaml`` of a training run, or an empty dictionary."""
     import yaml
 
     path = folder / "args.yaml"
@@ -278,14 +263,14 @@ def _read_args(folder: Path) -> dict[str, Any]:
 
 
 def _cleaned(weights: dict[str, Any]) -> dict[str, Any]:
-    """Return the weights for evaluation, without name prefixes that DDP, ``torch.compile`` and averaging add."""
+    """Remove name prefixes that DDP, ``torch.compile`` and averaging add, and entries that only training uses."""
     from timm.models import clean_state_dict
 
     return {k: v for k, v in clean_state_dict(weights).items() if k != "n_averaged" and ".aux_bn." not in k}
 
 
 def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """Return the number of classes in the checkpoint, or None if ``model`` has this number or it is unknown."""
+    """Return the number of classes in the checkpoint. None: unknown, or ``model`` has as many classes."""
     with contextlib.suppress(ValueError):
         name, _ = find_classifier(model)[0]
         weight = checkpoint.state.get(f"{name}.weight")

@@ -1,4 +1,4 @@
-"""Exceptions of the export, of exported ONNX files, and of prediction."""
+"""Exceptions that this package raises, and functions for error messages."""
 
 import re
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ class DeviceError(RuntimeError):
 
 @contextmanager
 def naming(file: object) -> Iterator[None]:
-    """If the ``with`` block raises an OSError without a file name, raise the same error with the name ``file``.
+    """If the ``with`` block raises an OSError without a file name, raise the error again with the file name ``file``.
 
     For example, the error of a full disk has no file name.
     """

@@ -1,6 +1,6 @@
 """Evaluation of exported ONNX files with ``topk-registry validate`` and ``topk-registry compare``.
 
-The entry point ``onnx`` in the group ``topk_registry.model_files`` names the class :class:`ExportedFile`.
+Both commands find :class:`ExportedFile` through the entry point ``onnx`` of the group ``topk_registry.model_files``.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -2,7 +2,8 @@
 
 For each image, the ONNX model computes the logits, the softmax probabilities, the top-k marginals, and the indices of
 the k classes with the largest logits. The top-k marginal of a class is the probability that the class is in a random
-set of k classes. The probability of a set is proportional to exp(sum of the logits of the set / temperature).
+set of k classes. The probability of a set is proportional to exp(s / temperature), where s is the sum of the logits of
+the classes in the set.
 
 The export writes the file to a temporary folder next to the destination, verifies the file there, and then moves the
 file to the destination.
@@ -66,18 +67,19 @@ def export_onnx(
     """Export a classifier to an ONNX file, verify the file, and return the path of the file.
 
     From the logits, the ONNX model also computes softmax probabilities, the k best classes and the top-k marginals. The
-    top-k marginal of a class is the probability that the class is in a random set of k classes.
+    top-k marginal of a class is the probability that the class is in a random set of k classes. The probability of a
+    set is proportional to exp(sum of the logits of its k classes / temperature).
 
     Args:
         model: a PyTorch module, a checkpoint file, the folder of a training run, or the result of
             :func:`~topk_export.source.load_source`. ``load_source`` has more options, and also takes names of timm and
             torchvision models.
         path: the ONNX file to write. If ``path`` does not end in ``.onnx``, ``path`` is a folder, and the ONNX file is
-            ``path/model.onnx``. The verification report, the class names, the preprocessing and a sample are written
-            next to the ONNX file.
+            ``path/model.onnx``. Next to the ONNX file, the function writes the verification report, the class names,
+            the preprocessing, and a sample: random images with PyTorch's logits.
         k: number of classes in the random set, from 1 to n - 1 for n classes. In a multilabel file, k is the number of
             classes that a prediction lists. Default: k of the training loss if k is known, else min(5, n - 1).
-        temperature: number by which the logits are divided before the marginals, or before the sigmoid of a multilabel
+        temperature: number by which the logits are divided for the marginals, or for the sigmoid of a multilabel
             file. The softmax probabilities do not use the temperature. Default: temperature of the training loss if the
             temperature is known, else 1.
         task: ``"classification"`` for one label per image, or ``"multilabel"`` for any number of labels per image. With
@@ -136,8 +138,8 @@ class Head(nn.Module):
 
     Shape:
         Input: scores (the logits) [batch, n]. Output for classification: a tuple of the marginals [batch, n], the
-        softmax probabilities [batch, n] and the indices of the k best classes [batch, k]. Output for multilabel files:
-        a tuple of the sigmoids [batch, n].
+            softmax probabilities [batch, n] and the indices of the k best classes [batch, k]. Output for multilabel
+            files: a tuple with one tensor, sigmoid(scores / temperature) [batch, n].
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -191,7 +193,7 @@ class Exported(nn.Module):
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages in ``PACKAGES`` that are installed, by package name."""
+    """Return a dictionary from the name to the version of each installed package in ``PACKAGES``."""
     installed = {}
     for name in PACKAGES:
         try:
@@ -254,7 +256,7 @@ def _metadata_of(
 
 
 def _prepare(source: Source) -> tuple[nn.Module, int]:
-    """Return a copy of the model on the CPU in evaluation mode, and the number of classes of its output."""
+    """Return a copy of the model on the CPU in evaluation mode, and the number of classes."""
     backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)
     for module in backbone.modules():
         if getattr(module, "fused_attn", False) is True:  # torch.onnx converts fused attention of 4-axis tensors only
@@ -278,7 +280,6 @@ def _prepare(source: Source) -> tuple[nn.Module, int]:
 
 
 def _check_has_classifier(source: Source) -> None:
-    """Raise :class:`ExportError` if a timm or torchvision model has no classifier, so that it outputs features."""
     model = source.model
     if hasattr(model, "get_classifier") or type(model).__module__.startswith("torchvision."):
         try:
@@ -288,7 +289,6 @@ def _check_has_classifier(source: Source) -> None:
 
 
 def _write(backbone: nn.Module, metadata: Metadata, file: Path, progress: Progress) -> None:
-    """Write the ONNX file. Next to the ONNX file, write the sample, the class names and the preprocessing."""
     inputs = sample_input(metadata, SAMPLES)
     logits, error = _reference(backbone, metadata, torch.from_numpy(inputs))
     if _are_probabilities(logits):
@@ -314,7 +314,6 @@ def _are_probabilities(outputs: np.ndarray) -> bool:
 
 
 def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: int) -> Any:
-    """Convert a module to a ModelProto. The batch axis is symbolic, so that the file accepts any batch size."""
     try:
         program = torch.onnx.export(
             module,
@@ -338,7 +337,7 @@ def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: i
 
 
 def _add_class_list(model: Any, n: int) -> None:
-    """Add the optional input ``allowed`` [1 or batch, n]. The head replaces logits of classes not allowed by -inf."""
+    """Add the optional input ``allowed``, bool [1 or batch, n]. Where it is False, the head reads the logit -inf."""
     from onnx import helper, numpy_helper
 
     restricted, excluded = f"{LOGITS}_allowed", f"{LOGITS}_excluded"
@@ -354,10 +353,9 @@ def _add_class_list(model: Any, n: int) -> None:
 
 
 def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.ndarray, float]:
-    """Return PyTorch's float64 logits for ``x``, and the relative error of PyTorch's float32 logits.
+    """Return PyTorch's float64 logits for the batch ``x``, and :func:`largest_error` of PyTorch's float32 logits.
 
-    The error is the largest absolute error divided by the largest absolute logit. If the model does not run in float64,
-    return the float32 logits and the error 0.
+    If the model does not run in float64, return the float32 logits and the error 0.
     """
     with torch.no_grad():
         single = Exported(backbone, metadata, torch.float32).eval().scores(x).numpy()
@@ -369,7 +367,6 @@ def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.n
 
 
 def _verify(file: Path, path: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
-    """Verify ``file``. If a check fails, move the report next to ``path``, and raise :class:`VerificationError`."""
     report: dict[str, Any] = {"passed": None, "checks": [], "not_verified": ["everything: verification was turned off"]}
     if wanted:
         progress("verifying with onnxruntime")

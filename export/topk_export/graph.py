@@ -51,13 +51,14 @@ def load(path: str | Path) -> Any:
 def save(model: Any, path: Path, *, source: Path | None = None) -> None:
     """Write a ModelProto to an ONNX file.
 
-    If the weights have more than ``LIMIT`` bytes, or ``model`` already has external weights, this function writes the
-    large weights to the file ``PATH.data``. The metadata of the ONNX file then contain the SHA-256 of ``PATH.data``.
+    If the weights have more than ``LIMIT`` bytes, or if ``model`` already has external weights, the function writes
+    weights to the file ``PATH.data``: all tensors of at least ``SMALL`` bytes that the head does not need. The metadata
+    of the ONNX file then contain the SHA-256 of ``PATH.data``.
 
     Args:
-        model: the ModelProto. The function removes the weights in ``PATH.data`` from this object.
-        path: the ONNX file to write. The file must not exist.
-        source: folder of the external weights of ``model``. The function copies these weights to ``PATH.data``.
+        model: the ModelProto. The function removes the tensors in ``PATH.data`` from this object.
+        path: the ONNX file to write, in another folder than ``source``.
+        source: folder with the external weights of ``model``. None: ``model`` has no external weights.
     """
     import onnx
     from onnx.external_data_helper import uses_external_data
@@ -133,19 +134,18 @@ def strip(model: Any) -> None:
 
 
 def traces(model: Any) -> int:
-    """Return the number of nodes with metadata or documentation, which may contain paths of the exporting machine."""
+    """Return the number of nodes that have metadata or documentation.
+
+    Metadata and documentation may contain paths of the exporting machine.
+    """
     return sum(bool(node.doc_string or len(node.metadata_props)) for node in model.graph.node)
 
 
 def producer_of(graph: Any, name: str) -> str:
-    """Return the type of the operator that computes a tensor.
+    """Return the type of the operator that computes the tensor ``name`` of a GraphProto.
 
-    If this operator is a cast or a reshape, return the type of the operator before the cast or reshape. If the tensor
-    is an input of the graph, return an empty string.
-
-    Args:
-        graph: the GraphProto.
-        name: name of the tensor.
+    If this operator only changes the dtype or the shape, the function looks at the operator before, and so on. If the
+    tensor is an input of the graph, return an empty string.
     """
     makers = {output: node for node in graph.node for output in node.output}
     passing = {"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
@@ -157,13 +157,8 @@ def producer_of(graph: Any, name: str) -> str:
 def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | str]) -> None:
     """Add an optional input to a ModelProto, in place.
 
-    The default value of the input is an initializer with the same name.
-
-    Args:
-        model: the ModelProto.
-        name: name of the input.
-        default: the default value, a NumPy array.
-        shape: shape of the input. Text, such as ``"batch"``, declares an axis of any length.
+    The array ``default`` is stored as an initializer with the name of the input. Text in ``shape``, such as
+    ``"batch"``, declares an axis of any length.
     """
     from onnx import helper, numpy_helper
 
@@ -173,13 +168,13 @@ def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | st
 
 
 def head_model(model: Any) -> Any:
-    """Return the part of a model that computes outputs from the logits, as a separate ModelProto.
+    """Return the head of a model as a separate ModelProto. The head is the part that computes outputs from the logits.
 
     The new model has the input ``logits`` [batch, n]. The outputs are all outputs of ``model`` that depend on the
-    logits. Optional inputs of this part, such as ``allowed``, remain optional.
+    logits. Optional inputs of the head, such as ``allowed``, remain optional.
 
     Raises:
-        ExportError: no output of ``model`` depends on the logits, or this part reads a required input of ``model``.
+        ExportError: no output of ``model`` depends on the logits, or the head reads a required input of ``model``.
     """
     import onnx
     from onnx import helper
@@ -200,16 +195,15 @@ def head_model(model: Any) -> Any:
 
 
 def _head_inputs(graph: Any) -> set[str]:
-    """Return the names of the tensors that the head reads, without ``logits``."""
     nodes = head_nodes(graph)
     return _feeders(graph, nodes, {LOGITS}.union(*(node.output for node in nodes)))[1]
 
 
 def _feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any], set[str]]:
-    """Find the nodes outside of the head that compute inputs of the head.
+    """Return the nodes outside of the head that compute inputs of the head, and the names of tensors.
 
-    ``nodes`` are the nodes of the head, and ``inside`` names the logits and the tensors that the head computes. Return
-    the nodes outside of the head, and the names of all tensors that these nodes and the head read.
+    ``nodes`` are the nodes of the head. ``inside`` contains the names of the logits and of the tensors that the head
+    computes. The returned names are all other tensors that the head or the returned nodes read.
     """
     free = {name for node in nodes for name in node.input} - inside
     feeders = []
@@ -236,7 +230,7 @@ def value_shape(graph: Any, name: str) -> list[int | str]:
 
 
 def set_metadata(model: Any, props: dict[str, str]) -> None:
-    """Remove all metadata of a ModelProto, then add the entries of ``props``."""
+    """Replace all metadata of a ModelProto by the entries of ``props``."""
     model.ClearField("metadata_props")
     for key, value in props.items():
         model.metadata_props.add(key=key, value=value)

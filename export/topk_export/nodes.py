@@ -5,15 +5,15 @@ stores thresholds in the file for several values of alpha, which are called leve
 threshold for all classes, or one threshold per class.
 
 For each class, the nodes compute a nonconformity score, which is small if the class fits the image. The input ``alpha``
-selects the largest level that is at most ``alpha``. The set contains each class with a score of at most the threshold
-of this level. The set always contains the class with the largest probability.
+of the model selects a level: the largest level that is not above ``alpha``. The set contains each class with a score of
+at most the threshold of this level. The set always contains the class with the largest probability.
 
-If ``alpha`` is below the smallest level or above the largest level, or if a probability of a row is NaN, the set
-contains all classes. If the model has an input ``allowed``, classes that are not allowed are removed from the set.
+The set contains all classes in two cases: ``alpha`` is below the smallest level or above the largest level, or a
+probability of the image is NaN. If the model has an input ``allowed``, classes that are not allowed are removed from
+the set.
 
-The calibration computes the scores of labeled images with the same nodes (:func:`score_model`). Therefore the scores
-that determine the thresholds have the same rounding errors as the scores in the graph. All nodes are standard ONNX
-operators.
+The calibration computes the scores of labeled images with the same nodes (:func:`score_model`). Therefore these scores
+have the same rounding errors as the scores that the exported model computes. All nodes are standard ONNX operators.
 """
 
 import copy
@@ -42,14 +42,10 @@ class Nodes:
         self._graph = graph
 
     def __call__(self, op: str, *inputs: str, out: str = "", outputs: int = 1, **attributes: Any) -> Any:
-        """Append a node. Return the name of the output tensor, or a list of names if ``outputs`` is above 1.
+        """Append a node of the ONNX operator ``op`` with the input tensors ``inputs``. Return the name of the output.
 
-        Args:
-            op: type of the ONNX operator.
-            inputs: names of the input tensors.
-            out: name of the first output tensor. Default: a generated name.
-            outputs: number of output tensors.
-            attributes: attributes of the node.
+        If ``outputs`` is above 1, return a list of ``outputs`` names. ``out`` is the name of the first output. By
+        default, the method generates a name.
         """
         from onnx import helper
 
@@ -77,15 +73,11 @@ class Nodes:
 
 
 def add_sets(model: Any, sets: PredictionSets) -> Any:
-    """Return a copy of an exported model that also computes prediction sets.
+    """Return a copy of an exported model (a ModelProto) that also computes prediction sets.
 
     The copy has the new outputs ``set``, bool [B, n], and ``set_size``, int64 [B]. The copy also has the optional input
     ``alpha``, float32 [1]. The default of ``alpha`` is ``sets.alpha``. If ``model`` already computes prediction sets,
     the copy computes the new sets instead.
-
-    Args:
-        model: the exported model, a ModelProto.
-        sets: score, levels and thresholds of the calibration.
     """
     from onnx import TensorProto
 
@@ -121,10 +113,8 @@ def score_model(model: Any, score: Score, temperature: float) -> Any:
     at most a threshold. The class with the largest probability gets the score -``LARGEST``, so that every set contains
     this class. If a probability of a row is NaN, all scores of the row are NaN.
 
-    Args:
-        model: the exported model, a ModelProto. The new model has the same number of classes and the same operator set.
-        score: the nonconformity score.
-        temperature: number by which the logits are divided before the softmax.
+    The new model has as many classes as the exported ModelProto ``model``, and the same operator set. The new model
+    divides the logits by ``temperature`` before the softmax.
     """
     from onnx import TensorProto, helper
 
@@ -163,7 +153,7 @@ def digest_of_table(sets: PredictionSets) -> str:
 
 
 def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[str, str]:
-    """Return the names of two new tensors: scores [B, n], and bool [B, 1], True if a probability of the row is NaN."""
+    """Append nodes for scores [B, n], and for bool [B, 1], True if the row has a NaN. Return the names of both."""
     scaled = LOGITS if temperature == 1 else add("Div", LOGITS, add.constant("temperature", [temperature]))
     p = add("Softmax", scaled, axis=-1)
     total = add("ReduceSum", p, add.constant("row", [1], np.int64), keepdims=1)

@@ -1,7 +1,8 @@
 """Prediction of the classes of images in files, folders and lists, with results as text, JSON lines, CSV or Parquet.
 
 Each Parquet file contains the results for a fixed range of the images, and is written atomically. If a run is killed,
-the next run with the same arguments writes only the missing files. Therefore the folder never contains an image twice.
+the next run with the same arguments writes only the missing files. Therefore the folder never contains two results for
+one image.
 """
 
 import csv
@@ -29,7 +30,7 @@ CSV_COLUMNS = ("file", "rank", "index", "class", "marginal", "probability", "in_
 
 
 class SourceError(ValueError):
-    """A file, folder or list of images does not exist or names no images."""
+    """An image file, a folder or a list does not exist, or there are no images."""
 
 
 class OutputError(ValueError):
@@ -41,7 +42,8 @@ def find_images(sources: Sequence[str], stdin: TextIO | None = None) -> list[str
 
     Args:
         sources: image files, folders and lists. A folder stands for all images in the folder and its subfolders. A list
-            is a text file with one path per line and the suffix ``.txt`` or ``.lst``. ``-`` is a list on stdin.
+            is a text file with the suffix ``.txt`` or ``.lst`` and one path per line. For ``-``, the function reads a
+            list from stdin.
         stdin: stream for the source ``-``. Default: ``sys.stdin``.
 
     Raises:
@@ -92,20 +94,15 @@ def class_list(text: str) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return the text with escaped control characters, so that the text cannot change the state of a terminal."""
+    """Escape all control characters, so that the text cannot change the state of a terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def as_row(file: str, result: Any) -> dict[str, Any]:
-    """Return the result for one image as a dictionary of JSON values.
+    """Return the result for the image at the path ``file`` as a dictionary of JSON values.
 
-    Args:
-        file: path of the image.
-        result: the :class:`~topk_export.Prediction`, or an exception.
-
-    Returns:
-        With a prediction, the keys are ``file``, ``top``, ``set`` and ``set_size``. With an exception, the keys are
-        ``file`` and ``error``.
+    If ``result`` is a :class:`~topk_export.Prediction`, the keys are ``file``, ``top``, ``set`` and ``set_size``. If
+    ``result`` is an exception, the keys are ``file`` and ``error``.
     """
     name = os.fsencode(file).decode("utf-8", "backslashreplace")
     return {"file": name, "error": str(result)} if isinstance(result, Failure) else {"file": name, **asdict(result)}
@@ -183,7 +180,8 @@ def predict_to_parquet(
         output: folder for the Parquet files. The folder is created if necessary.
         shard_size: number of images per Parquet file.
         progress: function ``(rows, done)`` that returns an iterator over ``rows``, for example a progress bar. The
-            function is called once per Parquet file to write. ``done`` is the number of images in earlier files.
+            function is called once per Parquet file that is missing. ``rows`` yields one item per image of this file.
+            ``done`` is the number of images in all earlier files.
         options: options of :meth:`Predictor.stream`, except ``on_error``.
 
     Returns:
@@ -296,9 +294,6 @@ def predicted(
 ) -> Iterator[tuple[str, Prediction | Exception]]:
     """Yield one pair per image: the path, and either the prediction or the exception.
 
-    Args:
-        predictor: the model.
-        images: paths of the images.
-        options: options of :meth:`Predictor.stream`, except ``on_error``.
+    ``options`` are options of :meth:`Predictor.stream`, except ``on_error``.
     """
     return zip(images, predictor.stream(images, on_error="yield", **options), strict=True)

@@ -28,35 +28,22 @@ DATA_KEYS = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mod
 
 @dataclass
 class Source:
-    """A model to export, with facts that its checkpoint records, or that timm or torchvision publishes.
-
-    Args:
-        model: the PyTorch model.
-        name: name of the model, such as ``resnet50``.
-        preprocess: preprocessing of evaluation images.
-        class_names: one name per class. None: the names are unknown.
-        k: the option k of the training loss. None: the loss has no such option, or the loss is unknown.
-        temperature: temperature of the top-k marginals in the training run. None: the temperature is unknown.
-        loss: name of the training loss. None: the name is unknown.
-        task: ``"classification"`` or ``"multilabel"``.
-        weights: ``"ema"`` for weights that training averaged, ``"random"`` for untrained weights, else ``"model"``.
-        sha256: SHA-256 of the checkpoint file. None: the model does not come from a checkpoint.
-        license: license of the published weights. None: the license is unknown.
-        log_weights: elementwise function from the outputs of the model to logits. The softmax of these logits gives the
-            probabilities that the training loss defines. None: the outputs of the model are the logits.
-    """
+    """A model to export, with facts such as the preprocessing, the class names and the training loss."""
 
     model: nn.Module
-    name: str
+    name: str  # name of the model, such as resnet50
     preprocess: Preprocess
+    # in the fields below except log_weights, None means unknown
     class_names: tuple[str, ...] | None = None
-    k: int | None = None
-    temperature: float | None = None
-    loss: str | None = None
-    task: str = CLASSIFICATION
-    weights: str = "model"
-    sha256: str | None = None
-    license: str | None = None
+    k: int | None = None  # the option k of the training loss; None also if the loss has no such option
+    temperature: float | None = None  # of the top-k marginals in the training run
+    loss: str | None = None  # name of the training loss
+    task: str = CLASSIFICATION  # or MULTILABEL
+    weights: str = "model"  # or "ema" for weights that training averaged, or "random" for untrained weights
+    sha256: str | None = None  # of the checkpoint file; None also if there is no checkpoint
+    license: str | None = None  # license of the published weights
+    # elementwise function from the outputs of the model to logits; the softmax of these logits gives the probabilities
+    # that the training loss defines. None: the outputs of the model are the logits
     log_weights: Callable[[Tensor], Tensor] | None = None
 
 
@@ -78,8 +65,8 @@ def load_source(
         what: a PyTorch module, a checkpoint file, the folder of a training run, or the name of a timm or torchvision
             model.
         model: name of the model in the checkpoint. Default: the name that the checkpoint records.
-        model_kwargs: keyword arguments for the function that builds the model. These arguments replace arguments that
-            the checkpoint records.
+        model_kwargs: keyword arguments for the function that builds the model. Each argument replaces the argument of
+            the same name that the checkpoint records.
         num_classes: number of classes. Default: the number that the checkpoint records, else the number of outputs of
             the classifier in the checkpoint.
         pretrained: if ``what`` is the name of a model, load the published weights.
@@ -91,8 +78,8 @@ def load_source(
         data_config: preprocessing of evaluation images. The keys are timm's ``input_size``, ``mean``, ``std``,
             ``interpolation``, ``crop_pct`` and ``crop_mode``, and also ``resize_size`` and ``exif``. Default for each
             key: the value that training recorded, else the value of timm or torchvision for this model. If neither
-            library knows the model, ``input_size`` is required, and a file without ``mean`` and ``std`` accepts only
-            arrays, not images.
+            library knows the model, ``input_size`` is required. Without ``mean`` and ``std``, the exported file
+            accepts only arrays, not images.
 
     Returns:
         A :class:`Source`, which :func:`~topk_export.export_onnx` accepts as its first argument.
@@ -119,11 +106,8 @@ def load_source(
 class LogWeights(nn.Module):
     """Wrapper of a model for the case that the training loss computes probabilities without a softmax.
 
-    The output is ``log_weights(model(x))``. The softmax of this output equals the probabilities that the loss defines.
-
-    Args:
-        model: the trained model.
-        log_weights: elementwise function from the outputs of the model to logits, as the loss defines it.
+    The output is ``log_weights(model(x))``. The loss defines the elementwise function ``log_weights`` such that the
+    softmax of this output equals the probabilities of the loss.
     """
 
     def __init__(self, model: nn.Module, log_weights: Callable[[Tensor], Tensor]) -> None:
@@ -136,11 +120,7 @@ class LogWeights(nn.Module):
 
 
 class ScoresOf(nn.Module):
-    """Wrapper that runs a whole model, but returns the output of one submodule.
-
-    Args:
-        model: the whole model.
-        head: name of the submodule, such as ``fc``.
+    """Wrapper that runs a whole model, but returns the output of the submodule with the name ``head``, such as ``fc``.
 
     Raises:
         ExportError: the model has no submodule with this name, or the submodule does not run exactly once per batch.
@@ -225,7 +205,6 @@ def _from_name(
 
 
 def _requested_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the height and width that a configuration of timm or torchvision requests, or None."""
     if size := config.get("input_size"):
         return int(size[-2]), int(size[-1])
     side = config.get("img_size") or config.get("val_crop_size")
@@ -244,14 +223,9 @@ def preprocess_of(
 ) -> Preprocess:
     """Return the preprocessing of evaluation images for a model.
 
-    The defaults come from timm or torchvision. Values in ``args`` replace the defaults. Values in ``override`` replace
-    the defaults and the values in ``args``.
-
-    Args:
-        model: the model.
-        name: name of the model.
-        args: arguments of the training run, or an empty dictionary.
-        override: ``data_config`` of :func:`load_source`.
+    The defaults come from timm or torchvision. Values in ``args``, the arguments of the training run, replace the
+    defaults. Values in ``override``, the ``data_config`` of :func:`load_source`, replace the defaults and the values in
+    ``args``.
 
     Raises:
         ExportError: the size of the images is unknown, or only one of mean and std is known.
@@ -306,9 +280,8 @@ def _per_channel(values: Sequence[float], channels: int) -> tuple[float, ...]:
 
 
 def _with_changes(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of ``config`` with values of ``changes``, including keys of torchvision's training script."""
     changed = {key: changes[key] for key in (*config, "crop_mode") if changes.get(key)}
-    if crop := changes.get("val_crop_size"):
+    if crop := changes.get("val_crop_size"):  # torchvision's training script has its own keys
         changed["input_size"] = (config["input_size"][0], crop, crop)
     if resize := changes.get("val_resize_size"):
         changed["resize_size"] = (resize, resize)
@@ -318,7 +291,7 @@ def _with_changes(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[st
 
 
 def _torchvision_name(model: nn.Module) -> str | None:
-    """Return ``torchvision:NAME`` of the torchvision model with weights of the same shapes, or None."""
+    """Find the torchvision model with weights of the same shapes as ``model``. Return ``torchvision:NAME`` or None."""
     import torchvision
 
     if not type(model).__module__.startswith("torchvision.models."):
@@ -336,13 +309,13 @@ def _torchvision_name(model: nn.Module) -> str | None:
 
 
 def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    """Return the shapes of all weights except the last two: the weight and the bias of the classifier."""
+    """Return the shapes of the tensors of a model, except the last two: weight and bias of the classifier."""
     shapes = [tuple(value.shape) for value in model.state_dict().values()]
     return shapes[: -2 if len(shapes) > 2 else None]
 
 
 def _torchvision_config(name: str) -> dict[str, Any]:
-    """Return the preprocessing for torchvision's weights of a model. Without weights, size, mean and std are empty."""
+    """Return torchvision's preprocessing for a model. If the model has no weights, size, mean and std are empty."""
     weights = _torchvision_weights(name)
     if weights is None:
         unknown = dict.fromkeys(("input_size", "mean", "std"), ())
@@ -369,7 +342,6 @@ def _torchvision_weights(name: str) -> Any:
 
 
 def _published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
-    """Return the class names of published weights, or None if neither timm nor torchvision knows the names."""
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
     if not hasattr(model, "pretrained_cfg"):

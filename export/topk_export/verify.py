@@ -37,21 +37,13 @@ CERTAIN = float(np.finfo(np.float32).max)  # a threshold of this size admits eve
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check.
+    """Result of one check."""
 
-    Args:
-        name: what was checked.
-        passed: whether the check passed.
-        measured: the measured error or another result. None: the check measures nothing.
-        tolerance: largest error with which the check passes. None: the check has no tolerance.
-        note: details, such as the reason of a failure.
-    """
-
-    name: str
+    name: str  # what was checked
     passed: bool
-    measured: float | str | None = None
-    tolerance: float | None = None
-    note: str = ""
+    measured: float | str | None = None  # the measured error, or another result
+    tolerance: float | None = None  # largest error with which the check passes
+    note: str = ""  # details, such as the reason of a failure
 
 
 def verify_file(
@@ -108,7 +100,7 @@ def verify_file(
 
 
 def report_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return a report of :func:`verify_file` as lines: one line per check, then one line per property not checked."""
+    """Return the lines of a report of :func:`verify_file`: one per check, then one per property that is not checked."""
     lines = []
     for check in report["checks"]:
         measured = "" if check["measured"] is None else f"  {_short(check['measured'])}"
@@ -217,7 +209,8 @@ def _times(c: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
 def _shift(x: np.ndarray, k: int) -> np.ndarray:
     """Return t [batch, 1] with sum_i sigmoid(x_i - t) = k - 1/2, by bisection.
 
-    With this shift, the coefficients of X^(k-1) and X^k are among the largest, so they do not underflow.
+    For e_i = exp(x_i - t), the coefficients of X^(k-1) and X^k in the product of all factors 1 + e_i X are among the
+    largest, so these coefficients do not underflow.
     """
     low = np.where(np.isfinite(x), x, np.inf).min(-1, keepdims=True) - 50.0
     high = x.max(-1, keepdims=True) + 50.0
@@ -323,11 +316,11 @@ def _check_logits(
     """Compare the logits of the ONNX model with PyTorch's float64 logits.
 
     For an fp32 file, the error is the largest absolute error divided by the largest absolute logit. The tolerance is 4
-    times the same error of PyTorch's float32 logits, and at least ``RTOL``.
+    times ``torch_error``, the same error of PyTorch's float32 logits, but at least ``RTOL``.
 
     For an fp16 file, the error is the root mean square error, divided by the root mean square distance of the logits
-    from the mean of their row. Each layer rounds weights and activations, with a relative error of u = 2^-11 each. The
-    tolerance is 4 u sqrt(2 layers), because the squares of independent errors add up.
+    from the mean of their row. Each layer rounds the weights with a relative error of u = 2^-11, and also the
+    activations. The tolerance is 4 u sqrt(2 ``layers``), because the squares of independent errors add up.
     """
     name = f"logits against torch in float64, batch {batch}"
     if metadata.dtype == "fp32":

@@ -27,7 +27,7 @@ def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
 
 
 def one_minus_p(nll: Tensor) -> Tensor:
-    """Return 1 - p for nll = -log p, with a lower bound that keeps the gradient of log(1 - p) finite."""
+    """Return max(1 - p, tiny) for nll = -log p. The number ``tiny`` keeps the gradient of log(1 - p) finite."""
     return (-torch.expm1(-nll)).clamp(min=torch.finfo(nll.dtype).tiny)
 
 

@@ -104,9 +104,9 @@ class ConformalTraining(BatchLoss):
         return value
 
     def quantile(self, own: Tensor, counted: Tensor) -> Tensor:
-        """Return the threshold q [] from the log-probabilities ``own`` of the labels [m].
+        """Return the threshold q []: the r-th smallest of ``own`` [m], the log-probabilities of the labels.
 
-        ``counted`` [m] is False for rows that are ignored.
+        Only rows with ``counted`` [m] = True are used. If c rows are used, then r = max(1, floor(alpha (c + 1))).
         """
         known = own.detach().masked_fill(~counted, torch.inf)
         count = counted.sum()

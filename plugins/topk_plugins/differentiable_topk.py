@@ -43,7 +43,7 @@ class Ranking(NamedTuple):
 
 
 class DifferentiableTopK(SeveralSizes):
-    """Likelihood that a soft ranking of the classes places the label among the first k, for one k or several values.
+    """Negative log-likelihood that a soft ranking places the label among the first k classes, for one or several k.
 
         L(s, y) = -log sum_j w_j sum_{r <= k_j} P[r, y]
 
@@ -63,8 +63,8 @@ class DifferentiableTopK(SeveralSizes):
         tau: temperature of the soft ranking, positive. As tau goes to 0, all probabilities of ranks become 0 or 1.
         candidates: number of classes that are ranked: the label, and the other classes with the highest logits. The
             remaining classes are ignored, in the softmax too. The number must exceed every k. None: all classes are
-            ranked. ``"auto"``: the larger of 16 and 2 k + 2, for the largest k. If the only k is 1 and ``top1`` is
-            ``"softmax"``, ``"auto"`` ranks all classes, and the loss is cross-entropy.
+            ranked. ``"auto"``: the larger of 16 and 2 max(k) + 2. If the only k is 1 and ``top1`` is ``"softmax"``,
+            ``"auto"`` ranks all classes, and the loss is cross-entropy.
         top1: probability of the label in the term for k = 1: ``"softmax"``, or ``"sort"`` for P[1, y].
         common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
 
@@ -102,7 +102,12 @@ class DifferentiableTopK(SeveralSizes):
         return super().checked_option(name, value)
 
     def ranking(self) -> Ranking:
-        """Return the options of the soft ranking. The weight of rank r is the sum of the weights w_j with k_j >= r."""
+        """Return the options of the soft ranking, with the weight of each rank in the likelihood.
+
+        Let w_j be the weight of the value k_j of k. The term of k_j contains the ranks 1 to k_j. Therefore the weight
+        of rank r is the sum of w_j over all j with k_j >= r. With ``top1="softmax"``, the weight of k_j = 1 belongs to
+        the softmax instead of rank 1.
+        """
         softmax = self.top1 == "softmax"
         ranked = [(k, share) for k, share in zip(self.sizes, self.shares, strict=True) if k > 1 or not softmax]
         first = sum(share for k, share in zip(self.sizes, self.shares, strict=True) if k == 1 and softmax)
@@ -197,10 +202,10 @@ def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
 
 
 def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Return t and slope: a soft ranking gives rank r to the lowest of m classes with the log-odds -(t_r + slope_r d).
+    """Return t and slope, which determine the rank probabilities of the class with the lowest of m scores.
 
-    The other m - 1 classes are the rivals. d is the score of the lowest rival minus the score of the lowest class,
-    divided by tau. The score of the lowest class is not an argument.
+    The log-odds that this class has rank r are -(t_r + slope_r d). The other m - 1 classes are the rivals. d is the
+    lowest score of the rivals minus the score of this class, divided by tau. t and slope do not depend on d.
 
     Args:
         ranking: options of the ranking, with R ranks.
@@ -208,7 +213,7 @@ def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tenso
         low: lowest score of the rivals that are not ignored [B, 1].
 
     Returns:
-        t [R + 1, B] and slope [R + 1]. Entry r is for rank r. Entry 0 is for the softmax probability.
+        t [R + 1, B] and slope [R + 1]. Entry r is for rank r. Entry 0 gives the log-odds of the softmax probability.
     """
     kept, m = rivals > -torch.inf, rivals.shape[1] + 1
     x = torch.where(kept, rivals - low, 0.0) / ranking.tau

@@ -163,7 +163,7 @@ class Mirror(ClassificationLoss):
     a = g = 2 and rho = 1, the loss is the mean over classes of 2 abs(p_c - y_c) - 1, an absolute error.
 
     - Use when: You reproduce the paper's study of squared and absolute errors.
-    - Avoid when: Accuracy matters. With many classes, training with errors of probabilities is slow.
+    - Avoid when: Accuracy matters. With many classes, training with a squared or absolute error is slow.
 
     Args:
         base: error, ``"mse"`` (squared) or ``"mae"`` (absolute).
@@ -198,7 +198,6 @@ class Mirror(ClassificationLoss):
 
     @property
     def power(self) -> int:
-        """Exponent a of the error: 2 for ``base="mse"``, 1 for ``base="mae"``."""
         return BASES[self.base]
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -139,9 +139,10 @@ class LDAM(ClassificationLoss):
 
     @property
     def class_weight(self) -> Tensor | None:
-        """Class weights [n] of the current epoch. None without ``weight`` and ``drw_epoch``.
+        """Class weights [n] of the current epoch, or None if neither ``weight`` nor ``drw_epoch`` is set.
 
-        From ``drw_epoch`` on, the weights are the product of ``weight`` and the weights of the re-weighting.
+        If only ``drw_epoch`` is set, ``weight`` counts as 1 for each class. From ``drw_epoch`` on, the weight of each
+        class is multiplied by the factor for deferred re-weighting.
         """
         if self.drw_epoch is None:
             return self.weight
@@ -174,7 +175,7 @@ class BalancedSoftmax(ClassificationLoss):
         L(s, y) = -log(n_y exp(s_y) / sum_j n_j exp(s_j))
 
     Here s are the n logits of one sample, y is the label, and n_j is the number of training samples of class j. A class
-    without samples gets the count of the rarest class that has samples. For predictions, use the logits s alone.
+    without samples gets the count of the rarest class that has samples. Predict with the logits s, without counts.
 
     - Use when: Class frequencies are uneven, and macro accuracy matters: the mean over classes of the accuracy within
       each class. This loss has no option to tune.
@@ -225,8 +226,9 @@ class LogitAdjustment(BalancedSoftmax):
 
     Here s are the n logits of one sample, y is the label, and pi_j is the share of class j in the training set. A class
     without samples gets the share of the rarest class that has samples. Because the loss adds the log frequencies, the
-    model need not learn the class frequencies. For predictions, use the logits s alone. With tau = 1, the best possible
-    logits give the highest macro accuracy, which is the mean over classes of the accuracy within each class.
+    model need not learn the class frequencies. Predict with the logits s, without log frequencies. With tau = 1, the
+    logits that minimize the expected loss give the highest possible macro accuracy: the mean over classes of the
+    accuracy within each class.
 
     - Use when: Class frequencies are uneven and macro accuracy matters. If there are many rare classes (a long tail),
       try this loss first.
@@ -277,7 +279,7 @@ def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float
 def first_epoch(drw_epoch: Any, total_epochs: int | None) -> int | None:
     """Return the first epoch with re-weighting, counted from 0. Return None if ``drw_epoch`` is None.
 
-    If ``drw_epoch`` is between 0 and 1, the result is this fraction of ``total_epochs``, rounded to an integer.
+    An integer ``drw_epoch`` is returned unchanged. A fraction is multiplied by ``total_epochs``, and rounded.
 
     Raises:
         ValueError: a number is invalid, or ``total_epochs`` is None although ``drw_epoch`` is a fraction.

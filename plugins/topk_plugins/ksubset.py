@@ -41,7 +41,7 @@ class KSubsetNLL(ClassificationLoss):
     - Use when: Images have several labels, and you want the likelihood of the whole set.
     - Avoid when: You must predict the number of labels: use ``bce``. With one label, this loss is cross-entropy.
     - Evidence: In this project's study on generated images, this loss was 6.2 points of mean average precision ahead of
-      ``bce``, and behind ``twoway``, ``zlpr``, ``asl`` and ``bce`` with weights per class.
+      ``bce`` without class weights, but behind ``twoway``, ``zlpr``, ``asl``, and ``bce`` with class weights.
 
     Args:
         temperature: theta, the positive number by which the logits are divided.
@@ -85,10 +85,10 @@ class KSubsetNLL(ClassificationLoss):
         return -(logits / self.temperature).log_softmax(-1)
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses of the rows [B].
+        """Return the losses [B] of rows with a k-hot or soft target.
 
-        If the target is class indices, return None, because the base class computes cross-entropy. If there are both
-        class weights and label smoothing, this method computes the losses for class indices too.
+        For class indices, return None, because the base class then computes cross-entropy. If there are both class
+        weights and label smoothing, this method computes the losses for class indices too.
         """
         target = masses.target
         n, dtype = logits.shape[1], torch.promote_types(logits.dtype, torch.float32)

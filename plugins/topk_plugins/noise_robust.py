@@ -1,10 +1,10 @@
 """Losses for noisy labels: generalized cross-entropy, epsilon-softmax, LDR-KL and ALDR-KL.
 
-LDR-KL and ALDR-KL are label-distributionally robust losses. Let z_l = s_l - s_y + gap [l != y] for the logits s, the
-label y and each class l. Each loss is the largest value, over all distributions p on the n classes, of the mean of z
-under p minus a penalty for the divergence of p from the uniform distribution. For LDR-KL, this is
+LDR-KL and ALDR-KL are label-distributionally robust losses. For the logits s and the label y, let z_y = 0, and z_l =
+s_l - s_y + gap for every other class l. For a distribution p on the n classes, take the mean of z under p, and subtract
+a penalty for the divergence of p from the uniform distribution. The loss is the maximum of this difference over all p:
 
-    L = max_p (sum_l p_l z_l - lambda KL(p || uniform)) = lambda log mean_l exp(z_l / lambda).
+    LDR-KL = max_p (sum_l p_l z_l - lambda KL(p || uniform)) = lambda log mean_l exp(z_l / lambda)
 
 For lambda = 1 and gap = 0, LDR-KL is cross-entropy minus log n. ALDR-KL computes lambda for each sample.
 """
@@ -78,7 +78,7 @@ class EpsilonSoftmax(TopKLoss):
 
     Here s are the n logits of one sample, y is the label, and T is the set of the k classes with the highest logits.
     The bracket is 1 if the label is in T, and 0 otherwise. The fraction is the epsilon-softmax probability of the
-    label: m is added to the softmax probabilities of the classes in T, and all probabilities are divided by their sum.
+    label: m is added to the softmax probability of each class in T, and all n numbers are divided by their sum.
     If classes tie for the last place in T, none of these classes is in T.
 
     If the label is outside T, the gradient of the first term is alpha times the gradient of cross-entropy. If the label
@@ -228,8 +228,8 @@ class ALDRKL(ClassificationLoss):
         L(s, y) = lambda log(1/n sum_l exp(z_l / lambda)) - alpha log(n) (lambda - lambda_0)^2 / (2 lambda_0),
         lambda = lambda_0 (1 - KL(p, uniform) / (alpha log n))
 
-    Here s are the n logits of one sample, y is the label, z_l = s_l - s_y + gap [l != y] for each class l, and p =
-    softmax(z / lambda). KL(p, uniform) is the Kullback-Leibler divergence between p and the uniform distribution. The
+    Here s are the n logits of one sample, y is the label, z_y = 0, z_l = s_l - s_y + gap for each other class l, and
+    p = softmax(z / lambda). KL(p, uniform) is the Kullback-Leibler divergence of p from the uniform distribution. The
     temperature lambda is the largest solution of the second equation. This lambda maximizes the first expression. If
     the logits of a sample clearly favor one class, lambda is small, but at least lambda_0 (1 - 1 / alpha).
 
@@ -285,9 +285,8 @@ class ALDRKL(ClassificationLoss):
         return nan_if_invalid(self._above(x - a) + (a[..., 0] - logits), logits)
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses [B] for targets that are distributions over labels. Return None for one label per row."""
         if masses.labels is not None and masses.even is None and masses.labels.shape[1] == 1:
-            return None
+            return None  # one label per row: the base class calls per_label
         s = masses.usable(logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits)
         target = masses.table(s.shape[1], s.dtype)
         mass = target.sum(-1, keepdim=True)

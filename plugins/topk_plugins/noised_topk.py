@@ -79,8 +79,7 @@ class NoisedTopK(TopKLoss):
         return self.scale * (gap + threshold[:, None] - logits).clamp(min=0)
 
     def margin(self, logits: Tensor) -> float | Tensor:
-        """Return the margin that the loss requires of a label: one number for all classes, or one per class [n]."""
-        return 1.0
+        return 1.0  # the same for all classes; a subclass may return one margin per class [n]
 
     def extra_repr(self) -> str:
         return f"epsilon={self.epsilon:g}, num_samples={self.num_samples}, {super().extra_repr()}"
@@ -97,7 +96,7 @@ class NoisedTopKImbalanced(NoisedTopK):
 
     The loss is designed for a cosine classifier, where each logit is the cosine between the features and a weight
     vector. ``epsilon`` and the margins are in units of the cosine. With the paper's epsilon of 0.01 and short training,
-    some frequent classes stay in the top k of every image, because so little noise gives them no gradient.
+    some frequent classes stay in the top k of every image, because with so little noise their logits get no gradient.
 
     - Use when: You show k answers per sample, there are many rare classes (a long tail), and macro accuracy matters.
       Macro accuracy is the mean over classes of the accuracy within each class. The model must have a cosine classifier

@@ -33,11 +33,12 @@ class SmoothTopKSVM(SeveralSizes):
 
     The bracket is 1 for sets without the label, and 0 for sets with the label.
 
-    - Use when: You show k answers per sample, and labels confuse similar classes or there are few images per class.
+    - Use when: You show k answers per sample, and either wrong labels are similar to the true class or there are few
+      images per class.
     - Avoid when: You show one answer, because the loss does not train the order of the k classes with the highest
       logits. If macro accuracy on a long tail of rare classes matters, use ``logit_adjustment``.
-    - Evidence: With labels that confuse similar classes, top-5 accuracy is higher than with cross-entropy: by 2.7 to
-      5.2 points in the paper (CIFAR-100), and by 1.6 to 12.3 points in this project's studies on generated data. On
+    - Evidence: If wrong labels are similar to the true class, top-5 accuracy is higher than with cross-entropy: by 2.7
+      to 5.2 points in the paper (CIFAR-100), and by 1.6 to 12.3 points in this project's studies on generated data. On
       characters from fonts, the difference is +2.1 points with 20 fonts in the training set, and -0.4 points with 150
       fonts. Top-1 accuracy can be 8 points lower.
 
@@ -101,7 +102,7 @@ class SmoothTopKSVM(SeveralSizes):
 
         Args:
             features, weight, bias, target: as in :func:`topk_registry.functional.linear_smooth_topk`. If the classes
-                are divided among ranks, pass the weight and bias of the classes of this rank.
+                are divided among processes, pass the weight and bias of the classes of this process.
             spread: further keyword arguments of ``linear_smooth_topk``, such as ``process_group`` and ``num_classes``.
 
         Raises:
@@ -125,11 +126,7 @@ class SmoothTopKSVM(SeveralSizes):
         return len(self.sizes) == 1 or self.combine == "mean"
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses of the rows [B], or their sum [] if the operator has already summed the losses.
-
-        For several values of k with ``combine="likelihood"``, return None, because no operator computes this loss.
-        """
-        if not self._is_linear:
+        if not self._is_linear:  # no operator computes the likelihood of several k
             return None
         alpha, sums = self._checked_alpha(logits), self.reduction != "none" and logits.shape[0] > 0
         if len(self.sizes) == 1:
@@ -181,12 +178,12 @@ class TopKNLL(SmoothTopKSVM):
     (k tau)). For k = 1 and tau = 1, the loss is cross-entropy. ``TopKHead.of_loss(loss)`` returns a layer that predicts
     the same marginals, ``TopKHead(k, temperature=k * tau)``.
 
-    - Use when: You show k answers per sample and their marginals. The loss is the likelihood under these marginals.
+    - Use when: You show k answers per sample and the marginal of each answer. Training fits them to the labels.
     - Avoid when: You show one answer, or a wrong label can be any class. With the default ``tau``, the gradient falls
       more slowly than the gradient of ``smooth_topk_svm`` as the label's logit rises above the k-th largest logit.
     - Evidence: In this project's study on characters from fonts, top-5 accuracy of this loss minus top-5 accuracy of
-      ``smooth_topk_svm`` is +0.7 points if labels confuse similar classes, -0.2 points for clean labels, and -1.3
-      points if a wrong label can be any class.
+      ``smooth_topk_svm`` is +0.7 points if wrong labels are similar to the true class, -0.2 points for clean labels,
+      and -1.3 points if a wrong label can be any class.
 
     Args:
         k: number of classes in S, 1 <= k <= n - 1, or a list of several such numbers.

@@ -9,9 +9,9 @@ distribution: F(u) = e^u / 2 for u <= 0 and 1 - e^-u / 2 for u > 0.
 
 Let x = s / tau, and let m be the number of scores x_i above b. For ``LapSum``, the sum of the weights is m - B e^b + A
 e^-b, where A is the sum of e^{x_i} / 2 over the scores below b, and B is the sum of e^-{x_i} / 2 over the scores above
-b. Therefore a sort and one quadratic equation give b. The threshold of ``SoftTopK`` differs from the threshold of
-``LapSum`` by at most log 2, so Newton's method finds it from there. For both losses, two more Newton steps make b a
-differentiable function of x, with a first and a second derivative. All computations are in double precision.
+b. Therefore a sort and one quadratic equation give b. The threshold of ``SoftTopK`` differs from this b by at most
+log 2, so ``SoftTopK`` starts Newton's method at this b. For both losses, two more Newton steps make b a differentiable
+function of x, with a first and a second derivative. All computations are in double precision.
 """
 
 import math

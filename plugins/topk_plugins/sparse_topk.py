@@ -28,7 +28,7 @@ class SparseTopK(TopKLoss):
     Here s are the n logits of one sample, y is the label, and mu is a mask: one number from 0 to 1 per class, with the
     sum k. The first maximum is over all masks. The second maximum is over the masks in which the label has the entry 1.
     If the label's logit exceeds the (k+1)-th largest logit by at least tau, both maxima are equal, so the loss is 0.
-    The gradient is the mask of the first maximum minus the mask of the second. For most classes, both are equal.
+    The gradient is the mask of the first maximum minus the mask of the second. For most classes, it is 0.
 
     The mask is from Sander et al. (for p = 2). The loss on this mask is a construction of this package. For k = 1 and
     tau = 1, the loss is the sparsemax loss.

@@ -19,7 +19,7 @@ NEWTON_STEPS = 6
 
 
 class _LogLikelihood(ClassificationLoss):
-    """Base class: negative log-likelihoods with (logit + shift)^2 + epsilon in place of the softmax's exponential."""
+    """Base class: negative log-likelihood if (logit + shift)^2 + epsilon replaces the exponential of the softmax."""
 
     epsilon: float = 1.0
     shift: float = 0.0  # added to all logits
@@ -61,8 +61,8 @@ class LogSphericalSoftmax(_LogLikelihood):
     - Use when: There are so many classes that the cost of the output layer must not depend on the number of classes. In
       this case, use the loss in the layer ``SphericalLinear``.
     - Avoid when: The logits of all classes fit in memory. In this case, start with cross-entropy. Also avoid this loss
-      if probabilities must be close to 1. With a linear layer on d features, the highest probabilities that the classes
-      can reach sum to at most d + 1.
+      if probabilities must be close to 1. With a linear layer on d features without bias, take the highest probability
+      of each class over all inputs. The sum of these n probabilities is at most d + 1.
 
     Args:
         epsilon: positive number that keeps the loss finite if the label's logit is 0. This number needs tuning.
@@ -120,8 +120,8 @@ class SphericalBound(ClassificationLoss):
         L(o, c) = m - o_c + (xi/t) ((D-1)/D - D u^2/4) + D log(1 + e^-xi) + lambda(xi) sum_i (o_i - m)^2
 
     Here o are the D logits of one sample, c is the label, m is the mean of the logits, t = tanh(xi/2), u = 1 - t and
-    lambda(xi) = t / (4 xi). Every xi gives an upper bound. The loss uses the tightest bound, for which xi solves xi^2
-    (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2. Predict with the softmax, as with cross-entropy.
+    lambda(xi) = t / (4 xi). Every number xi > 0 gives an upper bound. The loss uses the tightest bound. For this bound,
+    xi^2 (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2. Predict with the softmax, as with cross-entropy.
 
     - Use when: You need an upper bound on cross-entropy that is quadratic in the logits, for example to update weights
       in closed form.
@@ -153,11 +153,10 @@ class SphericalBound(ClassificationLoss):
         return wide(logits).softmax(-1)
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        """Return the scores unchanged. The softmax of the scores over the classes gives the probabilities."""
         return scores
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-        """Return the loss of each row, as :meth:`LogSphericalSoftmax.from_sums`."""
+        """Return the loss of each row from the sum s of n scores, the sum q of their squares, and the label's score."""
         return _quadratic_bound_of_sums(s, q, score, n)
 
 

@@ -2,8 +2,8 @@
 
 A top-k error occurs if the k-th largest logit of the other classes exceeds the label's logit. Therefore a hinge loss on
 the difference of these two logits is an upper bound on the number of errors. The four losses of this module compare the
-label's logit with different quantities. Yang and Koyejo (2020) show which of the four losses are consistent with the
-top-k error.
+label's logit with different quantities. Only ``TopKHingeCalibrated`` is consistent with the top-k error (Yang, Koyejo
+2020): a classifier with the lowest expected loss has the lowest top-k error too.
 """
 
 from collections.abc import Sequence

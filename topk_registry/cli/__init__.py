@@ -48,7 +48,7 @@ class ParseOptions(argparse.Action):
 
 
 def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
-    """Parse words such as ``k=5`` and ``a=b`` into ``{"k": 5, "a": "b"}``. Raise a ValueError for other words."""
+    """Parse words such as ``k=5`` and ``a=b`` into ``{"k": 5, "a": "b"}``. If a word has no key, raise a ValueError."""
     options = {}
     for pair in words:
         key, equals, value = pair.partition("=")
@@ -64,7 +64,7 @@ def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
 def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") -> Callable[[str], Any]:
     """Return a function for argparse's ``type`` that converts text to a number in an interval such as ``"(0, 1]"``.
 
-    For a number outside the interval, the function raises an argparse error whose message ends with ``hint``.
+    ``kind`` converts the text. For a number outside the interval, an argparse error is raised that ends with ``hint``.
     """
     numbers = Interval.parse(interval)
 

@@ -82,5 +82,5 @@ class Score:
 
     @property
     def options(self) -> dict[str, float]:
-        """If the score is ``raps``, the values of ``penalty`` and ``k_reg`` by name, else an empty dictionary."""
+        """For ``raps``, a dictionary with ``penalty`` and ``k_reg``. For the other scores, an empty dictionary."""
         return {"penalty": self.penalty, "k_reg": self.k_reg} if self.name == "raps" else {}

@@ -4,9 +4,9 @@ The set of a sample contains each class y with c(y) <= t, where t is a threshold
 class y, with one exception: c(y) is -inf if y is the class with the largest probability. Therefore every set contains
 the most probable class.
 
-Calibration computes c(label) for each calibration sample. The threshold is the j-th smallest of these numbers, with j
-as in ``thresholds.py``. The guarantee of split conformal prediction holds, because calibration and prediction use the
-same function c.
+Calibration computes c(true class) for each of N calibration samples. The threshold is the j-th smallest of these N
+numbers, where j = ceil((N + 1)(1 - alpha)). Calibration and prediction use the same function c. Therefore the set of a
+new sample contains the true class with probability at least 1 - alpha, where alpha is the miscoverage level.
 """
 
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ class PredictionSets:
     """An object that computes the prediction sets of new samples. :func:`calibrate` creates this object.
 
     A nonconformity score is computed for each class. The score is high if the class fits the sample badly. The set of
-    the sample contains each class with a score of at most the threshold, and the class with the largest logit. The
-    miscoverage level alpha is the allowed probability that the set does not contain the true class.
+    a sample contains each class whose score is at most the threshold. The set always contains the class with the
+    largest logit. A miscoverage level is the allowed probability that the set does not contain the true class.
 
     Args:
         score: formula of the nonconformity score.
         levels: miscoverage levels in ascending order: [G].
         table: thresholds, with one row per level: [G, 1] if all classes share one threshold, or [G, n] for one
-            threshold per class. If the threshold of a class is infinite, every set at this level contains the class.
+            threshold per class. If a threshold is infinite, the set contains all classes with this threshold.
         alpha: miscoverage level that a call uses by default.
         temperature: number by which logits are divided before softmax.
     """
@@ -70,13 +70,13 @@ class PredictionSets:
     ) -> np.ndarray:
         """Return the prediction set of each sample: bool [B, n], True for the classes in the set.
 
-        If a logit of a sample is NaN or +inf, the set of the sample contains all allowed classes.
+        If a logit of a sample is NaN or +inf, the set of the sample contains all classes that ``allowed`` permits.
 
         Args:
             logits: [B, n].
             alpha: miscoverage level. Default: the attribute ``alpha``.
             allowed: True for classes that a set may contain: bool [n], or [B, n] for different classes per sample.
-                Default: all classes.
+                All other classes are removed from the set, which can then be empty. Default: all classes.
         """
         p = probabilities(logits, self.temperature)
         inside = label_scores(self.score, p) <= self.thresholds(alpha)
@@ -115,13 +115,13 @@ def calibrate(
         alpha: allowed probability that a set does not contain the true class (miscoverage level). The result uses this
             level by default. The level is added to ``levels``.
         score: ``"lac"``, ``"aps"``, ``"raps"``, or a :class:`Score` with options.
-        rule: With ``"marginal"``, all classes share one threshold, and the guarantee is an average over all samples.
-            With ``"per-class"``, each class has its own threshold, and the guarantee holds within each class.
+        rule: With ``"marginal"``, all classes share one threshold, and the probability is an average over all classes.
+            With ``"per-class"``, each class has its own threshold, and the probability holds for each true class.
         temperature: number by which logits are divided before softmax.
-        levels: miscoverage levels for which thresholds are computed. A call of the result can select such a level.
+        levels: miscoverage levels for which thresholds are computed. A call can select one of these levels.
 
     Raises:
-        ValueError: an argument is invalid, or there are too few samples for a finite threshold at ``alpha``.
+        ValueError: an argument is invalid, or there are fewer than ceil(1 / alpha) - 1 samples.
     """
     logits = np.asarray(logits)
     labels = check_labels(labels, logits.shape[-1])
@@ -136,7 +136,7 @@ def calibrate(
 
 
 def all_levels(alpha: float, levels: Sequence[float] = LEVELS) -> tuple[float, ...]:
-    """Return the different values among ``levels`` and ``alpha``, in ascending order."""
+    """Return ``levels`` and ``alpha`` in ascending order, without repeated values."""
     return tuple(sorted({*levels, alpha}))
 
 

@@ -16,8 +16,8 @@ class SetCounts:
     add the objects with ``+``.
 
     Args:
-        hits: number of samples of each class whose set contains the label: [n].
-        seen: number of samples of each class: [n].
+        hits: for each class, number of samples with this label whose set contains the label: [n].
+        seen: for each class, number of samples with this label: [n].
         sizes: number of sets with s classes, for each size s from 0 to n: [n + 1].
     """
 
@@ -53,7 +53,7 @@ class SetCounts:
 
     @property
     def class_coverage(self) -> np.ndarray:
-        """Share of the samples of each class whose set contains the label: [n]. NaN for a class without samples."""
+        """Coverage within each class: [n]. The entry of a class without samples is NaN."""
         return np.where(self.seen > 0, self.hits / np.maximum(self.seen, 1), np.nan)
 
     def quantile_size(self, order: int) -> int:
@@ -67,8 +67,8 @@ class SetCounts:
         - ``mean_size``, ``median_size``: mean and median number of classes per set
         - ``singletons``: share of sets with exactly one class
         - ``empty``: share of sets without a class
-        - ``macro_coverage``, ``worst_class_coverage``: mean and minimum of the coverage within each class, over the
-          classes that have samples
+        - ``macro_coverage``, ``worst_class_coverage``: mean and minimum of ``class_coverage`` over the classes that
+          have samples
         """
         if not self.total:
             return {}

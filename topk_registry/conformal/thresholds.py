@@ -2,8 +2,8 @@
 
 A score is the nonconformity score of a sample at its true class. From N calibration scores, the threshold for the
 miscoverage level alpha is the j-th smallest score, where j = ceil((N + 1)(1 - alpha)). If j is larger than N, the
-threshold is infinite. The score of a new sample is at most the threshold with probability at least 1 - alpha. If no two
-scores are equal, this probability is below 1 - alpha + 1 / (N + 1).
+threshold is infinite. The score of a new sample is at most the threshold with a probability of at least 1 - alpha. If
+no two scores are equal, this probability is below 1 - alpha + 1 / (N + 1).
 
 j is computed in exact fractions, because a rounding error in floating point could change the result of ceil.
 """
@@ -35,7 +35,7 @@ def order_of(count: int, alpha: float) -> int:
 
 
 def fewest(alpha: float) -> int:
-    """Return the smallest number of calibration scores that gives a finite threshold: ceil(1 / alpha) - 1."""
+    """Return the smallest number of calibration scores for which the threshold is finite: ceil(1 / alpha) - 1."""
     return math.ceil(1 / as_fraction(alpha)) - 1
 
 
@@ -52,15 +52,15 @@ def threshold_table(
 ) -> np.ndarray:
     """Return the thresholds for several miscoverage levels, with one row per level: [G, 1] or [G, n].
 
-    If a threshold is computed from fewer than ``fewest(alpha)`` scores, the threshold is infinite. Then prediction sets
-    contain every class with this threshold.
+    A threshold that is computed from fewer than ``fewest(alpha)`` scores is infinite. A class with an infinite
+    threshold is in every prediction set.
 
     Args:
         scores: nonconformity score of each calibration sample at its label: [N].
         labels: labels of the same samples: [N].
         n: number of classes.
         rule: With ``"marginal"``, a row has one threshold, computed from all scores. With ``"per-class"``, a row has
-            one threshold per class, computed from the samples of this class.
+            one threshold per class, computed from the samples with this label.
         levels: miscoverage levels: [G].
     """
     if rule not in RULES:

@@ -1,8 +1,8 @@
 """A comparison of labels with the predictions of a model. The comparison finds class folders with wrong names.
 
 If the names of the folders A and B are exchanged, most images of A are predicted as B, and most images of B as A. If
-all names are shifted by one class, most images of each folder are predicted as the next class. But if the model does
-not know class A, only the images of A are predicted as another class B. The images of B are predicted correctly, so
+all names are shifted by one class, most images of each folder are predicted as the next class. If the model does not
+know class A, the images of A are predicted as another class B, but the images of B are predicted correctly. Therefore
 this case does not count as a wrong name.
 """
 

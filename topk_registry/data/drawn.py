@@ -16,7 +16,7 @@ SYNONYMS = {"val": "validation", "valid": "validation", "eval": "validation", "t
 
 
 class DrawnImages:
-    """A map-style data set of pairs (image, target) in memory. A subclass sets the attributes."""
+    """A data set of pairs (image, target) in memory. A subclass sets ``images``, ``targets`` and ``classes``."""
 
     images: NDArray[np.uint8]  # [N, height, width, 3]
     targets: Any  # class indices [N], or k-hot vectors [N, n] if images have several labels
@@ -57,10 +57,10 @@ def _only_converts(transform: Any, size: tuple[int, ...]) -> bool:
 
 
 def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:
-    """Return the canonical name of a split, such as ``"validation"`` for ``"val"``, and its number of samples.
+    """Return the canonical name of a split, such as ``"validation"`` for ``"val"``, and the number of its samples.
 
-    This number is ``eval_size`` unless the split is ``"train"`` or ``eval_size`` is None. Then the number is ``size``.
-    If ``size`` is None too, the number is 5000 for ``"train"`` and 2000 for the other splits.
+    For ``"train"``, the number is ``size``, or 5000 if ``size`` is None. For the other splits, the number is
+    ``eval_size``. If ``eval_size`` is None, the number is ``size``. If both are None, the number is 2000.
     """
     split = SYNONYMS.get(split, split)
     if split not in SPLITS:
@@ -76,7 +76,7 @@ def draw(size: int, key: list[int], block: Callable[[np.random.Generator, int], 
     """Generate ``size`` samples in blocks, and return their images and targets as arrays.
 
     ``block(generator, first)`` returns the images and targets of ``BLOCK`` samples, from the sample with index
-    ``first`` on. The seed of the generator consists of ``key`` and the number of the block. Therefore a sample does not
+    ``first`` on. The seed of the generator consists of ``key`` and the index of the block. Therefore a sample does not
     depend on ``size``.
     """
     blocks = [block(np.random.default_rng([*key, b]), b * BLOCK) for b in range(-(-size // BLOCK))]

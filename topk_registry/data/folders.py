@@ -53,7 +53,7 @@ def is_image(path: str, suffixes: Collection[str] = IMAGE_SUFFIXES) -> bool:
 
 
 def split_folder(root: str | Path, split: str) -> Path | None:
-    """Return the subfolder of ``root`` with the name of a split or a synonym (val, validation), or None."""
+    """Return the subfolder of ``root`` named ``split`` (or a synonym, such as val). If there is none, return None."""
     name = split.split("[")[0]
     synonyms = next((group for group in (TRAINING, EVALUATION) if name in group), ())
     return next((Path(root, each) for each in (name, *synonyms) if each and Path(root, each).is_dir()), None)
@@ -62,8 +62,8 @@ def split_folder(root: str | Path, split: str) -> Path | None:
 def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> ClassFolders:
     """Find the class folders below ``root``, at any depth, and the images in these folders.
 
-    If image files have a suffix that is not in ``suffixes``, the files are skipped, and a note states their number.
-    Folders without images are skipped, and a note lists their names.
+    Image files with a suffix that is not in ``suffixes`` are skipped, and folders without images are skipped. The
+    ``notes`` of the result list these suffixes and folders.
 
     Raises:
         FolderError: there are no images, two class folders have the same name, or an image is directly in ``root``.
@@ -131,8 +131,7 @@ def class_map(
     Args:
         folders: folder names, all different.
         classes: class names in the order of the class indices. For a model without class names, pass "0", "1", ...
-        where: location of the folders, for error messages.
-        of: owner of the classes, for error messages.
+        where, of: names in error messages: ``where`` is the name of the data, and ``of`` the name of the model.
         ignore_unknown: whether to skip a folder without a class of the same name, instead of raising an error. At least
             one folder must have the name of a class.
 
@@ -140,7 +139,7 @@ def class_map(
         A dictionary from folder names to class indices, without skipped folders, and a text that describes the mapping.
 
     Raises:
-        FolderError: a folder has no class, or two classes have the same name as a folder.
+        FolderError: a folder has no class, or two classes have the name of the folder.
 
     Example:
         >>> class_map(["dog", "cat"], ["cat", "dog", "owl"])[0]

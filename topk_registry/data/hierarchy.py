@@ -7,8 +7,8 @@ image of class c is
     image = contrast * shift(coarse[c mod S] + fine_amplitude * fine[c]) + pixel_noise * Z.
 
 ``contrast`` is a random number from 0.6 to 1.4. ``shift`` moves the patterns by up to 4 pixels. Z is standard normal
-noise. All patterns have standard deviation 1. At the end, the image is scaled to gray levels. A model can easily
-distinguish the superclasses, but not the five classes of a superclass.
+noise. All patterns have standard deviation 1. At the end, the values are converted to integers from 0 to 255. A model
+can easily distinguish the superclasses, but not the five classes of a superclass.
 """
 
 import numpy as np

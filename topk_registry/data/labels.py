@@ -18,7 +18,7 @@ def targets_of(dataset: Any) -> NDArray[Any] | None:
     """Return the targets of all samples: class indices [N], or k-hot vectors [N, n].
 
     If the targets cannot be read without the images, return None. The targets can be read if the data set has an
-    attribute ``targets`` or ``labels``, as in torchvision, or is a folder or a Hugging Face data set opened by timm.
+    attribute ``targets`` or ``labels``, as in torchvision, or if timm opened a folder or a data set of Hugging Face.
     """
     reader = getattr(dataset, "reader", dataset)
     stored = [getattr(dataset, name, None) for name in ("targets", "labels")]
@@ -33,7 +33,7 @@ def targets_of(dataset: Any) -> NDArray[Any] | None:
 
 
 def kept_labels_of(dataset: Any) -> Labels | None:
-    """Return the result of :func:`targets_of`. If the targets are k-hot, raise ValueError."""
+    """Return the labels [N], or None if they cannot be read without the images. For k-hot targets, raise ValueError."""
     kept = targets_of(dataset)
     if kept is not None and kept.ndim > 1:
         raise ValueError(MULTILABEL)

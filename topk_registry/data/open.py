@@ -46,7 +46,7 @@ def open_dataset(
         split: name of the split. If the folder ``root`` has no subfolder for this split, ``root`` is the split.
         root: directory of the data.
         training: whether the result is for training. Default: True if the split is ``"train"`` or ``"training"``.
-        held_out: fraction of each class that is held out. If the result is for training, the held-out samples are
+        held_out: fraction of each class to hold out, or 0. If the result is for training, the held-out samples are
             left out. Otherwise, the result contains only the held-out samples, with labels without label noise.
         multilabel: whether an image can have several labels.
         mode: mode of Pillow, such as ``"RGB"``, to which images from files are converted.
@@ -55,8 +55,8 @@ def open_dataset(
         options: options of a registered data set, such as ``size``. In addition, every data set takes the following
             options. These options have an effect only if the result is for training.
 
-            - ``noise``: share of samples whose label is replaced (default 0)
-            - ``noise_kind``: ``"family"`` or ``"uniform"``, as in :func:`with_label_noise`
+            - ``noise``: share of the labels that are replaced (default 0), see :func:`with_label_noise`
+            - ``noise_kind``: ``"family"`` or ``"uniform"``, see :func:`with_label_noise`
             - ``long_tail``: ratio of the sizes of the first class and the last class (default 1)
             - ``subset``: fraction of each class that is kept (default 1)
             - ``change_seed``: seed of these changes. Default: option ``seed`` of a registered data set, else 0
@@ -102,7 +102,7 @@ def open_dataset(
 
 
 def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a registered data set, and the given options of ``CHANGES`` that the data set does not take itself."""
+    """Return a registered data set, and the ``options`` in ``CHANGES`` that are not options of this data set."""
     factory = registry.datasets.builder(short := name.removeprefix(PREFIX))
     named = parameters(factory)[0]
     own = {option: value for option, value in options.items() if option in named or option not in CHANGES}
@@ -196,7 +196,7 @@ class FolderReader:
 class ReaderImages:
     """A data set of pairs (image, target) from the files of a reader: a :class:`FolderReader` or a reader of timm.
 
-    All images are converted to the same mode of Pillow. If an image cannot be read, ``dataset[i]`` raises
+    All images are converted to the Pillow mode ``mode``. If an image cannot be read, ``dataset[i]`` raises
     ``UnreadableImageError``. If the reader has no label for a sample, the target is -1.
     """
 

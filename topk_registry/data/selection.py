@@ -28,8 +28,8 @@ class UnreadableImageError(OSError):
 class Selection:
     """A data set that consists of selected samples of another map-style data set, with the same or new targets.
 
-    If the image of a sample cannot be read, ``selection[i]`` returns the next sample whose image can be read, and
-    prints a message to standard error. If 10 consecutive images cannot be read, the selection raises
+    If the image of sample i cannot be read, ``selection[i]`` returns the next pair (image, target) whose image can be
+    read, and prints a message to standard error. If 10 consecutive images cannot be read, the selection raises
     ``UnreadableImageError``.
 
     Args:
@@ -103,7 +103,8 @@ def with_label_noise(
 
     Args:
         dataset: data set with one label per image.
-        share: share of the samples whose label is replaced, from 0 to 1.
+        share: number from 0 to 1. With the kind ``"family"``, each label is replaced with this probability. With
+            ``"uniform"``, exactly this fraction of the labels is replaced (up to rounding).
         kind: With ``"family"``, the new label is drawn uniformly from the classes of the same superclass, so the new
             label can equal the true label (Berrada et al. 2018, section 5.1). With ``"uniform"``, the new label is
             drawn uniformly from all classes except the true class. Default: ``"family"`` if the data set has
@@ -129,7 +130,7 @@ def with_label_noise(
 
 
 def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, seed: int) -> Labels:
-    """Return labels [N], each replaced with probability ``share`` by a random class of its superclass."""
+    """Replace each label with probability ``share`` by a random class of its superclass, and return all labels [N]."""
     members = [np.flatnonzero(np.asarray(superclasses) == s) for s in superclasses]
     rng = np.random.default_rng([seed, 11])
     redrawn, place = rng.random(len(labels)) < share, rng.random(len(labels))
@@ -138,7 +139,7 @@ def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, s
 
 
 def uniform_noise(labels: Labels, num_classes: int, share: float, *, seed: int) -> Labels:
-    """Return labels [N]. ``round(share * N)`` randomly chosen labels are replaced, each by a random different class."""
+    """Replace ``round(share * N)`` random labels, each by a random different class, and return all labels [N]."""
     rng = np.random.default_rng([seed, 17])
     wrong = rng.permutation(len(labels))[: round(share * len(labels))]
     noisy = labels.copy()
@@ -173,7 +174,7 @@ def long_tail(dataset: Any, factor: float, *, seed: int = 0) -> Selection:
 
 
 def long_tail_counts(counts: Sequence[int], factor: float) -> list[int]:
-    """Return how many samples each class keeps in :func:`long_tail`, from class sizes ``counts`` [n]."""
+    """Return the class sizes [n] after :func:`long_tail` of a data set with the class sizes ``counts`` [n]."""
     if not factor >= 1.0:
         raise ValueError(f"the factor of a long tail must be at least 1, got {factor!r}")
     share = factor ** -np.linspace(0.0, 1.0, len(counts))
@@ -240,7 +241,7 @@ def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
 
 
 def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, list[int]]:
-    """Return the label of each sample and the class sizes. With ``k_hot``, a sample with k-hot target has label 0."""
+    """Return the labels [N] and the class sizes. With ``k_hot``, k-hot targets count as one class with the label 0."""
     targets = targets_of(dataset)
     if k_hot and targets is not None and targets.ndim == 2:
         return np.zeros(len(targets), np.int64), [len(targets)]

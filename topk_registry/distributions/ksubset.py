@@ -51,7 +51,7 @@ class KSubset(Distribution):
             only one set is possible. Then the entropy is 0, and the row gets no gradient.
         k: number of classes in a set, 1 <= k < n: one number, or integers [...] with one number per row.
         temperature: positive number by which logits are divided.
-        validate_args: whether to check these arguments and given sets. None: the default of ``torch.distributions``.
+        validate_args: whether to check arguments, and sets in :meth:`log_prob`. None: torch's default.
 
     Example:
         >>> distribution = KSubset(torch.zeros(4), 2)
@@ -306,8 +306,8 @@ def _tree(x: Tensor, k: Tensor, largest: int) -> tuple[list[Tensor], Tensor]:
 def _sample(x: Tensor, k: Tensor, count: int) -> Tensor:
     """Draw ``count`` sets per row, and return whether each class is in the set: bool [count, B, n].
 
-    Each node of the tree has a number of classes to draw, which is k for the root. From the root to the leaves, this
-    number is divided at random between the two children of the node.
+    Each node of :func:`_tree` has a number of classes to draw: k for the root. From the root to the leaves, the number
+    of a node is divided at random between the two children of the node.
     """
     levels, _ = _tree(x, k, int(k.max()) if k.numel() else 1)
     drawn = k.expand(count, -1)[..., None]  # [count, B, nodes]

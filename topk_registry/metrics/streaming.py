@@ -46,7 +46,7 @@ class StreamingMetric:
         return totals
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        """Compute the results by name from ``totals``: the sums by name, on the CPU. A subclass must define this."""
+        """Compute results by name from the sums ``totals``, which are on the CPU. Subclasses define this method."""
         raise TypeError(f"{type(self).__name__} must define ratios(totals) -> results by name")
 
     def follow(self, batch: Tensor) -> None:

@@ -27,12 +27,12 @@ class TopKHead(nn.Module):
     logits. For logits in half precision, the marginals are float32.
 
     ``head(logits, allowed=mask)`` allows only sets of the classes for which ``mask`` is True. Every other class has the
-    marginal 0. If at most k of the allowed classes have a logit above -inf, each of these classes has the marginal 1.
+    marginal 0. If at most k allowed classes have a logit above -inf, the marginals of these classes are 1.
 
     Args:
         k: number of classes in the set, 1 <= k <= n - 1.
         temperature: positive number by which logits are divided. For a model trained with ``topk_nll`` or
-            ``smooth_topk_svm``, use k * tau. :meth:`of_loss` reads this number from the loss.
+            ``smooth_topk_svm``, use k * tau, where k and tau are options of the loss. See :meth:`of_loss`.
 
     Shape: logits [..., n], allowed bool [n] or [..., n] -> :class:`TopKOutput`.
 

@@ -61,9 +61,9 @@ def linear_smooth_topk(
         features: [B, d].
         weight: [n, d]. With ``process_group``: the rows of this rank's classes.
         bias: [n], or None. With ``process_group``: the entries of this rank's classes.
-        target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`. Distributions, mixtures and label
+        target: class indices [B], probabilities [B, n] or a :class:`LabelMixture`. Probabilities, mixtures and label
             smoothing need one more pass over all chunks. Label smoothing together with ``class_weight`` needs memory
-            for [B, n].
+            for a tensor [B, n].
         k: number of classes in the random set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive.
         alpha: required margin, at least 0: one number, or one number for each of the n classes of all ranks.
@@ -71,11 +71,11 @@ def linear_smooth_topk(
         reduction, label_smoothing, ignore_index: as in ``F.cross_entropy``. With ``process_group``, ``"mean"`` and
             ``"sum"`` include the rows of all ranks, and ``"none"`` returns the losses of this rank's rows.
         chunk: number of classes per chunk. None: a number that is fast on the device.
-        process_group: the ranks that share the classes, such as ``mesh.get_group("classes")``.
+        process_group: the ranks that share the classes, such as ``device_mesh.get_group("classes")``.
         num_classes: expected n, for a check. None: no check.
 
     Returns:
-        The loss, [] or [B], in float32 or float64. A loss that was computed in chunks has no second derivatives.
+        The loss: [], or [B] for ``"none"``. A loss that was computed in chunks has no second derivatives.
 
     Raises:
         ValueError: an argument is invalid, or two ranks pass different options. In both cases, every rank raises.
@@ -190,7 +190,7 @@ def _losses(
 
 
 def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
-    """Return q [B, m] for the m classes from class ``first`` on. Row i has the loss sum_c q_ic * (loss for label c)."""
+    # the loss of row i is sum_c q_ic * (loss for label c); return q for the m classes from ``first`` on
     m = s.shape[1]
     if masses.dense is not None:
         return masses.dense[:, first : first + m].to(s)
@@ -228,7 +228,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def _agree(check, k: int, group: Group, num_classes: int | None) -> tuple[list[int], int, int]:
-    """Check the arguments on all ranks. Return the number of rows of each rank, this rank's first class, and n."""
+    """Call ``check`` on all ranks. Return the number of rows of each rank, this rank's first class, and n."""
     of_ranks = agreed(check, group, may_differ=("number of rows", "classes"))
     first, n = first_class(of_ranks["classes"], num_classes, group)
     if n <= 2 * k:
@@ -273,8 +273,8 @@ class LinearSmoothTopK(nn.Module):
         process_group: ranks that share the classes. Each rank then stores only the rows of ``weight`` and ``bias`` for
             its own classes.
 
-    Shape: features [B, d], target int64 [B] or a distribution [B, n] or a :class:`LabelMixture` -> loss [] or [B]. The
-    parameters ``weight`` [n, d] and ``bias`` [n] have the same names as in ``nn.Linear``.
+    Shape: features [B, d], target as in :func:`linear_smooth_topk` -> loss [] or [B]. The parameters ``weight`` [n, d]
+    and ``bias`` [n] have the same names as in ``nn.Linear``.
 
     Example:
         >>> backbone = timm.create_model("resnet50", num_classes=0)  # images to features
@@ -363,7 +363,7 @@ class LinearSmoothTopK(nn.Module):
     def topk(self, features: Tensor, *, temperature: float | None = None) -> TopClasses:
         """Return the ``indices``, ``logits`` and ``marginals`` of the k classes with the largest logits: each [B, k].
 
-        :func:`linear_topk` defines the marginals. Default of ``temperature``: k tau, as in the loss.
+        :func:`linear_topk` defines the marginals. Default of ``temperature``: k * tau, as in the loss.
         """
         return linear_topk(
             features,

@@ -19,7 +19,7 @@ class PerturbedTopK(nn.Module):
         epsilon: standard deviation of the noise, in units of the scores. With 0, there is no noise.
         num_samples: number of draws of the noise. More draws reduce the variance of the result.
 
-    Shape: scores [..., n] -> [...]. A call with ``noise=z`` [num_samples, ..., n] adds epsilon * z, not random noise.
+    Shape: scores [..., n] -> [...]. With ``noise=z`` [num_samples, ..., n], the noise is epsilon * z.
 
     Example:
         >>> import torch

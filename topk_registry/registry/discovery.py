@@ -86,7 +86,7 @@ def matches(pattern: str, plugin: Plugin) -> bool:
 
 
 def denied(plugin: Plugin) -> str:
-    """Return the name of the environment variable that disables a plug-in, or an empty string."""
+    """Return the name of the environment variable that disables the plug-in, or "" if it is enabled."""
 
     def listed(variable: str) -> bool:
         patterns = os.environ.get(variable, "").replace(",", " ").split()
@@ -114,7 +114,7 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
 
 
 def misspelt_groups() -> Iterator[tuple[str, set[str]]]:
-    """Yield (message, names of the entry points) per unknown group whose name begins with ``topk_registry``."""
+    """For each unknown entry-point group ``topk_registry...``, yield a message and the names of its entry points."""
     for dist in distributions():
         with suppress(Exception):  # discover() reads the same file and reports the error
             for group in sorted(dist.entry_points.groups - set(GROUPS)):

@@ -34,8 +34,8 @@ def accepts(builder: Callable[..., Any], option: str) -> bool:
 def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) -> dict[str, Any]:
     """Return the default values that a training run records for ``builder``, the class or function of a loss.
 
-    The result leaves out the given ``options``, all options in ``CONTEXT`` and ``SET_BY_TRAINERS``, and default values
-    that are not numbers, strings, booleans or None.
+    ``options`` are the names of options whose values the run records already. The result leaves out these options, the
+    options in ``CONTEXT`` and ``SET_BY_TRAINERS``, and defaults that are not numbers, strings, booleans or None.
     """
     left_out = {*options, *CONTEXT, *SET_BY_TRAINERS, *_bound(builder)}
     found = {name: p.default for name, p in parameters(builder)[0].items() if name not in left_out}

@@ -16,6 +16,7 @@ class Interval:
     """An interval of numbers from ``low`` to ``high``.
 
     ``closed`` has two booleans: whether the interval includes ``low``, and whether the interval includes ``high``.
+    ``text`` is the notation of the interval. If ``text`` ends in "n)" or "n]", ``high`` is infinite.
 
     Example:
         >>> tau = Interval.parse("(0, inf)")
@@ -54,11 +55,11 @@ class Interval:
         return inside or (value == self.low and self.closed[0]) or (value == self.high and self.closed[1])
 
     def inside(self, num_classes: int) -> list[float]:
-        """Return the finite ends that the interval includes. ``num_classes`` replaces an end ``n``."""
+        """Return the finite ends that the interval includes. ``num_classes`` is the number n in ``"[1, n)"``."""
         return [end for end, closed, _ in self._ends(num_classes) if closed]
 
     def outside(self, num_classes: int) -> list[float]:
-        """Return one number outside of the interval per finite end: the end itself, or 1 beyond an included end."""
+        """For each finite end, return a number outside of the interval: the end if excluded, else 1 beyond the end."""
         return [end + step if closed else end for end, closed, step in self._ends(num_classes)]
 
     def _ends(self, num_classes: int) -> list[tuple[float, bool, int]]:

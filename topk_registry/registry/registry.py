@@ -26,7 +26,7 @@ class LossInfo:
     """Facts about a loss, data set, command or kind of model file. The facts are read without importing the plug-in.
 
     ``status`` is ``"available"``, ``"registered"`` (by code of this process), ``"broken"`` or ``"disabled"``.
-    ``"broken"`` means that the package of the plug-in is not installed, or that an import in this process failed.
+    ``"broken"`` means that the package of the plug-in is not installed, or that its import failed in this process.
     """
 
     name: str  # name, or "distribution:name" if the name alone selects another plug-in or is ambiguous
@@ -96,7 +96,7 @@ class Registry:
     def create(self, name: str, factory: Builder | None = None, /, **options: Any) -> Any:
         """Create the object of a plug-in: call ``factory`` (default: ``self.builder(name)``) with the options.
 
-        TypeError and ValueError are passed on. Any other exception becomes a BrokenPluginError.
+        If the factory raises an exception other than TypeError and ValueError, raise BrokenPluginError instead.
         """
         factory = factory or self.builder(name)
         check_options(f"{self.kind} {name!r}", factory, options)
@@ -132,7 +132,6 @@ class Registry:
         return self._discovered
 
     def _by_name(self, owner: str = "", *, disabled: bool = False) -> dict[str, list[Plugin]]:
-        """Return for each name the plug-in of the highest priority, or several plug-ins if the name is ambiguous."""
         found = [plugin for plugin in self._discover()[0] if disabled or not denied(plugin)]
         ours = [plugin for plugin in found if normalize(plugin.distribution) == OURS]
         others = [plugin for plugin in found if normalize(plugin.distribution) != OURS]

@@ -77,7 +77,7 @@ class LossCheck:
             CHECKS[self.name](self.subject)
 
     def run(self) -> CheckResult:
-        """Run the check and return the result. If the loss raises an error, the status is "failed" or "expected"."""
+        """Run the check and return the result. If the loss fails the check, no error is raised."""
         try:
             self()
         except NotApplicableError as reason:
@@ -150,7 +150,7 @@ def iter_checks(
 def run_checks(checks: Iterable[LossCheck]) -> Iterator[CheckResult]:
     """Run the checks one after the other and yield the result of each check.
 
-    If the first check of the kit fails, all other checks are skipped, except those that are expected to fail.
+    If the first check of the kit fails, only checks that are expected to fail still run. All others are skipped.
     """
     first_failed = False
     for check in checks:
@@ -172,8 +172,8 @@ def parametrize_with_checks(
 
     Args:
         losses: a list of losses as in :func:`iter_checks`.
-        expected_failed_checks: function that takes a loss and returns the dictionary of its expected failures. The
-            tests of these checks are marked as ``xfail`` with ``strict=True``.
+        expected_failed_checks: function that takes a loss and returns a dictionary ``{name: reason}`` of the checks
+            that the loss fails. The tests of these checks are marked as ``xfail`` with ``strict=True``.
         options: further keyword arguments of :func:`iter_checks`.
     """
     import pytest

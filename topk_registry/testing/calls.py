@@ -68,7 +68,7 @@ def works_without_grad(subject: Subject) -> None:
 
 @check
 def accepts_any_strides(subject: Subject) -> None:
-    """Check that the memory layout of logits and targets, such as transposed, does not change the results."""
+    """Check that the results do not change if logits or targets are transposed, strided or expanded in memory."""
     loss, labels, logits = subject.build(), subject.labels(), subject.logits()
     cases = [(f"{kind} logits", strange, labels) for kind, strange in _layouts(logits)]
     targets = [target for _, target in subject.targets(loss) if isinstance(target, Tensor)]
@@ -83,7 +83,7 @@ def accepts_any_strides(subject: Subject) -> None:
 
 
 def _layouts(x: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor): x in other memory layouts. In the layout "expanded", all rows are row 0 of x."""
+    """Yield (name of a memory layout, x in this layout). In the layout "expanded", all rows are row 0 of x."""
     yield "strided", torch.stack([x, x.roll(1, 0)], dim=-1)[..., 0]
     yield "every other", torch.stack([x.roll(1, 0), x], dim=1).flatten(0, 1)[1::2]
     yield "expanded", x[:1].expand_as(x)
@@ -104,7 +104,7 @@ def row_order_is_irrelevant(subject: Subject) -> None:
 
 @check
 def nan_stays_in_its_row(subject: Subject) -> None:
-    """Check that NaN in the logits of one sample gives NaN for the loss and for the gradient of only this sample."""
+    """Check that if one sample has NaN logits, the batch loss is NaN, and only this sample has a NaN gradient."""
     subject.needs_rows()
     logits, labels = subject.logits(), subject.labels()
     places = {

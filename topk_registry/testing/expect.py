@@ -74,7 +74,7 @@ def expect_close(got: Tensor, wanted: Tensor, what: str, *, tolerance: float | N
 def expect_same(
     got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], what: str, tolerance: float | None = None
 ) -> None:
-    """Raise CheckFailedError unless two pairs (loss, gradient) are close."""
+    """Raise CheckFailedError unless two pairs (loss, gradient) are close, see :func:`expect_close`."""
     __tracebackhide__ = True
     expect_close(got[0], wanted[0], f"loss {what}", tolerance=tolerance, floor=1.0)
     expect_close(got[1], wanted[1], f"gradient {what}", tolerance=tolerance)

@@ -53,7 +53,7 @@ def weights_scale_rows(subject: Subject) -> None:
 
 @check
 def ignore_index_skips_rows(subject: Subject) -> None:
-    """Check that rows labeled ``ignore_index`` have gradient 0 and do not count in the loss, even if they are NaN."""
+    """Check that a row with the label ``ignore_index`` has gradient 0 and does not count, even with NaN logits."""
     subject.require("ignore_index")
     logits, labels = subject.logits(), subject.labels()
     broken = logits.index_fill(0, torch.tensor(1), torch.nan)
@@ -86,7 +86,7 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
 
 @check
 def declared_options_work(subject: Subject) -> None:
-    """Check that options accept all values in ``tuning_grid`` and ``option_ranges``, and no value outside the range."""
+    """Check that options accept the values of ``tuning_grid`` and the ends of their range, but no value outside."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     if not ranges and not grid:
         raise NotApplicableError("declares no option_ranges and no tuning_grid")
@@ -120,7 +120,7 @@ def _is_refused(subject: Subject, option: str, value: Any) -> bool:
 
 @check
 def options_can_be_set(subject: Subject) -> None:
-    """Check that setting an option, such as ``loss.tau = 0.3``, changes all later calls or raises an error."""
+    """Check that an assignment such as ``loss.tau = 0.3`` has an effect on all later calls, or raises an error."""
     logits, labels = subject.logits(), subject.labels()
     for option, value in _other_values(subject):
         loss = subject.build()
@@ -168,7 +168,7 @@ def _at_epoch(loss: Loss) -> Loss:
 
 @check
 def set_epoch_is_harmless(subject: Subject) -> None:
-    """Check that the loss is finite after ``set_epoch``, and ``first_change`` is the first epoch with another loss."""
+    """Check that the loss is finite in all epochs, and first differs from epoch 0 in the epoch ``first_change``."""
     loss = subject.build()
     set_epoch = getattr(loss, "set_epoch", None)
     if not callable(set_epoch):

@@ -12,7 +12,7 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 
 @check
 def moves_to_meta(subject: Subject) -> None:
-    """Check that ``loss.to("meta")`` moves all tensors of the loss, and no code branches on numbers in tensors."""
+    """Check that ``loss.to("meta")`` moves all tensors of the loss, and that a call does not read values of tensors."""
     loss = _stateful(subject)
     kinds = [(kind, target) for kind, target in subject.targets(loss) if isinstance(target, Tensor)]
     loss = loss.to("meta") if isinstance(loss, nn.Module) else loss
@@ -62,7 +62,6 @@ def can_be_copied(subject: Subject) -> None:
 
 
 def _stateful(subject: Subject) -> Loss:
-    """Return a loss with class weights if the loss has the option ``weight``, because class weights are state."""
     if subject.takes("weight") and "weight" not in subject.options and isinstance(subject.build(), nn.Module):
         return subject.build(weight=subject.class_weight())
     return subject.build()

@@ -34,7 +34,7 @@ class Subject:
         factory: class or function that takes keyword arguments and returns a callable ``(logits [B, n], target)``.
         name: name of the loss in reports.
         options: keyword arguments with which every check builds the loss.
-        num_classes: number of classes n. If n is above 2k + 1, the checks cover all formulas of a top-k loss.
+        num_classes: number of classes n. For a top-k loss, choose n > 2k + 1, so that the checks cover all formulas.
     """
 
     factory: Callable[..., Loss]
@@ -44,14 +44,14 @@ class Subject:
 
     @classmethod
     def of(cls, loss: object, options: Mapping[str, Any] | None = None, num_classes: int = 16) -> "Subject":
-        """Return a subject for a registered name, a factory, a loss object, or a function ``(logits, target)``."""
+        """Return the subject of a loss: a registered name, a factory, a module, or a function ``(logits, target)``."""
         if isinstance(loss, str):
             return cls(get_loss_builder(loss), loss, options or {}, num_classes)
         name = getattr(loss, "__name__", None) or type(loss).__name__
         return cls(_as_factory(loss), name, options or {}, num_classes)
 
     def place(self, error: BaseException | None = None) -> str:
-        """Return ``file:line`` of the factory, or an empty string if the file is unknown.
+        """Return ``file:line`` where the factory is defined, or an empty string if the file is unknown.
 
         If ``error`` was raised in this file, the line is the line that raised the error.
         """
@@ -107,7 +107,7 @@ class Subject:
         return not torch.equal(loss(logits, labels), loss(logits, labels))
 
     def logits(self, batch: int = BATCH, *, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return random logits [batch, n]. A finite-difference step does not change the order of logits in a row."""
+        """Return random logits [batch, n], which are the same in each call."""
         generator = torch.Generator().manual_seed(SEED)
         return torch.randn(batch, self.num_classes, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -144,7 +144,7 @@ class Subject:
         return torch.linspace(0.5, 2.0, self.num_classes)
 
     def expect_same_value(self, left: Callable[[], Tensor], right: Callable[[], Tensor], what: str) -> None:
-        """Raise CheckFailedError unless two calls return the same loss, or the same mean over seeds if it is random."""
+        """Raise CheckFailedError unless two calls return the same loss. For random losses, compare means over seeds."""
         if not self.is_random:
             expect_close(_seeded(left, SEED), _seeded(right, SEED), what, floor=1.0)
             return
@@ -170,7 +170,7 @@ def evaluate(loss: Loss, logits: Tensor, target: Target) -> Tensor:
 
 
 def value_and_gradient(loss: Loss, logits: Tensor, target: Target) -> tuple[Tensor, Tensor]:
-    """Return the loss, and the gradient of the sum of the loss with respect to the logits."""
+    """Return the loss ``value``, and the gradient of ``value.sum()`` with respect to the logits."""
     leaf = logits.detach().clone().requires_grad_()
     value = evaluate(loss, leaf, target)
     (gradient,) = torch.autograd.grad(value.sum(), leaf)
@@ -178,7 +178,6 @@ def value_and_gradient(loss: Loss, logits: Tensor, target: Target) -> tuple[Tens
 
 
 def _as_factory(loss: Any) -> Callable[..., Loss]:
-    """Return a factory unchanged. Wrap a loss object or a function ``(logits, target)`` in a factory."""
     if isinstance(loss, nn.Module):
 
         def of_object() -> Loss:

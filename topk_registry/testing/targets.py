@@ -14,7 +14,7 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 
 @check
 def takes_distributions(subject: Subject) -> None:
-    """Check that a one-hot target gives the loss of the class index, and a mixture of two labels another loss."""
+    """Check that a one-hot target gives the loss of the class index, and that mixing two labels changes the loss."""
     subject.needs_rows()
     loss, logits, labels = subject.build(), subject.logits(), subject.labels()
     one_hot = subject.one_hot(labels)

@@ -17,7 +17,7 @@ TOLERANCE = 1e-5
 
 @check
 def vmap(subject: Subject) -> None:
-    """Check that ``torch.func.vmap`` gives the gradient of each row. ``.item()`` and ``if`` on a tensor prevent it."""
+    """Check that ``torch.func.vmap`` gives the gradient of each row. The loss must not branch on values of a tensor."""
     subject.needs_rows()
     loss, logits = subject.build(), subject.logits()
     rows = torch.func.grad_and_value(lambda x, y: loss(x[None], y[None]))
@@ -63,7 +63,7 @@ def forward_mode(subject: Subject) -> None:
 
 @check
 def compiles(subject: Subject) -> None:
-    """Check that the loss compiled by ``torch.compile`` has the same results, and one graph for all batch sizes."""
+    """Check that ``torch.compile`` does not change the results, and compiles one graph for all batch sizes."""
     from torch._dynamo.eval_frame import is_dynamo_supported
 
     if not is_dynamo_supported():

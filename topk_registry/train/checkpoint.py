@@ -2,8 +2,8 @@
 
 timm's ``CheckpointSaver`` writes a checkpoint, and timm's ``resume_task_checkpoint`` reads a checkpoint. timm combines
 model and loss in an object called task. The tasks in this module add a dictionary to each checkpoint. The dictionary
-has the loss, the metrics of all epochs, the state of the schedule, and the random generators of all processes. All
-values of the dictionary have plain types, so that loading a checkpoint executes no code.
+has the metrics of all epochs, and the states of the loss, of the schedule and of the random generators. All values of
+the dictionary have plain types, so that loading a checkpoint executes no code.
 """
 
 import os
@@ -71,7 +71,10 @@ class Progress:
     stale: int = 0
 
     def close(self, row: Row, value: float | None, decreasing: bool) -> None:
-        """Add the metrics ``row`` of an epoch. ``value`` selects the best epoch; None: the epoch was not evaluated."""
+        """Add the metrics ``row`` of an epoch. ``value`` is the metric that selects the best epoch.
+
+        With ``decreasing``, lower values are better. If the epoch was not evaluated, ``value`` is None.
+        """
         self.history.append(row)
         if value is not None and (self.best is None or (value < self.best if decreasing else value > self.best)):
             self.best, self.best_epoch, self.stale = value, self.epoch, 0
@@ -81,7 +84,7 @@ class Progress:
 
 
 class RunState:
-    """Mixin for timm's tasks: ``run_state`` is saved in checkpoints, ``loaded`` is the state in a loaded checkpoint."""
+    """Mixin for timm's tasks that saves ``run_state`` in checkpoints, and loads the saved state into ``loaded``."""
 
     criterion: nn.Module
     loss_record: dict[str, Any]
@@ -109,7 +112,10 @@ class SeveralLabelsTask(RunState, MultiLabelClassificationTask):
 def create_task(
     model: nn.Module, criterion: nn.Module, *, multilabel: bool, record: dict[str, Any], **about: Any
 ) -> Any:
-    """Return timm's task for a model and a loss. ``record``: name and options of the loss, for checkpoints."""
+    """Return timm's task for a model and a loss. With ``multilabel``, an image may have several labels.
+
+    ``record`` has the name and the options of the loss, for checkpoints. ``about`` has further arguments of the task.
+    """
     kind: Any = SeveralLabelsTask if multilabel else SingleLabelTask
     task = kind(model, criterion, verbose=False, **about)
     task.loss_record, task.run_state, task.loaded = record, {}, {}
@@ -187,7 +193,8 @@ def resume(
 
     A checkpoint of timm's script has weights, optimizer and epoch. A checkpoint of this trainer also has the history,
     the schedule and the state of the loss. If the run now has another loss or other options of the loss, the state of
-    the loss is not restored. The random generators are restored by :func:`restore_generators`.
+    the loss is not restored. The random generators are restored by :func:`restore_generators`. ``rank`` is the index of
+    this process, ``world`` the number of processes.
     """
     try:
         epoch = resume_task_checkpoint(task, str(path), optimizer=optimizer, loss_scaler=scaler, log_info=False)
@@ -265,7 +272,7 @@ def results(folder: Path) -> list[Path]:
 
 
 def check_folder(config: TrainConfig) -> None:
-    """Raise a TrainError if the folder of ``--experiment`` has an old run that is neither resumed nor overwritten."""
+    """Raise a TrainError if the folder of ``--experiment`` has a run, unless a flag resumes or overwrites this run."""
     folder = folder_of(config)
     if folder is None or config.overwrite or config.dry_run or config.resume == "auto":
         return
@@ -278,8 +285,8 @@ def check_folder(config: TrainConfig) -> None:
 def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
     """Return the checkpoint to resume from and a message for the log, or raise a TrainError.
 
-    Without ``--resume``, return (None, ""). ``--resume auto`` selects the newest checkpoint whose settings allow this
-    run to continue, see :func:`differences`. If there is no such checkpoint, return (None, message).
+    Without ``--resume``, return (None, ""). ``--resume auto`` selects the newest checkpoint whose settings have no
+    :func:`differences` from ``config``. If there is no such checkpoint, return (None, message).
     """
     if config.resume != "auto":
         path = Path(config.resume) if config.resume else None
@@ -300,7 +307,10 @@ def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
 
 
 def differences(saved: Mapping[str, Any], config: TrainConfig) -> list[str]:
-    """Return one text ``name: saved -> now`` per setting whose change forbids this run to resume the saved run."""
+    """Return a text such as ``lr: 0.1 -> 0.2`` for each setting that differs between a saved run and ``config``.
+
+    Skip settings that may change when a run is resumed, such as ``epochs``, and settings that ``config`` leaves empty.
+    """
     now = {name: value for name, value in config.to_dict().items() if name not in FREE and value not in (None, "")}
     return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
 
@@ -315,7 +325,7 @@ def settings_in(checkpoint: Path) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that readers see the old or the new content. Raise a SaveError if the file cannot be written."""
+    """Replace a file in one step, so that readers never see a part of ``text``. If this fails, raise a SaveError."""
     half = path.with_name(path.name + ".tmp")
     try:
         half.write_text(text, encoding="utf-8")

@@ -53,7 +53,8 @@ class Difference:
 def mcnemar(gained: int, lost: int) -> float:
     """Return the two-sided p-value of McNemar's exact test.
 
-    Under the null hypothesis, ``gained`` has the distribution Binomial(gained + lost, 1/2).
+    ``gained`` is the number of images on which only the second of two models is correct, and ``lost`` the number on
+    which only the first model is correct. Under the null hypothesis, ``gained`` is Binomial(gained + lost, 1/2).
 
     Example:
         >>> round(mcnemar(1, 9), 6)
@@ -128,7 +129,6 @@ def compare_scores(
 
 
 def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floats:
-    """Return [N, len(k) + 1]: the top-k accuracies of each image for all k, then the negative log-likelihood."""
     scores = scores.astype(np.float64)
     own = scores[np.arange(len(labels)), labels][:, None]
     better, equal = (scores > own).sum(1), (scores == own).sum(1)
@@ -202,10 +202,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
-    """Run all models on the same images. Return their names, scores and labels, and notes to print.
-
-    The scores of a model are an array [N, n] with the classes in the order of the first model.
-    """
     from topk_registry.train.validate import open_model
 
     names = _short_names(args.models)
@@ -246,7 +242,6 @@ def _names(model: Any, logits: NDArray[Any]) -> list[str]:
 
 
 def _data_settings(args: Any, model: Any) -> dict[str, Any]:
-    """Return the options that open the images: from the flags, else from the configuration of the first model."""
     if args.data_dir or args.dataset:
         return {"name": args.dataset, "split": args.split, "root": args.data_dir, **args.dataset_opt}
     config = getattr(model, "config", None)
@@ -279,7 +274,6 @@ def _aligned(dataset: Any, model: Any, name: str) -> Any:
 
 
 def _columns(first: Sequence[str], other: Sequence[str], first_name: str, name: str) -> Integers:
-    """For each class name in ``first``, return the index of the same class in ``other``."""
     from topk_registry.data.folders import class_map
 
     if len(first) != len(other):
@@ -299,7 +293,6 @@ def _describe(name: str, model: Any) -> str:
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
-    """Return the shortest endings of the paths that are all different, such as ``a/best.onnx``, ``b/best.onnx``."""
     parts = [Path(path).absolute().parts for path in paths]
     size = next(i for i in range(1, 1 + max(map(len, parts))) if len({p[-i:] for p in parts}) == len(parts))
     return ["/".join(p[-size:]) for p in parts]

@@ -110,9 +110,9 @@ def flag(
 ) -> Any:
     """Return a dataclass field that is also a command-line flag.
 
-    ``short`` is an additional name such as ``-b``. ``within`` is the interval of accepted numbers. In a list, each
-    number must be in this interval. ``nargs`` is the required length of a list. ``const`` is the value if the command
-    line has the flag without a value.
+    ``group`` is the heading in the help. ``short`` is an additional name such as ``-b``. ``within`` is the interval of
+    accepted numbers, or of each number in a list. ``nargs`` is the required length of a list. ``const`` is the value
+    if the command line has the flag without a value.
     """
     info = {"group": group, "help": help, "metavar": metavar, "short": short, "choices": choices, "within": within}
     info |= {"nargs": nargs, "const": const}
@@ -334,11 +334,7 @@ class TrainConfig:
 
     @classmethod
     def from_dict(cls, settings: Mapping[str, Any]) -> "TrainConfig":
-        """Return the configuration in the entries of an ``args.yaml`` of this trainer or of timm's training script.
-
-        Raises:
-            ConfigError: a name is unknown, or only timm's script supports the setting.
-        """
+        """Return the configuration for an ``args.yaml`` of this trainer or of timm's script, or raise a ConfigError."""
         return cls(**clean_settings(settings))
 
     def to_dict(self) -> dict[str, Any]:
@@ -346,7 +342,7 @@ class TrainConfig:
         return {setting.name: getattr(self, setting.name) for setting in fields(self)}
 
     def replace(self, **settings: Any) -> "TrainConfig":
-        """Return a copy with changed settings.
+        """Return a copy in which ``settings`` replace the settings of the same names.
 
         Settings that were never set get their defaults, which depend on the task and the data set of the copy.
         """
@@ -355,7 +351,7 @@ class TrainConfig:
     def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
         """Return the configuration for data loaders that a program passes to the trainer.
 
-        The defaults are those of timm. If ``batch_size`` was never set, this argument replaces the default.
+        The defaults are those of timm. The argument ``batch_size`` is used if this configuration sets no batch size.
         """
         given: frozenset[str] = self.__dict__["_given"]
         changed: dict[str, Any] = {} if given & {"dataset", "data_dir"} else {"dataset": OWN_BATCHES}
@@ -423,7 +419,7 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
 
 
 def read_config(file: str) -> dict[str, Any]:
-    """Return the settings in a YAML file, or raise a ConfigError. Text is parsed like the argument of a flag."""
+    """Return the settings in a YAML file, or raise a ConfigError. A string is parsed like the argument of a flag."""
     try:
         with open(file, encoding="utf-8") as stream:
             settings = yaml.safe_load(stream)
@@ -442,7 +438,7 @@ def read_config(file: str) -> dict[str, Any]:
 
 
 def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of this trainer among ``settings``. Text is parsed like the argument of the flag.
+    """Return the settings of this trainer among ``settings``. A string is parsed like the argument of the flag.
 
     A setting that only timm's script has is dropped if the value is timm's default. Any other value of such a setting
     raises a ConfigError, and so does an unknown name. A value None is dropped if the setting does not accept None.
@@ -532,7 +528,6 @@ def _from_text(name: str, text: str, hint: Any) -> Any:
 
 
 def _value_type(hint: Any) -> tuple[type, type | None]:
-    """Return (type, type of items) of a setting: (float, None) for ``float | None``, (list, int) for ``list[int]``."""
     if get_origin(hint) in (Union, types.UnionType):
         hint = next(each for each in get_args(hint) if each is not type(None))
     if get_origin(hint) is list:

@@ -115,8 +115,9 @@ def open_split(
 ) -> Any:
     """Open one split of the data set of a run, or raise a DataError. The data loader sets the image transform later.
 
-    ``held_out`` is the share of the images of each class that is held out for evaluation. With ``training``, return the
-    other images. Otherwise, return the held-out images. Options such as label noise apply only with ``training``.
+    If ``held_out`` is 0, return all images of the split. Otherwise, ``held_out`` is the fraction of each class that is
+    held out for evaluation. With ``training``, return the images that are not held out. Without ``training``, return
+    the held-out images. Options such as label noise apply only with ``training``.
     """
     options: dict[str, Any] = {"multilabel": config.task == MULTILABEL}
     options["mode"] = config.input_img_mode or ("RGB" if channels == 3 else "L")
@@ -148,7 +149,6 @@ def open_split(
 
 
 def _mapped(config: TrainConfig, dataset: Any) -> Any:
-    """Return the images with the class indices of the file ``--class-map``. Images of other classes are dropped."""
     numbers = load_class_map(config.class_map, config.data_dir or "")
     order = {int(number): str(name) for name, number in numbers.items()}
     classes = [order.get(i, str(i)) for i in range(max(order) + 1)]
@@ -162,7 +162,7 @@ def name_of(config: TrainConfig) -> str:
 
 
 def held_out_fraction(config: TrainConfig) -> float:
-    """Return the share of training images that ``--val-split`` holds out, or 0 if the flag has the name of a split."""
+    """Return the fraction in ``--val-split``, or 0 if the flag has the name of a split."""
     try:
         fraction = float(config.val_split)
     except ValueError:
@@ -173,7 +173,7 @@ def held_out_fraction(config: TrainConfig) -> float:
 
 
 def check_splits(config: TrainConfig, fraction: float) -> None:
-    """Raise a DataError if a folder of images lacks a split, because all images would be used for this split."""
+    """Raise a DataError if an image folder has no subfolder for a split. If a ``fraction`` is held out, do nothing."""
     root = Path(config.data_dir or "")
     if config.dataset not in FOLDERS or config.task == MULTILABEL or not root.is_dir() or fraction:
         return
@@ -190,7 +190,7 @@ def check_splits(config: TrainConfig, fraction: float) -> None:
 def align(dataset: Any, classes: Sequence[str], where: str) -> Any:
     """Return a data set whose class indices are the positions of its class names in ``classes``, or raise a DataError.
 
-    If the data set has no class names, return it unchanged. ``where`` names the data set in error messages.
+    If ``dataset`` has no class names, return ``dataset`` unchanged. ``where`` names the data set in error messages.
     """
     names = class_names_of(dataset)
     if names is None or names == list(classes):
@@ -226,10 +226,10 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 
 
 class LabelMixup(Mixup):
-    """timm's mixup, but with a :class:`LabelMixture` (two labels and their shares) as target instead of a distribution.
+    """timm's mixup, but with :class:`LabelMixture` targets (two labels and their weights) instead of distributions.
 
-    timm mixes images and one-hot labels. This class passes the row index of each image instead of the label, with B as
-    the number of classes. Therefore entry (i, i) of timm's target [B, B] is the share of image i in mixed image i.
+    timm mixes images and one-hot labels. This class passes the row index of each image instead of the label, and the
+    batch size B as number of classes. Entry (i, i) of timm's target [B, B] is the weight of image i in mixed image i.
     """
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:
@@ -388,7 +388,6 @@ def _common(
 
 
 def _without_signals(loader: Any) -> Any:
-    """Make the worker processes of a loader ignore the signals that stop a run. Return the loader."""
     inner = getattr(loader, "loader", loader)
     inner.worker_init_fn = partial(_ignore_signals, then=inner.worker_init_fn)
     return loader

@@ -1,9 +1,9 @@
 """Evaluation of a model on the batches of a loader.
 
 Classes are ranked by their logits, or by ``probabilities(logits)`` if the loss has this method. With several crops per
-image, the probabilities of the crops are averaged. If the loss lacks the method, the top-k marginals of the crops are
-averaged instead (Berrada et al. 2018). The top-k marginal of a class is the probability that a random set of k classes
-contains the class, where a set has a probability proportional to exp(sum of its logits / temperature).
+image, these probabilities are averaged over the crops. If the loss lacks the method, the top-k marginals of the crops
+are averaged instead (Berrada et al. 2018). The top-k marginal of a class is the probability that a random set of k
+classes contains the class, where a set has a probability proportional to exp(sum of its logits / temperature).
 """
 
 import math
@@ -39,7 +39,7 @@ class MeanNLL(StreamingMetric):
 
 
 class SingleLabel:
-    """Metrics of images with one label: NLL, and in percent the top-k and the macro top-k accuracies."""
+    """Metrics of images with one label: NLL, and in percent top-k accuracies over images and over classes (macro)."""
 
     def __init__(
         self,
@@ -63,7 +63,10 @@ class SingleLabel:
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Add a batch, and return the scores [len(target), n] that rank the classes. Ignore logits without a target."""
+        """Add a batch, and return the scores [len(target), n] that rank the classes.
+
+        With crops, the crops of an image are averaged first. Logits of images without a target are ignored.
+        """
         likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
         ranked = [likelihood if self.probabilities else logits]
         if self.crops:
@@ -143,8 +146,8 @@ def evaluate(
         probabilities: function from logits to class probabilities. Default: softmax.
         class_counts: number of training images per class. If given, the metrics include the accuracies of classes with
             many (above 100), medium (20 to 100) and few (below 20) training images.
-        crops: number of crops per image. A batch is the concatenation of this many batches of crops, each with the same
-            images in the same order. 0: a batch has one view of each image.
+        crops: number of crops per image. A batch has the first crops of all images, then the second crops of all images
+            in the same order, and so on. 0: a batch has one view of each image.
         temperature: temperature of the top-k marginals that are averaged over the crops.
         calibration: if not 0, also measure the calibration error of the top-k marginals with this k.
         multilabel: whether images have several labels.

@@ -1,6 +1,6 @@
 """Train one epoch, with the same order of steps as timm's training script.
 
-The loss stays on the device and is copied to the CPU only when it is logged.
+The loss stays on the device and is copied to the CPU only for logging.
 """
 
 import math
@@ -29,7 +29,8 @@ class Run:
 
     Args:
         config: settings of the run, including number of classes, learning rate and preprocessing.
-        spec: name, options and package of the loss. ``criterion`` is the loss.
+        spec: name, options and package of the loss.
+        criterion: the loss.
         eval_loader: evaluation batches, or None.
         task: timm's object that combines model and loss.
         own_parts: whether a program passed the model or the loaders to :class:`Trainer`.
@@ -75,7 +76,7 @@ class Run:
 
     @property
     def metric(self) -> str:
-        """Name of the metric that selects checkpoints. Without evaluation data, this is the training loss."""
+        """Name of the metric that selects checkpoints, or "train_loss" without evaluation data."""
         if self.eval_loader is None:
             return "train_loss"
         return ("ema_" if self.config.model_ema else "eval_") + self.config.metric
@@ -160,7 +161,6 @@ def _backward(run: Run, loss: Tensor, needs_update: bool) -> None:
 
 
 def _show(run: Run, value: Tensor, mean: Tensor, update: int, samples: int) -> None:
-    """Log the loss of this update and the mean loss of the epoch so far. This waits for the device."""
     now, average = _mean(run, value), _mean(run, mean)
     if not math.isfinite(average):
         raise NonFiniteLossError(

@@ -110,7 +110,7 @@ class LossSpec:
         return " ".join(filter(None, [self.name, *given, f"(default: {', '.join(usual)})" if usual else "", owner]))
 
     def guess(self, num_classes: int) -> str:
-        """Return a note if a random ranking has the label in the top k with a probability above 1/2, else ""."""
+        """Return a note if the option ``k`` of the loss is more than half of ``num_classes``, else ""."""
         k = {**self.record["defaults"], **self.options}.get("k")
         if not isinstance(k, int) or not num_classes // 2 < k <= num_classes:
             return ""
@@ -152,14 +152,14 @@ class LossSpec:
 
 
 def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
-    """Return the loss of a run. With class weights, ``ce`` is PyTorch's loss, because timm's loss has no weights."""
+    """Return the loss of a run. With class weights, ``ce`` is PyTorch's cross-entropy, as timm's accepts no weights."""
     if facts.class_weight is not None and spec.name == "ce" and not facts.multilabel:
         return nn.CrossEntropyLoss(torch.tensor(facts.class_weight), label_smoothing=facts.smoothing)
     return spec.build(facts)
 
 
 def over_ranks(criterion: nn.Module) -> nn.Module:
-    """Let losses that depend on the whole batch use the rows of all processes. Return the loss."""
+    """If the loss depends on the whole batch, let the loss use the rows of all processes. Return the loss."""
     if number_of_ranks() > 1 and isinstance(criterion, ClassificationLoss) and weighs_rows(criterion):
         return mean_over_ranks(criterion)
     if number_of_ranks() > 1 and isinstance(criterion, BatchLoss):
@@ -219,8 +219,8 @@ def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
 def class_weights(how: str, counts: Sequence[float] | None, num_classes: int) -> list[float]:
     """Return one weight per class, or raise a TrainError.
 
-    ``how`` is a file, numbers joined by commas, or ``inv_freq`` or ``effective_num``. The last two compute weights with
-    mean 1 from ``counts`` [n], the number of training images per class.
+    ``how`` is a file, numbers joined by commas, ``inv_freq`` or ``effective_num``. The methods ``inv_freq`` and
+    ``effective_num`` compute weights with mean 1 from ``counts`` [n], the number of training images per class.
     """
     from timm.loss import resolve_class_weights
 

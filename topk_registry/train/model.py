@@ -95,11 +95,7 @@ def cpu_has_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
 
 
 def device_of(name: str) -> str:
-    """Return ``name``, or for "auto" return "cuda" if there is a GPU, else "cpu".
-
-    Raises:
-        TrainError: torch has no such device.
-    """
+    """Return ``name``, but "cuda" or "cpu" for "auto". If torch has no such device, raise a TrainError."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -126,7 +122,7 @@ def channels_of(config: TrainConfig) -> int:
 
 
 def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
-    """Build the model, or raise a TrainError. If ``num_classes`` is None, keep the default number of outputs."""
+    """Build the model, or raise a TrainError. If ``num_classes`` is None, the number of outputs is timm's default."""
     check_model(config.model)
     if config.initial_checkpoint and not os.path.isfile(config.initial_checkpoint):
         raise TrainError(f"--initial-checkpoint {config.initial_checkpoint}: there is no such file")
@@ -154,7 +150,6 @@ def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
 
 
 def _sized(config: TrainConfig) -> dict[str, Any]:
-    """Return the keyword argument ``img_size`` for models that require it, such as vision transformers, else {}."""
     from timm.models import get_pretrained_cfg
 
     if ":" in config.model or "img_size" in config.model_kwargs:
@@ -179,7 +174,7 @@ def preprocessing_of(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
 
 
 def resolve_learning_rate(config: TrainConfig, world_size: int) -> TrainConfig:
-    """Return the configuration with ``lr``. If ``lr`` is None, compute the rate from ``lr_base`` and the batch size."""
+    """Return the configuration. If ``lr`` is None, compute ``lr`` from ``lr_base`` and the global batch size."""
     if config.lr is not None:
         return config
     ratio = config.batch_size * world_size * config.grad_accum_steps / LR_BASE_SIZE
@@ -199,7 +194,10 @@ def create_optimizer(config: TrainConfig, model: nn.Module, criterion: nn.Module
 
 
 def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updates: int, decreasing: bool) -> Any:
-    """Return timm's learning-rate schedule, and the number of epochs including warmup and cooldown."""
+    """Return timm's learning-rate schedule, and the number of epochs including warmup and cooldown.
+
+    ``updates`` is the number of updates per epoch. With ``decreasing``, lower values of the metric are better.
+    """
     settings: dict[str, Any] = scheduler_kwargs(config, decreasing_metric=decreasing)
     try:
         return create_scheduler_v2(optimizer, **settings, updates_per_epoch=updates)

@@ -21,10 +21,7 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 class Report:
-    """Output of a run: printed lines, files and logs. Without ``primary``, print and write nothing.
-
-    With ``quiet``, print nothing and draw no curves.
-    """
+    """Output of a run. Without ``primary``, print and write nothing. With ``quiet``, print nothing, draw no curves."""
 
     def __init__(self, *, primary: bool = True, quiet: bool = False) -> None:
         self.primary, self.quiet = primary, quiet
@@ -44,7 +41,11 @@ class Report:
         self.epoch, self.updates, self.clock = epoch, updates, time.perf_counter()
 
     def update(self, update: int, now: float, mean: float, lr: float, images: int) -> None:
-        """Show the progress within an epoch, and send loss and learning rate to the loggers."""
+        """Show the progress within an epoch, and send loss and learning rate to the loggers.
+
+        ``update`` is the index of the update in the epoch, ``now`` the loss of the update. ``mean`` and ``images`` are
+        the mean loss and the number of images of the epoch so far.
+        """
         rate = images / max(time.perf_counter() - self.clock, 1e-9)
         width = len(str(self.updates))
         line = (
@@ -57,7 +58,7 @@ class Report:
             logger({"loss": now, "lr": lr}, done)
 
     def testing(self, name: str, batch: int, batches: int, every: int) -> None:
-        """Show the progress of an evaluation at the first batch, then at each ``every``-th, and at the last batch."""
+        """Show ``name`` and ``batch``, an index from 0, if ``batch`` is a multiple of ``every`` or the last batch."""
         if batch % every == 0 or batch == batches - 1:
             self._line(f"{name}: [{batch + 1:{len(str(batches))}}/{batches}]")
 
@@ -69,7 +70,7 @@ class Report:
             self.say(text)
 
     def epoch_done(self, row: Row, history: Sequence[Row], seconds: float) -> None:
-        """Print the metrics of an epoch, write ``summary.csv``, and send the metrics to the loggers."""
+        """Print the metrics and the seconds of an epoch, write ``summary.csv``, and send the metrics to the loggers."""
         lines = [f"Epoch {self.epoch + 1}/{self.epochs}: train loss {row['train_loss']:.4f}  {seconds:.1f} s"]
         for prefix, name in (("eval_", "Test"), ("ema_", "Test (EMA)")):
             keys = [key for key in row if key.removeprefix(prefix) in SHOWN and key.startswith(prefix)]
@@ -110,7 +111,7 @@ class Report:
         write_text(self.folder / "curves.svg", draw(self.title, history))
 
     def open_loggers(self, names: Sequence[str], settings: Mapping[str, Any], update: int) -> None:
-        """Open the loggers in ``names``. If a run resumes at an update, TensorBoard drops entries after this update."""
+        """Open the loggers in ``names``. If a run resumes after ``update`` updates, TensorBoard drops later entries."""
         assert self.folder is not None
         if "tensorboard" in names:
             from torch.utils.tensorboard import SummaryWriter
@@ -139,7 +140,7 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def best_row(progress: Progress) -> Row:
-    """Return the metrics of the best epoch, or of the last epoch if none was evaluated, or {} without epochs."""
+    """Return the metrics of the best epoch, of the last epoch if no epoch was evaluated, or {} without epochs."""
     rows = [row for row in progress.history if row["epoch"] - 1 == progress.best_epoch] or progress.history[-1:]
     return rows[0] if rows else {}
 

@@ -102,11 +102,7 @@ class Trainer:
 
     @property
     def run(self) -> Run:
-        """Parts and state of the run. The first access builds the run and, if ``resume`` is set, loads the checkpoint.
-
-        Raises:
-            TrainError: the configuration is invalid.
-        """
+        """Parts and state of the run. The first access calls :func:`build`, which may raise a TrainError."""
         if self._run is None:
             checkpoint.check_folder(self.config)
             self._run = build(self.config, *self._parts, self._report)
@@ -146,7 +142,10 @@ class Trainer:
 
 
 def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: Any, report: Report) -> Run:
-    """Build all parts of a run, or raise a TrainError. If ``resume`` is set, load the checkpoint. Write no file."""
+    """Build all parts of a run, or raise a TrainError. If ``resume`` is set, load the checkpoint. Write no file.
+
+    ``own_model`` and the loaders are parts that a program passes to :class:`Trainer`, or None.
+    """
     multilabel = config.task == MULTILABEL
     spec = LossSpec.resolve(config.loss, config.loss_opt, multilabel)
     check_loggers(config.log)
@@ -304,7 +303,11 @@ def run_epochs(run: Run) -> None:
 
 
 def measure(run: Run, loss: float) -> Row | None:
-    """Evaluate the model and the EMA weights. Return the metrics of the epoch, or None if a signal to stop arrived."""
+    """Evaluate the model, and the EMA weights if the run has them. If a signal to stop arrived, return None.
+
+    Otherwise, return ``loss`` (the training loss), the learning rate and the metrics by name. Without evaluation data,
+    or if the setting ``val_interval`` skips the evaluation of this epoch, there are no metrics.
+    """
     config, compute, epoch = run.config, run.compute, run.progress.epoch
     row: Row = {"epoch": epoch + 1, "train_loss": loss, "lr": run.lr}
     shares = compute.distributed and config.dist_bn and not config.sync_bn
@@ -324,7 +327,7 @@ def measure(run: Run, loss: float) -> Row | None:
 
 
 def measure_weights(run: Run, ema: bool) -> dict[str, float] | None:
-    """Evaluate the model or the EMA weights. Return the metrics, or None if a signal to stop arrived."""
+    """Return the metrics of the EMA weights with ``ema``, else of the model. After a signal to stop, return None."""
     config, batches = run.config, len(run.eval_loader)
 
     def progress(batch: int) -> bool:
@@ -418,7 +421,6 @@ def _folder(run: Run) -> Path:
 
 
 def _classes(config: TrainConfig, opened: Data) -> int | None:
-    """Return ``num_classes`` of the settings, else the number of classes in the data, else None."""
     known, given = opened.num_classes, config.num_classes
     if known and given and given < known:
         raise TrainError(f"--num-classes {given}: {data.name_of(config)} has {known} classes")

@@ -172,7 +172,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def validate(args: Any) -> dict[str, Any]:
-    """Return what ``timm validate`` prints: metrics, number of images, kind of weights, and preprocessing."""
+    """Evaluate the model of the flags ``args``. Return metrics, image count, kind of weights, and preprocessing."""
     given = {name: value for name in (*DATA, *OVERRIDES) if (value := getattr(args, name, None)) is not None}
     given |= {name: value for name in ("model", "num_classes", "multi_crop", "marginal_temperature", "loss", "amp")
               if (value := getattr(args, name, None)) is not None}  # fmt: skip

@@ -1,1 +1,1 @@
-"""Commands of the export package. Each module has the function ``main(argv)``, which returns the exit status."""
+"""Commands of the export package. The function ``main(argv)`` of a command's module returns the exit status."""

@@ -17,7 +17,7 @@ from topk_registry.conformal import RULES, SCORES, Score
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Add prediction sets to an exported file: sets that contain the true class with a chosen probability."""
+    """Add prediction sets to an exported file: sets of classes that contain the true class with a given probability."""
     args = _parser().parse_args(argv)
     from topk_export.calibrate import calibrate_file, open_folder
     from topk_export.runtime.predictor import Predictor

@@ -26,9 +26,9 @@ EXPECTED = (
 def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
     """Wrap the main function of a command, so that errors and warnings become short messages on stderr.
 
-    The wrapper prints an expected exception as ``error: MESSAGE``, and a warning as ``warning: MESSAGE``. After an
-    exception, the wrapper returns the exit status 2. If the exported file failed its verification, the status is 1.
-    After Ctrl-C, the status is 130.
+    The wrapper catches the exceptions in ``EXPECTED``, prints ``error: MESSAGE``, and returns the exit status 2. For a
+    :class:`VerificationError`, the exit status is 1. After Ctrl-C, the exit status is 130. The wrapper prints a warning
+    as ``warning: MESSAGE``.
     """
 
     @functools.wraps(main)
@@ -51,12 +51,12 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], i
 
 
 def say(message: str) -> None:
-    """Print one line on stderr, with escaped control characters."""
+    """Print a message on stderr, with escaped control characters."""
     print(printable(message), file=sys.stderr, flush=True)
 
 
 def printable(text: str) -> str:
-    """Return text with escaped control characters. A file name could otherwise change the state of the terminal."""
+    """Escape all control characters except line breaks, so that a file name cannot change the state of the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 

@@ -1,7 +1,8 @@
 """Predict the k best classes of images, and the prediction sets if the file is calibrated.
 
-The exit status is 0 if all images have a prediction, 1 if some images have none, 2 if an argument or an input is wrong,
-and 130 after Ctrl-C. For an image without a prediction, the output contains the error.
+The exit status is 0 if each image has a prediction. If an image has no prediction, for example because the image cannot
+be read, the output contains the error, and the exit status is 1. After any other error, the exit status is 2. After
+Ctrl-C, the exit status is 130.
 """
 
 import contextlib

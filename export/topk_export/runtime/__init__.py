@@ -1,1 +1,1 @@
-"""Prediction of the classes of images with an exported ONNX file, by numpy, onnxruntime and Pillow."""
+"""Prediction of the classes of images with an exported ONNX file. This subpackage does not need torch."""

@@ -45,10 +45,9 @@ SET_OUTPUTS = {
 
 
 def outputs_of(task: str) -> dict[str, str]:
-    """Return the outputs of an exported file: a dictionary from the name of each output to its meaning.
+    """Return a dictionary from the name of each output of an exported file to a description of the output.
 
-    Args:
-        task: ``"classification"`` or ``"multilabel"``.
+    ``task`` is ``"classification"`` or ``"multilabel"``.
     """
     return dict(MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS)
 
@@ -57,8 +56,8 @@ def outputs_of(task: str) -> dict[str, str]:
 class Metadata:
     """Metadata of an exported ONNX file.
 
-    Each field is one key in the metadata of the ONNX model. The field ``preprocess`` is an exception: the metadata have
-    one key for each field of :class:`Preprocess`.
+    Each field except ``preprocess`` is one key in the metadata of the ONNX model. In place of ``preprocess``, the
+    metadata have one key for each field of :class:`Preprocess`.
     """
 
     k: int  # size of the random set of the marginals; in multilabel files, length of the list in a prediction
@@ -101,11 +100,7 @@ class Metadata:
 
     @classmethod
     def from_props(cls, props: Mapping[str, str], source: str = "the model") -> "Metadata":
-        """Parse the metadata of an ONNX model.
-
-        Args:
-            props: keys and JSON values, as in ``metadata_props`` of the model.
-            source: name of the model for error messages.
+        """Parse ``props``, the metadata of an ONNX model. ``source`` is the name of the model in error messages.
 
         Raises:
             ModelFileError: the metadata are missing or broken.

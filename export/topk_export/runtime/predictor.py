@@ -44,7 +44,7 @@ class Predictor:
         require_gpu: raise :class:`~topk_export.DeviceError` if the model does not run on a GPU.
         threads: number of CPU threads for one run of the model. Default: the default of onnxruntime.
         allowed: names of the classes that predictions may contain. Default: all classes.
-        max_pixels: maximum number of pixels per image. A larger image raises an exception and is not decoded.
+        max_pixels: maximum number of pixels per image. A larger file raises an exception and is not decoded.
         workers: number of threads that read images. The threads read the next batch while the model runs. With 1
             worker, images are read between runs of the model. Default: the number of CPUs, at most 8.
 
@@ -191,12 +191,7 @@ class Predictor:
         return dict(zip(self._outputs, self.session.run(list(self._outputs), feed), strict=True))
 
     def predict(self, images: Iterable[Any], **options: Any) -> list[Any]:
-        """Return a list with one :class:`~topk_export.Prediction` per image.
-
-        Args:
-            images: paths, encoded bytes, uint8 arrays [height, width, channels], or Pillow images.
-            options: options of :meth:`stream`.
-        """
+        """Return a list with one :class:`~topk_export.Prediction` per image. :meth:`stream` describes the arguments."""
         return list(self.stream(images, **options))
 
     __call__ = predict
@@ -313,10 +308,10 @@ class Predictor:
 def read_ahead(
     read: Callable[[Source], Read], sources: Iterable[Source], *, batch: int, workers: int
 ) -> Iterator[list[Read]]:
-    """Call ``read`` for each item of ``sources`` in threads, and yield the results in lists of ``batch`` results.
+    """Call ``read`` for each item of ``sources`` in ``workers`` threads, and yield lists of ``batch`` results.
 
     The results have the order of the items. The last list may be shorter. While the caller uses one list, the threads
-    compute the next list. With one worker, there are no threads: each list is computed when the caller asks for the
+    compute the next list. If ``workers`` is 1, there are no threads: each list is computed when the caller asks for the
     list.
 
     If the iterator over ``sources`` raises an exception, this function first yields the results of all earlier items,

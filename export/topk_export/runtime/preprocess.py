@@ -1,8 +1,8 @@
-"""Preprocessing of images for an exported model, with numpy and Pillow. The result equals timm's evaluation transform.
+"""Preprocessing of images for an exported model, with numpy and Pillow.
 
-The steps are: decode, convert to RGB or gray, resize, crop the center, scale to [0, 1], and normalize. As in timm, JPEG
-files are decoded at full resolution. Pillow's method ``draft`` would decode JPEG files faster, but would change the
-resized pixels.
+The steps are: decode, convert to RGB or gray, resize, crop the center, scale to [0, 1], and normalize. The pixels are
+equal to the pixels of timm's evaluation transform. As in timm, JPEG files are decoded at full resolution, without
+Pillow's method ``draft``.
 """
 
 import io
@@ -63,17 +63,17 @@ class Preprocess:
 
     Args:
         input_size: channels, height and width of the model's input.
-        mean, std: mean and standard deviation per channel, for pixel values that were scaled to [0, 1]. If the
-            values are unknown, both are empty.
+        mean, std: mean and standard deviation per channel, for pixel values that were scaled to [0, 1]. If the values
+            are unknown, both are empty.
         interpolation: a key of :data:`RESAMPLE`.
-        crop_pct: height and width of the crop, divided by the height and width of the resized image.
+        crop_pct: height and width of the crop, divided by the target height and width of the resize step.
         crop_mode: how images are resized to the target size. With ``"center"``, the shortest edge gets the target size.
             With ``"border"``, the longest edge gets the target size, and the image is padded with the mean color. With
             ``"squash"``, both edges get the target size, and the aspect ratio changes.
         resize_size: target height and width. None: the height and width in ``input_size``, divided by ``crop_pct`` and
             rounded down.
-        color: ``"RGB"`` for 3 channels, ``"L"`` (gray) for 1 channel, empty for other numbers of channels, or
-            ``"unknown"`` if ``mean`` and ``std`` are unknown. If ``color`` is empty or ``"unknown"``, the model takes
+        color: ``"RGB"`` for 3 channels, ``"L"`` (gray) for 1 channel, and ``""`` for other numbers of channels. If
+            ``mean`` and ``std`` are unknown, ``color`` is ``"unknown"``. With ``""`` or ``"unknown"``, the model takes
             only arrays, not images.
         exif: whether images are rotated as their EXIF orientation says. timm ignores the EXIF orientation.
     """
@@ -147,7 +147,7 @@ class Preprocess:
         return (x - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width after the resize step, for an image of this height and width."""
+        """Return the height and width after the resize step, for an image of ``height`` x ``width`` pixels."""
         scale_h, scale_w = self.scale_size
         if self.crop_mode == "squash":
             size = scale_h, scale_w
@@ -163,10 +163,10 @@ class Preprocess:
         return max(1, size[0]), max(1, size[1])
 
     def resized_pixels(self, height: int, width: int) -> int:
-        """Return the number of pixels after the resize step, for an image of this height and width.
+        """Return the number of pixels after the resize step, for an image of ``height`` x ``width`` pixels.
 
-        The number can be large for a small image: with a target size of 256, an image of 1 x 60000 pixels is resized to
-        256 x 15360000 pixels.
+        This number can be large for a small image. If the target size is 256, an image of 1 x 60000 pixels is resized
+        to 256 x 15360000 pixels.
         """
         h, w = self.resized(height, width)
         return h * w
@@ -191,7 +191,7 @@ def _convert(image: Image.Image, color: str) -> Image.Image:
 
 
 def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) -> Image.Image:
-    """Pad an image that is too small with the color ``fill``, then crop the center. Round as torchvision does."""
+    """Crop the center. First pad a smaller image with the color ``fill``. Offsets are rounded as in torchvision."""
     more_h, more_w = max(0, height - image.height), max(0, width - image.width)
     if more_h or more_w:
         border = more_w // 2, more_h // 2, (more_w + 1) // 2, (more_h + 1) // 2
@@ -203,8 +203,8 @@ def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) 
 def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
     """Convert an image with 16-bit, 32-bit or float pixels to 8 bits. Return any other image unchanged.
 
-    Floats from 0 to 1 are multiplied by 255. Values from 0 to 255 are rounded. Other values raise ImageError, because
-    Pillow's conversion would clip such values.
+    If all values are floats from 0 to 1, the values are multiplied by 255. If all values are from 0 to 255, the values
+    are rounded. Other values raise ImageError, because Pillow's conversion would clip such values.
     """
     if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
         return image
@@ -222,11 +222,10 @@ def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
 def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False) -> Image.Image:
     """Read and decode an image, and return a Pillow image.
 
-    The number of pixels is read from the header of the file, and checked before the image is decoded.
-
     Args:
         source: a path, encoded bytes, a Pillow image, or a uint8 array [height, width] or [height, width, 1 or 3].
-        max_pixels: an image with more pixels raises :class:`ImageTooLargeError`.
+        max_pixels: an image with more pixels raises :class:`ImageTooLargeError` before the image is decoded. Arrays are
+            not limited.
         exif: rotate the image as its EXIF orientation says.
 
     Raises:
@@ -241,7 +240,7 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
 
 
 def size_of_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Return the height and width in the header of an image, without decoding. Raise errors as :func:`read_image`."""
+    """Return the height and width that the header of an image declares. Raise the errors of :func:`read_image`."""
     with _opened(source, max_pixels) as (image, _):
         return image.height, image.width
 

@@ -35,10 +35,10 @@ class Prediction:
     Args:
         top: the k allowed classes with the largest logits, best class first. If fewer than k classes are allowed,
             ``top`` contains all allowed classes.
-        set: the best classes of the prediction set, best class first. A prediction set contains the true class with a
-            chosen probability. None if the file is not calibrated.
-        set_size: number of classes in the whole prediction set. ``set`` may list fewer classes. None if the file is not
-            calibrated.
+        set: the classes of the prediction set, best class first. ``max_set`` of :meth:`Predictor.stream` limits the
+            number of classes. A prediction set contains the true class with a chosen probability. None if the file is
+            not calibrated.
+        set_size: number of classes in the whole prediction set. None if the file is not calibrated.
     """
 
     top: tuple[ClassScore, ...]
@@ -47,7 +47,7 @@ class Prediction:
 
 
 def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
-    """Raise :class:`ModelFileError` if an output that predictions need is not among the names ``outputs``."""
+    """Raise :class:`ModelFileError` if the output names ``outputs`` lack an output that predictions need."""
     needed = (LOGITS, "probabilities") if metadata.multilabel else (LOGITS, "marginals", "probabilities")
     present = set(outputs)
     if missing := [name for name in needed if name not in present]:
@@ -55,10 +55,9 @@ def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
 
 
 def finite_rows(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return for each row whether there is a prediction, bool [batch].
+    """Return a mask, bool [batch], that is True for rows with a prediction.
 
-    There is no prediction if a probability of the row is NaN, or if a logit is NaN or plus infinity. The logit -inf is
-    allowed.
+    A row has no prediction if a probability is NaN, or if a logit is NaN or plus infinity. The logit -inf is allowed.
     """
     best = outputs[LOGITS].max(-1, initial=-np.inf)  # NaN if any logit is NaN
     return ~np.isnan(outputs["probabilities"]).any(-1) & (best < np.inf)
@@ -73,12 +72,9 @@ def rank_rows(
 ) -> Iterator[Prediction | PredictionError]:
     """Yield one prediction per row. For a row with NaN or a logit of plus infinity, yield an exception instead.
 
-    Args:
-        outputs: outputs of one run of the model, by name.
-        metadata: metadata of the ONNX file.
-        allowed: mask of the allowed classes that the run used, bool [n] or [batch, n].
-        max_set: maximum number of classes that a prediction lists in ``set``. ``set_size`` counts all classes of the
-            prediction set.
+    ``outputs`` are the outputs of one run of the model, by name. ``allowed`` is the mask of the allowed classes in this
+    run, bool [n] or [batch, n]. A prediction lists at most ``max_set`` classes in ``set``, but ``set_size`` counts all
+    classes of the prediction set.
     """
     check_outputs(outputs, metadata)
     if max_set is not None and max_set < 1:

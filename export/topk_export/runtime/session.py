@@ -1,7 +1,7 @@
 """onnxruntime sessions that run a model on the requested device.
 
 If onnxruntime cannot use a GPU, onnxruntime runs the model on the CPU without an error. Therefore :func:`open_session`
-asks the open session for its device. If a GPU was requested but the device is the CPU, the function warns. With
+checks which device the new session uses. If a GPU was requested but the session uses the CPU, the function warns. With
 ``require_gpu=True``, the function raises an exception instead.
 
 An execution provider is the part of onnxruntime that runs a model on one kind of device. The CUDA provider is part of
@@ -102,9 +102,9 @@ def device_of(session: Any) -> str:
 
 
 def placement(session: Any) -> dict[str, int] | None:
-    """Return the number of graph nodes that each execution provider runs, by the name of the provider.
+    """Return a dictionary from each execution provider to the number of graph nodes that the provider runs.
 
-    If this version of onnxruntime does not report the numbers, return None.
+    If the installed version of onnxruntime does not report these numbers, return None.
     """
     try:
         counts: Counter[str] = Counter()
@@ -132,8 +132,8 @@ def nvidia_gpus() -> int:
 def cuda_plugin(ort: Any) -> list[Any]:
     """Return the CUDA devices that plug-ins of onnxruntime offer. A plug-in is a library that adds a kind of device.
 
-    If no plug-in is registered, this function first registers an installed plug-in. If there is no plug-in, the
-    function returns an empty list.
+    ``ort`` is the module onnxruntime. If no plug-in is registered, this function registers an installed plug-in. If
+    there is no plug-in, the function returns an empty list.
     """
     if not hasattr(ort, "get_ep_devices"):  # onnxruntime below 1.22
         return []

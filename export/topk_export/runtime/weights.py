@@ -55,9 +55,10 @@ def files_of(model: str | Path) -> list[Path]:
 
 
 def external_sizes(model: str | Path) -> dict[str, int]:
-    """Return the minimum size of each file with external weights, in bytes, by the name of the file.
+    """Return a dictionary from the name of each file with external weights to the minimum size of the file in bytes.
 
-    If ``model`` is not an ONNX file, return an empty dictionary.
+    The minimum size is the end of the last tensor that ``model`` reads from the file. If ``model`` is not an ONNX file,
+    return an empty dictionary.
     """
     sizes: dict[str, int] = {}
     if not os.path.getsize(model):
@@ -86,15 +87,11 @@ def copy_model(model: str | Path, target: str | Path) -> list[Path]:
 
 
 def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> None:
-    """Move a new model to ``path``, and its external weights and other files into the folder of ``path``.
+    """Move the new model ``staged`` to ``path``, and its external weights and ``others`` into the folder of ``path``.
 
-    If the process is interrupted, the folder never contains a model together with the weights of another model. For
-    this reason, the function first removes an old model with external weights, and moves the new model last.
-
-    Args:
-        staged: the new model.
-        path: path of the model after the move.
-        others: other files that belong to the new model.
+    ``others`` are other files of the new model. If the process is interrupted, the folder never contains a model
+    together with the weights of another model. Therefore the function first removes the old model at ``path`` if the
+    old model has external weights. The function moves the new model last.
     """
     _, *weights = files_of(staged)
     before = external_sizes(path) if path.is_file() else {}
@@ -108,7 +105,7 @@ def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> No
 
 
 def digest_of(*files: str | Path) -> str:
-    """Return one SHA-256 for the contents of all files, in this order."""
+    """Return one SHA-256 for the contents of all files in the given order."""
     sha = hashlib.sha256()
     for file in files:
         with open(file, "rb") as stream:
@@ -120,10 +117,8 @@ def digest_of(*files: str | Path) -> str:
 def check_digest(model: str | Path, sha256: str | None) -> None:
     """Raise :class:`ModelFileError` if the external weights of a model have another SHA-256 than the metadata say.
 
-    Args:
-        model: the ONNX file.
-        sha256: the SHA-256 in the metadata, or None. Nothing is checked if ``sha256`` is None, or if the model has no
-            external weights.
+    ``sha256`` is the SHA-256 in the metadata. If ``sha256`` is None, or if the model has no external weights, nothing
+    is checked.
     """
     _, *weights = files_of(model)
     if weights and sha256 is not None and digest_of(*weights) != sha256:
@@ -133,12 +128,9 @@ def check_digest(model: str | Path, sha256: str | None) -> None:
 def check_thresholds(model: str | Path, sets: Mapping[str, Any] | None) -> None:
     """Raise :class:`ModelFileError` if the thresholds of prediction sets changed after the calibration.
 
-    For example, a tool that quantizes the model also changes the thresholds, without an error.
-
-    Args:
-        model: the ONNX file.
-        sets: entry ``sets`` in the metadata of the model, which contains the SHA-256 of the thresholds. If the entry is
-            None or empty, the model is not calibrated, and nothing is checked.
+    For example, a tool that quantizes the model also changes the thresholds, without an error. ``sets`` is the entry
+    ``sets`` in the metadata, which contains the SHA-256 of the thresholds. If ``sets`` is None or empty, the model is
+    not calibrated, and nothing is checked.
     """
     if not sets:
         return
@@ -158,7 +150,7 @@ def _initializers(data: mmap.mmap) -> Iterator[tuple[int, int]]:
 
 
 def _external_tensors(data: mmap.mmap) -> Iterator[dict[str, str]]:
-    """Yield the entries of each tensor with external data, such as ``location``, ``offset`` and ``length``."""
+    """For each tensor with external data, yield a dictionary with keys such as ``location`` and ``offset``."""
     for tensor in _initializers(data):
         entry = {}
         for pair in _messages(data, tensor, _EXTERNAL_DATA):
@@ -173,7 +165,7 @@ def _texts(data: mmap.mmap, span: tuple[int, int], field: int) -> list[str]:
 
 
 def _messages(data: mmap.mmap, span: tuple[int, int], wanted: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and end of each value of the field ``wanted`` in the message ``data[start:end]`` of ``span``."""
+    """Yield the start and end of each value of the field number ``wanted`` in the protobuf message at ``span``."""
     at, end = span
     while at < end:
         tag, at = _varint(data, at)
@@ -194,7 +186,7 @@ def _messages(data: mmap.mmap, span: tuple[int, int], wanted: int) -> Iterator[t
 
 
 def _varint(data: mmap.mmap, at: int) -> tuple[int, int]:
-    """Return the variable-length integer at position ``at``, and the position after it."""
+    """Return the variable-length integer at position ``at``, and the position after the integer."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[at]

@@ -1,10 +1,10 @@
 """HTTP application that serves an exported model.
 
-The application answers with predictions, health, metrics, the metadata of the model, and a web page to try the model.
-The application limits the size of a request body, the number of pixels of the images, and the number of images in
-progress. If a request exceeds a limit, the application rejects the request and does not decode the images. If the
-client made an error, the status is 4xx, and the key ``detail`` of the JSON answer contains the reason. If the status is
-503, the client may send the request again.
+The routes are ``/predict``, ``/healthz``, ``/metrics``, ``/model`` (the metadata of the model), and ``/`` (a web page
+to try the model). The application limits the size of a request body, the number of pixels of the images, and the number
+of images in progress. If a request exceeds a limit, the application rejects the request and does not decode the images.
+If the client made an error, the status is 4xx, and the key ``detail`` of the JSON answer contains the reason. If the
+status is 503, the client may send the request again.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ ROUTES = frozenset(("/", "/predict", "/healthz", "/metrics", "/model"))
 
 
 class Metrics:
-    """Counters of the service, such as requests and images. ``text`` returns them in the text format of Prometheus."""
+    """Counters of the service, such as requests and images. ``text`` returns the counters in Prometheus' format."""
 
     def __init__(self) -> None:
         self.requests: Counter[tuple[str, int]] = Counter()  # by route and status
@@ -84,12 +84,7 @@ class Metrics:
 
 
 class Service:
-    """The model of an HTTP application, with the queue of images and the threads that decode images.
-
-    Args:
-        predictor: the model.
-        limits: limits of requests.
-    """
+    """The model of an HTTP application, with the queue of images and the threads that decode images."""
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self.predictor, self.limits, self.metrics = predictor, limits, Metrics()
@@ -170,12 +165,8 @@ class Service:
 def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequence[str] = LOCAL) -> FastAPI:
     """Build the HTTP application that serves a model.
 
-    The attribute ``state.service`` of the application is the :class:`Service`.
-
-    Args:
-        predictor: the model.
-        limits: limits of requests. Default: the defaults of :class:`Limits`.
-        hosts: names that the Host header of a request may contain. A request with another name gets status 400.
+    The attribute ``state.service`` of the application is the :class:`Service`. ``hosts`` are the names that the Host
+    header of a request may contain. A request with another name gets status 400, except on the route ``/healthz``.
 
     Raises:
         ModelFileError: the model lacks an output that predictions need, or the preprocessing of images is unknown.
@@ -238,13 +229,9 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
 class Guard:
     """ASGI middleware that checks the Host and Origin headers, counts requests, and adds security headers to answers.
 
-    If the service is about to stop, each answer tells the client to close the connection. Therefore the client sends
-    its next request over a new connection, and not over a connection that the server is about to close.
-
-    Args:
-        app: the application behind this middleware.
-        service: the service. The metrics of the service count the requests.
-        hosts: names that the Host header may contain.
+    ``hosts`` are the names that the Host header may contain. If the service is about to stop, each answer tells the
+    client to close the connection. Therefore the client sends its next request over a new connection, and not over a
+    connection that the server is about to close.
     """
 
     def __init__(self, app: ASGIApp, service: Service, hosts: frozenset[str]) -> None:

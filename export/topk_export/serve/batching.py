@@ -25,13 +25,9 @@ class Batcher:
     """Queue that collects images of several callers into batches, and gives each caller the prediction for its image.
 
     ``await batcher(x)`` returns the prediction for one image. While one batch runs in a thread, new images wait in the
-    queue. The next batch contains waiting images with the same ``alpha``.
-
-    Args:
-        predictor: the model.
-        max_batch: maximum number of images per batch.
-        max_set: maximum number of classes that a prediction lists in ``set``.
-        on_batch: function that is called with the number of images in each batch, before the batch runs.
+    queue. The next batch contains at most ``max_batch`` waiting images with the same ``alpha``. A prediction lists at
+    most ``max_set`` classes in ``set``. Before a batch runs, the queue calls ``on_batch`` with the number of images in
+    the batch.
     """
 
     def __init__(
@@ -86,11 +82,10 @@ class Batcher:
                     item.answer.set_result(result)
 
     def _next(self) -> list[_Item]:
-        """Take up to ``max_batch`` images with the alpha of the first image. Drop images that no caller waits for."""
         batch: list[_Item] = []
         rest: list[_Item] = []
         for item in self._queue:
-            if item.answer.done():
+            if item.answer.done():  # no caller waits for this image
                 continue
             fits = len(batch) < self._max_batch and (not batch or item.alpha == batch[0].alpha)
             (batch if fits else rest).append(item)

@@ -63,7 +63,7 @@ async def within_seconds(work: Awaitable[T], seconds: float, late: HTTPException
 
 
 class Budget:
-    """Counter of the bytes of all request bodies in memory. The counter enforces the limit ``total_bytes``."""
+    """Counter of the bytes of all request bodies that are in memory. The counter enforces ``Limits.total_bytes``."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._used = limits, 0
@@ -101,7 +101,7 @@ class Budget:
 
 
 class _InMemoryParser(MultiPartParser):
-    """Parser of HTML forms that keeps all parts in memory. The limit on the body length also limits the memory."""
+    """Parser of HTML forms that keeps all parts in memory, because ``Limits.body_bytes`` already limits the memory."""
 
     spool_max_size = max_file_size = 2**40
 
@@ -150,7 +150,7 @@ async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
 
 
 def check_query(request: Request, known: Sequence[str] = ()) -> None:
-    """If the URL of a request has an unknown query parameter, raise an HTTPException with status 400."""
+    """If the URL of a request has a query parameter outside of ``known``, raise an HTTPException with status 400."""
     if unknown := sorted(set(request.query_params) - set(known)):
         raise HTTPException(
             400, f"unknown query parameter {unknown[0]!r}: {request.url.path} takes {', '.join(known) or 'none'}"

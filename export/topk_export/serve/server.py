@@ -93,11 +93,8 @@ def listen(host: str, port: int) -> socket.socket:
 def make_server(predictor: Any, limits: Limits, hosts: Any, *, access_log: bool = False) -> Server:
     """Build the HTTP server for a model.
 
-    Args:
-        predictor: the model.
-        limits: limits of requests.
-        hosts: names that the Host header of a request may contain.
-        access_log: whether the server logs each request on stderr.
+    ``hosts`` are the names that the Host header of a request may contain. If ``access_log`` is True, the server logs
+    each request on stderr.
     """
     config = uvicorn.Config(
         create_app(predictor, limits, hosts),

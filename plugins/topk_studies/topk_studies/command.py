@@ -143,7 +143,7 @@ def _set_up(args: argparse.Namespace, given: dict[str, Any]) -> tuple[Study, Fla
 
 
 def check(study: Study, runs: Sequence[Flags]) -> None:
-    """Train each loss of the runs on one batch, so that errors occur before the study starts. No file is written.
+    """Train each loss of ``runs`` on one batch, so that errors occur before the study starts. Write no file.
 
     Raises:
         TrainError: a run could not start, or the metric is top-k accuracy and there are at most k classes.
@@ -178,8 +178,8 @@ def table_of(study: Study, rows: Sequence[dict[str, Any]]) -> str:
     """Return the results as a text table. After the header, the table has one line per condition and loss.
 
     Each line has the selected learning rate and options, and the mean of each metric over the seeds. If a run diverged,
-    the line has the word ``diverged`` instead of the mean. From the second loss on, the difference from the first loss
-    and the half-width of the 95 % interval of this difference follow in parentheses.
+    the line has the word ``diverged`` instead of the mean. From the second loss of a condition on, the mean is followed
+    by parentheses with the difference from the first loss and the half-width of the 95 % interval of this difference.
     """
     from topk_studies.runner import pairs
 

@@ -22,8 +22,8 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
     """Return a study that compares losses on the user's data.
 
     Args:
-        losses: losses as text, such as ``"focal(gamma=1|2)"``. If the text does not set an option of the loss's
-            ``tuning_grid``, the trials try all values of this option in the grid.
+        losses: losses as text, such as ``"focal(gamma=1|2)"``. If the ``tuning_grid`` of a loss has an option that the
+            text does not set, the trials try all values of this option in the grid.
         trials: number of trials per loss.
         rates: lowest and highest learning rate. None: from 1/4 to 8 times the learning rate of ``config``.
         config: training configuration with the metric that selects trials.
@@ -51,7 +51,7 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
 
 
 def flags_of(config: TrainConfig, test_split: str) -> tuple[dict[str, Any], str]:
-    """Return the flags that all runs of the study share, and a sentence that says which images select trials.
+    """Return the flags that all runs share, and a text that names the images for trials and the images for results.
 
     Args:
         config: training configuration of the user.

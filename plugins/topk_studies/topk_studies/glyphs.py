@@ -5,8 +5,8 @@ validation split, the learning rates of the grid were raised by one step, becaus
 
 - Data: The study uses ``topk/glyphs`` with the Latin fonts of 99 Debian packages. The training, validation and test
   splits have different font designs. Each seed selects font families for training, noisy labels and initial weights.
-  These are the same for all losses, so differences between losses are paired. All images of the validation split select
-  the trials. All images of the test split give the results.
+  These are the same for all losses, so differences between losses are paired. The trials are selected by the accuracy
+  on all images of the validation split. The results are measured on all images of the test split.
 - Training: Each run takes 240 steps of 128 images with AdamW and a one-cycle schedule, for any number of families.
   There is no augmentation. The results use the weights of the last step.
 - Noise: A share of 0.4 of the training labels is redrawn. With uniform noise, the new label is drawn from all classes.
@@ -172,7 +172,7 @@ def measure(model: nn.Module, validation: Data, test: Data) -> dict[str, float]:
 
 
 class Trained:
-    """Callable that trains one run and returns the metrics. After ``minutes``, a call raises a TimeoutError."""
+    """Callable that trains a run and returns the metrics. ``minutes`` after construction, calls raise TimeoutError."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.time() + 60 * minutes
@@ -187,7 +187,7 @@ class Trained:
 
 
 def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
-    """Yield pairs: the options of a run, after tuning, and the seeds with which this run is trained.
+    """Yield pairs of a run and seeds. The run has tuned options, and the caller trains the run with each of the seeds.
 
     The runs that answer the questions of the protocol come first.
 

@@ -129,12 +129,11 @@ def describe(flags: Flags) -> str:
 
 
 def pairs(options: Mapping[str, Any]) -> list[str]:
-    """Return a list with the text ``name=value`` for each option."""
     return [f"{name}={value}" for name, value in options.items()]
 
 
 class Cell(NamedTuple):
-    """One loss under one condition of a study: the flags that all runs share, and the flags that each trial adds."""
+    """One loss under one condition of a study. Each run has the flags ``shared`` and the flags of one trial."""
 
     condition: str
     contestant: Contestant
@@ -154,7 +153,6 @@ class Cell(NamedTuple):
 
 
 def cells(study: Study, base: Flags) -> list[Cell]:
-    """Return one :class:`Cell` for each pair of a condition and a loss of the study."""
     found = []
     for condition, options in study.conditions.items():
         shared = {**base, "dataset_opt": {**base.get("dataset_opt", {}), **options}}
@@ -172,10 +170,10 @@ def run(study: Study, base: Flags, seeds: Sequence[int], runs: Runs) -> list[dic
         runs: storage of the runs.
 
     Returns:
-        One row per condition and loss. ``tuning`` has all trials with the metric that selects a trial, and ``chosen``
-        has the selected trial. For each metric, the row has the value for each seed and the mean. From the second loss
-        on, the row also has the mean difference from the first loss over the same seeds, and the half-width of the 95 %
-        interval of this difference. If a run diverged, the mean is None.
+        One row per condition and loss. ``tuning`` has the flags of each trial, and the value of the metric that selects
+        a trial. ``chosen`` has the flags of the selected trial. For each metric of the study, the row has the value for
+        each seed and the mean. If a run diverged, the mean is None. From the second loss of a condition on, the row
+        also has the mean difference from the first loss over the same seeds, and the half-width of the 95 % interval.
     """
     table = cells(study, base)
     sign = -1 if study.metric in DECREASING else 1

@@ -77,8 +77,8 @@ class Contestant:
     def trials(self, count: int, rates: Rates) -> list[dict[str, Any]]:
         """Return the flags of ``count`` trials.
 
-        The trials are divided evenly among the combinations of options. For each combination, the learning rates of the
-        trials are spread over the range ``rates``.
+        The trials are divided evenly among the combinations of options. If there is a remainder, the first combinations
+        get one more trial each. For each combination, :func:`spread` gives the learning rates in the range ``rates``.
 
         Raises:
             ValueError: there are more combinations of options than trials.
@@ -125,7 +125,7 @@ class Study:
         metrics: metrics that the results show.
         trials: number of trials per loss. A trial is a run with one learning rate and one combination of options.
         rates: lowest and highest learning rate.
-        data: name of the data. If empty, the user chooses ``"vectors"`` or ``"images"``.
+        data: name of the data, a key of ``DATA``. If empty, the user chooses ``"vectors"`` or ``"images"``.
     """
 
     question: str

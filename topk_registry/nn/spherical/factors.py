@@ -1,6 +1,6 @@
 """The weight W = V U + 1 omega^T of a spherical layer, stored as factors, and the SGD step on these factors.
 
-Formula numbers, such as (3), refer to README.md in this folder. ``1`` is a vector of ones.
+README.md in this folder explains the symbols. Numbers such as (3) refer to the formulas in README.md.
 """
 
 import math
@@ -24,7 +24,7 @@ class SingularStepError(FloatingPointError):
 
 @dataclass
 class Batch:
-    """The tensors that a step needs, for m samples with K labels each. All except ``labels`` are float64."""
+    """The tensors that an SGD step needs, for m samples with K labels each. All except ``labels`` are float64."""
 
     H: Tensor  # [m, d] features
     HQ: Tensor  # [m, d] product H Q, where Q = W^T W
@@ -36,7 +36,7 @@ class Batch:
     dH: Tensor  # [m, d] gradient with respect to the features  # noqa: N815  the README's symbol
 
     def scaled(self, factor: Tensor | float) -> "Batch":
-        """Return the batch for losses that are multiplied by ``factor``, a number [] or one number per sample [m]."""
+        """Return a batch whose derivatives are multiplied by ``factor``: one number [], or one per sample [m]."""
         column = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
         scaled = {name: getattr(self, name) * factor for name in ("gs", "gq")}
         scaled |= {name: getattr(self, name) * column for name in ("ga", "dH")}
@@ -44,7 +44,7 @@ class Batch:
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Concatenate the samples of several batches. Padding to the largest K adds labels whose ``ga`` is 0."""
+    """Concatenate the samples of batches. If the number of labels K differs, pad with labels whose ``ga`` is 0."""
     K = max(batch.labels.shape[1] for batch in batches)
 
     def column(name: str) -> Tensor:
@@ -57,7 +57,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
-    """Join the batches of all ranks (None if no rank has one), with derivatives divided by the number of ranks."""
+    """Join the batches of all ranks, and divide derivatives by the number of ranks. None if there are no batches."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return own
     d, device = factors.Q.shape[0], factors.V.device
@@ -80,8 +80,8 @@ def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
 class FactoredWeight(nn.Module):
     """The weight W [n, d], stored as factors: W = V U + 1 omega^T, where 1 is a vector of n ones.
 
-    Q = W^T W and w = W^T 1 are stored too. V [n, d] has the dtype of the given weight. All other tensors are in double
-    precision.
+    Q = W^T W and w = W^T 1 are stored too. V [n, d] has the dtype of ``weight``. U [d, d], omega [d], Q [d, d] and
+    w [d] are in double precision.
     """
 
     V: nn.Parameter
@@ -130,8 +130,8 @@ class FactoredWeight(nn.Module):
     def sums(self, H: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return (H Q, s, q, a) of formula (3) in README.md, for features H [m, d] and labels [m, K].
 
-        H Q is [m, d]. s [m] is the sum of all n scores of a sample. q [m] is the sum of the squares of these scores.
-        a [m, K] are the scores of the labels.
+        H Q is [m, d], where Q = W^T W. s [m] is the sum of all n scores of a sample. q [m] is the sum of the squares of
+        these scores. a [m, K] are the scores of the labels.
         """
         HQ = H @ self.Q
         s = H @ self.w
@@ -143,7 +143,8 @@ class FactoredWeight(nn.Module):
     def feature_gradient(self, HQ: Tensor, labels: Tensor, gs: Tensor, gq: Tensor, ga: Tensor) -> Tensor:
         """Return the gradient of the losses with respect to the features: [m, d]. README.md has the formulas (4), (5).
 
-        ``gs``, ``gq`` and ``ga`` are the derivatives with respect to the sums s and q and the scores of the labels.
+        ``HQ`` is H Q. ``gs``, ``gq`` and ``ga`` are the derivatives of the losses with respect to s, q and a. The
+        method :meth:`sums` returns H Q, s, q and a.
         """
         Z = (ga[..., None] * self.rows(labels)).sum(1) @ self.U + ga.sum(1)[:, None] * self.omega + gs[:, None] * self.w
         return 2 * gq[:, None] * HQ + Z
@@ -163,7 +164,7 @@ class FactoredWeight(nn.Module):
 
     @torch.no_grad()
     def update(self, x: Batch, lr: float, weight_decay: float) -> None:
-        """Set W to (1 - lr weight_decay) W - lr dW, where dW is the gradient with respect to W.
+        """Set W to (1 - lr * weight_decay) W - lr dW, where dW is the gradient with respect to W.
 
         README.md has the formulas (6) to (12). If the new weight would not be finite, raise SingularStepError and
         change nothing.
@@ -198,7 +199,7 @@ class FactoredWeight(nn.Module):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Set V to W, U to the identity and omega to 0, so that W does not change. Then compute Q and w from V."""
+        """Set V to W, U to the identity and omega to 0. This does not change W. Then compute Q and w from V."""
         self._fold_into_v()
         self.U_inverse_t = self.U.clone()
         self.Q, self.w = torch.zeros_like(self.Q), torch.zeros_like(self.w)
@@ -213,7 +214,7 @@ class FactoredWeight(nn.Module):
         return rows.mm(self.U).add_(self.omega).to(self.V.dtype)
 
     def _inverse(self, x: Batch, U: Tensor, BH: Tensor, rho: float) -> tuple[Tensor, Tensor] | None:
-        """Return U'^-T [d, d] and R^T [m, d] of formula (8) in README.md, or None if they would be too imprecise."""
+        """Return U'^-T and R^T of formula (8) in README.md, where ``U`` is U'. Return None if R is imprecise."""
         m, d = x.H.shape
         before = x.H @ self.U_inverse_t.T
         if rho == 0:

@@ -32,23 +32,23 @@ class SphericalLinear(nn.Module):
     sample. Train the backbone with a separate optimizer. No other optimizer can train this layer, because the weight
     has no ``grad``.
 
-    A spherical loss can rank any number of classes. But if n is much larger than d, most classes get a small
-    probability from every feature vector (section 6 of README.md in this folder).
+    If n is much larger than d, each feature vector gives most classes a small probability (README.md, section 6).
 
     Args:
         in_features: length d of a feature vector.
         num_classes: number of classes n.
         bias: whether the layer has a bias. The bias is the weight of an additional feature that is always 1.
         loss: name of a registered spherical loss, or an instance of such a loss, or ``"mse"``. ``"mse"`` is the squared
-            error between the scores and a target vector, summed over all n classes. The target vector [n] has the given
-            weights at the labels, and 0 elsewhere. If a class occurs twice among the labels of a row, the target of
-            this class is the sum of both weights.
+            error between the n scores and a target vector [n], summed over all n classes. The target vector is 1 at
+            the label and 0 elsewhere. If the target is a pair (see Shape), the weight of each label replaces the 1,
+            and the weights of equal labels are added.
         loss_options: options of the loss by name, such as ``{"epsilon": 0.1}``, if ``loss`` is a name.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: a row with this label has loss 0 and gradient 0, and does not count in the mean.
         dtype: dtype of the large matrix V: float32 or float64. The small matrices are in double precision.
 
     Shape: features [B, d], target class indices [B] or a pair (class indices [B, K], weights [B, K]) -> loss [] or [B].
+    With a pair, the loss of a row is the sum over its K labels of weight * (loss for this label), except for ``"mse"``.
 
     Example:
         >>> layer = SphericalLinear(16, 1000, loss="mse")
@@ -143,7 +143,7 @@ class SphericalLinear(nn.Module):
             lr: learning rate.
             weight_decay: factor of the L2 decay.
             max_norm: largest norm of the gradient [n, d]. A larger gradient is scaled down, as by ``clip_grad_norm_``.
-            grad_scale: factor by which the loss was multiplied before ``backward``, for example by a ``GradScaler``.
+            grad_scale: number by which the gradient is divided, such as the scale of a ``GradScaler``.
 
         Raises:
             SingularStepError: the new weight would not be finite. The weight is unchanged.
@@ -165,18 +165,18 @@ class SphericalLinear(nn.Module):
 
     @torch.no_grad()
     def gradient_norm(self) -> float:
-        """Return the norm of the next step's gradient [n, d]. In a process group, all ranks must call this method."""
+        """Return the norm of the gradient for the next step. In a process group, all ranks must call this method."""
         batch = self._batch(1.0)
         return 0.0 if batch is None else float(self.factors.gradient_norm(batch))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard the gradients of all backward passes since the last step."""
+        """Discard the weight gradients of all backward passes since the last step."""
         super().zero_grad(set_to_none)
         self._pending = []
 
     @torch.no_grad()
     def scores(self, features: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Return the scores [B, K] for features [B, d] and class indices [B, K], or by default all scores [B, n]."""
+        """Return the scores of the given ``classes`` [B, K] for features [B, d]: [B, K]. Default: all scores [B, n]."""
         H = self._rows(features)
         if classes is None:
             blocks = [chunk for _, chunk in self._chunks(H, None)]
@@ -193,8 +193,8 @@ class SphericalLinear(nn.Module):
 
         Returns:
             ``indices``, ``logits`` and ``marginals``, each [B, k]. A logit is the logarithm of the unnormalized
-            probability that the loss gives to the class. For ``"mse"``, a logit is the score. A marginal is the
-            probability that a random set of k classes contains the class (see :class:`TopKHead`).
+            probability that the loss gives to the class. For ``"mse"``, a logit is the score. The marginals are the
+            top-k marginals of :class:`TopKHead` for these logits at temperature 1.
         """
         if not 1 <= k < self.num_classes:
             raise ValueError(f"k must be an integer from 1 to n - 1 = {self.num_classes - 1}, got {k!r}")
@@ -232,7 +232,6 @@ class SphericalLinear(nn.Module):
         )
 
     def _rows(self, features: Tensor) -> Tensor:
-        """Return features [B, d] in double precision. If the layer has a bias, append a column of ones."""
         if features.ndim != 2 or features.shape[1] != self.in_features or not features.is_floating_point():
             raise ValueError(
                 f"features must be floating point [B, {self.in_features}], got {features.dtype} {list(features.shape)}"
@@ -253,8 +252,8 @@ class SphericalLinear(nn.Module):
     def _targets(self, features: Tensor, target: Target) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
         """Return (rows, labels [m, K], weights [m, K], shares [m]) for the m samples that are not ignored.
 
-        ``rows`` are the indices of these samples, or None for all samples. The mean of the losses is the sum of the
-        losses divided by the sum of ``shares``.
+        ``rows`` are the indices of these samples, or None for all samples. For the reduction ``"mean"``, the sum of the
+        losses is divided by the sum of ``shares``.
         """
         B, like = len(features), {"dtype": torch.float64, "device": features.device}
         if isinstance(target, tuple):
@@ -285,7 +284,7 @@ class SphericalLinear(nn.Module):
         return labels, weights, weights.sum(1)
 
     def _batch(self, grad_scale: float) -> Batch | None:
-        """Return the samples of all backward passes on all ranks since the last step, or None if there are none."""
+        # joined backward passes of all ranks since the last step; None if there are none
         batch = over_ranks(joined(self._pending) if self._pending else None, self.factors)
         return batch if batch is None or grad_scale == 1.0 else batch.scaled(1 / grad_scale)
 
@@ -299,7 +298,7 @@ class SphericalLinear(nn.Module):
             )
 
     def _chunks(self, H: Tensor, chunk: int | None, least: int = 1) -> Iterator[tuple[int, Tensor]]:
-        """Yield (index of the first class, scores [B, m]) per chunk of m classes. m >= ``least``, except at the end."""
+        """Yield (first class, scores [B, m]) per chunk. m is max(``chunk``, ``least``), or less in the last chunk."""
         chunk = max(CHUNK // max(len(H), 1), 1024) if chunk is None else int(chunk)
         if chunk < 1:
             raise ValueError(f"chunk must be a number of classes of at least 1, got {chunk!r}")
@@ -344,7 +343,7 @@ class SphericalSGD(torch.optim.Optimizer):
         layer: the layer to train. The rest of the model needs a separate optimizer.
         lr: learning rate. The schedulers of ``torch.optim.lr_scheduler`` can change this rate.
         weight_decay: factor of the L2 decay, as in ``torch.optim.SGD``.
-        max_norm: largest norm of the gradient [n, d]. A larger gradient is scaled down to this norm.
+        max_norm: largest norm of the gradient [n, d]. A larger gradient is scaled down to this norm. None: no limit.
 
     Example:
         >>> layer = SphericalLinear(16, 1000)

@@ -117,7 +117,7 @@ def exp64(u):
 
 @borrowing
 def power_of_2_32(u):
-    """Return 2^u in float32 for u from -126 to 127. The formula without rounding has a relative error of 6e-9."""
+    """Return 2^u for u from -126 to 127. Apart from float32 rounding, the relative error is about 6e-9."""
     shifted = u + ROUND_32
     f = u - (shifted - ROUND_32)
     e = OF_POWER_32[7]

@@ -9,7 +9,7 @@ from topk_registry.ops.cpu.numbers import borrowing, compiled
 
 @borrowing
 def stripe_length(n, T):
-    """Return the stripe length with which :func:`largest` finds the T largest of n scores. For small n, return 0."""
+    """Return the length of the stripes into which :func:`largest` divides n scores to find T of them. 0: no stripes."""
     length = 64
     while length < 4 * T:
         length *= 2
@@ -18,7 +18,7 @@ def stripe_length(n, T):
 
 @compiled
 def scratch(n, T):
-    """Return memory with which :func:`largest` finds T of n scores: maxima, candidate classes, candidate scores."""
+    """Return memory for :func:`largest` with n scores and T = len(top): maxima, candidate classes and their scores."""
     return empty(stripe_length(n, T), np.float32), empty(n, np.int64), empty(n, np.float32)
 
 

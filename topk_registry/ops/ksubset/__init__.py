@@ -1,6 +1,7 @@
 """The k-subset operator: for each class, the exact probability that a random set of k classes contains the class.
 
-README.md in this folder has the definition and the algorithm.
+The probability of a set is proportional to the product of exp(score) over the classes of the set. README.md in this
+folder has the definition and the algorithm.
 """
 
 from topk_registry.ops.ksubset.api import smooth_topk, topk_label_margins, topk_log_odds, topk_marginals, topk_margins

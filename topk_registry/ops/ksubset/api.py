@@ -26,11 +26,11 @@ def smooth_topk(
     """Compute the smooth top-k loss sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row.
 
     The mass q_c is the weight of class c in the target of the row. The margin m_c is the result of
-    ``topk_margins(logits, k, temperature=k * tau)`` for class c. A row without mass has loss 0 and gradient 0, even if
-    its logits are NaN. Suppose that at most k logits of a row are above -inf. If a class with the logit -inf has mass,
-    the loss of the row is inf. Otherwise, the loss is 0.
+    ``topk_margins(logits, k, temperature=k * tau)`` for class c. A row whose masses are all 0 has loss 0 and gradient
+    0, even if its logits are NaN. In a row with at most k logits above -inf, the loss is inf if a class with the logit
+    -inf has mass, and 0 otherwise.
 
-    The forward pass also computes the gradient. The backward pass only multiplies this gradient by a number per row.
+    The forward pass also computes the gradient. The backward pass only multiplies the gradient of each row by a number.
 
     Args:
         logits: scores [B, n].
@@ -40,7 +40,7 @@ def smooth_topk(
         k: number of classes in a set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive. Lower values approach a hard hinge.
         alpha: required margin, as one number or as one number per class [n]. ``alpha`` gets no gradient.
-        sums: if True, and a compiled kernel computes the losses, return the sum of the losses [].
+        sums: if True, the function may return the sum of the losses [] in place of the losses [B].
 
     Returns:
         Losses [B], in double precision for logits in double precision, else in single precision.
@@ -72,8 +72,9 @@ def run(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the losses [B] of :func:`smooth_topk` and their gradient [B, n] with numba, Triton or PyTorch operations.
 
-    The default backend is the fastest that supports the arguments and passes its self-test. ``parts`` contains the
-    tensors of ``masses``. If ``needs_grad`` is False, the gradient may be None.
+    The gradient is with respect to the logits. The default backend is the fastest that supports the arguments and
+    passes its self-test. ``parts`` contains the tensors of ``masses``. If ``needs_grad`` is False, the gradient may be
+    None.
     """
     backend = _backend(logits, k, tau, parts.has_labels_only)
     if backend == "numba":
@@ -100,7 +101,7 @@ def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
 
 
 def usual_backend(device: torch.device) -> str:
-    """Return the name of the backend that computes losses of class indices and float32 logits on a device.
+    """Return the name of the backend that computes losses on a device, for float32 logits and one label per row.
 
     The name is "numba", "triton" or "torch".
     """
@@ -123,7 +124,6 @@ def _gpu_works(device: torch.device) -> bool:
 
 
 def _works(device: torch.device, parts: Parts) -> bool:
-    """Return whether kernels and PyTorch operations give the same losses and gradients for three rows of scores."""
     s, alpha = torch.linspace(0, 30, 39).sin().view(3, 13), torch.ones(())
     expected = autograd.losses_and_gradient(s.double(), parts, 2, 0.25, alpha, True)
     on_device = parts.to(device)
@@ -164,8 +164,8 @@ def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
 def topk_log_odds(logits: Tensor, k: int) -> Tensor:
     """For each class, return the log-odds that a random set of k classes contains the class.
 
-    The probability of a set is proportional to the product of e_i = exp(x_i) over its classes, where x are the logits.
-    The log-odds log(p / (1 - p)) of class i are x_i + log sigma_{k-1}(e without e_i) - log sigma_k(e without e_i). Here
+    The probability of a set is proportional to the product of e_i = exp(x_i) over the set, where x are the logits. The
+    log-odds log(p / (1 - p)) of class i are x_i + log sigma_{k-1}(e without e_i) - log sigma_k(e without e_i). Here
     sigma_j is the j-th elementary symmetric polynomial: the sum, over all sets of j numbers, of the product of the
     numbers. The results are exact up to rounding errors, and differentiable.
 
@@ -240,8 +240,8 @@ def output_dtype(logits: Tensor) -> torch.dtype:
 def check(logits: Tensor, k: int, temperature: float) -> None:
     """Raise a ValueError if an argument is invalid.
 
-    The logits must be a dense floating-point tensor, k an integer from 1 to n - 1, and the temperature positive and
-    finite.
+    The logits must be a dense floating-point tensor [..., n]. k must be an integer from 1 to n - 1. The temperature
+    must be positive and finite.
     """
     check_dense(logits, "logits")
     if not logits.is_floating_point() or logits.ndim < 1:

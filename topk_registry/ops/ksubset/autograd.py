@@ -21,8 +21,8 @@ BLOCK = 1 << 24  # approximate number of values that a block of rows stores for 
 class Parts(NamedTuple):
     """Masses: for each row of a batch and each class, the weight of the class in the target of the row.
 
-    The mass of class c in row r is the sum of three numbers: the shares of all labels of row r that equal c, even[r],
-    and dense[r, c]. A tensor that is None counts as 0.
+    The mass of class c in row r is the sum of dense[r, c], even[r], and shares[r, j] for each j with labels[r, j] = c.
+    A tensor that is None counts as 0.
     """
 
     labels: Tensor | None  # [B, m]

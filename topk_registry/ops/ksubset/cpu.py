@@ -1,7 +1,7 @@
 """Smooth top-k losses and their gradients on the CPU, in single precision and for k up to 64, compiled by numba.
 
-README.md in this folder defines the terms. Several threads share the rows of a batch. The result of a row depends
-neither on the other rows nor on the thread that computes the row.
+README.md in this folder defines the terms. The rows of a batch are divided among several threads. The result of a row
+depends neither on the other rows nor on the thread that computes the row.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 
@@ -120,7 +120,7 @@ def mass_body(job):  # rows with masses for several classes
 
 @compiled
 def memory_for(width, n, k):
-    """Return the scratch memory that :func:`label_rows` needs for up to ``width`` rows of n scores."""
+    """Return the scratch memory for a call of :func:`label_rows` with at most ``width`` rows of n scores."""
     m = blocks.padded(n)
     members = min(3 * k, m)
     return Memory(
@@ -140,8 +140,8 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
 
     Args:
         s: scores [B, n or more]. Columns after the first n are ignored.
-        label: label of each row [B]. If a label is not a class from 0 to n - 1, the loss and the gradient are NaN.
-        share: mass of each label [B]. If a mass is 0, the loss and the gradient are 0, and the scores are not read.
+        label: label of each row [B]. For a label that is not from 0 to n - 1, the row's loss and gradient are NaN.
+        share: mass of each label [B]. If the mass is 0, the row's loss and gradient are 0 for any label and scores.
         alpha: required margin of each class [n], or one number for all classes [1].
         k, theta, tau: number of classes in a set; temperature of the margins, which is k tau; smoothing temperature.
         value, gradient: output, losses [B] and their gradient with respect to the scores [B, n].

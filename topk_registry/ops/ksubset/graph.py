@@ -7,9 +7,9 @@ Shapes depend only on the shapes of the arguments, and no branch depends on data
 the computation. Therefore, ONNX export, ``torch.func`` transforms, ``torch.compile``, double precision and derivatives
 of any order use the same code, for every k from 1 to n - 1.
 
-``marginals``, ``margins`` and ``log_odds`` take the scores of all classes. ``summarize``, ``merge``, ``finish``,
-``label_gradient`` and ``top_margins`` take the scores of one chunk of classes at a time. These five functions need
-2k <= n and record no gradients.
+``marginals``, ``margins`` and ``log_odds`` take the scores of all classes. ``summarize`` and ``label_gradient`` take
+the scores of one chunk of classes. ``merge``, ``finish`` and ``top_margins`` take states, which are summaries of
+chunks. These five functions need 2k <= n and record no gradients.
 
 A polynomial is a tensor [coefficients, B, classes], with the coefficient of the lowest degree first. The code avoids
 the operator Sigmoid, because onnxruntime computes Sigmoid inaccurately far below zero. The code avoids MatMul, because
@@ -31,14 +31,14 @@ HALVINGS = 20  # number of bisection steps for the tilt; the first interval has 
 
 
 def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
-    """Return the probability that each class is in a random set of k classes [B, n].
+    """For each class, return the probability that a random set of k classes contains the class: [B, n] -> [B, n].
 
     The probability of a set is proportional to exp((sum of the scores of the set) / temperature). If at most k scores
     of a row are above -inf, the classes with these scores get the probability 1, and all other classes get 0.
 
     Args:
         logits: scores [B, n], n > k. A class with the score -inf is excluded.
-        k: number of classes in the set.
+        k: number of classes in a set.
         temperature: number by which scores are divided.
 
     Example:
@@ -178,7 +178,7 @@ def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
 
 
 def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
-    """Return the number t [B, 1] for which the sum of sigmoid(x_i - t) over all classes is k - 1/2, by bisection.
+    """Return the number t [B, 1] for which the sum of sigmoid(x_i - t) over all classes is about k - 1/2, by bisection.
 
     As in :func:`tilt`, t is subtracted from x to prevent overflow. If each class is selected independently with
     probability sigmoid(x_i - t), the most probable number of selected classes is k - 1 or k.
@@ -201,8 +201,8 @@ def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
 def power_sums(w: Tensor, k: int) -> Tensor:
     """Return the power sums P_j = sum_i w_i^j of the numbers w >= 0, for j = 1..k: [B, n] -> [B, k].
 
-    Powers that would be denormal numbers are replaced by 0, because denormal numbers are slow. A square that is
-    replaced is at most 2^-50, or 2^-120 in double precision.
+    For j >= 2, powers of small w_i are replaced by 0, because they could be denormal numbers, which are slow. Every
+    power that is replaced is at most 2^-50, or 2^-120 in double precision.
     """
     w = _blocks(w)  # [B, blocks, length]
     sums, power, base, reach = [w.sum(-1, keepdim=True)], w, w, 1.0
@@ -255,13 +255,13 @@ def product_tree(factors: Tensor, k: int) -> list[Tensor]:
 
 
 def leave_one_out(levels: list[Tensor], start: Tensor, k: int, count: int) -> Tensor:
-    """For each of T factors, return coefficients of the product of all other factors, from k - count + 1 to k.
+    """For each of T factors, return the last ``count`` of the coefficients 0..k of the product of all other factors.
 
     Args:
         levels: result of :func:`product_tree` for the factors.
         start: polynomial by which every product is multiplied [m, B, 1].
         k: highest degree.
-        count: number of coefficients per product.
+        count: number of coefficients per product. The first has the degree k - count + 1, which may be negative.
 
     Returns:
         Tensor [count, B, T]. Coefficients of a negative degree are 0.
@@ -321,10 +321,11 @@ def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 class State(NamedTuple):
-    """Summary of the scores of some classes, in O(k) numbers per row.
+    """Summary of the scores of some classes for sets of k classes, in O(k) numbers per row.
 
-    :func:`merge` combines the states of different classes. The odds of a class with score s are exp((s - a) / theta),
-    where a is the k-th largest score. If states are merged, a can only increase, so odds can only decrease.
+    :func:`merge` combines the states of different classes. At temperature theta, the odds of a class with score s are
+    exp((s - a) / theta), where a is the k-th largest score of the classes in the state. If states are merged, a can
+    only increase, so odds can only decrease.
     """
 
     top: Tensor  # [B, T], the 2k + 1 largest scores in descending order, or all scores if there are fewer
@@ -333,14 +334,18 @@ class State(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Result of :func:`finish`: numbers from which margins and their gradients are computed."""
+    """Result of :func:`finish`: numbers for the margin of one further class, and for the gradient of this margin.
+
+    Let w_i be the odds of the classes of the state. In the product of all factors 1 + w_i X, c_j is the coefficient of
+    X^j. The odds are multiplied by a number, and c is divided by a number, such that c_{k-1} = c_k = 1.
+    """
 
     a: Tensor  # [B, 1], the k-th largest score
     shift: Tensor  # [B, 1], double precision: a class outside of the state with score s has the margin (s - a) + shift
-    scale: Tensor  # [B, 1], c is for odds of exp((s - a) / theta) times this number
-    c: Tensor  # [k + 1, B, 1], with c_{k-1} = c_k = 1
+    scale: Tensor  # [B, 1], the odds in c are exp((s - a) / theta) times this number
+    c: Tensor  # [k + 1, B, 1], the coefficients c_0, ..., c_k
     classes: Tensor  # [B, T], classes of the top group
-    in_top: Tensor  # [B, T], gradient of that margin with respect to the scores of the top group
+    in_top: Tensor  # [B, T], gradient of the margin of such a class with respect to the scores of the top group
 
 
 @torch.no_grad()
@@ -357,7 +362,7 @@ def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
 
 @torch.no_grad()
 def merge(states: Sequence[State], theta: float) -> State:
-    """Return the state of all classes from the states of disjoint chunks of classes.
+    """Combine the states of disjoint chunks of classes, and return the state of all these classes.
 
     The power sums of the result are in double precision. Equal states in the same order give bitwise equal results.
     """
@@ -385,7 +390,7 @@ def _tilted(P: Tensor, shift: Tensor) -> Tensor:
 
 @torch.no_grad()
 def finish(state: State, theta: float) -> Coefficients:
-    """Compute the :class:`Coefficients` of the product over all classes of a state, at temperature theta.
+    """Compute the :class:`Coefficients` for the classes of a state, at temperature theta.
 
     At least k scores of each row must be above -inf.
     """
@@ -410,7 +415,7 @@ def finish(state: State, theta: float) -> Coefficients:
 
 
 def scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int) -> Tensor:
-    """Return ``out`` [B, m] with ``values`` [B, T] written at their ``classes`` [B, T].
+    """Return a copy of ``out`` [B, m] with ``values`` [B, T] written to the columns of their ``classes`` [B, T].
 
     Column j of ``out`` belongs to class first_class + j. Values of classes without a column are ignored.
     """
@@ -423,8 +428,9 @@ def scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int) 
 def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 0) -> Tensor:
     """Return the gradient of the label's margin with respect to the scores s [B, m] of some classes, by formula (10).
 
-    ``f`` must be computed from all classes except the label. The gradient with respect to the label's own score is 1.
-    The caller must write this 1, because the function treats the label as any other class.
+    README.md in this folder has the formula. ``f`` must be computed from all classes except the label. The gradient
+    with respect to the label's own score is 1. The caller must write this 1, because the function treats the label as
+    any other class.
     """
     k = len(f.c) - 1
     v = ((s - f.a) / theta).clamp_max(0.0).exp() * f.scale  # scatter_own overwrites the entries of the top group
@@ -438,7 +444,7 @@ def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 
 def top_margins(state: State, theta: float) -> Tensor:
     """Return the margins of the k largest classes [B, k] in double precision, largest first.
 
-    The state must have been computed for sets of k + 1 classes.
+    The state must have been computed for sets of k + 1 classes. The number of power sums in the state is k + 1.
     """
     k = state.P.shape[1] - 1
     gap = state.top.double() - state.top[:, k : k + 1].double()

@@ -22,7 +22,7 @@ CPU_CHUNK = 1 << 20  # number of scores per chunk on CPUs, so that a chunk fits 
 GPU_CHUNK = 1 << 26  # number of scores per chunk on GPUs, so that kernel launches take little of the time
 MIN_CHUNK = 1024  # minimum number of classes per chunk, because smaller matrix products are slow
 MAX_STATES = 32  # number of states that are collected before they are merged
-MAX_K = graph.WITH_TAIL  # up to this k, the state of a row is small
+MAX_K = graph.WITH_TAIL  # largest k for which classes are computed in chunks
 
 
 class TopClasses(NamedTuple):
@@ -49,15 +49,14 @@ class Problem(NamedTuple):
 
 
 def min_classes(k: int) -> int:
-    """Return the minimum number of classes of a linear classifier that is computed in chunks."""
+    """Return the smallest number of classes that the functions of this module support, for sets of k classes."""
     return 2 * k + 4  # up to 2k + 3 classes are in the top group, and at least one class must be in the tail
 
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which ``F.linear`` multiplies x.
 
-    This is the dtype of autocast if autocast is enabled and x is not in double precision. Otherwise, it is the dtype of
-    x.
+    If autocast is enabled, and x is not in double precision, this is autocast's dtype. Otherwise, this is x.dtype.
     """
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
@@ -78,7 +77,7 @@ def linear_label_margins(x: Tensor, weight: Tensor, bias: Tensor | None, label: 
 
     The margin is the score of the label minus the k-th largest score of the other classes, smoothed with temperature
     p.theta. With a process group, the result is the same on all ranks. The gradient with respect to x contains only the
-    part of this rank's classes, so the caller must sum this gradient over the ranks.
+    terms of this rank's classes, so the caller must sum this gradient over the ranks.
 
     Args:
         x: features [B, d].
@@ -203,11 +202,8 @@ def _gradients(
     slopes: Callable[[Tensor, int], Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem,
     needed: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Return the gradients with respect to x, weight and bias. A gradient that is not needed is None.
-
-    For the scores s [B, m] of the classes from ``first`` on, ``slopes(s, first)`` returns the gradient with respect to
-    s.
-    """
+    # The gradients with respect to x, weight and bias. A gradient that is not needed is None. For the scores s [B, m]
+    # of the m classes from ``first`` on, ``slopes(s, first)`` returns the gradient of the loss with respect to s.
     dx = torch.zeros_like(x, dtype=p.wide) if needed[0] else None
     dW = torch.empty_like(weight) if needed[1] else None
     db = torch.empty_like(bias) if needed[2] and bias is not None else None
@@ -225,7 +221,7 @@ def _gradients(
 
 
 class _Group(NamedTuple):
-    # Results for the top group, from which the margins of all classes are computed.
+    # numbers from which the margins of all classes are computed
 
     a: Tensor  # [B, 1], the (k + 1)-th largest score, reference of the power sums
     t: Tensor  # [B, 1], the tilt: a constant, because the tilt cancels

@@ -1,4 +1,7 @@
-"""Smooth top-k losses and gradients on the CPU, for rows that have masses for several classes, compiled by numba."""
+"""Smooth top-k losses and gradients on the CPU, for targets with several classes, compiled by numba.
+
+The mass of a class is the weight of this class in the target of a row.
+"""
 # pyright: reportCallIssue=false, reportArgumentType=false
 
 import math
@@ -33,7 +36,7 @@ Tilts = namedtuple("Tilts", "size kth a u ratio most P p q before after T")
 
 @compiled
 def memory_for(width, n, k, alpha, tau):
-    """Return the scratch memory that :func:`mass_rows` needs for up to ``width`` rows of n scores."""
+    """Return the scratch memory for a call of :func:`mass_rows` with at most ``width`` rows of n scores."""
     m, members = blocks.padded(n), min(5 * k + 5, blocks.padded(n))
     length = m if len(alpha) > 1 else blocks.CACHE_BLOCK
     alphas, gains = zeros(length, np.float32), zeros(length, np.float32)
@@ -56,8 +59,8 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
     """Write the losses sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of rows, and the gradients of the losses.
 
     The mass q_c is the weight of class c in the target of a row. If ``dense`` has rows, ``dense`` gives all masses.
-    Otherwise, q_c is the sum of ``even`` and the shares of all labels c. The margin m_c is the score of class c minus
-    the k-th largest score of the other classes, smoothed with temperature theta.
+    Otherwise, q_c is the sum of ``even`` and the shares of the labels that equal c. The margin m_c is the score of
+    class c minus the k-th largest score of the other classes, smoothed with temperature theta.
 
     Args:
         s: scores [B, n or more]. Columns after the first n are ignored.
@@ -205,11 +208,9 @@ def _has_mass(r, shares, even, dense, few):
 
 @compiled
 def _masses(r, labels, shares, even, dense, mass, few, few_mass):
-    """Write the masses of row r as a short list to ``few`` and ``few_mass``, or as one number per class to ``mass``.
-
-    If a list of at most FEW_CLASSES classes suffices, write the classes to ``few`` and their masses to ``few_mass``,
-    and return the length of the list. Otherwise, write the mass of every class to ``mass``, and return -1.
-    """
+    # If a list of at most FEW_CLASSES classes contains all classes with mass in row r, write the classes to ``few`` and
+    # their masses to ``few_mass``, and return the length of the list. Otherwise, write the mass of every class to
+    # ``mass``, and return -1.
     m = labels.shape[1]
     if len(dense) > 0:
         count = places_unequal(dense[r], ZERO_32, few)
@@ -246,8 +247,7 @@ def _contains(classes, i):
 
 
 @compiled
-def _loss_of_certain(x, count, mass, few, few_mass):
-    """Return the loss of a row with at most k scores above -inf: inf if a class with score -inf has mass, else 0."""
+def _loss_of_certain(x, count, mass, few, few_mass):  # the loss of a row with at most k scores above -inf
     for f in range(count):
         if few_mass[f] != 0 and x[few[f]] == -np.inf:
             return np.inf
@@ -285,8 +285,8 @@ def _product_cotangents(product, lane, rho, g_c, g_product):  # the gradient of 
 @compiled
 def _top_cotangents(tilts, below, last, g_below, g_product):
     # Propagate gradients backward to the scores of the top groups and to the power sums of the tails. Gradients with
-    # respect to the log-odds of the top group, in g_below, become gradients with respect to the scores. tilts.P[j - 1]
-    # becomes j times the gradient with respect to the j-th power sum of the odds of the tail.
+    # respect to the margins of the top group, in g_below, become gradients with respect to the scores. tilts.P[j - 1]
+    # becomes j / theta times the gradient with respect to the j-th power sum of the odds of the tail.
     P, T = tilts.P, tilts.T
     k, lanes = P.shape
     B = lanes // 2

@@ -1,7 +1,7 @@
 """Loops over the scores of one row on the CPU, in single precision, compiled by numba.
 
-Long loops process blocks of scores that fit in the first-level cache. Each loop does several steps of a recurrence at
-once, because loads and stores take most of the time.
+Long loops process blocks of scores that fit in the first-level cache. For each number that a loop reads, the loop does
+several steps of a recurrence, because loads and stores take most of the time.
 """
 
 import math
@@ -49,7 +49,7 @@ def odds(row, a, theta, w):
 def reach(v, k):
     """Return the smallest j with v^j <= 2^-34 / k, but at most k.
 
-    For odds up to v < 1, sums over the powers 1..j are sufficient, because higher powers are below the rounding error.
+    If no odds exceed v < 1, sums need only the powers 1..j, because higher powers are below the rounding error.
     """
     if v >= 0.95:
         return k
@@ -65,7 +65,7 @@ def power_sums(w, P, scratch):
     """Write the power sums P[j - 1] = sum_i w_i^j of the odds w, for j from 1 to len(P).
 
     From j = 2 on, tiny odds are skipped, because their powers could be denormal numbers, which are slow. The powers of
-    these odds are too small to change a sum.
+    these odds are too small to change a sum. ``scratch`` is memory for CACHE_BLOCK numbers.
     """
     k = len(P)
     P[:] = 0
@@ -123,7 +123,7 @@ def _four_powers(base, v, least):
 
 @compiled
 def coefficients(k):
-    """Return memory for FRONT zeros, followed by the coefficients c_0..c_k."""
+    """Return memory for FRONT zeros, followed by the coefficients c_0..c_k of a polynomial. All numbers are 0."""
     return zeros(FRONT + k + 1, np.float32)
 
 
@@ -144,7 +144,7 @@ def label_gradient(w, c, scale, slope, count, scratch):
 
     Args:
         w: odds of the classes, replaced by the gradient.
-        c: result of :func:`polynomial.balanced`, coefficients c_0..c_k with c_{k-1} = c_k = 1.
+        c: polynomial that :func:`polynomial.balanced` wrote, with coefficients c_0..c_k and c_{k-1} = c_k = 1.
         scale: number by which the odds are multiplied.
         slope: derivative of the loss with respect to the label's margin.
         count: number of coefficients before c_{k-1} that are used. All others are too small to change results.
@@ -176,7 +176,7 @@ def label_gradient(w, c, scale, slope, count, scratch):
 def add_slopes(w, slopes, count, out, scratch):
     """Add sum_{j=1..count} slopes[j - 1] w_i^j to out_i for each class i with odds w_i.
 
-    This is the part of the gradient that comes from the power sums of the odds.
+    This part of the gradient comes from the power sums of the odds. ``scratch`` is memory for CACHE_BLOCK numbers.
     """
     for start in range(0, len(w), CACHE_BLOCK):
         v, result = w[start : start + CACHE_BLOCK], out[start : start + CACHE_BLOCK]
@@ -208,20 +208,19 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         v = odds_scale w,   d = c / (1 + v X),   e = d / (1 + v X),
         x = d_k + gain v d_{k-1},   r = 1 / (x d_{k-1}),   chain = -mass scale r,
         L = mass (alpha + scale (a - s) + tau (log(x / d_{k-1}) - shift)),
-        dL/ds = chain e_{k-1},   dL/dc_j = chain (-v)^(k-1-j) for j < k,   dL/dc_k = -chain d_{k-1}.
+        dL/ds = chain e_{k-1},   dL/dc_j = theta chain (-v)^(k-1-j) for j < k,   dL/dc_k = -theta chain d_{k-1}.
 
     Args:
         row: scores s, padded with -inf.
         w: odds of the classes, and 0 for all classes that are computed elsewhere.
         mass: mass of each class. The mass is 0 for classes that are computed elsewhere, and for the padding.
         alpha, gain: required margin and exp(-alpha / tau), for each class or as CACHE_BLOCK equal numbers.
-        c: result of :func:`polynomial.balanced`, coefficients c_0..c_k with c_{k-1} = c_k = 1.
-        a: reference score: odds_scale w = exp((s - a) / theta + shift).
+        c: polynomial that :func:`polynomial.balanced` wrote, with coefficients c_0..c_k and c_{k-1} = c_k = 1.
+        a, odds_scale, shift: reference score and two numbers, for which odds_scale w = exp((s - a) / theta + shift).
         powers: number of coefficients before c_k that are used. All others are too small to change results.
-        odds_scale, shift: number by which the odds are multiplied, and the number in the formula for ``a``.
         scale, tau: 1 / k, and smoothing temperature of the loss.
         g: output, the gradient with respect to the scores for constant c.
-        dc: output, the gradient with respect to c, summed over the classes.
+        dc: output, the gradient with respect to c, divided by theta and summed over the classes.
         scratch: memory for 4 CACHE_BLOCK numbers.
     """
     n, k, value = len(w), len(dc) - 1, 0.0

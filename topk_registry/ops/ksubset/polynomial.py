@@ -14,8 +14,8 @@ from topk_registry.ops.ksubset.passes import FRONT
 def top_group(members, size, u, P, powers, p, q, before, after):
     """Compute, for each lane, the product of the factors q + p X of a top group and the polynomial of a tail.
 
-    A lane stands for a row of scores. The top group contains the classes of the row with the largest odds w. Such a
-    class has q = 1 / (1 + u w) and p = u w / (1 + u w). All other classes are the tail. The polynomial
+    A lane stands for a row of scores. The top group contains the classes of the row with the largest odds w. The factor
+    of such a class has q = 1 / (1 + u w) and p = u w / (1 + u w). All other classes are the tail. The polynomial
     prod_i (1 + u w_i X) of the tail is computed from the power sums P_j = sum_i (u w_i)^j.
 
     Args:
@@ -47,7 +47,7 @@ def tail_polynomial(P, powers, b):
     P_j = sum_i w_i^j. The common factor exp(-P_1 / 2) prevents overflow.
 
     Args:
-        P: power sums [k, lanes], where P[j - 1] holds P_j.
+        P: power sums [k, lanes], where P[j - 1] holds P_j. A lane stands for a row of scores.
         powers: the power sums P_j with j > ``powers`` are 0.
         b: output, coefficients [k + 1, lanes].
     """
@@ -66,7 +66,7 @@ def tail_polynomial(P, powers, b):
 def products(q, p, before, after):
     """Write the products of the first i factors, and the products of all factors except the first i, for every i.
 
-    Only the coefficients of degree 0 to k are computed.
+    Only the coefficients of degree 0 to k are computed. A lane stands for a row of scores, which has its own factors.
 
     Args:
         q, p: coefficients of the T factors q_i + p_i X [T, lanes].
@@ -114,9 +114,9 @@ def without(before, after, left_out, degree, e):
 def label_gradient(p, q, before, after, g):
     """Write the gradient of the label's margin with respect to the scores of the top group.
 
-    The margin of the label y is s_y + theta log(c_{k-1} / c_k), where c_j are the coefficients of the product over all
-    other classes. The gradient with respect to the score of class i is p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), where
-    e_j are the coefficients of the same product without class i.
+    The margin of the label y is s_y + theta log(c_{k-1} / c_k) plus a constant, where c_j are the coefficients of the
+    product over all other classes. The gradient for class i is p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), where e_j are
+    the coefficients of the same product without class i.
 
     Args:
         p, q: coefficients of the factors q_i + p_i X [T, lanes]. The function overwrites q.
@@ -142,8 +142,7 @@ def balanced(products, T, lane, out):
     them would give denormal numbers, which are slow.
 
     Args:
-        products: polynomials [., k + 1, lanes]. c_j is products[T, j, lane].
-        T, lane: indices of the polynomial c.
+        products, T, lane: polynomials [., k + 1, lanes], and the indices of c: c_j is products[T, j, lane].
         out: output, memory of :func:`passes.coefficients`. The balanced coefficient j is written to out[FRONT + j].
     """
     k = products.shape[1] - 1

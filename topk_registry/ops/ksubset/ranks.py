@@ -1,7 +1,7 @@
 """Assignment of classes to the ranks of a process group, and exchange of the ranks' summaries of scores.
 
-Of n classes, each of R ranks has ceil(n / R) consecutive classes, except that the last ranks have fewer classes, or
-none.
+The n classes are divided among R ranks in blocks of ceil(n / R) consecutive classes. The last ranks can have fewer
+classes, or none.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def first_class(sizes: Sequence[float], n: int | None, group: Any) -> tuple[int,
         group: process group.
 
     Raises:
-        ValueError: ``sizes`` differs from ``classes_per_rank(n, ranks)``.
+        ValueError: ``sizes`` differs from ``classes_per_rank(n, len(sizes))``.
     """
     counts = [int(size) for size in sizes]
     n = sum(counts) if n is None else n
@@ -51,17 +51,16 @@ def first_class(sizes: Sequence[float], n: int | None, group: Any) -> tuple[int,
 
 
 def exchange(state: State | None, score: Tensor | None, k: int, x: Tensor, p: "Problem") -> tuple[State, Tensor]:
-    """Return the state of the classes of all ranks, and the largest score [B]. Both are bitwise equal on all ranks.
+    """Return the state of the classes of all ranks, and for each row the maximum of ``score`` over the ranks [B].
 
-    A state is a :class:`graph.State`, a summary of scores.
+    A state is a :class:`graph.State`, a summary of scores. Both results are bitwise equal on all ranks.
 
     Args:
         state: state of this rank's classes for sets of k classes, or None if this rank has no classes.
-        score: score of each row [B]. The result is the largest score over the ranks. If ``score`` is None, the largest
-            score of the state is used.
+        score: one score per row [B]. If ``score`` is None, this is the largest score of this rank's classes.
         k: number of classes in a set.
-        x: features [B, d].
-        p: parameters of the classifier. If ``p.group`` is None, the function returns its arguments.
+        x: features [B, d], which give the batch size and the device.
+        p: parameters of the classifier. If ``p.group`` is None, the function only replaces arguments that are None.
     """
     B, T = len(x), 2 * k + 1
     if state is None:

@@ -1,7 +1,7 @@
 """Kernels, compiled by numba, that split the classes of a row of scores into a top group and a tail.
 
-The top group contains the classes with large odds. Later steps multiply the factors of these classes one by one. All
-other classes are the tail. Later steps only need sums of powers of their odds.
+The top group contains the classes with large odds. Later steps multiply the factors of these classes one by one. The
+tail contains all other classes. Later steps only need sums of powers of the odds of the tail.
 
 If no softmax probability of a row exceeds limit / k, the top group is empty. Here ``limit`` is an argument of
 :func:`split`. Such a row is called flat, and needs no search for the largest scores.
@@ -93,8 +93,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
 
 @borrowing
 def _tilted(w, u):
-    """Multiply w by u, rounded to single precision. Return the rounded u, and the largest of the products."""
-    factor = w.dtype.type(u)
+    factor = w.dtype.type(u)  # u, rounded to single precision
     for i in range(len(w)):
         w[i] *= factor
     return np.float64(factor), np.float64(blocks.largest_of(w))
@@ -108,9 +107,10 @@ def scratch_space(n, depth):
 
 @borrowing
 def power_sums(w, most, P, scratch):
-    """Write P[j - 1] = sum_i w_i^j for as many j as affect results, and return the number of these sums.
+    """Write P[j - 1] = sum_i w_i^j for the powers j that affect results, and return the number of these sums.
 
-    All other entries of P are set to 0. ``w`` and ``most`` are results of :func:`split`.
+    All other entries of P become 0. :func:`split` returns ``w`` and ``most``. ``scratch`` is memory for CACHE_BLOCK
+    numbers.
     """
     count = passes.reach(most / (1 - most), len(P))
     passes.power_sums(w, P[:count], scratch)
@@ -135,7 +135,7 @@ def balance(members, mass, k, u):
         members: odds E of the classes of the top group. The k-th largest of these odds is 1.
         mass: sum of the odds of all other classes.
         k: number of classes in a set.
-        u: lower bound of the result, where Newton's method starts. If no bound is known, 0.
+        u: lower bound of the result, where Newton's method starts, or 0 if no bound is known.
     """
     if u == 0:  # begin at the solution of sum_i min(u E_i, 1) + u mass = k, which is near: a few Newton steps suffice
         least = 1.0

@@ -223,7 +223,7 @@ def find_height(row, k, epsilon, guess, limit):
 
 @inlined
 def set_limits(row, height, epsilon, limit):
-    """Call :func:`tails`. If ``height`` is -inf, set every limit to 255 instead, because every class reaches -inf."""
+    """Call :func:`tails`. But if ``height`` is -inf, set every limit to 255 and return n: all classes reach -inf."""
     if height == -np.inf:
         fill(limit, 255)
         return np.float64(len(row))
@@ -259,9 +259,9 @@ def tail(x):
 def candidates(byte, limit, n, first, calls, u):
     """Find the classes i < n with ``byte[i] <= limit[i]``. Return the number m of these classes.
 
-    For each of these classes, write the generator call ``first + i`` to ``calls[:m]``. This call gives the last seven
-    bytes of the class's random number. Write the random number to ``u[:m]``, with ``byte[i]`` as first byte and 0 for
-    the other bytes.
+    For each of these classes, write ``first + i`` to ``calls[:m]``. Called with this number, the generator gives the
+    last seven bytes of the random number of the class. Write the random number to ``u[:m]``, with first byte
+    ``byte[i]`` and 0 for the other bytes.
     """
     m = 0
     for start in range(0, n, 64):

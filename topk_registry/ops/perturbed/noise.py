@@ -30,7 +30,7 @@ MANTISSA = np.int64((1 << 52) // STEPS - 1)
 
 @inlined
 def philox(call, row, use, key_0, key_1):
-    """Return 128 random bits, a function of the arguments, as two words. ``use`` is FIRST_BYTES or OTHER_BYTES."""
+    """Return two 64-bit words of random bits, a function of the arguments. ``use``: FIRST_BYTES or OTHER_BYTES."""
     # the upper 32 bits of c0 to c3 and of the keys are ignored
     c0, c1, c2, c3 = call, call >> HIGH, row, ((row >> HIGH) << np.uint64(1)) | use
     for _ in range(ROUNDS):
@@ -42,7 +42,10 @@ def philox(call, row, use, key_0, key_1):
 
 @compiled
 def first_bytes(call, row, key, words):
-    """Write the first byte of each class's random number to ``words``. ``call`` is the first generator call."""
+    """Write the first byte of the random number of each class to ``words``.
+
+    The generator is called with the numbers ``call``, ``call`` + 1, ... Each call gives the first bytes of 16 classes.
+    """
     half, key_0, key_1 = len(words) // 2, np.uint64(key[0]), np.uint64(key[1])
     for i in range(half):
         words[i], words[half + i] = philox(call + np.uint64(i), row, FIRST_BYTES, key_0, key_1)
@@ -50,7 +53,7 @@ def first_bytes(call, row, key, words):
 
 @compiled
 def other_bytes(call, row, key, u):
-    """Set the last 56 bits of each random number ``u[j]`` by the generator call ``call[j]``. Keep the first byte."""
+    """Set the last 56 bits of each random number ``u[j]``, which are 0, to the generator's bits for ``call[j]``."""
     key_0, key_1 = np.uint64(key[0]), np.uint64(key[1])
     for j in range(len(u)):
         word, _ = philox(call[j], row, OTHER_BYTES, key_0, key_1)

@@ -80,7 +80,6 @@ def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
 
 
 def _call(module: ModuleType, argv: Sequence[str], prepare: Callable[[Any], None] = lambda args: None) -> None:
-    """Call the script's function ``main``. Before this, call ``prepare`` with the parsed arguments of the script."""
     if hasattr(module, "get_args_parser") and hasattr(module, "main"):  # torchvision's script
         args = module.get_args_parser().parse_args(list(argv))
         prepare(args)

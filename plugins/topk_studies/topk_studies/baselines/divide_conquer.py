@@ -15,7 +15,7 @@ def divide_and_conquer(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor
     """Return the logarithms [k + 1, B] of sigma_0, ..., sigma_k for each row of x [B, n].
 
     For a row x, sigma_j is the sum of exp(sum_{i in S} x_i) over all sets S of j classes. With the semiring ``LOG``,
-    the computation stores logarithms. With ``LINEAR``, it stores the numbers. Autograd computes the gradient.
+    the computation uses logarithms throughout. With ``LINEAR``, only the results are logarithms.
     """
     e = semiring.exp(x)
     factors = torch.stack([torch.full_like(e, semiring.one), e])  # [degree+1, B, factors]
@@ -33,7 +33,7 @@ def divide_and_conquer(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor
 def multiply(P: Tensor, Q: Tensor, k: int, semiring: Semiring) -> Tensor:
     """Return the coefficients of the product of the polynomials P and Q, up to degree k.
 
-    The first axis of P, of Q and of the result is the degree.
+    The first axis of P, of Q and of the result is the degree. ``semiring`` says whether all three hold logarithms.
     """
     degree_p, degree_q = len(P) - 1, len(Q) - 1
     reverse = Q.flip(0)

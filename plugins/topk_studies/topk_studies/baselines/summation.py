@@ -18,7 +18,7 @@ def summation(x: Tensor, k: int, *, semiring: Semiring = LOG) -> Tensor:
     """Return the logarithms [k + 1, B] of sigma_0, ..., sigma_k for each row of x [B, n].
 
     For a row x, sigma_j is the sum of exp(sum_{i in S} x_i) over all sets S of j classes. With the semiring ``LOG``,
-    the computation stores logarithms. With ``LINEAR``, it stores the numbers. Autograd computes the gradient.
+    the computation uses logarithms throughout. With ``LINEAR``, only the results are logarithms.
     """
     sigma = torch.full_like(x[:, 0], semiring.one)[None]
     for e in semiring.exp(x).unbind(1):

@@ -35,8 +35,8 @@ class Ambiguous(DrawnImages):
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        size: number of samples of this split. Default: 5000 for training, 2000 otherwise.
-        eval_size: number of samples if the split is not ``"train"``. Default: ``size``.
+        size: number of samples. None: 5000 for the split ``"train"``, and 2000 for the other splits.
+        eval_size: number of samples in the splits other than ``"train"``. None: ``size``.
         seed: seed of the codes and of every sample.
         families: number of families.
         fine: number of classes per family.
@@ -101,13 +101,13 @@ class Ambiguous(DrawnImages):
 
     @property
     def frequencies(self) -> Matrix:
-        """Probability of each label [n] if the features are not known. The probabilities include label noise."""
+        """Probability of each label [n] without knowledge of the features. Label noise is included."""
         return self._with_label_noise(self._prior[None])[0]
 
     def posterior(self) -> Matrix:
-        """Return the probability of each label given the features, for all N samples [N, n].
+        """Return the exact probability of each label given the features, for all N samples [N, n].
 
-        The probabilities include label noise.
+        The probabilities take label noise into account.
         """
         rows = self.images.reshape(-1, 3 * self.side**2)
         return np.concatenate([self._posterior(rows[i : i + BLOCK]) for i in range(0, len(rows), BLOCK)])

@@ -23,8 +23,9 @@ def parts(
     options: Mapping[str, Any] | None = None,
     timm_options: Mapping[str, Any] | None = None,
 ) -> Selection:
-    """Open one of the three parts of a data set for a comparison. A part of CIFAR-100 has the attribute
-    ``superclasses``.
+    """Open one of the three parts of a data set for a comparison.
+
+    A part of CIFAR-100 has the attribute ``superclasses``: a list with the index of the superclass of each class.
 
     Args:
         split: part to open, ``"train"``, ``"validation"`` or ``"test"``.

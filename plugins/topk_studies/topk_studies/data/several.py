@@ -31,8 +31,8 @@ class Several(DrawnImages):
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        size: number of images of this split. Default: 5000 for training, 2000 otherwise.
-        eval_size: number of images if the split is not ``"train"``. Default: ``size``.
+        size: number of images. None: 5000 for the split ``"train"``, and 2000 for the other splits.
+        eval_size: number of images in the splits other than ``"train"``. None: ``size``.
         seed: seed of the things and of every image.
         things: number of classes n.
         scenes: number of scenes. Class c belongs to scene c mod ``scenes``. A thing appears more often in images of its

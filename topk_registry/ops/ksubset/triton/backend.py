@@ -1,9 +1,9 @@
 """Launch the GPU kernels of the smooth top-k loss: label.py for one label per row, masses.py for all other targets.
 
-The kernels read half-precision scores, and compute in single precision. The order of sums depends on the alignment of
-the row in memory. Therefore, the result of a row depends on the row and on its address in memory, but not on other
-rows. If a row contains NaN, or a label is not a class from 0 to n - 1, the loss and the gradient of the row are NaN. No
-function waits for the GPU.
+The kernels read scores in single or half precision, and compute mostly in single precision. The order of sums depends
+on the alignment of the row in memory. Therefore, the result of a row depends on the row and on its address in memory,
+but not on other rows. If a row with mass contains NaN, or a label with mass is not a class from 0 to n - 1, the loss
+and the gradient of the row are NaN. No function waits for the GPU.
 """
 
 from collections.abc import Mapping

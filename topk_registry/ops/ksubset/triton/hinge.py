@@ -10,19 +10,19 @@ def store_hinge(
     row, wanted, y, s_y, a, ratio, exp_minus_tilt, share, theta, theta_low, broken, value_ptr, alpha,
     tau, inverse_tau, inverse_tau_low, k: tl.constexpr, ALPHA: tl.constexpr,
 ):  # fmt: skip
-    """Write the loss share tau softplus((alpha_y - m / k) / tau) of rows, and return its derivative with respect to m.
+    """Write the loss share * tau * softplus((alpha_y - m / k) / tau) of rows, and return the derivative in m.
 
     y is the label of a row, and s_y is its score. The margin m is (s_y - a) + theta log(ratio exp_minus_tilt).
 
     Args:
         row: index of each row.
-        wanted: which rows are written.
+        wanted: True for the rows that are written.
         a: reference score, which is subtracted from all scores of a row.
         ratio: c_{k-1} / c_k, where c are the coefficients of the product over all other classes.
         exp_minus_tilt: number by which the odds exp((s - a) / theta) are multiplied in c.
         share: mass of the label.
         theta, theta_low: two numbers with the sum theta.
-        broken: rows whose loss and derivative are NaN.
+        broken: True for the rows for which the loss and the derivative are set to NaN.
         value_ptr: output, losses.
         alpha, ALPHA, tau, inverse_tau, inverse_tau_low: as in :func:`gap_of` and :func:`hinge`.
     """
@@ -40,7 +40,7 @@ def gap_of(alpha, y, known, ALPHA: tl.constexpr):
     """Return the required margin of the classes y.
 
     If ALPHA is 0, ``alpha`` is a number. If ALPHA is 1, ``alpha`` points to one number. If ALPHA is 2, ``alpha`` points
-    to one number per class, and classes that are not ``known`` get 0.
+    to one number per class. In this case, entries of y for which ``known`` is False get 0.
     """
     if ALPHA == 0:
         return tl.zeros((), tl.float32) + alpha
@@ -60,7 +60,7 @@ def hinge(margin, alpha, tau, inverse_tau, inverse_tau_low, k: tl.constexpr):
     violation = alpha - tl.full((), 1.0 / k, tl.float64) * margin
     z = violation * (zero + inverse_tau + inverse_tau_low)
     e = exp64(tl.minimum(tl.maximum(z, -120.0), 40.0))  # e^-120 is 0 in single precision
-    log1p = tl.where(e < 1e-6, e * (1.0 - 0.5 * e), log64(1.0 + e))  # both have errors below 1e-10
+    log1p = tl.where(e < 1e-6, e * (1.0 - 0.5 * e), log64(1.0 + e))  # for small e, 1 + e would round e
     value = tl.where(z > 40.0, violation, tau * log1p)
     e, r = e.to(tl.float32), 1.0 / (1.0 + e.to(tl.float32))
     probability = e * r
@@ -70,7 +70,7 @@ def hinge(margin, alpha, tau, inverse_tau, inverse_tau_low, k: tl.constexpr):
 
 @triton.jit
 def exp64(x):
-    """Return e^x with an error of 2e-8, for x from -120 to 40.
+    """Return e^x with a relative error of at most 5e-8, for x from -120 to 40.
 
     With x = m log 2 + f, the result is 2^m e^f. Only e^f - 1 is computed in single precision.
     """
@@ -84,7 +84,7 @@ def exp64(x):
 
 @triton.jit
 def log64(x):
-    """Return log x with a relative error of 2e-8, for a positive normal number x.
+    """Return log x with a relative error of at most 2e-8, for a positive normal number x.
 
     With x = 2^e m, the result is e log 2 + 2 artanh((m - 1) / (m + 1)). The first term of the series of artanh is in
     double precision, and the other terms are in single precision.

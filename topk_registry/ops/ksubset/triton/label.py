@@ -33,7 +33,7 @@ def label_rows(
     ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr,
     N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write the loss share tau softplus((alpha_y - m_y / k) / tau) of each row, and its gradient.
+    """Write the loss share * tau * softplus((alpha_y - m_y / k) / tau) of each row, and its gradient.
 
     y is the label of the row. The margin m_y is the score of the label minus the k-th largest score of the other
     classes, smoothed with temperature theta. If the share is 0, the loss and the gradient are 0.
@@ -44,10 +44,10 @@ def label_rows(
         alpha: required margin, see :func:`hinge.gap_of`.
         value_ptr: output, losses [B].
         gradient_ptr: output, gradient in the memory layout of the scores.
-        depth: k as a variable. The compiler would unroll loops over a constant, and run out of registers.
+        depth: k, but not a constant. The compiler would unroll loops over a constant, and run out of registers.
         theta, theta_low, inverse: theta + theta_low is the temperature k tau, and ``inverse`` is its reciprocal.
         tau, inverse_tau, inverse_tau_low: smoothing temperature, and its reciprocal as a sum of two numbers.
-        TP: length of vectors that have an entry per class with large odds, a power of two.
+        TP: power of two, length of the vectors that have one entry per class with large odds.
         R, N, TILES, HELD, VECTOR, SHIFTED: tiles of a program, see :mod:`topk_registry.ops.gpu.tiles`.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
@@ -117,7 +117,7 @@ def search_row(
     """Compute the loss and the gradient of row ``here``. The arguments are as in :func:`label_rows`.
 
     ``label_rows`` calls this function for rows with a softmax probability above 1 / (2 k), and for invalid rows. A row
-    is invalid if it contains NaN, has too few scores above -inf, or has a label out of range.
+    is invalid if it contains NaN, if its label is out of range, or if fewer than k other scores are above -inf.
     """
     label, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     share = tl.load(share_ptr + here).to(tl.float32)
@@ -174,8 +174,8 @@ def write_certain_row(
 ):
     """Write the results of row ``here``, which has at most k scores above -inf.
 
-    The gradient is 0. The loss is inf if the label's score is -inf, else 0. If the row contains NaN, nothing is
-    written.
+    The gradient is 0. The loss is inf if the label's score is -inf, else 0. If the row contains NaN, or the
+    label is out of range, nothing is written.
     """
     _, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     stop = n + depth - depth
@@ -194,7 +194,7 @@ def write_certain_row(
 
 @triton.jit
 def label_and_score(s_ptr, label_ptr, row, live, n: tl.constexpr, S: tl.constexpr):
-    """Return the label of each row, and the score of the label. For a label out of range, return -1 and NaN."""
+    """Return the label and its score for each row, or -1 and NaN if the label is out of range or ``live`` is False."""
     y = tl.load(label_ptr + row, mask=live, other=-1)
     known = (y >= 0) & (y < n)
     s_y = tl.load(s_ptr + row * S + y, mask=known, other=float("nan")).to(tl.float32)

@@ -1,21 +1,22 @@
 # type: ignore
 """The smooth top-k loss of rows with masses for several classes, and its gradient, in one Triton kernel.
 
-As in label.py, the factors of the classes with large odds, the top group, are multiplied one by one. All other classes,
-the tail, enter through sums of powers of their odds. Let c be the product of the factors of all classes. The margin of
-a class needs c without the factor of this class. If one of the k largest classes is left out, the (k + 1)-th class
-takes its place. Therefore, the margins of the k largest classes are computed with another tilt: the expected number of
-selected classes is k + 1/2 in place of k - 1/2.
+As in label.py, the factors of the classes with large odds, the top group, are multiplied one by one. For all other
+classes, the tail, only sums of powers of their odds are needed. Let c be the product of the factors of all classes. The
+margin of a class needs c without the factor of this class. If one of the k largest classes is left out, the (k + 1)-th
+class takes its place. Therefore, the margins of the k largest classes are computed with another tilt: the expected
+number of selected classes is k + 1/2 in place of k - 1/2.
 
-For a class of the tail with odds v, let d = c / (1 + v X) and e = d / (1 + v X). Let ``chain`` be the derivative of the
-loss of this class with respect to c_{k-1}. The gradient with respect to the score of this class has two parts. The
-first part is chain (d_{k-1} - v e_{k-2}). The second part comes from the sum L of the losses of all classes, which
+From here on, c and the odds v are scaled such that c_{k-1} = c_k = 1. For a class of the tail with odds v, let
+d = c / (1 + v X) and e = d / (1 + v X). Let ``chain`` be the derivative of the loss of this class with respect to
+c_{k-1}, divided by theta. The gradient with respect to the score of this class has two parts. The first part is chain
+e_{k-1}, where e_{k-1} = d_{k-1} - v e_{k-2}. The second part comes from the sum L of the losses of all classes, which
 depends on c. With
 
-    W_0 = dL/dc_k = -sum chain d_{k-1},   W_r = dL/dc_{k-r} = sum chain (-v)^(r-1) for r = 1..k-1,
+    W_0 = (dL/dc_k) / theta = -sum chain d_{k-1},   W_r = (dL/dc_{k-r}) / theta = sum chain (-v)^(r-1) for r = 1..k-1,
 
-the second part is v times the coefficient of X^(k-1) in c W / (1 + v X). Therefore, a row needs four passes: for the
-largest score, for sums of powers of the odds, for the losses and W, and for the gradient.
+and W = sum_r W_r X^r, the second part is v times the coefficient of X^(k-1) in c W / (1 + v X). Therefore, a row needs
+four passes: for the largest score, for sums of powers of the odds, for the losses and W, and for the gradient.
 
 If M is 0, the masses of all classes are given. Otherwise, the masses of M labels are given. If ``EVEN`` is set, every
 class has an additional mass. Without additional masses, only the losses of the labels are computed.
@@ -183,7 +184,7 @@ def search_masses(
     """Compute the loss and the gradient of row ``here``. The arguments are as in :func:`mass_rows`.
 
     ``mass_rows`` calls this function for rows with a softmax probability above 1 / (2 k), and for invalid rows. A row
-    is invalid if it contains NaN, has too few scores above -inf, or has a label out of range.
+    is invalid if it contains NaN, if a label is out of range, or if at most k scores are above -inf.
     """
     LABELS_ONLY: tl.constexpr = M > 0 and not EVEN
     row = here + tl.arange(0, 1)
@@ -339,10 +340,11 @@ def write_invalid_row(
     scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr, row, live, y, shift, after, tiles,
     M: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Replace the results of an invalid row, which are NaN, by the correct results if these are known.
+    """Correct the loss and the gradient of an invalid row, for which the caller wrote NaN, in two cases.
 
-    If the row has no mass, the loss and the gradient are 0. If the row has at most k scores above -inf and no NaN, the
-    gradient is 0. In this case, the loss is inf if a class with score -inf has mass, else 0.
+    If the row has no mass, the loss and the gradient become 0. If the row has at most k scores above -inf and no NaN,
+    the gradient becomes 0. In this second case, the loss becomes inf if a class with score -inf has mass, else 0.
+    ``after`` is the (k + 1)-th largest score.
     """
     bad = tl.zeros((1, N), tl.int32)
     some = tl.zeros((1, N), tl.int32)
@@ -379,8 +381,8 @@ def few_hinges(
 ):  # fmt: skip
     # The losses of labels of the tail. ``wanted`` contains a mask per label: the rows in which the label is in the
     # tail. The results are: ``costs``, the sum of the losses of a row; W, the gradient of ``costs`` with respect to
-    # c_k, ..., c_1; and for each label the balanced odds, the odds exp((s - after) / theta), and the gradient with
-    # respect to the score for constant c.
+    # c_k, ..., c_1, divided by theta; and for each label the balanced odds, the odds exp((s - after) / theta), and the
+    # gradient with respect to the score for constant c.
     costs = tl.zeros_like(shares[0])
     W = powers(costs, k)
     balanced_odds = ()
@@ -456,7 +458,8 @@ def tail_tile(
     """Load a tile of a row, and return the inputs of :func:`tail_hinges` for the classes after class i with score v.
 
     The results are the scores minus ``kth``, the odds exp((s - after) inverse), the masses, the required margins alpha,
-    and exp(-alpha / tau). For class i and the classes before it, the first three results are 0.
+    and exp(-alpha / tau). For class i and the classes before class i, the first three results are 0. All other
+    arguments are as in :func:`mass_rows` and :func:`rows.top_group`.
     """
     s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
@@ -469,10 +472,10 @@ def tail_tile(
 
 @triton.jit
 def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
-    """Return (q L, chain, d_{k-1}, e_{k-2}) for classes with odds v. L is the loss and q the mass of a class.
+    """Return (q L, chain, d_{k-1}, e_{k-2}) for classes of the tail, where L is the loss and q the mass of a class.
 
     With d = c / (1 + v X) and e = d / (1 + v X), the loss L is tau log(1 + exp(required / tau) d_k / (v d_{k-1})).
-    ``chain`` is the derivative of q L with respect to c_{k-1}.
+    ``chain`` is the derivative of q L with respect to c_{k-1}, divided by theta.
 
     Args:
         u: score minus a reference score.
@@ -556,7 +559,7 @@ def with_cotangents(F, e, q, p, alpha, beta, degree: tl.constexpr):
 
 @triton.jit
 def few_labels(label_ptr, share_ptr, even_ptr, row, there, M: tl.constexpr, EVEN: tl.constexpr, n: tl.constexpr):
-    """Load the labels and masses of each row.
+    """Load the labels and masses of each row for which ``there`` is True.
 
     Returns:
         (known, counted, labels, shares). ``known`` tells whether all labels of a row are in range. ``counted`` tells

@@ -3,7 +3,8 @@
 
 A coefficient is a number or a vector of *lanes*. Lane i stands for class i of the top group, which contains the classes
 of a row with large odds. Lane i computes the product of the factors of all classes except class i. For T classes, this
-takes T steps without a division, and all terms are positive. A lane without a class gets the product of all classes.
+takes T steps without a division. No terms are subtracted, so rounding errors stay small. A lane without a class gets
+the product of the factors of all T classes.
 """
 
 import triton
@@ -25,12 +26,12 @@ def probabilities(x, least):
 def least_rest(x, mass, lane, k: tl.constexpr):
     """Return the minimum of R_m / (k - m) over m = 0..k-1, where R_m is the sum of all odds except the m largest.
 
-    The kernels divide all odds by a number of this size to prevent overflow of products of odds.
+    To prevent overflow of products of odds, the kernels divide all odds by about this number.
 
     Args:
-        x: logarithms of the largest odds in descending order, one per lane, followed by -inf.
+        x: vector of the logarithms of the largest odds in descending order, followed by -inf.
         mass: sum of all other odds.
-        lane: index of each lane.
+        lane: indices 0, 1, 2, ... of the entries of x.
         k: number of classes in a set.
     """
     R = mass + tl.cumsum(tl.exp(tl.minimum(x, CAP)), 0, reverse=True)
@@ -41,8 +42,8 @@ def least_rest(x, mass, lane, k: tl.constexpr):
 def tail_polynomial(P, k: tl.constexpr):
     """Return the coefficients b_0..b_k of prod_i (1 + w_i X), times exp(-P_1 / 2) to prevent overflow.
 
-    P contains the power sums P_j = sum_i w_i^j for j = 1..k. Newton's identities j b_j = sum_{i=1..j} (-1)^(i-1)
-    b_{j-i} P_i give the coefficients.
+    P contains the power sums P_j = sum_i w_i^j for j = 1..k. The coefficients follow from Newton's identities,
+    j b_j = sum_{i=1..j} (-1)^(i-1) b_{j-i} P_i.
     """
     b = (tl.exp(-0.5 * P[0]),)
     for j in tl.static_range(1, k + 1):

@@ -23,7 +23,7 @@ def flat_rows(sums, usable, k: tl.constexpr):
 
     Args:
         sums: k tiles [R, N]. The sum of tile j - 1 over a row is the sum of w^j over all classes of the row.
-        usable: which rows may be flat [R].
+        usable: False for rows that must not count as flat [R].
         k: number of classes in a set.
 
     Returns:
@@ -61,7 +61,7 @@ def add(a, b, k: tl.constexpr):
 def balanced(c, back, of_margin, k: tl.constexpr):
     """Return of_margin times the balanced coefficients c_j / (c_k rho^(k-j)) for j = 0..k-2, where rho = c_{k-1} / c_k.
 
-    The balanced coefficients k - 1 and k are 1. The argument ``back`` is 1 / rho.
+    The argument ``back`` is 1 / rho. The balanced coefficients k - 1 and k are 1, and are not returned.
     """
     out = ()
     rho = of_margin * (back * back / c[k])
@@ -100,15 +100,15 @@ def top_group(
         held: tiles of the row, if ``HELD`` is set. Otherwise, the function reads the row from memory.
         scores_ptr, live, y, shift: position of the row, see :func:`tiles.others`. Class y is left out.
         known: if False, the row is invalid.
-        depth: k as a variable. The compiler would unroll loops over a constant, and run out of registers.
+        depth: k, but not a constant. The compiler would unroll loops over a constant, and run out of registers.
         inverse: 1 / theta.
-        TP, LANES: maximum number of classes, and number of lanes: TP or 2 TP.
+        TP, LANES: maximum number of classes, and length of ``top`` and ``where``, which is TP or 2 TP.
 
     Returns:
-        (top, where, size, a, u, v, i, broken). ``top`` and ``where`` hold scores and classes: lanes j and TP + j hold
-        the j-th largest. ``size`` is the number of classes in the group. The last class of the group is class i with
-        score v. ``broken`` tells whether the row is invalid, contains NaN, or has fewer than ``depth`` scores above
-        -inf.
+        (top, where, size, a, u, v, i, broken). ``top`` and ``where`` hold the scores and the indices of the classes in
+        descending order of scores. If LANES is 2 TP, the second half repeats the first half. ``size`` is the number of
+        classes in the group. The last class of the group is class i with score v. ``broken`` is True if ``known`` is
+        False, if the row contains NaN, or if a is not finite.
     """
     lane = tl.arange(0, LANES)
     member = lane % TP
@@ -162,7 +162,8 @@ def tail_powers(
 ):  # fmt: skip
     """Return the sums of (u w)^j for j = 1..k, where w are the odds exp((s - a) inverse) of classes.
 
-    The sums are over the classes that come after class i with score v, in descending order of scores.
+    The sums are over the classes that come after class i with score v, in descending order of scores. ``tiles`` equals
+    TILES, but is not a constant. All other arguments are as in :func:`top_group`.
     """
     sums = powers(tl.zeros((1, N), tl.float32), k)
     if HELD:
@@ -185,7 +186,8 @@ def next_largest(
 ):  # fmt: skip
     """Return the score and the index of the class that comes after class i with score v, in descending order of scores.
 
-    Among equal scores, the lower class comes first. If no class is left, the result is (-inf, n).
+    Among equal scores, the lower class comes first. If no class is left, the result is (-inf, n). ``tiles`` equals
+    TILES, but is not a constant. All other arguments are as in :func:`top_group`.
     """
     best = tl.full((1, N), float("-inf"), tl.float32)
     at = tl.full((1, N), n, tl.int32)
@@ -219,7 +221,7 @@ def largest(x):
 def tail_odds(s_ptr, live, y, shift, tile, a, v, i, inverse, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
     """Return the odds exp((s - a) inverse) of the classes of a tile that come after class i with score v.
 
-    All other classes get 0. If s is NaN, the odds are NaN.
+    All other classes get 0. If s is NaN, the odds are NaN. ``tile`` is the index of the tile.
     """
     return odds_after(others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED), shift, tile, a, v, i, inverse, N)
 
@@ -235,7 +237,8 @@ def odds_after(s, shift, tile, a, v, i, inverse, N: tl.constexpr):  # tail_odds,
 def balance(x, mass, lane, depth, k: tl.constexpr):
     """Return the number u for which sum_i u E_i / (1 + u E_i) + u mass is about k - 1/2, where E = exp(x) are odds.
 
-    x are logarithms of the largest odds in descending order, one per lane. ``mass`` is the sum of all other odds.
+    ``x`` contains the logarithms of the largest odds in descending order, followed by -inf. ``lane`` contains the
+    indices of the entries of ``x``. ``mass`` is the sum of all other odds. ``depth`` equals k, but is not a constant.
     """
     E = tl.exp(tl.minimum(x, CAP))
     # begin where between k/2 and k classes are expected
@@ -244,7 +247,7 @@ def balance(x, mass, lane, depth, k: tl.constexpr):
 
 @triton.jit
 def newton(u, E, mass, steps, k: tl.constexpr):
-    """Return u after Newton steps towards the solution of sum_i u E_i / (1 + u E_i) + u mass = k - 1/2.
+    """Return u after ``steps`` Newton steps towards the solution of sum_i u E_i / (1 + u E_i) + u mass = k - 1/2.
 
     Because the left side is concave in u, u stays below the solution.
     """
