@@ -53,7 +53,10 @@ class Case:
         self.dtype = rng.choice([torch.float64, torch.float32, torch.float16, torch.bfloat16])
         self.backend = rng.choice(["torch", "numba"]) if self.name in ON_KERNELS else "torch"
         self.scale = rng.choice([0.1, 1.0, 3.0, 10.0])
-        self.logits = (self.scale * torch.randn(B, n, generator=generator, dtype=torch.float64)).to(self.dtype)
+        scores = self.scale * torch.randn(B, n, generator=generator, dtype=torch.float64)
+        for _ in range(rng.randint(0, 2)):  # groups of classes that are ahead of the others
+            scores[:, : rng.randint(1, min(n, 70))] += rng.uniform(0, 12)
+        self.logits = scores[:, torch.randperm(n, generator=generator)].to(self.dtype)
         self.weight = torch.rand(n, generator=generator, dtype=torch.float64) + 0.1 if rng.random() < 0.4 else None
         self.reduction = rng.choice(["mean", "sum", "none"])
         kind = rng.choice(["labels", "labels", "distribution", "mixture"])

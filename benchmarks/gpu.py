@@ -3,8 +3,8 @@
     python -m benchmarks.gpu --output gpu.json
     python -m benchmarks.gpu --device cpu --output rehearsal.json     # the same steps in tiny sizes
 
-A run takes about ten minutes. After each step, the results are written to the file. If a step fails, its error is
-written instead, and the next step runs. The exit status is 1 if a step failed. The times of losses are medians over
+A run takes about ten minutes. After each step, the results are written to the file. If a step fails, the error
+is written instead, and the next step runs. The exit status is 1 if a step failed. The times of losses are medians over
 several rounds. Each round measures all losses in turn.
 """
 

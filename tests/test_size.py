@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 695,
+    "benchmarks": 698,
     "docs": 793,
     "export/topk_export": 5366,
     "plugins/template": 150,

@@ -21,7 +21,7 @@ HALF_ROUNDINGS = 4
 
 @check
 def gradient_equals_differences(subject: Subject) -> None:
-    """Check that the gradient equals central differences of the loss in float64, for every kind of target."""
+    """Check that the gradient is close to central differences of the loss in float64, for every kind of target."""
     loss, logits = subject.build(), subject.logits(dtype=torch.float64)
     for kind, target in subject.targets(loss):
         value, gradient = value_and_gradient(loss, logits, target)

@@ -84,7 +84,7 @@ class Progress:
 
 
 class RunState:
-    """Mixin for timm's tasks. Checkpoints contain ``run_state``. Loading one stores its state in ``loaded``."""
+    """Mixin for timm's tasks that saves ``run_state`` in checkpoints, and loads the saved state into ``loaded``."""
 
     criterion: nn.Module
     loss_record: dict[str, Any]
@@ -285,8 +285,8 @@ def check_folder(config: TrainConfig) -> None:
 def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
     """Return the checkpoint to resume from and a message for the log, or raise a TrainError.
 
-    Without ``--resume``, return (None, ""). ``--resume auto`` selects the newest checkpoint whose settings allow this
-    run to continue, see :func:`differences`. If there is no such checkpoint, return (None, message).
+    Without ``--resume``, return (None, ""). ``--resume auto`` selects the newest checkpoint whose settings have no
+    :func:`differences` from ``config``. If there is no such checkpoint, return (None, message).
     """
     if config.resume != "auto":
         path = Path(config.resume) if config.resume else None

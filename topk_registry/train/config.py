@@ -419,7 +419,7 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
 
 
 def read_config(file: str) -> dict[str, Any]:
-    """Return the settings in a YAML file, or raise a ConfigError. Text is parsed like the argument of a flag."""
+    """Return the settings in a YAML file, or raise a ConfigError. A string is parsed like the argument of a flag."""
     try:
         with open(file, encoding="utf-8") as stream:
             settings = yaml.safe_load(stream)
@@ -438,7 +438,7 @@ def read_config(file: str) -> dict[str, Any]:
 
 
 def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of this trainer among ``settings``. Text is parsed like the argument of the flag.
+    """Return the settings of this trainer among ``settings``. A string is parsed like the argument of the flag.
 
     A setting that only timm's script has is dropped if the value is timm's default. Any other value of such a setting
     raises a ConfigError, and so does an unknown name. A value None is dropped if the setting does not accept None.

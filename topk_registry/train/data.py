@@ -190,7 +190,7 @@ def check_splits(config: TrainConfig, fraction: float) -> None:
 def align(dataset: Any, classes: Sequence[str], where: str) -> Any:
     """Return a data set whose class indices are the positions of its class names in ``classes``, or raise a DataError.
 
-    If the data set has no class names, return it unchanged. ``where`` names the data set in error messages.
+    If ``dataset`` has no class names, return ``dataset`` unchanged. ``where`` names the data set in error messages.
     """
     names = class_names_of(dataset)
     if names is None or names == list(classes):

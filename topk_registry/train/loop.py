@@ -1,6 +1,6 @@
 """Train one epoch, with the same order of steps as timm's training script.
 
-The loss stays on the device and is copied to the CPU only when it is logged.
+The loss stays on the device and is copied to the CPU only for logging.
 """
 
 import math

@@ -305,8 +305,8 @@ def run_epochs(run: Run) -> None:
 def measure(run: Run, loss: float) -> Row | None:
     """Evaluate the model, and the EMA weights if the run has them. If a signal to stop arrived, return None.
 
-    Otherwise, return a row with ``loss`` (the training loss), the learning rate and the metrics. If the setting
-    ``val_interval`` skips the evaluation of this epoch, the row has no metrics.
+    Otherwise, return ``loss`` (the training loss), the learning rate and the metrics by name. Without evaluation data,
+    or if the setting ``val_interval`` skips the evaluation of this epoch, there are no metrics.
     """
     config, compute, epoch = run.config, run.compute, run.progress.epoch
     row: Row = {"epoch": epoch + 1, "train_loss": loss, "lr": run.lr}

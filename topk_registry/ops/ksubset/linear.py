@@ -56,8 +56,7 @@ def min_classes(k: int) -> int:
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return the dtype in which ``F.linear`` multiplies x.
 
-    If autocast is enabled, and x is not in double precision, this is the dtype of autocast. Otherwise, this is the
-    dtype of x.
+    If autocast is enabled, and x is not in double precision, this is autocast's dtype. Otherwise, this is x.dtype.
     """
     device = x.device.type
     if torch.is_autocast_enabled(device) and x.dtype != torch.float64:
@@ -203,11 +202,8 @@ def _gradients(
     slopes: Callable[[Tensor, int], Tensor], x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem,
     needed: tuple[bool, ...],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Return the gradients with respect to x, weight and bias. A gradient that is not needed is None.
-
-    For the scores s [B, m] of the m classes from ``first`` on, ``slopes(s, first)`` returns the gradient of the loss
-    with respect to s.
-    """
+    # The gradients with respect to x, weight and bias. A gradient that is not needed is None. For the scores s [B, m]
+    # of the m classes from ``first`` on, ``slopes(s, first)`` returns the gradient of the loss with respect to s.
     dx = torch.zeros_like(x, dtype=p.wide) if needed[0] else None
     dW = torch.empty_like(weight) if needed[1] else None
     db = torch.empty_like(bias) if needed[2] and bias is not None else None

@@ -208,11 +208,9 @@ def _has_mass(r, shares, even, dense, few):
 
 @compiled
 def _masses(r, labels, shares, even, dense, mass, few, few_mass):
-    """Write the masses of row r as a short list to ``few`` and ``few_mass``, or as one number per class to ``mass``.
-
-    If a list of at most FEW_CLASSES classes suffices, write the classes to ``few`` and their masses to ``few_mass``,
-    and return the length of the list. Otherwise, write the mass of every class to ``mass``, and return -1.
-    """
+    # If a list of at most FEW_CLASSES classes contains all classes with mass in row r, write the classes to ``few`` and
+    # their masses to ``few_mass``, and return the length of the list. Otherwise, write the mass of every class to
+    # ``mass``, and return -1.
     m = labels.shape[1]
     if len(dense) > 0:
         count = places_unequal(dense[r], ZERO_32, few)

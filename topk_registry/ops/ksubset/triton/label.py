@@ -117,8 +117,7 @@ def search_row(
     """Compute the loss and the gradient of row ``here``. The arguments are as in :func:`label_rows`.
 
     ``label_rows`` calls this function for rows with a softmax probability above 1 / (2 k), and for invalid rows. A row
-    is invalid if it contains NaN, if its label is out of range, or if fewer than k scores of other classes are above
-    -inf.
+    is invalid if it contains NaN, if its label is out of range, or if fewer than k other scores are above -inf.
     """
     label, s_y = label_and_score(s_ptr, label_ptr, here, here >= 0, n, S)
     share = tl.load(share_ptr + here).to(tl.float32)
