@@ -1,11 +1,11 @@
 # type: ignore
 """Tiles of rows for kernels: positions, loads and stores.
 
-A program works on R rows. A row of n numbers is divided into TILES tiles of N numbers. If HELD is True, all tiles of a
-row stay in registers. Otherwise, each pass over the row reads the tiles again. In memory, a row begins S numbers after
-the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and stores move whole vectors. If SHIFTED
-is True, a row may therefore begin inside of its first tile. ``shift`` is the number of entries of the first tile that
-precede the row.
+A program works on R rows. A row of n numbers is divided into TILES tiles of N numbers. If CACHED is True, all tiles of
+a row stay in registers. Otherwise, each pass over the row reads the tiles again. In memory, a row begins S numbers
+after the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and stores move whole vectors. If
+SHIFTED is True, a row may therefore begin inside of its first tile. ``shift`` is the number of entries of the first
+tile that precede the row.
 """
 
 import triton
@@ -55,9 +55,9 @@ def masked(pointers, place, live, y, shift, n: tl.constexpr, SHIFTED: tl.constex
 
 @triton.jit
 def store(
-    out_ptr, values, wanted, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr
+    out_ptr, values, selected, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr
 ):
-    """Write the tile ``values`` [R, N] for each row with True in ``wanted`` [R]. If R is 1, ``wanted`` is ignored."""
+    """Write the tile ``values`` [R, N] of each row with True in ``selected`` [R], or always if R is 1."""
     place = tile * N + tl.arange(0, N)[None, :]
     pointers = out_ptr[:, None] + place
     values = values.to(out_ptr.dtype.element_ty)
@@ -72,7 +72,7 @@ def store(
         else:
             store_masked(pointers, values, place - shift[:, None], n)
     else:
-        tl.store(pointers, values, mask=wanted[:, None] & (place < n))
+        tl.store(pointers, values, mask=selected[:, None] & (place < n))
 
 
 @triton.jit
@@ -82,44 +82,44 @@ def store_masked(pointers, values, col, n: tl.constexpr):
 
 @triton.jit
 def clear(
-    value_ptr, gradient_ptr, row, shift, wanted,
+    value_ptr, gradient_ptr, row, shift, selected,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """For each row with True in ``wanted`` [R], write loss 0 and gradient 0. If R is 1, always write the gradient."""
-    tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=wanted)
+    """For each row with True in ``selected`` [R], write loss 0 and gradient 0. If R is 1, always write the gradient."""
+    tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=selected)
     for tile in range(TILES):
-        store(gradient_ptr, tl.zeros((R, N), tl.float32), wanted, shift, tile, n, R, N, SHIFTED)
+        store(gradient_ptr, tl.zeros((R, N), tl.float32), selected, shift, tile, n, R, N, SHIFTED)
 
 
 @triton.jit
 def tiles_of(
     s_ptr, live, y, shift, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
-    HELD: tl.constexpr, SHIFTED: tl.constexpr,
+    CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return all tiles of the rows as a tuple. If ``HELD`` is False, return an empty tuple."""
-    held = ()
-    if HELD:
+    """Return all tiles of the rows as a tuple. If ``CACHED`` is False, return an empty tuple."""
+    cached = ()
+    if CACHED:
         for tile in tl.static_range(TILES):
-            held = held + (others(s_ptr, live, y, shift, tile, n, R, N, SHIFTED),)
-    return held
+            cached = cached + (others(s_ptr, live, y, shift, tile, n, R, N, SHIFTED),)
+    return cached
 
 
 @triton.jit
-def held_and_largest(
+def tiles_and_largest(
     s_ptr, live, y, shift,
-    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
+    n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Return the result of :func:`tiles_of`, and the largest score of each row except the score of the label, [R]."""
-    held = tiles_of(s_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
-    if HELD:
-        best = held[0]
+    cached = tiles_of(s_ptr, live, y, shift, n, R, N, TILES, CACHED, SHIFTED)
+    if CACHED:
+        best = cached[0]
         for tile in tl.static_range(1, TILES):
-            best = tl.maximum(best, held[tile])
+            best = tl.maximum(best, cached[tile])
     else:
         best = tl.full((R, N), float("-inf"), tl.float32)
         for tile in tl.range(TILES, loop_unroll_factor=2):
             best = tl.maximum(best, others(s_ptr, live, y, shift, tile, n, R, N, SHIFTED))
-    return held, tl.max(best, 1)
+    return cached, tl.max(best, 1)
 
 
 @triton.jit

@@ -172,9 +172,9 @@ class _LabelMargins(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             for first, _, s in chunks(x, weight, bias, p):
                 here, column = _locate(label, first, s.shape[1])
-                own = s.gather(1, column)[:, 0]
-                score = torch.where(here, own, score)
-                s.scatter_(1, column, torch.where(here, -torch.inf, own)[:, None])
+                scored = s.gather(1, column)[:, 0]
+                score = torch.where(here, scored, score)
+                s.scatter_(1, column, torch.where(here, -torch.inf, scored)[:, None])
                 merged.add(graph.summarize(s, p.k, p.theta, first))
         state, score = ranks.exchange(merged.result(), score, p.k, x, p)
         f = graph.finish(state, p.theta)
@@ -192,8 +192,8 @@ class _LabelMargins(torch.autograd.Function):
         def slopes(s: Tensor, first: int) -> Tensor:
             ds = graph.label_gradient(s, f, p.theta, first)
             here, column = _locate(label, first, s.shape[1])
-            own = ds.gather(1, column)[:, 0]
-            return ds.scatter_(1, column, torch.where(here, 1.0, own)[:, None]).mul_(g)
+            slope = ds.gather(1, column)[:, 0]
+            return ds.scatter_(1, column, torch.where(here, 1.0, slope)[:, None]).mul_(g)
 
         return *_gradients(slopes, x, weight, bias, p, ctx.needs_input_grad), None, None
 

@@ -75,7 +75,7 @@ def exchange(state: State | None, score: Tensor | None, k: int, x: Tensor, p: "P
     message = torch.cat([part.double() for part in (top, classes, state.P, score[:, None])], 1)
     states, scores = [], []
     for part in all_gather(message, p.group).unbind(0):
-        top, classes, P, own = part.split([T, T, k, 1], 1)
+        top, classes, P, of_label = part.split([T, T, k, 1], 1)
         states.append(State(top.to(state.top), classes.long(), P))
-        scores.append(own[:, 0].to(score))
+        scores.append(of_label[:, 0].to(score))
     return graph.merge(states, p.theta), torch.stack(scores).amax(0)

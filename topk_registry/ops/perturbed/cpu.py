@@ -1,9 +1,9 @@
 """The perturbed k-th largest score and its hinge on the CPU, compiled by numba.
 
 The perturbed score of a class is the score plus noise. Noise is computed only for classes whose perturbed score can be
-among the k largest. For each row, a search finds a threshold, called ``height``, that at least k perturbed scores reach
-in nearly every draw, but not many more. The noise of a class is a function of a random number. If the first byte of
-this number exceeds a limit for the class, the perturbed score cannot reach the threshold, so the noise is not computed.
+among the k largest. For each row, a search finds a threshold that at least k perturbed scores reach in nearly every
+draw, but not many more. The noise of a class is a function of a random number. If the first byte of this number exceeds
+a limit for the class, the perturbed score cannot reach the threshold, so the noise is not computed.
 If fewer than k perturbed scores reach the threshold, the same draw is computed again with a lower threshold. If even
 the lower threshold is too high, the draw is computed with all classes.
 """
@@ -172,8 +172,8 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
     limit, words, calls, u, v = space
     size, r = np.uint64(len(limit)), np.uint64(r)
     byte = array(address_of(words), len(limit), np.uint8)
-    height = find_height(row, k, epsilon, guess, limit)
-    guess, lower = (height, epsilon) if height > -np.inf else (0.0, np.inf)
+    threshold = find_threshold(row, k, epsilon, guess, limit)
+    guess, lower = (threshold, epsilon) if threshold > -np.inf else (0.0, np.inf)
     total, draw = 0.0, 0
     while draw < len(index):
         first = np.uint64(draw) * size
@@ -185,7 +185,7 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
             i = calls[j] - first
             x = np.float64(row[i]) + epsilon * normal(u[j], quantiles)
             v[reached], calls[reached] = x, i
-            reached += np.uint64(x >= height)
+            reached += np.uint64(x >= threshold)
         if reached >= k:
             fill(v[reached : reached + AT_ONCE], -np.inf)
             j = kth_of(v[: (reached + AT_ONCE - 1) // AT_ONCE * AT_ONCE], k)
@@ -193,54 +193,54 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
             index[draw] = calls[j]
             draw += 1
         else:  # repeat this draw with a lower threshold, then with all classes
-            height, lower = np.float64(np.float32(height - lower)), np.inf
-            set_limits(row, height, epsilon, limit)
+            threshold, lower = np.float64(np.float32(threshold - lower)), np.inf
+            set_limits(row, threshold, epsilon, limit)
     return total / len(index), guess
 
 
 @compiled
-def find_height(row, k, epsilon, guess, limit):
+def find_threshold(row, k, epsilon, guess, limit):
     """Return a threshold that at least k of the scores plus noise reach in about 99 of 100 draws, but few more than k.
 
     The search begins at ``guess``. If no such threshold is found, return a lower threshold that more scores reach, or
     -inf. For the returned threshold, write the limits of all classes to ``limit``, see :func:`tails`.
     """
-    few, low, high, height, step = k + 1.5 * math.sqrt(k) + 2, -np.inf, np.inf, np.float64(guess), epsilon
+    few, low, high, threshold, step = k + 1.5 * math.sqrt(k) + 2, -np.inf, np.inf, np.float64(guess), epsilon
     for _ in range(24 if few < len(row) else 0):
-        count = set_limits(row, height, epsilon, limit)
+        count = set_limits(row, threshold, epsilon, limit)
         if few <= count <= MOST * few:
-            return height
-        low, high = (low, height) if count < few else (height, high)
+            return threshold
+        low, high = (low, threshold) if count < few else (threshold, high)
         if low > -np.inf and high < np.inf:
-            height = (low + high) / 2
+            threshold = (low + high) / 2
         else:  # the logarithm of the count decreases by about 1 per epsilon
-            height += step * math.log(count / (AIM * few))
+            threshold += step * math.log(count / (AIM * few))
             step *= 4
-        height = np.float64(np.float32(height))  # rounded once, so that all comparisons use the same value
+        threshold = np.float64(np.float32(threshold))  # rounded once, so that all comparisons use the same value
     set_limits(row, low, epsilon, limit)
     return low
 
 
 @inlined
-def set_limits(row, height, epsilon, limit):
-    """Call :func:`tails`. But if ``height`` is -inf, set every limit to 255 and return n: all classes reach -inf."""
-    if height == -np.inf:
+def set_limits(row, threshold, epsilon, limit):
+    """Call :func:`tails`. But if ``threshold`` is -inf, set every limit to 255 and return n: all classes reach -inf."""
+    if threshold == -np.inf:
         fill(limit, 255)
         return np.float64(len(row))
-    return np.float64(tails(row, np.float32(height), np.float32(1 / epsilon), limit))
+    return np.float64(tails(row, np.float32(threshold), np.float32(1 / epsilon), limit))
 
 
 @summing
-def tails(row, height, inverse, limit):
-    """Set ``limit[i]``: class i cannot reach ``height`` if the first byte of its random number exceeds this limit.
+def tails(row, threshold, inverse, limit):
+    """Set ``limit[i]``: class i cannot reach ``threshold`` if the first byte of its random number exceeds this limit.
 
-    Class i reaches ``height`` if ``row[i]`` plus noise is at least ``height``. The noise is a function of the random
-    number: the larger the number, the smaller the noise. Return an upper bound on the expected number of classes that
-    reach ``height``. ``inverse`` is 1 / epsilon.
+    Class i reaches ``threshold`` if ``row[i]`` plus noise is at least ``threshold``. The noise is a function of the
+    random number: the larger the number, the smaller the noise. Return an upper bound on the expected number of classes
+    that reach ``threshold``. ``inverse`` is 1 / epsilon.
     """
     count = np.float32(0)
     for i in range(len(row)):
-        q = tail((height - row[i]) * inverse)
+        q = tail((threshold - row[i]) * inverse)
         count += q
         limit[i] = min(np.int32(BYTES * q), np.int32(255))
     return count

@@ -7,7 +7,7 @@ import triton.language as tl
 
 @triton.jit
 def store_hinge(
-    row, wanted, y, s_y, a, ratio, exp_minus_tilt, share, theta, theta_low, broken, value_ptr, alpha,
+    row, selected, y, s_y, a, ratio, exp_minus_tilt, share, theta, theta_low, broken, value_ptr, alpha,
     tau, inverse_tau, inverse_tau_low, k: tl.constexpr, ALPHA: tl.constexpr,
 ):  # fmt: skip
     """Write the loss share * tau * softplus((alpha_y - m / k) / tau) of rows, and return the derivative in m.
@@ -16,7 +16,7 @@ def store_hinge(
 
     Args:
         row: index of each row.
-        wanted: True for the rows that are written.
+        selected: True for the rows that are written.
         a: reference score, which is subtracted from all scores of a row.
         ratio: c_{k-1} / c_k, where c are the coefficients of the product over all other classes.
         exp_minus_tilt: number by which the odds exp((s - a) / theta) are multiplied in c.
@@ -29,9 +29,9 @@ def store_hinge(
     log = log64(ratio.to(tl.float64) * exp_minus_tilt.to(tl.float64))
     margin = (s_y.to(tl.float64) - a.to(tl.float64)) + (log * theta + log * theta_low)
     margin = tl.where(broken, float("nan"), margin)
-    known = wanted & (margin == margin)  # otherwise, the label may be out of range
+    known = selected & (margin == margin)  # otherwise, the label may be out of range
     value, slope = hinge(margin, gap_of(alpha, y, known, ALPHA), tau, inverse_tau, inverse_tau_low, k)
-    tl.store(value_ptr + row, value * share, mask=wanted)
+    tl.store(value_ptr + row, value * share, mask=selected)
     return slope.to(tl.float32) * share
 
 

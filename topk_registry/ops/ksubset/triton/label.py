@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from topk_registry.ops.gpu.arithmetic import LOG2E, exp2
-from topk_registry.ops.gpu.tiles import aligned, clear, held_and_largest, others, store
+from topk_registry.ops.gpu.tiles import aligned, clear, others, store, tiles_and_largest
 from topk_registry.ops.ksubset.triton.hinge import store_hinge
 from topk_registry.ops.ksubset.triton.polynomial import lane_of, probabilities, tail_polynomial, times
 from topk_registry.ops.ksubset.triton.rows import (
@@ -31,7 +31,7 @@ def label_rows(
     s_ptr, label_ptr, share_ptr, alpha, value_ptr, gradient_ptr, B, depth, theta, theta_low, inverse,
     tau, inverse_tau, inverse_tau_low,
     ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr,
-    N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
+    N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Write the loss share * tau * softplus((alpha_y - m_y / k) / tau) of each row, and its gradient.
 
@@ -48,7 +48,7 @@ def label_rows(
         theta, theta_low, inverse: theta + theta_low is the temperature k tau, and ``inverse`` is its reciprocal.
         tau, inverse_tau, inverse_tau_low: smoothing temperature, and its reciprocal as a sum of two numbers.
         TP: power of two, length of the vectors that have one entry per class with large odds.
-        R, N, TILES, HELD, VECTOR, SHIFTED: tiles of a program, see :mod:`topk_registry.ops.gpu.tiles`.
+        R, N, TILES, CACHED, VECTOR, SHIFTED: tiles of a program, see :mod:`topk_registry.ops.gpu.tiles`.
     """
     row = tl.program_id(0).to(tl.int64) * R + tl.arange(0, R)
     there = row < B
@@ -59,12 +59,12 @@ def label_rows(
     scores_ptr = s_ptr + start
     steep = inverse * LOG2E
 
-    held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
+    cached, a = tiles_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, CACHED, SHIFTED)
 
-    if HELD:
+    if CACHED:
         odds = ()
         for tile in tl.static_range(TILES):
-            odds = odds + (exp2((held[tile] - a[:, None]) * steep),)
+            odds = odds + (exp2((cached[tile] - a[:, None]) * steep),)
         sums = powers(odds[0], k)
         for tile in tl.static_range(1, TILES):
             sums = add(sums, powers(odds[tile], k), k)
@@ -83,7 +83,7 @@ def label_rows(
     if tl.max(flat.to(tl.int32), 0) > 0:
         balanced_c = columns(balanced(c, 1.0 / ratio, of_margin, k), k - 1)
         tilt = (base * ratio)[:, None]
-        if HELD:
+        if CACHED:
             for tile in tl.static_range(TILES):
                 value = gradient(odds[tile] * tilt, balanced_c, of_margin[:, None], k - 1)
                 store(gradient_ptr + start, value, flat, shift, tile, n, R, N, SHIFTED)

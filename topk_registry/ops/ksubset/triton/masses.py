@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 
 from topk_registry.ops.gpu.arithmetic import LN2, LOG2E, exp2, log2, reciprocal
-from topk_registry.ops.gpu.tiles import aligned, classes, clear, held_and_largest, others, store
+from topk_registry.ops.gpu.tiles import aligned, classes, clear, others, store, tiles_and_largest
 from topk_registry.ops.ksubset.triton.hinge import gap_of, hinge, log64
 from topk_registry.ops.ksubset.triton.polynomial import lane_of, probabilities, tail_polynomial, times
 from topk_registry.ops.ksubset.triton.rows import (
@@ -48,7 +48,7 @@ def mass_rows(
     s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
     B, depth, theta, theta_low, inverse, tau, inverse_tau, inverse_tau_low,
     M: tl.constexpr, EVEN: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr,
-    k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
+    k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Write the loss sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row, and its gradient.
@@ -74,15 +74,15 @@ def mass_rows(
     masses_ptr = q_ptr + (start if SQ == S else row * SQ - shift)
     LABELS_ONLY: tl.constexpr = M > 0 and not EVEN  # only labels have mass
     steep = inverse * LOG2E
-    known, counted, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, there, M, EVEN, n)
-    live = there & counted
+    known, has_mass, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, there, M, EVEN, n)
+    live = there & has_mass
 
-    held, a = held_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, HELD, SHIFTED)
+    cached, a = tiles_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, CACHED, SHIFTED)
 
     sums = powers(tl.zeros((R, N), tl.float32), k)
-    if HELD:
+    if CACHED:
         for tile in tl.static_range(TILES):
-            sums = add(sums, powers(exp2((held[tile] - a[:, None]) * steep), k), k)
+            sums = add(sums, powers(exp2((cached[tile] - a[:, None]) * steep), k), k)
     else:
         for tile in tl.range(TILES, loop_unroll_factor=2):
             s = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED)
@@ -98,17 +98,17 @@ def mass_rows(
         log_tilt = tl.log2(tilt)[:, None]
         direct = ()
         if LABELS_ONLY:
-            wanted = ()
+            selected = ()
             for _ in tl.static_range(M):
-                wanted = wanted + (flat,)
+                selected = selected + (flat,)
             costs, W, odds, _, steps = few_hinges(
-                s_ptr + row * S, alpha, labels, shares, wanted, a, a, steep, tl.log2(tilt),
+                s_ptr + row * S, alpha, labels, shares, selected, a, a, steep, tl.log2(tilt),
                 tl.log2(tilt), inverse_tau, c, tau, M, ALPHA, k,
             )  # fmt: skip
-        elif HELD:
+        elif CACHED:
             totals = powers(tl.zeros((R, N), tl.float32), k + 1)
             for tile in tl.static_range(TILES):
-                u = held[tile] - reference
+                u = cached[tile] - reference
                 v, cost, chain, d, e = flat_hinges(
                     u, masses_ptr, alpha, labels, shares, live, shift, tile, steep, log_tilt,
                     inverse_tau, of_row, tau, M, ALPHA, n, k, R, N, SHIFTED,
@@ -133,9 +133,9 @@ def mass_rows(
                 W = W + (tl.sum(totals[j + 1], 1),)
         of_all = product(with_last(c, tilt, k - 1), W, k)
         H = columns(of_all, k)
-        if HELD:
+        if CACHED:
             for tile in tl.static_range(TILES):
-                v = exp2((held[tile] - reference) * steep + log_tilt)
+                v = exp2((cached[tile] - reference) * steep + log_tilt)
                 out = v * quotient(v, H, k)
                 if not LABELS_ONLY:
                     out += direct[tile]
@@ -156,16 +156,16 @@ def mass_rows(
         if LABELS_ONLY:
             tl.debug_barrier()  # wait until other threads have written the entries of the labels
             for m in tl.static_range(M):
-                own = at_label(steps, labels, m, M) + odds[m] * quotient(odds[m], of_all, k)
-                tl.store(gradient_ptr + row * S + labels[m + 1], own, mask=flat)
+                g_label = at_label(steps, labels, m, M) + odds[m] * quotient(odds[m], of_all, k)
+                tl.store(gradient_ptr + row * S + labels[m + 1], g_label, mask=flat)
 
     for r in range(R):
         here = tl.program_id(0).to(tl.int64) * R + r
         if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
             search_masses(
-                held, s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
+                cached, s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
                 here, depth, theta, theta_low, inverse, tau, inverse_tau, inverse_tau_low,
-                M, EVEN, ALPHA, n, S, SQ, k, TP, N, TILES, HELD and R == 1, VECTOR, SHIFTED,
+                M, EVEN, ALPHA, n, S, SQ, k, TP, N, TILES, CACHED and R == 1, VECTOR, SHIFTED,
             )  # fmt: skip
     empty = there & (live == 0)
     if M > 0:  # noqa: SIM102 (M is a constant, the next condition is not)
@@ -175,10 +175,10 @@ def mass_rows(
 
 @triton.jit
 def search_masses(
-    held, s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
+    cached, s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
     here, depth, theta, theta_low, inverse, tau, inverse_tau, inverse_tau_low,
     M: tl.constexpr, EVEN: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr,
-    k: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr,
+    k: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Compute the loss and the gradient of row ``here``. The arguments are as in :func:`mass_rows`.
@@ -197,7 +197,7 @@ def search_masses(
     known, _counted, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, M, EVEN, n)
     known = tl.sum(known.to(tl.int32), 0) > 0
     top, where, size, after, u_after, v, i, broken = top_group(
-        held, scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, HELD, SHIFTED
+        cached, scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, CACHED, SHIFTED
     )
     # Lanes i and TP + i are for class i of the top group. Each holds the product of all factors except that of class i.
     # The last lane of each half holds the product of all factors. The lanes from TP on use the tilt for the k largest
@@ -208,7 +208,7 @@ def search_masses(
     kth = lane_of(top, lane, depth - 1)
     gap = tl.exp((after - kth) * inverse)
     P_after = tail_powers(
-        held, scores_ptr, live, y, shift, after, u_after, v, i, inverse, tiles, k, n, N, TILES, HELD, SHIFTED
+        cached, scores_ptr, live, y, shift, after, u_after, v, i, inverse, tiles, k, n, N, TILES, CACHED, SHIFTED
     )
     x = tl.where(in_group & (lane < TP), (top - kth) * inverse, float("-inf"))
     u_kth = balance(x, P_after[0] / u_after * gap, lane, depth, k)
@@ -222,7 +222,7 @@ def search_masses(
     b_after = tail_polynomial(P_after, k)
 
     first = lane >= TP  # the tilt for the k largest classes
-    own = in_group & (first == (member < depth))
+    active = in_group & (first == (member < depth))
     reference = tl.where(first, after, kth)
     tilt = tl.where(first, u_after, u_kth)
     e = per_lane(first, b_after, b, k + 1)
@@ -237,23 +237,23 @@ def search_masses(
     # losses of the top group, in double precision as in store_hinge
     log = log64((e[k - 1] / e[k]).to(tl.float64) * tilt.to(tl.float64))
     margin = (top.to(tl.float64) - reference.to(tl.float64)) + (log * theta + log * theta_low)
-    q = masses_at(q_ptr + here * SQ, labels, shares, where, own, M)
-    required = gap_of(alpha, where, own, ALPHA)
+    q = masses_at(q_ptr + here * SQ, labels, shares, where, active, M)
+    required = gap_of(alpha, where, active, ALPHA)
     cost, slope = hinge(margin, required, tau, inverse_tau, inverse_tau_low, k)
-    has_mass = own & (q != 0.0)
+    has_mass = active & (q != 0.0)
     value = tl.sum(tl.where(has_mass, q * cost, 0.0), 0)
     g = tl.where(has_mass, q * slope.to(tl.float32), 0.0)
-    to_below = tl.where(own, g / e[k - 1], 0.0)
-    to_last = tl.where(own, -g / e[k], 0.0)
+    to_below = tl.where(active, g / e[k - 1], 0.0)
+    to_last = tl.where(active, -g / e[k], 0.0)
 
     of_row = balanced(c, 1.0 / ratio, 1.0, k)
     to_first = gap * u_kth  # converts odds exp((s - after) / theta) into odds at the tilt for k
     log_tilt = tl.log2(u_kth * ratio)
     of_tail = ()
     if LABELS_ONLY:
-        wanted = in_tail(s_ptr + row * S, labels, v, i, M, n)
+        selected = in_tail(s_ptr + row * S, labels, v, i, M, n)
         costs, cotangents, _, odds, steps = few_hinges(
-            s_ptr + row * S, alpha, labels, shares, wanted, kth, after, inverse * LOG2E,
+            s_ptr + row * S, alpha, labels, shares, selected, kth, after, inverse * LOG2E,
             tl.log2(to_first * ratio), log_tilt, inverse_tau, of_row, tau, M, ALPHA, k,
         )  # fmt: skip
         value += tl.sum(costs, 0)
@@ -326,8 +326,8 @@ def search_masses(
     tl.store(gradient_ptr + here * S + where, entry + nan_if_invalid, mask=(lane < size) & (where < n))
     if LABELS_ONLY:
         for m in tl.static_range(M):
-            own = at_label(steps, labels, m, M) + of_both(odds[m], to_first, u_after, H, H_after, k)
-            tl.store(gradient_ptr + row * S + labels[m + 1], own + nan_if_invalid, mask=wanted[m])
+            g_label = at_label(steps, labels, m, M) + of_both(odds[m], to_first, u_after, H, H_after, k)
+            tl.store(gradient_ptr + row * S + labels[m + 1], g_label + nan_if_invalid, mask=selected[m])
     if broken & known:
         write_invalid_row(
             scores_ptr, masses_ptr, labels, shares, value_ptr, gradient_ptr + start, row, live, y, shift, after, tiles,
@@ -376,10 +376,10 @@ def in_tail(s_ptr, labels, v, i, M: tl.constexpr, n: tl.constexpr):
 
 @triton.jit
 def few_hinges(
-    s_ptr, alpha, labels, shares, wanted, kth, after, steep, log_scale, log_tilt,
+    s_ptr, alpha, labels, shares, selected, kth, after, steep, log_scale, log_tilt,
     inverse_tau, c, tau, M: tl.constexpr, ALPHA: tl.constexpr, k: tl.constexpr,
 ):  # fmt: skip
-    # The losses of labels of the tail. ``wanted`` contains a mask per label: the rows in which the label is in the
+    # The losses of labels of the tail. ``selected`` contains a mask per label: the rows in which the label is in the
     # tail. The results are: ``costs``, the sum of the losses of a row; W, the gradient of ``costs`` with respect to
     # c_k, ..., c_1, divided by theta; and for each label the balanced odds, the odds exp((s - after) / theta), and the
     # gradient with respect to the score for constant c.
@@ -390,9 +390,9 @@ def few_hinges(
     steps = ()
     for m in tl.static_range(M):
         y = labels[m + 1]
-        s = tl.load(s_ptr + y, mask=wanted[m], other=0.0).to(tl.float32)
-        q = tl.where(wanted[m], shares[m], 0.0)
-        required = gap_of(alpha, y, wanted[m], ALPHA)
+        s = tl.load(s_ptr + y, mask=selected[m], other=0.0).to(tl.float32)
+        q = tl.where(selected[m], shares[m], 0.0)
+        required = gap_of(alpha, y, selected[m], ALPHA)
         u = (s - after) * steep
         v = exp2(u + log_scale)
         cost, chain, d, e = tail_hinges(
@@ -562,7 +562,7 @@ def few_labels(label_ptr, share_ptr, even_ptr, row, there, M: tl.constexpr, EVEN
     """Load the labels and masses of each row for which ``there`` is True.
 
     Returns:
-        (known, counted, labels, shares). ``known`` tells whether all labels of a row are in range. ``counted`` tells
+        (known, has_mass, labels, shares). ``known`` tells whether all labels of a row are in range. ``has_mass`` tells
         whether the row has mass, or a label out of range. ``labels`` contains -1, followed by the M labels. ``shares``
         contains the masses of the M labels, followed by the additional mass of every class.
     """
@@ -571,20 +571,20 @@ def few_labels(label_ptr, share_ptr, even_ptr, row, there, M: tl.constexpr, EVEN
     even = tl.zeros_like(labels[0].to(tl.float32))
     shares = ()
     if M == 0:
-        counted = there
+        has_mass = there
     else:
-        counted = there & (there == 0)
+        has_mass = there & (there == 0)
         for m in tl.static_range(M):
             label = tl.load(label_ptr + row * M + m, mask=there, other=0)
             known = known & (label >= 0) & (label < n)
             share = tl.load(share_ptr + row * M + m, mask=there, other=0.0).to(tl.float32)
-            counted = counted | (there & (share != 0.0))
+            has_mass = has_mass | (there & (share != 0.0))
             labels = labels + (label.to(tl.int32),)
             shares = shares + (share,)
         if EVEN:
             even = tl.load(even_ptr + row, mask=there, other=0.0).to(tl.float32)
-        counted = counted | (there & ((even != 0.0) | (known == 0)))
-    return known, counted, labels, shares + (even,)
+        has_mass = has_mass | (there & ((even != 0.0) | (known == 0)))
+    return known, has_mass, labels, shares + (even,)
 
 
 @triton.jit
@@ -621,11 +621,11 @@ def masked_masses(col, inside, labels, shares, M: tl.constexpr):
 
 
 @triton.jit
-def masses_at(q_ptr, labels, shares, where, wanted, M: tl.constexpr):
+def masses_at(q_ptr, labels, shares, where, selected, M: tl.constexpr):
     if M == 0:
-        q = tl.load(q_ptr + where, mask=wanted, other=0.0).to(tl.float32)
+        q = tl.load(q_ptr + where, mask=selected, other=0.0).to(tl.float32)
     else:
-        q = tl.where(wanted, tl.sum(shares[M], 0), 0.0)
+        q = tl.where(selected, tl.sum(shares[M], 0), 0.0)
         for m in tl.static_range(M):
             q += tl.where(where == tl.sum(labels[m + 1], 0), tl.sum(shares[m], 0), 0.0)
     return q

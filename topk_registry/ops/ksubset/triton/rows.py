@@ -86,9 +86,9 @@ def number(tile):
 
 @triton.jit
 def top_group(
-    held, scores_ptr, live, y, shift, known, depth, inverse,
+    cached, scores_ptr, live, y, shift, known, depth, inverse,
     k: tl.constexpr, TP: tl.constexpr, LANES: tl.constexpr,
-    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
+    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Find the top group of one row: the classes with w u > LIMIT.
 
@@ -97,7 +97,7 @@ def top_group(
     descending order of their scores.
 
     Args:
-        held: tiles of the row, if ``HELD`` is set. Otherwise, the function reads the row from memory.
+        cached: tiles of the row, if ``CACHED`` is set. Otherwise, the function reads the row from memory.
         scores_ptr, live, y, shift: position of the row, see :func:`tiles.others`. Class y is left out.
         known: if False, the row is invalid.
         depth: k, but not a constant. The compiler would unroll loops over a constant, and run out of registers.
@@ -118,14 +118,14 @@ def top_group(
     i = depth - k - 1
     tiles = TILES + depth - k
     for f in range(depth):
-        v, i = next_largest(held, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, HELD, SHIFTED)
+        v, i = next_largest(cached, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, CACHED, SHIFTED)
         top = tl.where(member == f, v, top)
         where = tl.where(member == f, i, where)
     a = v
     odds = tl.zeros((1, N), tl.float32)
-    if HELD:
+    if CACHED:
         for tile in tl.static_range(TILES):
-            odds += odds_after(held[tile], shift, tile, a, v, i, inverse, N)
+            odds += odds_after(cached[tile], shift, tile, a, v, i, inverse, N)
     else:
         for tile in range(tiles):
             odds += tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
@@ -135,7 +135,7 @@ def top_group(
     size = depth
     first = lane < TP
     u = balance(tl.where(first, (top - a) * inverse, float("-inf")), mass, lane, depth, k)
-    v, i = next_largest(held, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, HELD, SHIFTED)
+    v, i = next_largest(cached, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, CACHED, SHIFTED)
     w = tl.exp((v - a) * inverse)
     while (broken == 0) & (w * u > LIMIT) & (size < TP - 1):
         # u grows when a class joins the group, because the sum over the tail counts u w in place of u w / (1 + u w)
@@ -145,7 +145,7 @@ def top_group(
         mass = tl.maximum(mass - w, 0.0)
         E = tl.exp(tl.minimum(tl.where(first, (top - a) * inverse, float("-inf")), CAP))
         u = newton(u, E, mass, depth - k + REBALANCING, k)
-        v, i = next_largest(held, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, HELD, SHIFTED)
+        v, i = next_largest(cached, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, CACHED, SHIFTED)
         w = tl.exp((v - a) * inverse)
     # some of the ``depth`` largest classes may belong to the tail
     chosen = (lane < size) & (tl.exp(tl.minimum((top - a) * inverse, CAP)) * u > LIMIT)
@@ -157,8 +157,8 @@ def top_group(
 
 @triton.jit
 def tail_powers(
-    held, scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
-    k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, HELD: tl.constexpr, SHIFTED: tl.constexpr,
+    cached, scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
+    k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Return the sums of (u w)^j for j = 1..k, where w are the odds exp((s - a) inverse) of classes.
 
@@ -166,9 +166,9 @@ def tail_powers(
     TILES, but is not a constant. All other arguments are as in :func:`top_group`.
     """
     sums = powers(tl.zeros((1, N), tl.float32), k)
-    if HELD:
+    if CACHED:
         for tile in tl.static_range(TILES):
-            sums = add(sums, powers(odds_after(held[tile], shift, tile, a, v, i, inverse, N) * u, k), k)
+            sums = add(sums, powers(odds_after(cached[tile], shift, tile, a, v, i, inverse, N) * u, k), k)
     else:
         for tile in range(tiles):
             odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
@@ -181,8 +181,8 @@ def tail_powers(
 
 @triton.jit
 def next_largest(
-    held, s_ptr, live, y, shift, v, i,
-    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, tiles, HELD: tl.constexpr, SHIFTED: tl.constexpr,
+    cached, s_ptr, live, y, shift, v, i,
+    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, tiles, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Return the score and the index of the class that comes after class i with score v, in descending order of scores.
 
@@ -191,9 +191,9 @@ def next_largest(
     """
     best = tl.full((1, N), float("-inf"), tl.float32)
     at = tl.full((1, N), n, tl.int32)
-    if HELD:
+    if CACHED:
         for tile in tl.static_range(TILES):
-            best, at = larger(held[tile], shift, tile, v, i, best, at, N)
+            best, at = larger(cached[tile], shift, tile, v, i, best, at, N)
     else:
         for tile in range(tiles):
             best, at = larger(others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED), shift, tile, v, i, best, at, N)
