@@ -1,11 +1,11 @@
-"""Calibration: add prediction sets to an exported ONNX file, with thresholds from labeled images.
+"""Calibration: extend an exported ONNX file, so that the model also returns a prediction set for each image.
 
 A prediction set contains the true class with probability 1 - alpha or more. The set consists of the classes with a
 nonconformity score of at most a threshold. The score is small if a class fits the image.
 
 The calibration splits the labeled images at random into two parts. The first part determines the thresholds. The second
 part measures the coverage: the fraction of images with a set that contains the label. The calibration writes a new ONNX
-file, and returns a report.
+file that contains the thresholds, and returns a report.
 """
 
 import functools

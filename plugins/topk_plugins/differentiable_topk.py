@@ -52,8 +52,8 @@ class DifferentiableTopK(SeveralSizes):
     default, the softmax probability of the label replaces P[1, y] in the term for k_j = 1.
 
     - Use when: You train for several values of k and want the soft ranking of the paper, or you compare soft rankings.
-    - Avoid when: You do not need a soft ranking. ``topk_nll`` also takes several values of k, and computes the exact
-      likelihood that a random set of k classes contains the label.
+    - Avoid when: You do not need a soft ranking. ``topk_nll`` also takes several values of k, and computes an exact
+      likelihood: the top-k marginal of the label.
 
     Args:
         k: number of classes that should include the label, 1 <= k <= n - 1, or a list of several such numbers.

@@ -1,7 +1,8 @@
 """Smooth top-k SVM (``smooth_topk_svm``) and the negative log-likelihood of top-k marginals (``topk_nll``).
 
-Both losses are functions of the log-odds l_y that a random set of k classes contains the label y. The product k tau l_y
-is a smooth version of the difference between the label's logit and the k-th largest logit of the other classes.
+Both losses are functions of the log-odds l_y that a random set S of k classes contains the label y. The probability of
+S is proportional to exp(sum of the logits of its classes / (k tau)). The product k tau l_y is a smooth version of the
+difference between the label's logit and the k-th largest logit of the other classes.
 """
 
 from collections.abc import Sequence

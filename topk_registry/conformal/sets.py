@@ -52,10 +52,10 @@ class PredictionSets:
         return RULES[self.table.shape[1] > 1]
 
     def thresholds(self, alpha: float | None = None) -> np.ndarray:
-        """Return the row of ``table`` for the largest level that is at most ``alpha``: [1] or [n].
+        """Return the thresholds for ``alpha``: [n] if each class has its own threshold, [1] if all classes share one.
 
-        Args:
-            alpha: miscoverage level. Default: the attribute ``alpha``.
+        The thresholds are the row of ``table`` for the largest level that is at most ``alpha``. If ``alpha`` is None,
+        the attribute ``alpha`` is used.
 
         Raises:
             ValueError: ``alpha`` is below the lowest level or above the highest level.

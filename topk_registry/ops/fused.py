@@ -46,10 +46,10 @@ class Fused(torch.autograd.Function):
 
 
 def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Tensor) -> Tensor:
-    """Return the gradient with respect to the logits for the incoming gradient ``g`` of ``definition(logits)``.
+    """Propagate the gradient ``g`` back through ``definition(logits)``: return the gradient of the logits [B, n].
 
-    ``definition(logits)`` are losses [B]. ``g`` is one number per loss [B], or one number [] for the sum of the losses.
-    If gradients are enabled, the result is differentiable with respect to ``logits`` and ``g``.
+    ``definition(logits)`` returns losses [B]. ``g`` is the gradient with respect to these losses [B], or with respect
+    to their sum []. If gradients are enabled, the result is differentiable with respect to ``logits`` and ``g``.
     """
     differentiable = torch.is_grad_enabled()
     with torch.enable_grad():
@@ -59,10 +59,7 @@ def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Ten
 
 
 def scaled_in_place(gradient: Tensor, g: Tensor, dtype: torch.dtype) -> Tensor:
-    """Multiply ``gradient`` [B, n] in place by ``g``, one factor [] or one per row [B].
-
-    Return the result in ``dtype``.
-    """
+    """Multiply ``gradient`` [B, n] in place by ``g``, one factor [] or one per row [B]. Return it in ``dtype``."""
     # one number is usually 1, and then the gradient is not read or written
     if g.ndim and g.numel() and g.stride() == (0,):
         g = g[0]

@@ -193,8 +193,8 @@ def resume(
 
     A checkpoint of timm's script has weights, optimizer and epoch. A checkpoint of this trainer also has the history,
     the schedule and the state of the loss. If the run now has another loss or other options of the loss, the state of
-    the loss is not restored. The random generators are restored by :func:`restore_generators`. ``rank`` is the index of
-    this process, ``world`` the number of processes.
+    the loss is not restored. The trainer later calls :func:`restore_generators` to restore the random generators.
+    ``rank`` is the index of this process, and ``world`` is the number of processes.
     """
     try:
         epoch = resume_task_checkpoint(task, str(path), optimizer=optimizer, loss_scaler=scaler, log_info=False)

@@ -24,8 +24,6 @@ Keep = Callable[[Tensor, Tensor], object]
 
 
 class MeanNLL(StreamingMetric):
-    """Mean negative log-likelihood (NLL) of the labels."""
-
     def __init__(self) -> None:
         super().__init__(nll=torch.zeros((), dtype=torch.float64), seen=torch.zeros((), dtype=torch.float64))
 
@@ -63,9 +61,11 @@ class SingleLabel:
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Add a batch, and return the scores [len(target), n] that rank the classes.
+        """Add a batch, and return the logits of the images that have a target: [len(target), n].
 
-        With crops, the crops of an image are averaged first. Logits of images without a target are ignored.
+        If ``crops`` or ``probabilities`` is set, return the logarithms of the class probabilities instead. With crops,
+        the probabilities are averaged over the crops of an image. If ``logits`` has more images than ``target``, the
+        last images are ignored.
         """
         likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
         ranked = [likelihood if self.probabilities else logits]
@@ -152,7 +152,7 @@ def evaluate(
         calibration: if not 0, also measure the calibration error of the top-k marginals with this k.
         multilabel: whether images have several labels.
         channels_last: whether images are converted to the channels-last memory layout.
-        keep: function that is called with the scores [B, n] and the targets of each batch.
+        keep: function that is called with the logits or log-probabilities [B, n] and the targets of each batch.
         progress: function that is called with the index of each batch. If the function returns True, evaluation stops.
 
     Returns:

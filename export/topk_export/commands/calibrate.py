@@ -1,7 +1,4 @@
-"""``topk-registry calibrate``: add prediction sets to an exported ONNX file.
-
-A prediction set is a set of classes that contains the true class with a chosen probability.
-"""
+"""``topk-registry calibrate``: write a copy of an exported ONNX file that also computes prediction sets."""
 
 import json
 from collections.abc import Sequence
@@ -17,7 +14,10 @@ from topk_registry.conformal import RULES, SCORES, Score
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Add prediction sets to an exported file: sets of classes that contain the true class with a given probability."""
+    """Write a copy of an exported file that also computes a prediction set for each image.
+
+    A prediction set is a set of classes that contains the true class with a given probability.
+    """
     args = _parser().parse_args(argv)
     from topk_export.calibrate import calibrate_file, open_folder
     from topk_export.runtime.predictor import Predictor

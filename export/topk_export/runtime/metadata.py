@@ -60,7 +60,7 @@ class Metadata:
     metadata have one key for each field of :class:`Preprocess`.
     """
 
-    k: int  # size of the random set of the marginals; in multilabel files, length of the list in a prediction
+    k: int  # k of the top-k marginals; in multilabel files, the number of classes that a prediction lists
     temperature: float  # number by which the logits are divided before the marginals or the sigmoid
     num_classes: int
     class_names: tuple[str, ...]

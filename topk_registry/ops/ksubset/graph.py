@@ -1,7 +1,8 @@
 """The k-subset operator in PyTorch operations.
 
-The operator computes, for each class, the probability that a random set of k classes contains the class. README.md in
-this folder has the formulas (5) to (13), to which comments refer.
+The operator computes, for each class, the probability that a random set of k classes contains the class. The
+probability of a set is proportional to exp((sum of the scores of the set) / temperature). README.md in this folder has
+the formulas (5) to (13), to which comments refer.
 
 Shapes depend only on the shapes of the arguments, and no branch depends on data. The dtype of the input is the dtype of
 the computation. Therefore, ONNX export, ``torch.func`` transforms, ``torch.compile``, double precision and derivatives
@@ -61,9 +62,8 @@ def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """Return the margin theta log(p / (1 - p)) of each class: [B, n] -> [B, n].
 
-    Here p is the probability that the class is in a random set of k classes, ``marginals(s, k, theta)``. If at most k
-    scores of a row are above -inf, the classes with these scores have the margin inf, and all other classes have the
-    margin -inf.
+    Here p is the result of ``marginals(s, k, theta)`` for the class. If at most k scores of a row are above -inf, the
+    classes with these scores have the margin inf, and all other classes have the margin -inf.
     """
     n = s.shape[1]
     if 2 * k > n:

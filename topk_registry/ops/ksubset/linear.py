@@ -30,7 +30,7 @@ class TopClasses(NamedTuple):
 
     indices: Tensor  # [B, k]
     logits: Tensor  # [B, k]
-    marginals: Tensor  # [B, k], probability that the class is in a random set of k
+    marginals: Tensor  # [B, k], results of :func:`graph.marginals` for these classes
 
 
 class Problem(NamedTuple):

@@ -1,9 +1,10 @@
-"""The perturbed k-th largest score and its hinge on the CPU, compiled by numba.
+"""The perturbed k-th largest score on the CPU, and the hinge loss with this score, compiled by numba.
 
 The perturbed score of a class is the score plus noise. Noise is computed only for classes whose perturbed score can be
-among the k largest. For each row, a search finds a threshold that at least k perturbed scores reach in nearly every
-draw, but not many more. The noise of a class is a function of a random number. If the first byte of this number exceeds
-a limit for the class, the perturbed score cannot reach the threshold, so the noise is not computed.
+among the k largest. For each row, a search looks for a threshold that at least k perturbed scores reach in nearly every
+draw. A low threshold costs time, so on average at most 1.7 (k + 1.5 sqrt(k) + 2) perturbed scores may reach the
+threshold. The noise of a class is a function of a random number. If the first byte of this number exceeds a limit for
+the class, the perturbed score cannot reach the threshold, so the noise is not computed.
 If fewer than k perturbed scores reach the threshold, the same draw is computed again with a lower threshold. If even
 the lower threshold is too high, the draw is computed with all classes.
 """
@@ -35,7 +36,7 @@ HALF_BITS = np.float32(126 << 23)  # bits of 1/2 in float32; subtracting 2^23 fr
 LINEAR_BITS, SQUARE_BITS = np.float32(LINEAR * 2**23), np.float32(SQUARE * 2**23)
 FARTHEST = np.float32(12)
 BYTES = np.float32(256.1)  # 256 plus a margin for rounding
-# The search for a threshold aims at AIM times the least number of scores above the threshold, and accepts up to MOST.
+# If m is the least expected number of scores above the threshold, the search aims at AIM m, and accepts up to MOST m.
 AIM, MOST = 1.2, 1.7
 
 
@@ -123,11 +124,11 @@ def body(job):
 
 @compiled
 def hinges(row, threshold, labels, shares, gaps, alpha, scale, index, g):
-    """Return the hinge loss of a row against ``threshold``, and add the gradient of the loss to ``g`` [n].
+    """Return the loss of a row, as :func:`hinge` defines it, and add the gradient of the loss to ``g`` [n].
 
-    ``labels``, ``shares`` and ``scale`` are as in :func:`hinge`. ``gaps`` [n] holds the required margins. If ``gaps``
-    is empty, ``alpha`` is the required margin of every class. ``index`` holds, for each draw, the class with the k-th
-    largest perturbed score. The gradient of ``threshold`` is spread evenly over these classes.
+    ``threshold`` is f(s). ``labels``, ``shares`` and ``scale`` are as in :func:`hinge`. ``gaps`` [n] holds the required
+    margins. If ``gaps`` is empty, ``alpha`` is the required margin of every class. ``index`` holds, for each draw, the
+    class with the k-th largest perturbed score. The gradient of ``threshold`` is spread evenly over these classes.
     """
     if threshold != threshold:
         fill(g, np.nan)
@@ -200,10 +201,11 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
 
 @compiled
 def find_threshold(row, k, epsilon, guess, limit):
-    """Return a threshold that at least k of the scores plus noise reach in about 99 of 100 draws, but few more than k.
+    """Return a threshold that at least k of the scores plus noise reach in about 99 of 100 draws.
 
-    The search begins at ``guess``. If no such threshold is found, return a lower threshold that more scores reach, or
-    -inf. For the returned threshold, write the limits of all classes to ``limit``, see :func:`tails`.
+    On average, at most 1.7 (k + 1.5 sqrt(k) + 2) scores plus noise reach the threshold. The search begins at ``guess``.
+    If no such threshold is found, return a lower threshold that more scores reach, or -inf. For the returned threshold,
+    write the limits of all classes to ``limit``, see :func:`tails`.
     """
     few, low, high, threshold, step = k + 1.5 * math.sqrt(k) + 2, -np.inf, np.inf, np.float64(guess), epsilon
     for _ in range(24 if few < len(row) else 0):
@@ -277,8 +279,7 @@ def candidates(byte, limit, n, first, calls, u):
 
 
 @compiled
-def kth_of(v, k):
-    """Return the index of the k-th largest number of ``v``."""
+def kth_of(v, k):  # the index of the k-th largest number of v
     for j in range(len(v)):
         above, reached = 0, 0
         for i in range(len(v)):

@@ -1,13 +1,17 @@
 # type: ignore
 """The smooth top-k loss of rows with masses for several classes, and its gradient, in one Triton kernel.
 
-As in label.py, the factors of the classes with large odds, the top group, are multiplied one by one. For all other
-classes, the tail, only sums of powers of their odds are needed. Let c be the product of the factors of all classes. The
-margin of a class needs c without the factor of this class. If one of the k largest classes is left out, the (k + 1)-th
-class takes its place. Therefore, the margins of the k largest classes are computed with another tilt: the expected
-number of selected classes is k + 1/2 in place of k - 1/2.
+A class with the score s has the odds w = u exp((s - a) / theta) and the factor 1 + w X. The number a is one of the
+scores of the row. The number u, the tilt, prevents overflow, and cancels in the results. Let c be the product of the
+factors of all classes. As in label.py, the factors of the classes with large odds, the top group, are multiplied one by
+one. For all other classes, the tail, only sums of powers of their odds are needed.
 
-From here on, c and the odds v are scaled such that c_{k-1} = c_k = 1. For a class of the tail with odds v, let
+The margin of a class needs c without the factor of this class. Unless the row is flat (see label.py), u is such that
+the sum of w / (1 + w) over all classes is about k - 1/2. Without one of the k largest classes, the (k + 1)-th class
+is among the k largest, and may have much smaller odds. Therefore, u is chosen again for the margins of the k largest
+classes, such that the sum is about k + 1/2.
+
+From here on, c and the odds are scaled such that c_{k-1} = c_k = 1. For a class of the tail with scaled odds v, let
 d = c / (1 + v X) and e = d / (1 + v X). Let ``chain`` be the derivative of the loss of this class with respect to
 c_{k-1}, divided by theta. The gradient with respect to the score of this class has two parts. The first part is chain
 e_{k-1}, where e_{k-1} = d_{k-1} - v e_{k-2}. The second part comes from the sum L of the losses of all classes, which
@@ -455,10 +459,11 @@ def tail_tile(
     kth, after, v, i, inverse, inverse_tau,
     M: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Load a tile of a row, and return the inputs of :func:`tail_hinges` for the classes after class i with score v.
+    """Load a tile of a row, and compute inputs of :func:`tail_hinges` for the classes of the tail.
 
-    The results are the scores minus ``kth``, the odds exp((s - after) inverse), the masses, the required margins alpha,
-    and exp(-alpha / tau). For class i and the classes before class i, the first three results are 0. All other
+    Return the scores s minus ``kth``, the odds exp((s - after) inverse), the masses, the required margins alpha, and
+    exp(-alpha / tau). For classes of the top group, the first three results are 0. The last class of the top group is
+    class i with score v. ``kth`` and ``after`` are the k-th and the (k + 1)-th largest score of the row. All other
     arguments are as in :func:`mass_rows` and :func:`rows.top_group`.
     """
     s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)

@@ -1,10 +1,11 @@
 # type: ignore
 """Functions that the Triton kernels share: odds, tilts, and polynomials as tuples of coefficients, lowest degree first.
 
-A coefficient is a number or a vector of *lanes*. Lane i stands for class i of the top group, which contains the classes
-of a row with large odds. Lane i computes the product of the factors of all classes except class i. For T classes, this
-takes T steps without a division. No terms are subtracted, so rounding errors stay small. A lane without a class gets
-the product of the factors of all T classes.
+README.md in ``topk_registry/ops/ksubset`` defines odds and tilts. The factor of a class with the odds w is 1 + w X, or
+this polynomial divided by 1 + w. A coefficient is a number or a vector of *lanes*. Lane i stands for class i of the top
+group, which contains the classes of a row with large odds. Lane i computes the product of the factors of all classes
+except class i. If the top group has T classes, this takes T steps without a division. No terms are subtracted, so
+rounding errors stay small. A lane without a class computes the product of the factors of all classes.
 """
 
 import triton

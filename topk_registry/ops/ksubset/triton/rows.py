@@ -162,8 +162,8 @@ def tail_powers(
 ):  # fmt: skip
     """Return the sums of (u w)^j for j = 1..k, where w are the odds exp((s - a) inverse) of classes.
 
-    The sums are over the classes that come after class i with score v, in descending order of scores. ``tiles`` equals
-    TILES, but is not a constant. All other arguments are as in :func:`top_group`.
+    The sums are over the tail: all classes that are not in the top group. The last class of the top group is class i
+    with score v. ``tiles`` equals TILES, but is not a constant. All other arguments are as in :func:`top_group`.
     """
     sums = powers(tl.zeros((1, N), tl.float32), k)
     if CACHED:
@@ -184,10 +184,10 @@ def next_largest(
     cached, s_ptr, live, y, shift, v, i,
     n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, tiles, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the score and the index of the class that comes after class i with score v, in descending order of scores.
+    """Return the score and the index of the class that follows class i in descending order of scores.
 
-    Among equal scores, the lower class comes first. If no class is left, the result is (-inf, n). ``tiles`` equals
-    TILES, but is not a constant. All other arguments are as in :func:`top_group`.
+    Class i has the score v. Among equal scores, the class with the lower index comes first. If no class follows, the
+    result is (-inf, n). ``tiles`` equals TILES, but is not a constant. All other arguments are as in :func:`top_group`.
     """
     best = tl.full((1, N), float("-inf"), tl.float32)
     at = tl.full((1, N), n, tl.int32)
@@ -219,9 +219,9 @@ def largest(x):
 
 @triton.jit
 def tail_odds(s_ptr, live, y, shift, tile, a, v, i, inverse, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """Return the odds exp((s - a) inverse) of the classes of a tile that come after class i with score v.
+    """Return the odds exp((s - a) inverse) of the classes of a tile of scores. ``tile`` is the index of the tile.
 
-    All other classes get 0. If s is NaN, the odds are NaN. ``tile`` is the index of the tile.
+    Classes of the top group, whose last class is class i with score v, get 0. If s is NaN, the odds are NaN.
     """
     return odds_after(others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED), shift, tile, a, v, i, inverse, N)
 
