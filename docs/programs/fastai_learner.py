@@ -30,7 +30,7 @@ class RegisteredLoss(BaseLoss):
         super().__init__(partial(tr.create_loss, name), **options)
 
     def activation(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the top-k marginals [B, n], as :class:`topk_registry.TopKHead` defines them."""
+        """Return the top-k marginals [B, n], which docs/concepts/ksubset.md defines."""
         return tr.TopKHead.of_loss(self.func)(scores).marginals
 
     def decodes(self, marginals: torch.Tensor) -> torch.Tensor:
