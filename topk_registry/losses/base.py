@@ -25,6 +25,7 @@ from topk_registry.losses.targets import (
     check_target,
     check_tensor,
     check_weight,
+    is_readable,
 )
 from topk_registry.ops.backend import constant_in_graphs
 from topk_registry.ops.tensors import PLAIN
@@ -208,7 +209,10 @@ class ClassificationLoss(Adjustable):
             losses = self._checked(self.per_label(scores, masses.labels[:, 0]), "per_label", scores.shape[:1])
             return _product(masses.shares[:, 0].to(losses.dtype), losses)
         table = self._checked(self.per_class(scores), "per_class", scores.shape)
-        return _product(masses.table(scores.shape[1], table.dtype), table).sum(1)
+        mass = masses.table(scores.shape[1], table.dtype)
+        if is_readable(table) and bool((losses := (mass * table).sum(1)).isfinite().all()):
+            return losses  # so no loss that is infinite or NaN has mass 0
+        return _product(mass, table).sum(1)
 
     def _checked(self, losses: Tensor, method: str, shape: torch.Size) -> Tensor:
         if losses.shape != shape:
@@ -253,6 +257,8 @@ class SoftmaxLoss(ClassificationLoss):
     def per_class(self, logits: Tensor) -> Tensor:
         nll = -logits.log_softmax(1)
         excluded = nll == torch.inf  # the score is -inf; there, the gradient of the curve would be 0 * inf = NaN
+        if is_readable(nll) and not bool(excluded.any()):
+            return self._checked(self.curve(nll), "curve", nll.shape)
         limit = self.curve(torch.full((), torch.inf, dtype=nll.dtype, device=nll.device)).detach()
         table = self._checked(self.curve(nll.masked_fill(excluded, 1.0)), "curve", nll.shape)
         return torch.where(excluded, limit, table)

@@ -98,7 +98,7 @@ class Masses(NamedTuple):
             mass = mixture.shares.abs().sum(1) + (0 if mixture.uniform is None else mixture.uniform)
             divisor: Tensor | float = len(target.labels) if sample_weight is None else sample_weight.sum()
             labels, shares, even = mixture.labels, mixture.shares, mixture.uniform
-            if not _is_readable(mass) or not bool(mass.all()):
+            if not is_readable(mass) or not bool(mass.all()):
                 counts = mass != 0
         else:
             labels, counts = target.long(), None
@@ -166,7 +166,7 @@ def _equal(rows: int, mass: float) -> Tensor:
         return torch.full((rows, 1), mass, dtype=torch.float64)
 
 
-def _is_readable(t: Tensor) -> bool:
+def is_readable(t: Tensor) -> bool:
     return t.device.type == "cpu" and route(t) is Route.KERNELS
 
 
@@ -229,7 +229,7 @@ def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -
     labels = parts[0]
     if dense:
         return False
-    if not labels.numel() or not _is_readable(labels):
+    if not labels.numel() or not is_readable(labels):
         return not mixture
     low, high = map(int, labels.aminmax())
     if low >= 0 and high < n:
