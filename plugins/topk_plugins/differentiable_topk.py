@@ -49,7 +49,8 @@ class DifferentiableTopK(SeveralSizes):
 
     Here s are the n logits of one sample, y is the label, w_j is the weight of the value k_j, and P[r, y] is the
     probability that the label has rank r in a soft (*relaxed*) ranking of the logits. Rank 1 is the highest. By
-    default, the softmax probability of the label replaces P[1, y] in the term for k_j = 1.
+    default, the softmax probability of the label replaces P[1, y] in the term for k_j = 1. The probabilities of one
+    rank sum to 1, but the probabilities of one class can sum to more than 1, so the loss can be slightly negative.
 
     - Use when: You train for several values of k and want the soft ranking of the paper, or you compare soft rankings.
     - Avoid when: You do not need a soft ranking. ``topk_nll`` also takes several values of k, and computes an exact

@@ -317,7 +317,8 @@ class LinearSmoothTopK(nn.Module):
         self.tau = number(tau, "tau", above=0)
         self.reduction = choice(reduction, "reduction", REDUCTIONS)
         self.label_smoothing = number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
-        self.ignore_index, self.chunk, self.process_group = ignore_index, chunk, process_group
+        self.chunk = chunk if chunk is None else integer(chunk, "chunk", at_least=1)
+        self.ignore_index, self.process_group = ignore_index, process_group
         own = num_classes
         if process_group is not None:
             own = classes_per_rank(num_classes, dist.get_world_size(process_group))[dist.get_rank(process_group)]
