@@ -9,15 +9,15 @@ ROOT = Path(__file__).parents[1]
 CEILINGS = {
     "benchmarks": 698,
     "docs": 793,
-    "export/topk_export": 5366,
+    "export/topk_export": 5367,
     "plugins/template": 150,
     "plugins/topk_plugins": 2999,
     "plugins/topk_studies": 1834,
-    "tests": 16996,
+    "tests": 17047,
     "topk_registry/*.py": 200,
-    "topk_registry/cli": 448,
+    "topk_registry/cli": 451,
     "topk_registry/conformal": 519,
-    "topk_registry/data": 1057,
+    "topk_registry/data": 1073,
     "topk_registry/distributions": 335,
     "topk_registry/losses": 989,
     "topk_registry/metrics": 406,
@@ -25,7 +25,7 @@ CEILINGS = {
     "topk_registry/nn": 1610,
     "topk_registry/registry": 744,
     "topk_registry/testing": 1198,
-    "topk_registry/train": 3877,
+    "topk_registry/train": 3888,
 }
 
 

@@ -141,7 +141,8 @@ def write_csv(rows: Iterable[Row], stream: TextIO) -> int:
     """Write the predictions as CSV. Return the number of images without a prediction.
 
     For each image, there is one line per class: first the k best classes, then the other classes of the prediction set.
-    For an image without a prediction, there is one line with the error.
+    For an image without a prediction, there is one line with the error. The column ``in_set`` is empty if ``max_set``
+    cut off the part of the set that could contain the class.
     """
     failed, writer = 0, csv.writer(stream)
     writer.writerow(CSV_COLUMNS)
@@ -154,7 +155,8 @@ def write_csv(rows: Iterable[Row], stream: TextIO) -> int:
         members = {entry.index for entry in result.set or ()}
         beyond = [entry for entry in result.set or () if entry.index not in {entry.index for entry in result.top}]
         for rank, entry in enumerate((*result.top, *beyond), 1):
-            inside = "" if result.set is None else int(entry.index in members)
+            unknown = result.set is None or (entry.index not in members and len(members) < result.set_size)
+            inside = "" if unknown else int(entry.index in members)
             marginal = "" if entry.marginal is None else entry.marginal
             writer.writerow((name, rank, entry.index, entry.name, marginal, entry.probability, inside, ""))
     return failed
@@ -263,9 +265,10 @@ def _run_of(predictor: Predictor, images: Sequence[str], shard_size: int, option
 
 def _check_run(output: Path, run: dict[str, Any]) -> None:
     path = output / RUN
-    if not path.exists():
-        if any(output.glob("part-*.parquet")):
-            raise OutputError(f"{output} has Parquet files and no {RUN}: choose another folder")
+    results = any(output.glob("part-*.parquet"))
+    if not path.exists() and results:
+        raise OutputError(f"{output} has Parquet files and no {RUN}: choose another folder")
+    if not results:  # perhaps an earlier run failed before its first result, for example because an option was wrong
         _write_whole(path, lambda file: Path(file).write_text(json.dumps(run, indent=1)))
         return
     try:

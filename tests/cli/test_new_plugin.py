@@ -56,6 +56,7 @@ def test_links_work_wherever_it_is_copied(page):
         (["9lives"], "lower-case words with hyphens"),
         (["topk-plugins"], "already a package 'topk_plugins'"),
         (["torch"], "already a package 'torch'"),
+        (["class"], "keyword"),
         (["x", "--loss", "My"], "argument --loss: expected lower-case words"),
         (["focal"], "already a loss 'focal' of topk-registry"),
         (["x", "--loss", "ce"], "already a loss 'ce' of timm"),

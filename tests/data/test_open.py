@@ -131,7 +131,7 @@ class Sound:
         return 3
 
     def __getitem__(self, index):
-        return self.sample
+        return self.sample if self.transform is None else (self.transform(self.sample[0]), *self.sample[1:])
 
 
 def test_a_plugin_gets_its_own_option_of_the_same_name(monkeypatch):
@@ -157,6 +157,19 @@ def test_a_wrong_sample_of_a_plugin_is_described(sample, words):
     assert not first_problem(data)
     data.sample = sample
     assert words in first_problem(data)
+
+
+def test_a_data_set_that_contradicts_itself_is_described(monkeypatch):
+    data = Sound()
+    data.targets = [1, 1]
+    assert "2 targets and 3 samples" in first_problem(data)
+    data.targets = [0, 1, 1]
+    assert "targets[0]" in first_problem(data)
+    data.targets = [1, 1, 1]
+    assert not first_problem(data)
+    monkeypatch.setattr(Sound, "__getitem__", lambda self, index: self.sample)
+    assert "apply the attribute transform" in first_problem(data)
+    assert data.transform is None
 
 
 def test_options_of_data_sets_on_pages_exist():

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.deploy.files import COLORS, NAMES, as_image, write_file
-from topk_export import Predictor
+from topk_export import ClassScore, Prediction, Predictor
 from topk_export.commands.predict import main
-from topk_export.predict import class_list, find_images, predict_to_parquet, printable
+from topk_export.predict import class_list, find_images, predict_to_parquet, printable, write_csv
 
 GREY = NAMES[-1]
 
@@ -89,6 +89,27 @@ def test_json_csv_and_parquet_agree(capsys, set_file, pictures, tmp_path):
             assert other["classes"] == [entry["name"] for entry in row["top"]]
             assert other["set"] == [entry["name"] for entry in row["set"]]
             assert other["probabilities"] == pytest.approx([entry["probability"] for entry in row["top"]])
+
+
+def test_a_cut_set_leaves_in_set_empty():
+    a, b = ClassScore(0, "a", 0.5, 0.9), ClassScore(1, "b", 0.3, 0.8)
+    for prediction, column in (
+        (Prediction((a, b), (a,), 1), ["1", "0"]),
+        (Prediction((a, b), (a,), 2), ["1", ""]),  # b may be in the set
+        (Prediction((a, b)), ["", ""]),
+    ):
+        write_csv([("x.png", prediction)], stream := io.StringIO())
+        assert [line["in_set"] for line in csv.DictReader(io.StringIO(stream.getvalue()))] == column
+
+
+def test_a_run_without_results_does_not_block_its_folder(capsys, set_file, pictures, tmp_path):
+    status, *_ = run(capsys, set_file, pictures, "--output", tmp_path / "out", "--allow", "reed,pink")
+    assert status == 2
+    status, *_ = run(capsys, set_file, pictures, "--output", tmp_path / "out", "--allow", "red,pink")
+    assert status != 2
+    status, _, err = run(capsys, set_file, pictures, "--output", tmp_path / "out", "--allow", "red")
+    assert status == 2
+    assert "another run" in err
 
 
 def test_lists_and_stdin(capsys, set_file, pictures, tmp_path, monkeypatch):

@@ -116,6 +116,10 @@ def test_the_exif_orientation_is_followed_only_on_request(tmp_path):
         assert grey_levels_apart(recipe, our_input(recipe, path), timm_input(recipe, image)) < 1e-3
         turned = image.transpose(Image.Transpose.ROTATE_270)
     assert grey_levels_apart(recipe, our_input(recipe, path, exif=True), timm_input(recipe, turned)) < 1e-3
+    deep = Image.fromarray(noise(80, 120, 1)[..., 0].astype(np.uint16))  # 16 bits per pixel
+    (exif := deep.getexif())[0x0112] = 6
+    deep.save(tmp_path / "deep.png", exif=exif)
+    assert read_image(tmp_path / "deep.png", exif=True).size == (80, 120)
 
 
 def test_arrays_are_images():

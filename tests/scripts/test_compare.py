@@ -2,12 +2,15 @@
 
 import itertools
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from topk_registry.train.compare import compare_scores, mcnemar, table
+from topk_registry.train import data
+from topk_registry.train.compare import _images, _other_split, compare_scores, mcnemar, table
+from topk_registry.train.config import TrainConfig
 
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 9), (9, 1), (5, 5), (40, 61), (700, 800)])
@@ -120,3 +123,15 @@ def test_a_file_that_is_missing_is_status_2(capsys):
 
     assert main(["compare", "/no/such/a.pth", "/no/such/b.pth"]) == 2
     assert "/no/such/a.pth" in capsys.readouterr().err
+
+
+def test_images_that_are_held_out_are_those_of_the_run():
+    config = TrainConfig(dataset="topk/hierarchy", val_split="0.25", seed=7, dataset_opt={"size": 80})
+    args = SimpleNamespace(data_dir=None, dataset=None, split=None)
+    trained = data.open_split(config, config.train_split, training=True, held_out=0.25)
+    used = _images(args, config)
+    assert set(used.indices).isdisjoint(trained.indices)
+    assert len(used) + len(trained) == 80
+    assert not _other_split(args, config, config.replace(seed=8))
+    assert _other_split(args, config, config.replace(val_split="0.5"))
+    assert not _other_split(args, config.replace(val_split="validation"), config)

@@ -1,5 +1,6 @@
 """The command ``topk-registry new-plugin DIR`` copies the template of a Python project with one loss."""
 
+import keyword
 import re
 import shutil
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ def _problem(folder: Path, name: str, loss: str) -> str:
         return f"expected a distribution name of lower-case words with hyphens, such as brier-loss, got {name!r}"
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", loss):
         return f"argument --loss: expected lower-case words with underscores, got {loss!r}"
+    if keyword.iskeyword(name):
+        return f"{name!r} is a keyword of Python: choose another name"
     if find_spec(name.replace("-", "_")) is not None:
         return f"there is already a package {name.replace('-', '_')!r}: choose another name"
     if registry.is_loss(loss):

@@ -12,7 +12,7 @@ from PIL import Image
 from topk_registry import registry
 from topk_registry.data import selection
 from topk_registry.data.folders import IMAGE_SUFFIXES, TRAINING, read_folders, split_folder
-from topk_registry.data.labels import MULTILABEL, class_names_of, is_indexed
+from topk_registry.data.labels import MULTILABEL, class_names_of, is_indexed, targets_of
 from topk_registry.data.selection import Selection, UnreadableImageError
 from topk_registry.registry.options import accepts, check_options, parameters
 
@@ -160,14 +160,30 @@ def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
         return f"expected samples (PIL image, label) without a transform, got {sample!r}"
     if not hasattr(dataset, "transform"):
         return "expected an attribute transform, None at first, which is applied to each image"
+    if not _applies_transform(dataset):
+        return "expected dataset[i] to apply the attribute transform to the image"
+    kept = targets_of(dataset)
+    if kept is not None and len(kept) != len(dataset):
+        return f"expected one entry of targets per sample, got {len(kept)} targets and {len(dataset)} samples"
     target, n = np.asarray(sample[1]), len(names or ())
     if multilabel:
         fine = target.ndim == 1 and (not n or len(target) == n)
         return "" if fine else f"expected targets [{n or 'n'}] with 1 for each label, got {target.shape}"
     if target.ndim:
         return MULTILABEL
+    if kept is not None and kept[0] != target:
+        return f"expected targets[0] to be the label of dataset[0], got {kept[0]} and {target}"
     fine = np.issubdtype(target.dtype, np.integer) and target >= 0 and (not n or target < n)
     return "" if fine else f"expected whole labels from 0 to {n - 1 if n else 'n - 1'}, got {sample[1]!r}"
+
+
+def _applies_transform(dataset: Any) -> bool:
+    before, result = dataset.transform, object()
+    dataset.transform = lambda image: result
+    try:
+        return dataset[0][0] is result
+    finally:
+        dataset.transform = before
 
 
 class FolderReader:

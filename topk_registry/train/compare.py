@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
-from topk_registry.train.config import OWN_BATCHES
+from topk_registry.train.config import OWN_BATCHES, TrainConfig
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 MAX_DRAWN = 1 << 22  # drawn images that are processed at once, which limits the memory to 32 MB
 LEVEL = 0.95
+HELD_OUT = ("dataset", "data_dir", "train_split", "val_split", "dataset_opt")  # settings that decide what is held out
 
 
 @dataclass(frozen=True)
@@ -209,13 +210,13 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
     classes: list[str] = []
     first_labels = np.empty(0, np.int64)
     about: list[str] = []
-    data: dict[str, Any] = {}
+    first: TrainConfig | None = None
     for path, name in zip(args.models, names, strict=True):
         model = open_model(
             path, device=args.device, batch_size=args.batch_size, workers=args.workers, weights=args.weights
         )
-        data = data or _data_settings(args, model)
-        dataset = _aligned(_open(data), model, name)
+        first = first or model.config
+        dataset = _aligned(_images(args, first), model, name)
         about += [] if scores else list(getattr(dataset, "notes", ()))
         batches: list[tuple[Floats, Integers]] = []
         model.run(dataset, lambda x, y, batches=batches: batches.append((_array(x), _array(y))))
@@ -223,6 +224,10 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         if bad := int((~np.isfinite(logits).all(1)).sum()):
             raise ValueError(f"{name} has scores that are not finite for {bad} of {len(labels)} images")
         about.append(_describe(name, model))
+        if _other_split(args, first, model.config):
+            about.append(f"warning: {name} was trained on another part of the data, perhaps on some of these images")
+        if extra := logits.shape[1] - len(_names(model, logits)):
+            about.append(f"{name}: {extra} outputs that have no class are left out")
         if not scores:
             classes, first_labels = _names(model, logits), labels
         columns = _columns(classes, _names(model, logits), names[0], name)
@@ -241,25 +246,27 @@ def _names(model: Any, logits: NDArray[Any]) -> list[str]:
     return list(model.class_names or map(str, range(logits.shape[1])))
 
 
-def _data_settings(args: Any, model: Any) -> dict[str, Any]:
+def _images(args: Any, config: TrainConfig | None) -> Any:
+    """Open the images of the flags, or else the images on which the run with this configuration evaluates."""
+    from topk_registry.data import open_dataset
+    from topk_registry.train.data import open_evaluation
+
     if args.data_dir or args.dataset:
-        return {"name": args.dataset, "split": args.split, "root": args.data_dir, **args.dataset_opt}
-    config = getattr(model, "config", None)
+        split = args.split or "validation"
+        return open_dataset(args.dataset or "", split, args.data_dir, training=False, **args.dataset_opt)
     if config is None or config.dataset == OWN_BATCHES:
         raise ValueError("specify the images: --data-dir DIR or --dataset NAME")
-    settings = {"name": config.dataset, "root": config.data_dir, **config.dataset_opt}
-    try:
-        fraction = float(config.val_split)
-    except ValueError:
-        return {**settings, "split": args.split or config.val_split}
-    return {**settings, "split": config.train_split, "held_out": fraction, "change_seed": config.seed}
+    config = config.replace(val_split=args.split) if args.split else config
+    return open_evaluation(config, channels=(config.input_size or [3])[0])
 
 
-def _open(data: dict[str, Any]) -> Any:
-    from topk_registry.data import open_dataset
+def _other_split(args: Any, first: TrainConfig | None, config: TrainConfig | None) -> bool:
+    """Return whether the images are the held-out part of the first run, but perhaps training images of another run."""
+    from topk_registry.train.data import held_out_fraction
 
-    settings = {**data, "split": data["split"] or "validation"}
-    return open_dataset(settings.pop("name") or "", training=False, **settings)
+    if args.data_dir or args.dataset or args.split or first is None or not held_out_fraction(first):
+        return False
+    return config is None or any(getattr(config, name) != getattr(first, name) for name in HELD_OUT)
 
 
 def _aligned(dataset: Any, model: Any, name: str) -> Any:

@@ -148,6 +148,13 @@ def open_split(
         raise DataError(f"cannot open split {split!r} of {name_of(config)}: {error}") from error
 
 
+def open_evaluation(config: TrainConfig, *, channels: int = 3) -> Any:
+    """Open the images on which a run evaluates: a held-out part of the training split, or the split ``val_split``."""
+    fraction = held_out_fraction(config)
+    split = config.train_split if fraction else config.val_split
+    return open_split(config, split, channels=channels, held_out=fraction)
+
+
 def _mapped(config: TrainConfig, dataset: Any) -> Any:
     numbers = load_class_map(config.class_map, config.data_dir or "")
     order = {int(number): str(name) for name, number in numbers.items()}

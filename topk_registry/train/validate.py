@@ -185,14 +185,11 @@ def validate(args: Any) -> dict[str, Any]:
         if not config.data_dir:
             raise TrainError(f"{args.path} was trained on batches of a program: specify the data with DIR or --dataset")
         config = config.replace(dataset="")
-    channels = (config.input_size or [3])[0]
-    fraction = data.held_out_fraction(config)
-    split = config.train_split if fraction else config.val_split
-    dataset = data.open_split(config, split, channels=channels, held_out=fraction)
+    dataset = data.open_evaluation(config, channels=(config.input_size or [3])[0])
     for note in getattr(dataset, "notes", ()):
         print(note, file=sys.stderr)
     if opened.class_names:
-        dataset = data.align(dataset, opened.class_names, f"split {split!r}")
+        dataset = data.align(dataset, opened.class_names, "the evaluation split")
     if not opened.num_classes:
         opened.num_classes = len(data.class_names_of(dataset) or ())
 

@@ -235,8 +235,7 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
         return _from_array(source)
     with _opened(source, max_pixels) as (image, name):
         image.load()
-        image = _to_8_bit(image, name)
-        return ImageOps.exif_transpose(image) if exif else image
+        return _to_8_bit(ImageOps.exif_transpose(image) if exif else image, name)
 
 
 def size_of_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
