@@ -93,11 +93,11 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
     notes: list[str] = list(getattr(train, "notes", ())) or list(getattr(getattr(train, "dataset", None), "notes", ()))
     data = Data(train, class_names=class_names_of(train), notes=notes)
     try:
+        if config.val_split:
+            data.validation = open_evaluation(config, channels=channels)
         if fraction:
-            data.validation = open_split(config, config.train_split, channels=channels, held_out=fraction)
             notes.append(f"held out {len(data.validation)} training images for evaluation")
         elif config.val_split:
-            data.validation = open_split(config, config.val_split, channels=channels)
             notes += getattr(data.validation, "notes", ())
             _align(config, data)
         _count(config, data, needs_counts or bool(config.sampler))

@@ -189,7 +189,7 @@ def validate(args: Any) -> dict[str, Any]:
     for note in getattr(dataset, "notes", ()):
         print(note, file=sys.stderr)
     if opened.class_names:
-        dataset = data.align(dataset, opened.class_names, "the evaluation split")
+        dataset = data.align(dataset, opened.class_names, f"split {config.val_split!r}")
     if not opened.num_classes:
         opened.num_classes = len(data.class_names_of(dataset) or ())
 
