@@ -42,7 +42,7 @@ from topk_registry.conformal import (
 )
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
-from topk_registry.data.agreement import agreement, pairs
+from topk_registry.data.agreement import agreement, describe
 from topk_registry.data.folders import FolderError, class_map, read_folders, split_folder
 
 SPLIT = "calibration"
@@ -121,9 +121,7 @@ class Calibration:
                 "calibration images: they are in every set"
             )
         if self.confused:
-            out.append(
-                f"note        images of these folders are mostly predicted as another class: {pairs(self.confused)}"
-            )
+            out.append(f"note        {describe(self.confused)}")
         if too_low(int(self.counts.hits.sum()), self.counts.total, facts["samples"], facts["alpha"]):
             out.append("warning     the measured coverage is below the guarantee: are these the images of one source?")
         if facts["forced"]:
