@@ -4,10 +4,10 @@ import math
 import pytest
 import torch
 from torch import distributed as dist
-from torch import multiprocessing as mp
 
-from tests.workers import processes
-from topk_registry.metrics import MarginalCalibration, TopKAccuracy
+from tests import ranks
+from tests.metrics import test_label_sets as labels
+from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, TopKAccuracy
 
 
 @pytest.fixture(autouse=True)
@@ -152,20 +152,6 @@ def test_calibration_error_is_its_definition(of_sets):
     assert metric.sums["entries"].tolist() == counts
 
 
-def shard(rank, store, results):
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    logits, target = batch()
-    metrics = [TopKAccuracy((1, 3), num_classes=9), MarginalCalibration(1)]
-    if rank == 0:  # the other rank has 5 more batches
-        update(metrics, logits[:20], target[:20])
-    else:
-        for rows in torch.arange(20, 100).split(16):
-            update(metrics, logits[rows], target[rows])
-    together = [metric.compute() for metric in metrics]
-    results[rank] = (together, [metric.compute() for metric in metrics], metrics[0].compute(sync=False))
-    dist.destroy_process_group()
-
-
 def batch():
     generator = torch.Generator().manual_seed(5)
     return torch.randn(100, 9, generator=generator), torch.randint(0, 9, (100,), generator=generator)
@@ -177,18 +163,32 @@ def update(metrics, logits, target):
     calibration.update(logits.softmax(-1), target)
 
 
+def two_ranks_together_are_one():
+    logits, target = batch()
+    metrics, alone = ([TopKAccuracy((1, 3), num_classes=9), MarginalCalibration(1)] for _ in range(2))
+    update(alone, logits, target)
+    # rank 0 has one batch, rank 1 has 5
+    for rows in [torch.arange(20)] if dist.get_rank() == 0 else torch.arange(20, 100).split(16):
+        update(metrics, logits[rows], target[rows])
+    for metric, whole in zip(metrics, alone, strict=True):
+        together = metric.compute()
+        assert together == pytest.approx(whole.compute(), rel=1e-12)
+        assert metric.compute() == together  # computing does not add the ranks' sums a second time
+    assert metrics[1].compute(sync=False) != together
+
+
+def two_ranks_count_label_sets_together():
+    logits, target = labels.batch(tied=True)
+    mine = slice(0, 60) if dist.get_rank() == 0 else slice(60, labels.N)
+    metric = LabelSetMetrics(labels.CLASSES)
+    metric.update(logits[mine], target[mine])
+    together = metric.compute()
+    assert metric.compute() == together == pytest.approx(labels.measured(logits, target))
+    assert metric.compute(sync=False)["map"] != pytest.approx(together["map"])
+
+
 @pytest.mark.slow
-def test_two_ranks_together_are_one(tmp_path):
-    context = processes()
-    with context.Manager() as manager:
-        results = manager.dict()
-        arguments = (str(tmp_path / "store"), results)
-        mp.start_processes(shard, arguments, nprocs=2, start_method=context.get_start_method())
-        first, second = results[0], results[1]
-    alone = [TopKAccuracy((1, 3), num_classes=9), MarginalCalibration(1)]
-    update(alone, *batch())
-    for together, again, _ in (first, second):
-        assert together == again  # computing does not add the ranks' sums a second time
-        for result, metric in zip(together, alone, strict=True):
-            assert result == pytest.approx(metric.compute(), rel=1e-12)
-    assert first[2] != second[2]
+def test_on_two_ranks(tmp_path):
+    checks = (two_ranks_together_are_one, two_ranks_count_label_sets_together)
+    for errors in ranks.run(2, {check.__name__: check for check in checks}, tmp_path).values():
+        ranks.expect_none(errors)
