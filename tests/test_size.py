@@ -8,14 +8,14 @@ ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
     "benchmarks": 698,
-    "docs": 793,
+    "docs": 700,
     "export/topk_export": 5293,
     "plugins/template": 150,
     "plugins/topk_plugins": 2999,
     "plugins/topk_studies": 1834,
     "tests": 16870,
     "topk_registry/*.py": 200,
-    "topk_registry/cli": 448,
+    "topk_registry/cli": 449,
     "topk_registry/conformal": 519,
     "topk_registry/data": 998,
     "topk_registry/distributions": 335,

@@ -14,18 +14,10 @@ from matplotlib import pyplot as plt
 from sphinx.application import Sphinx
 
 import topk_registry as tr
+from topk_registry.cli.commands import commands
 from topk_registry.cli.main import main as command_line
-from topk_registry.registry.options import tuning_grid
-from topk_registry.registry.ranges import option_ranges
 
 DOCS = Path(__file__).parents[1]
-COMMON = ("weight", "reduction", "label_smoothing", "ignore_index")
-CONTEXT = ("num_classes", "class_counts", "smoothing", "soft_targets", "total_epochs")
-COMMANDS = (
-    *("train", "validate", "compare", "run"),
-    *("losses", "check", "new-plugin", "doctor"),
-    *("export", "verify", "calibrate", "predict", "serve"),
-)
 
 
 def loss_picture(name: str, folder: Path) -> str:
@@ -56,27 +48,17 @@ def loss_picture(name: str, folder: Path) -> str:
     )
 
 
-def options_table(builder: Any) -> str:
-    """Return a Markdown table of the options of a loss, with defaults, allowed ranges and values for tuning."""
-    ranges, grid = option_ranges(builder), tuning_grid(builder)
-    rows = []
-    for name, parameter in inspect.signature(builder).parameters.items():
-        if name in COMMON or parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-            continue
-        default = "from the trainer" if name in CONTEXT else f"`{parameter.default}`"
-        default = "required" if parameter.default is inspect.Parameter.empty and name not in CONTEXT else default
-        allowed = ranges.get(name)
-        shown = ", ".join(f"`{v}`" for v in allowed) if isinstance(allowed, tuple) else f"`{allowed}`"
-        tried = ", ".join(f"`{value}`" for value in grid.get(name, ())) or "-"
-        rows.append(f"| `{name}` | {default} | {shown if allowed is not None else '-'} | {tried} |")
-    common = "Common options: `weight`, `reduction`, `label_smoothing`, `ignore_index`.\n"
-    if not rows:
-        return common
-    return "| Option | Default | Range | Tuning grid |\n|---|---|---|---|\n" + "\n".join(rows) + f"\n\n{common}"
+def printed(*arguments: str) -> str:
+    """Return what the command line prints."""
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.suppress(SystemExit):
+        command_line([*arguments])
+    return output.getvalue().replace(str(Path.home()), "~").strip()
 
 
 def loss_page(name: str, folder: Path) -> str:
     builder = tr.get_loss_builder(name)
+    table = printed("losses", name).rpartition("\n\n")[2]
     parts = [
         f"# {name}",
         f"```sh\ntimm train --loss {name}\n```",
@@ -84,7 +66,7 @@ def loss_page(name: str, folder: Path) -> str:
         f"```{{eval-rst}}\n.. autoclass:: {builder.__module__}.{builder.__qualname__}\n   :no-members:\n```",
         loss_picture(name, folder),
         "## Options",
-        options_table(builder),
+        f"```text\n{table}\n```",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -92,11 +74,8 @@ def loss_page(name: str, folder: Path) -> str:
 def command_page() -> Iterator[str]:
     """Yield the parts of the page that shows the help text of each command."""
     yield "# Command line\n\n`topk-registry COMMAND ...`; `timm` is the same program.\n"
-    for name in COMMANDS:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-            command_line([name, "--help-all" if name == "train" else "--help"])
-        text = printed.getvalue().replace(str(Path.home()), "~").strip()
+    for name in [info.name for info in commands.infos("topk-registry:*")]:
+        text = printed(name, "--help-all" if name == "train" else "--help")
         yield f"\n## {name}\n\n```text\n{text}\n```\n"
 
 
@@ -118,8 +97,6 @@ def documented(module: str, names: list[str]) -> Iterator[str]:
     namespace = __import__(module, fromlist=names)
     for name in names:
         value = getattr(namespace, name)
-        if inspect.ismodule(value):
-            continue
         kind = "autoclass" if inspect.isclass(value) else "autofunction" if callable(value) else "py:data"
         members = kind == "autoclass" and not issubclass(value, BaseException)
         yield f".. {kind}:: {module}.{name}\n" + ("   :members:\n\n" if members else "\n")

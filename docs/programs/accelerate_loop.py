@@ -7,18 +7,10 @@ import timm
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from torch.utils.data import DataLoader
-from torchvision.transforms.functional import to_tensor
+from own_loop import loader  # the data of docs/programs/own_loop.py
 
 import topk_registry as tr
-from topk_registry.data.hierarchy import Hierarchy
 from topk_registry.metrics import TopKAccuracy
-
-
-def loader(split: str, size: int) -> DataLoader:
-    data = Hierarchy(split, size=size, superclasses=4)
-    data.transform = to_tensor
-    return DataLoader(data, batch_size=50, shuffle=split == "train")
 
 
 def main() -> None:

@@ -3,11 +3,9 @@
 import lightning
 import timm
 import torch
-from torch.utils.data import DataLoader
-from torchvision.transforms.functional import to_tensor
+from own_loop import loader  # the data of docs/programs/own_loop.py
 
 import topk_registry as tr
-from topk_registry.data.hierarchy import Hierarchy
 from topk_registry.metrics import TopKAccuracy
 
 
@@ -40,12 +38,6 @@ class Classifier(lightning.LightningModule):
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def loader(split: str, size: int) -> DataLoader:
-    data = Hierarchy(split, size=size, superclasses=4)
-    data.transform = to_tensor
-    return DataLoader(data, batch_size=50, shuffle=split == "train")
 
 
 def main() -> None:

@@ -15,8 +15,7 @@ import topk_registry as tr
 
 def main(folder: str) -> None:
     torch.manual_seed(0)
-    size = 32
-    transform = v2.Compose([v2.Resize(size), v2.CenterCrop(size), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
+    transform = v2.Compose([v2.Resize(32), v2.CenterCrop(32), v2.ToImage(), v2.ToDtype(torch.float32, scale=True)])
     train = datasets.ImageFolder(f"{folder}/train", v2.Compose([v2.RandomHorizontalFlip(), transform]))
     held_out = datasets.ImageFolder(f"{folder}/validation", transform)
     n = len(train.classes)
@@ -39,12 +38,11 @@ def main(folder: str) -> None:
             optimizer.step()
             schedule.step()
         model.eval()
-        hits = seen = 0
+        hits = 0
         with torch.no_grad():
             for images, target in DataLoader(held_out, batch_size=50):
                 hits += int((model(images).topk(min(3, n)).indices == target[:, None]).sum())
-                seen += len(target)
-        print(f"epoch {epoch + 1}: top-3 {hits / seen:.3f}")
+        print(f"epoch {epoch + 1}: top-3 {hits / len(held_out):.3f}")
 
 
 if __name__ == "__main__":

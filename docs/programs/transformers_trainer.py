@@ -6,7 +6,6 @@ import torch
 from torch.utils.data import Dataset
 from torchvision.transforms.functional import to_tensor
 from transformers import (
-    AutoModelForImageClassification,
     EvalPrediction,
     ResNetConfig,
     ResNetForImageClassification,
@@ -49,8 +48,6 @@ class TrainerLoss(TrainerCallback):
 
     def __call__(self, outputs, labels, num_items_in_batch=None):
         count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-        if labels.is_floating_point():  # labels are probabilities [B, n], and the Trainer counted all B * n numbers
-            count = count / labels.shape[-1]
         return self.loss(outputs["logits"], labels) / count
 
     def on_train_begin(self, args, state, control, **parts):
@@ -98,14 +95,6 @@ def main(folder: str = "output/transformers") -> None:
         loss_and_accuracy = [found[f"eval_{name}"] for name in ("loss", "top1", "top5")]
         print("epoch {:.0f}: loss {:.3f}, top-1 {:.3f}, top-5 {:.3f}".format(found["epoch"], *loss_and_accuracy))
     trainer.save_model(folder)
-
-    again = AutoModelForImageClassification.from_pretrained(folder).eval()
-    image = held_out[0]["pixel_values"][None]
-    with torch.no_grad():
-        best = tr.TopKHead.of_loss(loss.loss)(again(image).logits)
-    print("top-5 classes of one image with their marginals:")
-    for c in best.indices[0].tolist():
-        print(f"  {held_out.data.classes[c]} {best.marginals[0, c]:.2f}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser
-from topk_registry.registry.options import parameters, unbound
+from topk_registry.registry.options import parameters, tuning_grid, unbound
 from topk_registry.registry.ranges import option_ranges
 
 
@@ -14,7 +14,7 @@ def main(argv: Sequence[str]) -> int:
     parser = ArgumentParser(
         prog="topk-registry losses",
         description="List the registered losses without importing them. With the name of one loss, import this loss "
-        "and list its options with their defaults and ranges. If the import fails, print the error.",
+        "and list its options with defaults, ranges and values to tune. If the import fails, print the error.",
     )
     parser.add_argument("name", nargs="*", help="one name, or wildcards such as '*hinge*' and 'distribution:*'")
     parser.add_argument("--exclude", action="append", default=[], metavar="WILDCARD", help="names to leave out")
@@ -31,12 +31,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _describe(name: str) -> int:
     factory = registry.get_loss_builder(name)
-    info, ranges = registry.loss_info(name), option_ranges(factory)
-    rows = [("OPTION", "DEFAULT", "RANGE")]
+    info, ranges, grid = registry.loss_info(name), option_ranges(factory), tuning_grid(factory)
+    rows = [("OPTION", "DEFAULT", "RANGE", "TUNING GRID")]
     for option, parameter in parameters(factory)[0].items():
         values = ranges.get(option, "")
         text = ", ".join(map(str, values)) if isinstance(values, tuple) else str(values)
-        rows.append((option, "required" if parameter.default is parameter.empty else str(parameter.default), text))
+        default = "required" if parameter.default is parameter.empty else str(parameter.default)
+        rows.append((option, default, text, ", ".join(map(str, grid.get(option, ())))))
     print(f"{name} of {info.distribution or 'this process'} {info.version}".rstrip() + f" ({info.value})\n")
     print(f"{(info.summary if info.distribution == 'timm' else inspect.getdoc(unbound(factory))) or 'no docstring'}\n")
     _print_table(rows)
