@@ -9,12 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError, PredictionError
-    from topk_export.export import export_onnx
-    from topk_export.runtime.predictor import Predictor
-    from topk_export.runtime.ranking import ClassScore, Prediction
-    from topk_export.source import load_source
-    from topk_export.verify import verify_file
+    from topk_export.errors import DeviceError as DeviceError
+    from topk_export.errors import ExportError as ExportError
+    from topk_export.errors import ImageError as ImageError
+    from topk_export.errors import ModelFileError as ModelFileError
+    from topk_export.errors import PredictionError as PredictionError
+    from topk_export.export import export_onnx as export_onnx
+    from topk_export.runtime.predictor import Predictor as Predictor
+    from topk_export.runtime.ranking import ClassScore as ClassScore
+    from topk_export.runtime.ranking import Prediction as Prediction
+    from topk_export.source import load_source as load_source
+    from topk_export.verify import verify_file as verify_file
 
 _MODULES = {
     "ClassScore": "runtime.ranking",
@@ -30,27 +35,12 @@ _MODULES = {
     "verify_file": "verify",
 }
 
-__all__ = [
-    "ClassScore",
-    "DeviceError",
-    "ExportError",
-    "ImageError",
-    "ModelFileError",
-    "Prediction",
-    "PredictionError",
-    "Predictor",
-    "export_onnx",
-    "load_source",
-    "verify_file",
-]
-
-
 if not TYPE_CHECKING:  # if a type checker saw __getattr__, it would accept every name
 
     def __getattr__(name: str) -> object:
         if name in _MODULES:
             return getattr(import_module(f"topk_export.{_MODULES[name]}"), name)
-        raise AttributeError(f"module 'topk_export' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(f"module 'topk_export' has no attribute {name!r}; it has {', '.join(_MODULES)}")
 
     def __dir__() -> list[str]:
-        return __all__
+        return list(_MODULES)

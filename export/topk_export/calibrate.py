@@ -11,6 +11,7 @@ file that contains the thresholds, and returns a report.
 import functools
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from topk_export import graph
-from topk_export.errors import ExportError, ModelFileError
+from topk_export.errors import ExportError, ImageError, ModelFileError
 from topk_export.nodes import LARGEST, SCORES, SET, add_sets, digest_of_table, score_model
 from topk_export.runtime.metadata import LOGITS, SET_OUTPUTS, Metadata
 from topk_export.runtime.predictor import Predictor, read_ahead
@@ -28,10 +29,20 @@ from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import move_into_place
 from topk_export.verify import expected_sets
-from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, guarantee, threshold_table
+from topk_registry.conformal import (
+    PredictionSets,
+    Score,
+    SetCounts,
+    beta_quantile,
+    binomial_interval,
+    fewest,
+    guarantee,
+    order_of,
+    threshold_table,
+)
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
-from topk_registry.data.agreement import agreement, pairs
+from topk_registry.data.agreement import agreement, describe
 from topk_registry.data.folders import FolderError, class_map, read_folders, split_folder
 
 SPLIT = "calibration"
@@ -110,10 +121,8 @@ class Calibration:
                 "calibration images: they are in every set"
             )
         if self.confused:
-            out.append(
-                f"note        images of these folders are mostly predicted as another class: {pairs(self.confused)}"
-            )
-        if high < 1 - facts["alpha"]:
+            out.append(f"note        {describe(self.confused)}")
+        if too_low(int(self.counts.hits.sum()), self.counts.total, facts["samples"], facts["alpha"]):
             out.append("warning     the measured coverage is below the guarantee: are these the images of one source?")
         if facts["forced"]:
             out.append(f"FORCED      {facts['forced']}")
@@ -137,9 +146,11 @@ def open_folder(
         The labeled images, and a line of text that describes how the names of the subfolders were mapped to classes.
 
     Raises:
-        FolderError: the split does not exist, the folder has splits but no split ``calibration``, or a
+        FolderError: the folder or the split does not exist, the folder has splits but no split ``calibration``, or a
             subfolder cannot be mapped to a class.
     """
+    if not os.path.isdir(folder):
+        raise FolderError(f"the data directory {folder} does not exist")
     name = Path(os.path.abspath(folder)).name  # without parent folders, because users may share the calibrated file
     other = split_folder(folder, "train") or split_folder(folder, "validation")
     if chosen := split_folder(folder, split or SPLIT):
@@ -175,7 +186,7 @@ def calibrate_file(
     """Calibrate an exported ONNX file on labeled images, and write a new file that also computes prediction sets.
 
     A prediction set is a set of classes that contains the true class with probability 1 - alpha or more. The function
-    writes the new file atomically.
+    writes the new file atomically. The function skips images that cannot be read, with a warning.
 
     Args:
         model: ONNX file that :func:`topk_export.export_onnx` or an earlier calibration wrote.
@@ -203,6 +214,7 @@ def calibrate_file(
     Raises:
         WrongLabelsError: the labels contradict the predictions of the model, and ``force`` is False.
         ModelFileError: ``model`` is not an exported file, or is a multilabel file.
+        ImageError: more than half of the images cannot be read.
         ValueError: ``output`` is ``model``, there are too few images for ``alpha``, or an argument is out of range.
     """
     output, score = Path(output), score or Score()
@@ -214,12 +226,12 @@ def calibrate_file(
         raise ModelFileError(f"{model} is a multilabel file: prediction sets need a file with one label per image")
     n, names = metadata.num_classes, metadata.class_names
     labels = check_labels(data.labels, n)
+    logits, labels, earlier = _run(predictor, data.images, labels, batch_size, progress)
     order = np.random.default_rng(seed).permutation(len(labels))
     calibrate, report = np.split(order, [len(labels) - round(report_share * len(labels))])
     check_size(len(calibrate), alpha)
     if not len(report):
         raise ValueError("no images are left for the report: use more images or a larger --report-share")
-    logits, earlier = _run(predictor, data.images, labels, batch_size, progress)
     agreed = agreement(logits.argmax(-1), labels, names)
     agreed.check(force=force)
     proto = graph.load(model)
@@ -258,21 +270,47 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
     return values
 
 
+def too_low(hits: int, total: int, samples: int, alpha: float) -> bool:
+    """Return whether ``hits`` of ``total`` sets contain the label, and these are too few for the guarantee.
+
+    For images of one source, the function returns True with a probability of at most 1 %. The coverage of thresholds
+    from ``samples`` images has a Beta distribution or is larger. The coverage is below ``expected`` with probability
+    0.5 %, and above ``measured`` with probability 0.5 %.
+    """
+    order = order_of(samples, alpha)
+    expected = beta_quantile(0.005, order, samples + 1 - order)
+    _, measured = binomial_interval(hits, total, level=0.99)
+    return measured < expected
+
+
 def _run(
     predictor: Predictor, images: Any, labels: np.ndarray, size: int, progress: Progress
-) -> tuple[np.ndarray, SetCounts | None]:
+) -> tuple[np.ndarray, np.ndarray, SetCounts | None]:
+    """Return the logits and the labels of all images that can be read, and the counts of the sets that the file has."""
     count = len(labels)
-    logits = np.empty((count, predictor.metadata.num_classes), np.float32)
-    starts, parts = range(0, count, size), []
-    batches = read_ahead(lambda i: predictor.input_of(images[i]), range(count), batch=size, workers=predictor.workers)
+    logits, readable = np.zeros((count, predictor.metadata.num_classes), np.float32), np.zeros(count, bool)
+    starts, parts, broken = range(0, count, size), [], []
+
+    def read(i: int) -> np.ndarray | ImageError:
+        return predictor.try_input_of(images[i])
+
+    batches = read_ahead(read, range(count), batch=size, workers=predictor.workers)
     for start, batch in zip(progress(starts, len(starts)), batches, strict=True):
-        outputs = predictor.run(np.stack(batch))
-        logits[start : start + len(batch)] = outputs[LOGITS]
+        broken += [x for x in batch if isinstance(x, ImageError)]
+        if not (good := {i: x for i, x in enumerate(batch, start) if not isinstance(x, ImageError)}):
+            continue
+        rows, outputs = list(good), predictor.run(np.stack(list(good.values())))
+        logits[rows], readable[rows] = outputs[LOGITS], True
         if SET in outputs:
-            parts.append(SetCounts.of(outputs[SET], labels[start : start + len(batch)]))
+            parts.append(SetCounts.of(outputs[SET], labels[rows]))
+    if broken:
+        message = f"{len(broken)} of {count} images cannot be read, such as: {broken[0]}"
+        if 2 * len(broken) > count:
+            raise ImageError(message)
+        warnings.warn(f"skipped images: {message}", stacklevel=3)
     if len(bad := np.flatnonzero(~np.isfinite(logits.max(-1)))):
         raise ExportError(f"the logits of {len(bad)} images are not finite; the first is number {bad[0]}")
-    return logits, functools.reduce(SetCounts.__add__, parts) if parts else None
+    return logits[readable], labels[readable], functools.reduce(SetCounts.__add__, parts) if parts else None
 
 
 def _head_sets(built: Any, logits: np.ndarray) -> np.ndarray:

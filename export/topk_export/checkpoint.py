@@ -9,7 +9,6 @@ import contextlib
 import pickle
 import re
 import warnings
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ from topk_registry.nn.classifier import find_classifier, normalize_classifier, n
 CHECKPOINTS = ("model_best.pth.tar", "last.pth.tar")  # in the folder of a run; the first that exists is read
 SUFFIXES = (".pth", ".pt", ".tar", ".safetensors", ".bin", ".ckpt")
 EMA_KEYS = ("state_dict_ema", "model_ema")
-PICKLE, ZIP = b"\x80", b"PK"  # a file of torch.save starts with one of these byte strings
 
 
 @dataclass(frozen=True)
@@ -201,13 +199,10 @@ def _load(path: Path) -> dict[str, Any]:
             from safetensors.torch import load_file
 
             return load_file(str(path))
-        _check_kind(path)
         # timm's train.py stores its arguments as an argparse.Namespace, which weights_only must allow
         with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about pickle protocols; real problems are errors
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except ExportError:
-        raise
     except pickle.UnpicklingError as error:
         found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
         why = f"a {found[1]}, which runs code when it is loaded; save state_dict() instead" if found else "no weights"
@@ -217,21 +212,6 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ExportError(f"{path} contains a {type(content).__name__}, expected a dictionary of weights")
     return content
-
-
-def _check_kind(path: Path) -> None:
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            names = {name.partition("/")[2] for name in archive.namelist()}
-        if "constants.pkl" in names:
-            raise ExportError(f"{path} is a TorchScript archive: export the checkpoint that it was made from")
-        if "data.pkl" in names:
-            return
-    else:
-        with path.open("rb") as file:
-            if file.read(2).startswith((PICKLE, ZIP)):
-                return
-    raise ExportError(f"{path} is not a checkpoint: expected a file of torch.save or safetensors")
 
 
 def _args_of(content: Mapping[str, Any]) -> dict[str, Any]:

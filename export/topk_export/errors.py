@@ -51,6 +51,11 @@ def naming(file: object) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(file)) from error
 
 
+def printable(text: str) -> str:
+    """Escape all control characters, so that the text cannot change the state of a terminal."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of the message of an exception, without the escape codes that color text in a terminal.
 

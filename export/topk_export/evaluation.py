@@ -37,7 +37,7 @@ class ExportedFile:
             ModelFileError: the file is a multilabel file.
         """
         workers = self.running.workers
-        workers = None if workers is None else max(1, workers)  # with 1 worker, a Predictor reads no batch ahead
+        workers = None if workers is None else max(1, workers)  # 0 stands for the main process of a DataLoader
         predictor = Predictor(self.path, device=self.running.device, workers=workers)
         if predictor.metadata.multilabel:
             raise ModelFileError(f"expected a file with one label per image, {self.path} is a multilabel file")

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from topk_export import graph
 from topk_export.errors import ExportError, ModelFileError, VerificationError, first_line, naming
-from topk_export.runtime.metadata import ALLOWED, LOGITS, MULTILABEL, Metadata, outputs_of
+from topk_export.runtime.metadata import ALLOWED, LOGITS, MULTILABEL, MULTILABEL_OUTPUTS, OUTPUTS, Metadata
 from topk_export.runtime.weights import files_of, move_into_place
 from topk_export.source import Source, load_source
 from topk_export.verify import SAMPLE, beside, largest_error, report_lines, sample_input, verify_file, write_json
@@ -243,7 +243,7 @@ def _metadata_of(
         num_classes=n,
         class_names=names,
         preprocess=source.preprocess,
-        outputs=outputs_of(task),
+        outputs=MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS,
         task=task,
         backbone=source.name,
         weights=source.weights,

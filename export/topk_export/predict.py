@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
 
-from topk_export.errors import ImageError, PredictionError
+from topk_export.errors import ImageError, PredictionError, printable
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.ranking import Prediction
@@ -93,19 +93,18 @@ def class_list(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def printable(text: str) -> str:
-    """Escape all control characters, so that the text cannot change the state of a terminal."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def as_row(file: str, result: Any) -> dict[str, Any]:
     """Return the result for the image at the path ``file`` as a dictionary of JSON values.
 
     If ``result`` is a :class:`~topk_export.Prediction`, the keys are ``file``, ``top``, ``set`` and ``set_size``. If
     ``result`` is an exception, the keys are ``file`` and ``error``.
     """
-    name = os.fsencode(file).decode("utf-8", "backslashreplace")
-    return {"file": name, "error": str(result)} if isinstance(result, Failure) else {"file": name, **asdict(result)}
+    content = {"error": str(result)} if isinstance(result, Failure) else asdict(result)
+    return {"file": _encodable(file), **content}
+
+
+def _encodable(file: str) -> str:
+    return os.fsencode(file).decode("utf-8", "backslashreplace")
 
 
 def write_table(rows: Iterable[Row], stream: TextIO) -> int:
@@ -147,7 +146,7 @@ def write_csv(rows: Iterable[Row], stream: TextIO) -> int:
     failed, writer = 0, csv.writer(stream)
     writer.writerow(CSV_COLUMNS)
     for file, result in rows:
-        name = as_row(file, ImageError(""))["file"]
+        name = _encodable(file)
         if isinstance(result, Failure):
             failed += 1
             writer.writerow((name, "", "", "", "", "", "", str(result)))
@@ -202,8 +201,7 @@ def predict_to_parquet(
         shard = output / f"part-{start // shard_size:06d}.parquet"
         if not shard.exists():
             part = images[start : start + shard_size]
-            results = predictor.stream(part, on_error="yield", **options)
-            rows = [as_row(*row) for row in progress(zip(part, results, strict=True), start)]
+            rows = [as_row(*row) for row in progress(predicted(predictor, part, **options), start)]
             table = pa.Table.from_pylist([_flat(row) for row in rows], schema=_schema(pa))
             _write_whole(shard, lambda file, table=table: pq.write_table(table, file))  # type: ignore[misc]
         errors = pq.read_table(shard, columns=["error"])["error"]

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from topk_registry import create_loss, loss_info, refresh_plugins, registry
+from topk_registry import create_loss, list_losses, loss_info, refresh_plugins, registry
 from topk_registry.cli import doctor
 from topk_registry.cli import main as cli
 from topk_registry.cli.commands import CORE, commands
@@ -96,6 +96,7 @@ def test_a_hidden_loss_is_listed_by_its_full_name(fresh, capsys):
     refresh_plugins()
     assert loss_info("topk_hinge").distribution == "topk-registry"
     assert create_loss("topk_hinge", k=3).k == 3
+    assert "rival-losses:topk_hinge" not in list_losses()
     assert type(create_loss("rival-losses:topk_hinge")).__name__ == "Mine"
     assert cli.main(["losses"]) == 0
     rows = {row.split()[0]: row for row in capsys.readouterr().out.splitlines()}

@@ -5,8 +5,6 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
-from PIL.Image import fromarray
 from timm.data import create_loader
 
 from topk_registry import registry
@@ -76,23 +74,6 @@ def test_timms_loader_takes_it():
     images, target = next(iter(loader))
     assert images.shape == (4, 3, 32, 32)
     assert target.tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    ("size", "aug", "kept"), [(32, {"no_aug": True}, True), (24, {"no_aug": True}, False), (32, {"hflip": 0.5}, False)]
-)
-@pytest.mark.parametrize("prefetcher", [True, False])
-def test_an_image_that_a_transform_would_only_convert_is_not_decoded(size, aug, kept, prefetcher, monkeypatch):
-    plain, seen = Hierarchy(size=8), []
-    monkeypatch.setattr("topk_registry.data.drawn.Image.fromarray", lambda a: seen.append(1) or fromarray(a))
-    where = {"device": torch.device("cpu"), "use_prefetcher": prefetcher, "num_workers": 0}
-    create_loader(plain, (3, size, size), 4, is_training=True, **where, **aug)
-    drawn = [plain[i][0] for i in range(8)]
-    assert (not seen) == (kept and prefetcher)
-    for image, ours in zip(plain.images, drawn, strict=True) if kept else ():
-        theirs = plain.transform(fromarray(image))
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)
 
 
 def test_it_pickles_for_spawned_workers():

@@ -5,12 +5,10 @@ import pytest
 import torch
 from torchvision.datasets import FakeData
 
-from topk_registry.data.hierarchy import Hierarchy
 from topk_registry.data.labels import (
     class_counts,
     kept_labels_of,
     labels_of,
-    superclasses_of,
 )
 
 
@@ -44,11 +42,3 @@ def test_labels_are_loaded_only_where_they_are_not_kept():
 def test_a_label_out_of_range_is_named():
     with pytest.raises(ValueError, match=r"labels in \[0, 4\], got 7"):
         class_counts(np.asarray([0, 7]), 5)
-
-
-def test_superclasses_of_the_built_in_data():
-    assert superclasses_of(Hierarchy(size=2)) == [c % 20 for c in range(100)]
-
-
-def test_superclasses_may_be_unknown():
-    assert superclasses_of(Kept(classes=["a", "b"])) is None

@@ -145,7 +145,7 @@ def test_a_plugin_gets_its_own_option_of_the_same_name(monkeypatch):
 @pytest.mark.parametrize(
     ("sample", "words"),
     [
-        ([Image.new("RGB", (4, 4)), 1], "samples (PIL image, label)"),
+        ((Image.new("RGB", (4, 4)),), "samples (PIL image, label)"),
         ((np.zeros((4, 4)), 1), "PIL image"),
         ((Image.new("RGB", (4, 4)), 2), "from 0 to 1"),
         ((Image.new("RGB", (4, 4)), 0.5), "whole labels"),

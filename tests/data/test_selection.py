@@ -77,7 +77,7 @@ def test_noise_of_a_data_set_keeps_the_true_labels(items):
     assert "(uniform)" in with_label_noise(items, 0.5).notes[0]
     with pytest.raises(ValueError, match="superclasses"):
         with_label_noise(items, 0.5, kind="family")
-    with pytest.raises(ValueError, match="family or uniform"):
+    with pytest.raises(ValueError, match="uniform, or family"):
         with_label_noise(items, 0.5, kind="other")
     with pytest.raises(ValueError, match=r"in \[0, 1\]"):
         with_label_noise(items, 1.5)

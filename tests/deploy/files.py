@@ -1,6 +1,5 @@
 """A small exported file that is written without torch, and images whose labels follow its probabilities."""
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
+from tests.export.colours import encoded
 from topk_export.graph import optional_input
 from topk_export.runtime.metadata import ALLOWED, LOGITS, Metadata
 from topk_export.runtime.preprocess import Preprocess
@@ -85,9 +85,7 @@ def as_image(color: Any, size: tuple[int, int] = (SIZE, SIZE)) -> Image.Image:
 
 
 def png(color: Any, size: tuple[int, int] = (SIZE, SIZE)) -> bytes:
-    buffer = io.BytesIO()
-    as_image(color, size).save(buffer, "PNG")
-    return buffer.getvalue()
+    return encoded(as_image(color, size))
 
 
 def class_folders(root: Path, count: int, seed: int = 0, names: tuple[str, ...] = NAMES) -> Path:

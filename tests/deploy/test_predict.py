@@ -15,7 +15,8 @@ import pytest
 from tests.deploy.files import COLORS, NAMES, as_image, write_file
 from topk_export import ClassScore, Prediction, Predictor
 from topk_export.commands.predict import main
-from topk_export.predict import class_list, find_images, predict_to_parquet, printable, write_csv
+from topk_export.errors import printable
+from topk_export.predict import class_list, find_images, predict_to_parquet, write_csv
 
 GREY = NAMES[-1]
 

@@ -131,21 +131,7 @@ def test_a_row_does_not_depend_on_its_batch(head, n):
             assert not np.isnan(np.delete(got, 7, 0)).any()
 
 
-@pytest.mark.parametrize(("n", "k"), [(12, 5), pytest.param(1000, 50, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("masked", [-1e9, -np.inf], ids=str)
-def test_at_most_k_free_classes_have_marginal_1(head, n, k, masked):
-    for free in (1, k - 1, k):
-        row = np.where(np.arange(n) < free, np.linspace(0, 3, n), masked).astype(np.float32)
-        out = head(n, k)(row[None])
-        np.testing.assert_allclose(out["marginals"][0, :free], 1, rtol=1e-5)
-        if masked == -np.inf:
-            assert (out["marginals"][0, free:] == 0).all()
-            assert (out["indices"][0, free:] == -1).all()
-            assert set(out["indices"][0, :free].tolist()) == set(range(free))
-        assert not np.isnan(out["marginals"]).any()
-
-
-@pytest.mark.parametrize(("n", "k"), [(12, 5), pytest.param(1000, 50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("n", "k"), [(12, 5), pytest.param(1000, 5, marks=pytest.mark.slow)])
 def test_class_lists(head, n, k):
     run, rows = head(n, k), hard_rows(n, k)
     logits = np.concatenate((rows["normal"], rows["ties"]))
@@ -169,10 +155,3 @@ def test_class_lists(head, n, k):
     with torch.no_grad():
         eager = TopKHead(k)(torch.from_numpy(logits), allowed=torch.from_numpy(mask))  # type: ignore[call-arg]
     np.testing.assert_allclose(out["marginals"], eager.marginals, rtol=1e-5)
-
-
-def test_all_classes_are_allowed_by_default(head):
-    logits = np.random.default_rng(0).standard_normal((3, 12)).astype(np.float32)
-    default, all_true = head(12, 5)(logits), head(12, 5)(logits, allowed=np.ones((1, 12), bool))
-    for name, value in default.items():
-        np.testing.assert_array_equal(value, all_true[name])

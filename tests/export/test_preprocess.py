@@ -148,7 +148,6 @@ def test_a_strip_that_resizing_would_blow_up_is_refused():
     with pytest.raises(ImageTooLargeError, match=r"1 x 60000 pixels would be resized to 256 x 15360000"):
         recipe.pixels(read_image(source))
     assert size_of_image(source) == (60_000, 1)
-    assert recipe.resized_pixels(60_000, 1) == 256 * 15_360_000
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
@@ -161,10 +160,9 @@ def test_a_truncated_file_is_refused(form, tmp_path):
 
 
 @pytest.mark.parametrize("recipe", [SETTINGS[0], SETTINGS[10]], ids=["RGB", "grey"])
-@pytest.mark.parametrize("mode", ["LAB", "CMYK", "YCbCr", "I;16", "F", "1", "LA", "PA"])
-def test_other_modes_are_converted_or_refused_with_a_reason(mode, recipe):
-    image = Image.new(mode, (40, 30)) if mode != "LAB" else Image.merge("LAB", [Image.new("L", (40, 30), 128)] * 3)
-    pixels = Preprocess(**recipe).pixels(image)
+@pytest.mark.parametrize("mode", ["CMYK", "YCbCr", "I;16", "F", "1", "LA", "PA"])
+def test_other_modes_are_converted(mode, recipe):
+    pixels = Preprocess(**recipe).pixels(Image.new(mode, (40, 30)))
     assert pixels.shape[2] == recipe["input_size"][0]
 
 
@@ -188,14 +186,11 @@ def test_floats_from_0_to_1_are_fractions_of_white(tmp_path):
     assert np.array_equal(np.asarray(read_image(path)), levels)
 
 
-def test_a_mode_that_cannot_be_converted_is_an_image_error(monkeypatch):
-    def refuse(*_):
-        raise ValueError("conversion not supported")
-
-    image = Image.new("CMYK", (40, 30))
-    monkeypatch.setattr(image, "convert", refuse)
-    with pytest.raises(ImageError, match="mode CMYK cannot be converted to RGB: conversion not supported"):
-        Preprocess(**SETTINGS[0]).pixels(image)
+def test_a_mode_that_cannot_be_converted_is_an_image_error():
+    image = Image.merge("LAB", [Image.new("L", (40, 30), 128)] * 3)
+    assert Preprocess(**SETTINGS[0]).pixels(image).shape == (224, 224, 3)
+    with pytest.raises(ImageError, match="mode LAB cannot be converted to L: conversion from LAB"):
+        Preprocess(**SETTINGS[10]).pixels(image)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"%PDF-1.4 ", b"\x89PNG\r\n\x1a\n", bytes(1000)], ids=repr)

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from topk_export import ModelFileError, graph, verify_file
 from topk_export.commands import export as export_command
 from topk_export.commands import verify as verify_command
-from topk_export.commands.common import printable
+from topk_export.commands.common import say
 from topk_export.nodes import add_sets, digest_of_table
 from topk_export.runtime.metadata import SET_OUTPUTS, Metadata
 from topk_export.verify import THRESHOLDS, Check, _check_logits
@@ -124,7 +124,7 @@ def edit_default(model):
         (lambda model: edit_node(model, "LessOrEqual", "GreaterOrEqual"), "prediction sets"),
         (edit_sets(score="aps"), "prediction sets"),
         (edit_sets(temperature=3.0), "prediction sets"),
-        (edit_sets(alphas=[0.01, 0.2, 0.3]), "thresholds are those of the calibration"),
+        (edit_sets(alphas=[0.01, 0.2, 0.3]), "alphas are those of the calibration"),
         (edit_default, "the default alpha is that of the calibration"),
     ],
     ids=["threshold", "comparison", "score", "temperature", "levels", "default alpha"],
@@ -262,8 +262,9 @@ def test_errors_of_the_export_command_are_one_line(arguments, message, tmp_path,
     assert not list(tmp_path.iterdir())
 
 
-def test_terminal_codes_of_names_are_escaped():
-    assert printable("a\x1b[31m\tb\x07\nö\u202e") == "a\\x1b[31m\\tb\\x07\nö\\u202e"
+def test_terminal_codes_of_names_are_escaped(capsys):
+    say("a\x1b[31m\tb\x07\nö\u202e")
+    assert capsys.readouterr().err == "a\\x1b[31m\\tb\\x07\nö\\u202e\n"
 
 
 def test_commands_have_at_most_25_flags():

@@ -1,4 +1,4 @@
-"""Metrics of several labels: scikit-learn's and timm's numbers, in any batches, over ranks."""
+"""Metrics of several labels: scikit-learn's and timm's numbers, in any batches."""
 
 import math
 import warnings
@@ -7,10 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, f1_score, recall_score
 from timm.task import MultiLabelClassificationEvaluator
-from torch import distributed as dist
-from torch import multiprocessing as mp
 
-from tests.workers import processes
 from topk_registry.metrics import LabelSetMetrics, TopKAccuracy, average_precision
 
 N, CLASSES = 97, 7
@@ -147,27 +144,3 @@ def test_a_threshold_and_targets_of_any_type():
 def test_wrong_arguments_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def shard(rank, store, results):
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    logits, target = batch(tied=True)
-    mine = slice(0, 60) if rank == 0 else slice(60, N)
-    metric = LabelSetMetrics(CLASSES)
-    metric.update(logits[mine], target[mine])
-    results[rank] = metric.compute(), metric.compute(), metric.compute(sync=False)
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_ranks_count_together(tmp_path):
-    context = processes()
-    with context.Manager() as manager:
-        results = manager.dict()
-        arguments = (str(tmp_path / "store"), results)
-        mp.start_processes(shard, arguments, nprocs=2, start_method=context.get_start_method())
-        found = [results[0], results[1]]
-    whole = measured(*batch(tied=True))
-    for together, again, own in found:
-        assert together == again == pytest.approx(whole)
-        assert own["map"] != pytest.approx(whole["map"])

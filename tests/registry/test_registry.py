@@ -3,7 +3,6 @@
 import functools
 import re
 import threading
-import traceback
 
 import pytest
 import torch
@@ -105,7 +104,7 @@ def test_what_metadata_shows_to_be_broken_is_listed_so(acme, registry, value, re
     [
         ("acme_losses:Mien", "module 'acme_losses' has no attribute 'Mien'"),
         ("acme_losses.missing:Mine", "No module named 'acme_losses.missing'"),
-        ("acme_losses", "module 'acme_losses' has no attribute"),
+        ("acme_losses", "expected a class or a function, got an instance of module"),
         ("wrong_losses:Mine", "SyntaxError"),
     ],
 )
@@ -127,15 +126,6 @@ def test_a_repaired_plugin_loads(acme, registry):
     assert registry.info("broken").status == "available"
 
 
-@pytest.mark.parametrize("error", ["OSError: disk full", "SystemExit: 3"])
-def test_a_factory_that_raises_is_chained(acme, registry, error):
-    kind, _, message = error.partition(": ")
-    broken(acme, f"def Mine():\n    raise {kind}({message!r})\n")
-    with pytest.raises(BrokenPluginError, match=f"loss 'broken' fails: {error}") as caught:
-        registry.create("broken")
-    assert f"raise {kind}" in "".join(traceback.format_exception(caught.value))
-
-
 def test_an_interrupt_is_no_broken_plugin(acme, registry):
     broken(acme, "def Mine():\n    raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
@@ -148,8 +138,8 @@ def test_an_interrupt_is_no_broken_plugin(acme, registry):
     assert registry.info("interrupted").status == "available"
 
 
-@pytest.mark.parametrize("error", [ValueError, TypeError])
-def test_a_factorys_own_complaint_about_options_passes_through(acme, registry, error):
+@pytest.mark.parametrize("error", [ValueError, TypeError, OSError])
+def test_an_error_of_a_factory_passes_through(acme, registry, error):
     broken(acme, f"def Mine(*, k=5):\n    raise {error.__name__}('k must be odd')\n")
     with pytest.raises(error, match="k must be odd"):
         registry.create("broken", k=4)
@@ -252,22 +242,10 @@ def test_the_public_functions_are_these(acme):
             tr.create_loss("acme")
 
 
-@pytest.mark.parametrize(
-    ("source", "error", "words"),
-    [
-        ("from torch import nn\nMine = nn.MSELoss()\n", BrokenPluginError, "got an instance of MSELoss"),
-        (
-            "def Mine(scores, labels):\n    return scores.sum()\n",
-            TypeError,
-            "needs scores, labels .*a factory takes options and returns the loss",
-        ),
-    ],
-    ids=["instance", "the loss itself"],
-)
-def test_common_mistakes_of_a_plugin_are_named(acme, source, error, words):
-    broken(acme, source)
+def test_a_plugin_that_is_the_loss_itself_is_explained(acme):
+    broken(acme, "def Mine(scores, labels):\n    return scores.sum()\n")
     tr.refresh_plugins()
-    with pytest.raises(error, match=words):
+    with pytest.raises(TypeError, match=r"needs scores, labels .*a factory takes options and returns the loss"):
         tr.create_loss("broken")
 
 
@@ -275,14 +253,3 @@ def test_an_unknown_name_in_a_misspelt_group_is_found(site, registry):
     site.distribution("acme-losses", {"acme": "acme_losses:Mine"}, group="topk_registry.loss")
     with pytest.raises(UnknownPluginError, match=r"\[topk_registry.loss\]; the groups are .*doctor"):
         registry.create("acme")
-
-
-def test_a_hidden_plugin_is_listed_by_its_full_name(site, registry):
-    site.module("acme_losses", GOOD)
-    site.distribution("acme-losses", {"focal": "acme_losses:Mine", "ce": "gone_losses:Mine"})
-    site.distribution("topk-registry", {"focal": "topk_plugins.imbalance:Focal"})
-    states = {info.name: info.status for info in registry.infos() if info.name.endswith(("focal", "ce"))}
-    assert states["acme-losses:focal"] == "available"
-    assert states["acme-losses:ce"] == "broken"
-    assert "acme-losses:focal" not in registry.names()
-    assert registry.create("acme-losses:focal")(torch.ones(1, 2), None) == 2

@@ -12,18 +12,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from topk_registry.data.hierarchy import Hierarchy
-    from topk_registry.data.labels import class_counts, class_names_of, is_indexed, labels_of, superclasses_of
+    from topk_registry.data.labels import class_counts, class_names_of, is_indexed, labels_of
     from topk_registry.data.open import open_dataset
     from topk_registry.data.selection import Selection, class_balanced_epoch, hold_out, long_tail, renumber, subset
     from topk_registry.data.selection import with_label_noise as with_label_noise
 
 __all__ = [
-    "Hierarchy", "Selection", "class_balanced_epoch", "class_counts", "class_names_of",
-    "hold_out", "is_indexed", "labels_of", "long_tail", "open_dataset", "renumber", "subset", "superclasses_of",
-    "with_label_noise",
+    "Hierarchy", "Selection", "class_balanced_epoch", "class_counts", "class_names_of", "hold_out", "is_indexed",
+    "labels_of", "long_tail", "open_dataset", "renumber", "subset", "with_label_noise",
 ]  # fmt: skip
 _HOMES = {"Hierarchy": "hierarchy", "open_dataset": "open"}
-_HOMES |= dict.fromkeys(("class_counts", "class_names_of", "is_indexed", "labels_of", "superclasses_of"), "labels")
+_HOMES |= dict.fromkeys(("class_counts", "class_names_of", "is_indexed", "labels_of"), "labels")
 
 
 def __getattr__(name: str) -> object:  # imported on first use, because folders and agreement must not import torch

@@ -1,10 +1,4 @@
-"""A comparison of labels with the predictions of a model. The comparison finds class folders with wrong names.
-
-If the names of the folders A and B are exchanged, most images of A are predicted as B, and most images of B as A. If
-all names are shifted by one class, most images of each folder are predicted as the next class. If the model does not
-know class A, the images of A are predicted as another class B, but the images of B are predicted correctly. Therefore
-this case does not count as a wrong name.
-"""
+"""A comparison of labels with the predictions of a model. The comparison finds class folders with wrong names."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +35,8 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
     A class with at least 3 images is called confused if more than half of these images are predicted as the same wrong
     class. The labels look wrong in two cases. In the first case, the accuracy is close to the accuracy of random
     guesses. In the second case, the images of at least two confused classes are predicted as classes that are confused
-    too, as if the folder names were exchanged.
+    too, as if the folder names were exchanged. If the model does not know a class, this class alone is confused, and
+    the labels look right.
 
     Args:
         predicted: class indices that a model predicts: [N].
@@ -56,16 +51,15 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
         other = int(counts.argmax())
         if other != label and counts.sum() >= MIN_IMAGES and 2 * counts[other] > counts.sum():
             usual[label] = other
-    swapped = [label for label, other in usual.items() if other in usual]
-    problem = ""
-    if not accuracy > CHANCE_ODDS / (n - 1 + CHANCE_ODDS):
-        problem = f"top-1 accuracy is {accuracy:.1%} on {len(labels)} images, and random guesses have {1 / n:.1%}"
     confused = [(classes[label], classes[other]) for label, other in usual.items()]
-    if len(swapped) >= 2:
-        problem += f"{'; ' * bool(problem)}images of these folders are mostly predicted as another class: "
-        problem += pairs(confused)
-    return Agreement(accuracy, confused, problem)
+    problems: list[str] = []
+    if not accuracy > CHANCE_ODDS / (n - 1 + CHANCE_ODDS):
+        problems.append(f"top-1 accuracy is {accuracy:.1%} on {len(labels)} images; random guesses have {1 / n:.1%}")
+    if sum(other in usual for other in usual.values()) >= 2:
+        problems.append(describe(confused))
+    return Agreement(accuracy, confused, "; ".join(problems))
 
 
-def pairs(confused: Sequence[tuple[str, str]]) -> str:
-    return listed([f"{label!r} as {other!r}" for label, other in confused], 5)
+def describe(confused: Sequence[tuple[str, str]]) -> str:
+    pairs = listed([f"{label!r} as {other!r}" for label, other in confused], 5)
+    return f"images of these folders are mostly predicted as another class: {pairs}"

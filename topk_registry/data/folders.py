@@ -42,14 +42,8 @@ def natural_key(name: str) -> tuple[list[int | str], str]:
 
 def images_below(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> list[str]:
     """Return the paths of all images in ``root`` and in all folders below ``root``, in natural order."""
-    paths = (os.path.join(folder, name) for folder, _, files in _walk(root) for name in files)
-    return sorted((path for path in paths if is_image(path, suffixes)), key=natural_key)
-
-
-def is_image(path: str, suffixes: Collection[str] = IMAGE_SUFFIXES) -> bool:
-    """Return whether a file name ends in one of the suffixes and does not begin with a dot. Case is ignored."""
-    name = os.path.basename(path)
-    return not name.startswith(".") and _suffix(name) in suffixes
+    found = (os.path.join(folder, name) for folder, _, files in _walk(root) for name in files)
+    return sorted((path for path in found if _suffix(path) in suffixes), key=natural_key)
 
 
 def split_folder(root: str | Path, split: str) -> Path | None:
@@ -70,36 +64,30 @@ def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -
     """
     places: dict[str, str] = {}
     images: list[tuple[str, str]] = []
-    loose: list[tuple[str, str]] = []
-    empty: list[str] = []
+    empty: set[str] = set()
     skipped: Counter[str] = Counter()
-    problem = ""
     for folder, below, files in _walk(root):
         name = os.path.basename(folder)
-        inside = [(os.path.join(folder, file), name) for file in files if is_image(file, suffixes)]
+        inside = [(os.path.join(folder, file), name) for file in files if _suffix(file) in suffixes]
         skipped.update(end for end in map(_suffix, files) if end in OTHER_IMAGES and end not in suffixes)
-        if folder == str(root):
-            loose = inside
-        elif inside:
-            if places.setdefault(name, folder) != folder:
-                problem = problem or f"two class folders are named {name!r}, {places[name]} and {folder}: rename one"
-            images += inside
-        elif not below:
-            empty.append(name)
+        if inside and folder == str(root):
+            raise FolderError(
+                f"{root} contains {count_of(inside, 'image')} outside of class folders, such as "
+                f"{os.path.basename(min(inside)[0])}: move each image into a folder with the name of its class"
+            )
+        if inside and places.setdefault(name, folder) != folder:
+            raise FolderError(f"two class folders are named {name!r}, {places[name]} and {folder}: rename one")
+        if not inside and not below:
+            empty.add(name)
+        images += inside
     notes: list[str] = []
     if skipped:
         kinds = ", ".join(f"{count} {suffix}" for suffix, count in skipped.most_common())
         notes.append(f"skipped {kinds} files of {root}; only {', '.join(sorted(suffixes))} are read")
-    if loose and not problem:
-        problem = (
-            f"{root} contains {count_of(loose, 'image')} outside of class folders, such as "
-            f"{os.path.basename(min(loose)[0])}: move each image into a folder with the name of its class"
-        )
-    if problem or not images:
-        problem = problem or f"{root} contains no images ({', '.join(sorted(suffixes))})"
-        raise FolderError("; ".join([*notes, problem]))
-    if empty := sorted(set(empty) - set(places), key=natural_key):
-        notes.append(f"skipped class folders of {root} without images: {listed(empty)}")
+    if not images:
+        raise FolderError("; ".join([*notes, f"{root} contains no images ({', '.join(sorted(suffixes))})"]))
+    if unused := sorted(empty - set(places), key=natural_key):
+        notes.append(f"skipped class folders of {root} without images: {listed(unused)}")
     images.sort(key=lambda image: natural_key(image[0]))
     return ClassFolders(sorted(places, key=natural_key), images, notes)
 

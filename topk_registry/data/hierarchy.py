@@ -24,9 +24,8 @@ SPREAD = 42.0  # standard deviation of an image in gray levels; the gray levels 
 class Hierarchy(DrawnImages):
     """Generated images of ``superclasses * fine`` classes. Class c belongs to superclass c mod ``superclasses``.
 
-    An image is the sum of a pattern of its superclass, a pattern of its class, and noise. Image i does not depend on
-    ``size`` or ``eval_size``. The labels repeat 0, 1, ..., n - 1, so the sizes of classes differ by at most one. All
-    images are in memory, with 3 KiB per image.
+    Image i does not depend on ``size`` or ``eval_size``. The labels repeat 0, 1, ..., n - 1, so the sizes of classes
+    differ by at most one. All images are in memory, with 3 KiB per image.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.

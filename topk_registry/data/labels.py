@@ -1,4 +1,4 @@
-"""Functions that read the labels, class names and superclasses of a map-style data set.
+"""Functions that read the labels and the class names of a map-style data set.
 
 If possible, the functions do not read images. If images can have several labels, targets are k-hot. A k-hot target is a
 vector [n] with 1 for each label of the image, and 0 for all other classes.
@@ -80,9 +80,3 @@ def class_counts(labels: Labels, num_classes: int) -> list[int]:
         wrong = labels.min() if labels.min() < 0 else labels.max()
         raise ValueError(f"expected labels in [0, {num_classes - 1}], got {wrong}; see --num-classes")
     return np.bincount(labels, minlength=num_classes).tolist()
-
-
-def superclasses_of(dataset: Any) -> list[int] | None:
-    """Return the index of the superclass of each class [n], or None if the data set has no superclasses."""
-    known = getattr(dataset, "superclasses", None)
-    return None if known is None else list(known)

@@ -21,9 +21,6 @@ FOLDERS = ("", "folder", "topk/folder")
 # exceptions that Pillow raises for broken files
 DECODE_ERRORS = (OSError, EOFError, SyntaxError, ValueError, struct.error, zlib.error, Image.DecompressionBombError)
 
-# options that every data set takes, with their defaults
-CHANGES = {"noise": 0.0, "noise_kind": "", "long_tail": 1.0, "subset": 1.0, "change_seed": 0}
-
 
 def open_dataset(
     name: str,
@@ -77,19 +74,16 @@ def open_dataset(
         if problem := first_problem(dataset, multilabel=multilabel):
             raise ValueError(f"{name}: {problem}")
     else:
-        changes = options
-        if wrong := [option for option in options if option not in CHANGES]:
-            raise TypeError(f"data set {name or 'folder'!r} has no option {wrong[0]!r}: it has {', '.join(CHANGES)}")
+        check_options(f"data set {name or 'folder'!r}", _changed, changes := options)
         if name not in FOLDERS:
-            dataset = _open_timm(name, split, root, mode, dict(timm_options or {}))
+            dataset = _open_timm(name, split, root, mode, timm_options or {})
         elif multilabel:
             raise ValueError("a folder has one label per image, but --task multilabel needs several labels per image")
         else:
-            dataset = _open_folder(split, Path(root or ""), mode, suffixes)
+            dataset = ReaderImages(FolderReader(Path(root or ""), split, suffixes), mode)
     if not is_indexed(dataset):
         if changes or held_out:
-            used = ", ".join([*changes, *["held_out"] * bool(held_out)])
-            raise ValueError(f"{name} is a stream, but {used} needs random access")
+            raise ValueError(f"{name} is a stream, but {', '.join(changes) or 'held_out'} needs random access")
         return dataset
     if len(dataset) == 0:
         raise ValueError(f"split {split!r} of {name or root} is empty")
@@ -98,7 +92,7 @@ def open_dataset(
     if held_out:
         rest, held = selection.hold_out(part, held_out, seed=changes.get("change_seed", 0))
         part = rest if training else held
-    return _changed(part, **{**CHANGES, **changes}) if training else part
+    return _changed(part, **changes) if training else part
 
 
 def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -115,33 +109,33 @@ def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) 
     return registry.datasets.create(short, factory, split=split, **own), changes
 
 
-def _open_folder(split: str, root: Path, mode: str, suffixes: tuple[str, ...]) -> "ReaderImages":
-    if not root.is_dir():
-        raise FileNotFoundError(f"the data directory {root} does not exist")
-    return ReaderImages(FolderReader(split_folder(root, split) or root, suffixes), mode)
-
-
-def _open_timm(name: str, split: str, root: Any, mode: str, options: dict[str, Any]) -> Any:
+def _open_timm(name: str, split: str, root: Any, mode: str, options: Mapping[str, Any]) -> Any:
     from timm.data import ImageDataset, create_dataset
 
-    encode = options.pop("target_transform", None)
-    place = None if root is None else str(root)
-    dataset: Any = create_dataset(name, root=place, split=split, input_img_mode=mode, **options)
+    dataset: Any = create_dataset(name, root=root and str(root), split=split, input_img_mode=mode, **options)
     if isinstance(dataset, ImageDataset):  # the messages of ReaderImages name the unreadable file
-        return ReaderImages(dataset.reader, mode, encode)
-    if encode is not None:
-        dataset.target_transform = encode
+        return ReaderImages(dataset.reader, mode, dataset.target_transform)
     return dataset
 
 
 def _changed(
-    data: Selection, noise: float, noise_kind: str, long_tail: float, subset: float, change_seed: int
+    data: Selection,
+    /,
+    *,
+    noise: float = 0.0,
+    noise_kind: str = "",
+    long_tail: float = 1.0,
+    subset: float = 1.0,
+    change_seed: int = 0,
 ) -> Selection:
     if subset != 1.0:
         data = selection.subset(data, subset, seed=change_seed)
     if long_tail != 1.0:
         data = selection.long_tail(data, long_tail, seed=change_seed)
     return selection.with_label_noise(data, noise, kind=noise_kind, seed=change_seed) if noise else data
+
+
+CHANGES = tuple(parameters(_changed)[0])  # the options that every data set takes
 
 
 def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
@@ -155,14 +149,14 @@ def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
         return "" if hasattr(dataset, "__iter__") else f"expected a data set with a length, got {dataset!r}"
     if len(dataset) == 0:
         return ""
-    sample, names = dataset[0], class_names_of(dataset)
+    images: list[Any] = []
+    dataset.transform = lambda image: images.append(image) or image
+    sample, dataset.transform = dataset[0], None
     if not (isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], Image.Image)):
-        return f"expected samples (PIL image, label) without a transform, got {sample!r}"
-    if not hasattr(dataset, "transform"):
-        return "expected an attribute transform, None at first, which is applied to each image"
-    if not _applies_transform(dataset):
+        return f"expected samples (PIL image, label), got {sample!r}"
+    if not images:
         return "expected dataset[i] to apply the attribute transform to the image"
-    kept = targets_of(dataset)
+    names, kept = class_names_of(dataset), targets_of(dataset)
     if kept is not None and len(kept) != len(dataset):
         return f"expected one entry of targets per sample, got {len(kept)} targets and {len(dataset)} samples"
     target, n = np.asarray(sample[1]), len(names or ())
@@ -177,23 +171,16 @@ def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
     return "" if fine else f"expected whole labels from 0 to {n - 1 if n else 'n - 1'}, got {sample[1]!r}"
 
 
-def _applies_transform(dataset: Any) -> bool:
-    before, result = dataset.transform, object()
-    dataset.transform = lambda image: result
-    try:
-        return dataset[0][0] is result
-    finally:
-        dataset.transform = before
-
-
 class FolderReader:
-    """A reader of a folder with one subfolder per class. The class has the interface of a reader of timm.
+    """A reader of one split of a folder with one subfolder per class. ``reader[i]`` is (open file, class index).
 
-    ``reader[i]`` is a pair (open file, class index).
+    The class has the interface of a reader of timm.
     """
 
-    def __init__(self, root: Path, suffixes: tuple[str, ...]) -> None:
-        folders = read_folders(root, suffixes)
+    def __init__(self, root: Path, split: str, suffixes: tuple[str, ...]) -> None:
+        if not root.is_dir():
+            raise FileNotFoundError(f"the data directory {root} does not exist")
+        folders = read_folders(split_folder(root, split) or root, suffixes)
         self.notes = folders.notes
         self.class_to_idx = {name: i for i, name in enumerate(folders.names)}
         self.samples = [(path, self.class_to_idx[name]) for path, name in folders.images]
@@ -231,16 +218,11 @@ class ReaderImages:
                 check_depth(opened)
                 image = opened.convert(self.mode)
         except DECODE_ERRORS as error:
-            raise UnreadableImageError(f"cannot read {self._name(index)}: {error}") from error
+            name = self.reader.filename(index, absolute=True) or f"sample {index}"
+            raise UnreadableImageError(f"cannot read {name}: {error}") from error
         if self.target_transform is not None:
             target = self.target_transform(target)
         return (image if self.transform is None else self.transform(image)), -1 if target is None else target
-
-    def _name(self, index: int) -> str:
-        try:
-            return str(self.reader.filename(index, absolute=True) or f"sample {index}")
-        except NotImplementedError:  # readers of tables have no file names
-            return f"sample {index}"
 
 
 def check_depth(image: Image.Image) -> None:

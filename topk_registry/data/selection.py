@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from topk_registry.data.labels import Labels, class_counts, class_names_of, labels_of, superclasses_of, targets_of
+from topk_registry.data.labels import Labels, class_counts, class_names_of, labels_of, targets_of
 
 Indices = NDArray[np.int64]
 MAX_MESSAGES = 10  # maximum number of messages about unreadable images per process
@@ -37,10 +37,10 @@ class Selection:
         indices: indices of the selected samples in ``dataset``, in the new order: [M]. Default: all samples.
         targets: targets of the selected samples: class indices [M] or k-hot vectors [M, n]. Default: the targets of
             ``dataset``.
-        true_targets: targets of the selected samples without label noise. Default: ``targets`` if given, else the true
-            targets of ``dataset``.
         classes: class names: [n]. Default: the class names of ``dataset``.
         notes: messages for the user that describe the changes.
+
+    The attribute ``true_targets`` contains the targets without label noise.
     """
 
     def __init__(
@@ -49,23 +49,20 @@ class Selection:
         indices: Indices | None = None,
         *,
         targets: NDArray[Any] | None = None,
-        true_targets: NDArray[Any] | None = None,
         classes: Sequence[str] | None = None,
         notes: Sequence[str] = (),
     ) -> None:
         chosen: Indices = np.arange(len(dataset)) if indices is None else np.asarray(indices, np.int64)
-        known, true = targets_of(dataset), getattr(dataset, "true_targets", None)
-        known, true = (None if each is None else each[chosen] for each in (known, true))
+        self.targets = self.true_targets = targets
+        if targets is None and (known := targets_of(dataset)) is not None:
+            self.targets = known[chosen]
+            self.true_targets = getattr(dataset, "true_targets", known)[chosen]
         self.classes = list(classes) if classes is not None else class_names_of(dataset)
-        self.superclasses = None if classes is not None else superclasses_of(dataset)
+        self.superclasses = None if classes is not None else getattr(dataset, "superclasses", None)
         self.notes = [*getattr(dataset, "notes", ()), *notes]
         if isinstance(dataset, Selection):
             chosen, dataset = dataset.indices[chosen], dataset.dataset
         self.dataset, self.indices = dataset, chosen
-        self.targets = known if targets is None else targets
-        if true_targets is None:
-            true_targets = self.targets if targets is not None or true is None else true
-        self.true_targets = true_targets
         self._named: set[int] = set()
 
     @property
@@ -96,9 +93,7 @@ class Selection:
         raise UnreadableImageError(f"{MAX_FAILURES} consecutive images cannot be read, up to sample {index}")
 
 
-def with_label_noise(
-    dataset: Any, share: float, *, kind: str = "", superclasses: Sequence[int] | None = None, seed: int = 0
-) -> Selection:
+def with_label_noise(dataset: Any, share: float, *, kind: str = "", seed: int = 0) -> Selection:
     """Replace the labels of random samples, and return the data set with the new labels.
 
     Args:
@@ -109,24 +104,23 @@ def with_label_noise(
             label can equal the true label (Berrada et al. 2018, section 5.1). With ``"uniform"``, the new label is
             drawn uniformly from all classes except the true class. Default: ``"family"`` if the data set has
             superclasses, else ``"uniform"``.
-        superclasses: index of the superclass of each class: [n]. Default: the superclasses of the data set.
         seed: random seed.
     """
     if not 0.0 <= share <= 1.0:
         raise ValueError(f"the share of label noise must be in [0, 1], got {share!r}")
     labels, counts = _labels_and_counts(dataset)
-    family = superclasses if superclasses is not None else superclasses_of(dataset)
+    family = getattr(dataset, "superclasses", None)
     kind = kind or ("uniform" if family is None else "family")
     if kind == "uniform":
         noisy = uniform_noise(labels, len(counts), share, seed=seed)
-    elif kind != "family":
-        raise ValueError(f"the kind of label noise must be family or uniform, got {kind!r}")
-    elif family is None:
-        raise ValueError("label noise of the kind family needs superclasses, but the data set has none")
-    else:
+    elif kind == "family" and family is not None:
         noisy = family_noise(labels, family, share, seed=seed)
+    else:
+        raise ValueError(f"label noise must be uniform, or family if the data set has superclasses, got {kind!r}")
     note = f"label noise {share:g} ({kind}): {int((noisy != labels).sum())} of {len(labels)} training labels differ"
-    return Selection(dataset, targets=noisy, true_targets=labels, notes=[note])
+    changed = Selection(dataset, targets=noisy, notes=[note])
+    changed.true_targets = labels
+    return changed
 
 
 def family_noise(labels: Labels, superclasses: Sequence[int], share: float, *, seed: int) -> Labels:
@@ -198,8 +192,9 @@ def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection
     sizes = [max(0, min(max(1, round(fraction * count)), count - 1)) for count in counts]
     held = _pick(labels, sizes, seed=seed)
     rest = np.setdiff1d(np.arange(len(labels)), held)
-    true = getattr(dataset, "true_targets", None)
-    return Selection(dataset, rest), Selection(dataset, held, targets=None if true is None else true[held])
+    part = Selection(dataset, held)
+    part.targets = part.true_targets
+    return Selection(dataset, rest), part
 
 
 def renumber(dataset: Any, numbers: Mapping[int, int], classes: Sequence[str]) -> Selection:

@@ -28,7 +28,7 @@ class TopKAccuracy(StreamingMetric):
 
     Args:
         k: one k, or several. If k is at least the number of classes, every sample without NaN is a hit.
-        num_classes: number of classes n. Not necessary with ``class_counts``.
+        num_classes: number of classes n.
         class_counts: number of training samples of each class: [n].
         ignore_index: a sample with this label does not count.
         device: initial device of the sums. An update moves the sums to the device of the logits. In a distributed run
@@ -45,30 +45,27 @@ class TopKAccuracy(StreamingMetric):
         self,
         k: int | Sequence[int] = (1, 5),
         *,
-        num_classes: int | None = None,
+        num_classes: int,
         class_counts: Tensor | Sequence[int] | None = None,
         ignore_index: int = -100,
         device: Device = None,
     ) -> None:
-        counts = None if class_counts is None else torch.as_tensor(class_counts).cpu()
-        n = num_classes if counts is None else counts.numel()
-        if n is None or num_classes not in (None, n):
-            raise ValueError(f"expected num_classes, or class_counts [num_classes], got {num_classes} and {n}")
-        self.k, self.ignore_index = set_sizes(k), ignore_index
-        self.groups = {"macro": torch.ones(n, dtype=torch.bool)}
-        if counts is not None:
+        self.k, self.n, self.ignore_index = set_sizes(k), num_classes, ignore_index
+        self.groups = {"macro": torch.ones(num_classes, dtype=torch.bool)}
+        if class_counts is not None:
+            counts = torch.as_tensor(class_counts).cpu()
+            if len(counts) != num_classes:
+                raise ValueError(f"expected class_counts [{num_classes}], got {list(counts.shape)}")
             many, few = counts > MANY, counts < FEW
             self.groups |= {"many": many, "medium": ~many & ~few, "few": few}
-        super().__init__(
-            hits=torch.zeros(len(self.k), n, dtype=torch.float64, device=device),
-            seen=torch.zeros(n, dtype=torch.int64, device=device),
-        )
+        zero = torch.zeros(num_classes, dtype=torch.float64, device=device)
+        super().__init__(hits=zero.repeat(len(self.k), 1), seen=zero)
 
     def update(self, logits: Tensor, target: Tensor) -> None:
         """Add a batch: scores [B, n] and labels [B]."""
         labels = checked_labels(logits, target, self.ignore_index)
-        if logits.shape[1] != (n := self.sums["seen"].numel()):
-            raise ValueError(f"the metric has {n} classes, logits have {logits.shape[1]}")
+        if logits.shape[1] != self.n:
+            raise ValueError(f"the metric has {self.n} classes, logits have {logits.shape[1]}")
         self.follow(logits)
         hits, seen = self.sums["hits"], self.sums["seen"]
         valid = labels != self.ignore_index

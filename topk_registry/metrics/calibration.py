@@ -23,6 +23,9 @@ class MarginalCalibration(StreamingMetric):
     both have the same mean. Marginals that minimize the expected loss ``topk_nll`` are calibrated if no class i has a
     probability P(y = i | x) above 1 / k.
 
+    For a reliability diagram, the attribute ``sums`` contains three tensors with one number per bin. ``entries`` is the
+    number of pairs. ``predicted`` is the sum of their marginals, and ``observed`` is the sum of 1[i in S(x)].
+
     Args:
         k: number of classes in the set.
         bins: number of bins of equal width in [0, 1].
@@ -37,8 +40,6 @@ class MarginalCalibration(StreamingMetric):
     """
 
     def __init__(self, k: int, *, bins: int = 15, ignore_index: int = -100, device: Device = None) -> None:
-        if not isinstance(bins, int) or bins < 1:
-            raise ValueError(f"bins must be a positive integer, got {bins!r}")
         (self.k,) = set_sizes([k])
         self.ignore_index, self.edges = ignore_index, torch.arange(1, bins, dtype=torch.float64) / bins
         zero = torch.zeros(bins, dtype=torch.float64, device=device)
@@ -59,20 +60,6 @@ class MarginalCalibration(StreamingMetric):
         b = torch.bucketize(p, self.edges.to(p))
         for name, values in (("predicted", p), ("observed", members.flatten()), ("entries", torch.ones_like(p))):
             self.sums[name].index_add_(0, b, torch.where(counted, values, 0).to(p.dtype))
-
-    def reliability(self, *, sync: bool = True) -> dict[str, list[float]]:
-        """Return the data of a reliability diagram: three lists with one number per bin.
-
-        - ``predicted``: mean marginal of the pairs (sample, class) in the bin; NaN in an empty bin
-        - ``observed``: share of these pairs for which the class is a right answer; NaN in an empty bin
-        - ``entries``: number of these pairs
-
-        ``sync`` is as in :meth:`StreamingMetric.compute`.
-        """
-        totals = self.totals(sync=sync)
-        entries = totals["entries"]
-        means = {name: (totals[name] / entries).tolist() for name in ("predicted", "observed")}
-        return {**means, "entries": entries.tolist()}
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
         predicted, observed = totals["predicted"], totals["observed"]

@@ -49,14 +49,15 @@ class LabelSetMetrics(StreamingMetric):
         if not 0 < threshold < 1:
             raise ValueError(f"threshold must be in (0, 1), got {threshold}")
         self.n, self.k, self.threshold = num_classes, set_sizes(k), threshold
-        self._kept: list[tuple[Tensor, Tensor]] = []  # average precision needs the scores of all samples
+        # average precision needs the scores and labels of all samples; the first entry gives the shape
+        self._kept = [(torch.zeros(0, num_classes), torch.zeros(0, num_classes, dtype=torch.bool))]
         sizes = {"right": num_classes, "claimed": num_classes, "true": num_classes, "recall": len(self.k)}
         sizes |= dict.fromkeys(("sample_f1", "exact", "labelled", "bce", "seen"), ())
         super().__init__(**{name: torch.zeros(s, dtype=torch.float64, device=device) for name, s in sizes.items()})
 
     def reset(self) -> None:
         super().reset()
-        self._kept.clear()
+        del self._kept[1:]
 
     def update(self, logits: Tensor, target: Tensor) -> None:
         """Add a batch: logits [B, n] and targets [B, n]."""
@@ -88,8 +89,8 @@ class LabelSetMetrics(StreamingMetric):
             every = [[] for _ in range(dist.get_world_size())]
             dist.all_gather_object(every, self._kept)
         rows = [row for each in every for row in each]
-        scores, labels = (torch.cat(part) for part in zip(*rows, strict=True)) if rows else (torch.zeros(0, 0),) * 2
-        precision = average_precision(scores, labels.bool()).nanmean().item()
+        scores, labels = (torch.cat(part) for part in zip(*rows, strict=True))
+        precision = average_precision(scores, labels).nanmean().item()
         return {"map": precision, **super().compute(sync=sync)}
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
@@ -116,8 +117,9 @@ class LabelSetMetrics(StreamingMetric):
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the average precision of each class: [n], from scores [N, n] and boolean labels [N, n].
 
-    Each different score of a class is a threshold. The average precision is the sum over thresholds, from high to low,
-    of the precision times the increase of the recall. If no sample has the class as a label, the result is NaN.
+    The average precision of a class is a mean over the samples with this label. The mean is over the precision at each
+    sample: the share of samples with this label among all samples whose score is at least as high. If no sample has the
+    class as a label, the result is NaN.
 
     Example:
         >>> average_precision(torch.tensor([[0.9], [0.8], [0.7]]), torch.tensor([[True], [False], [True]]))
@@ -126,15 +128,11 @@ def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
     if scores.ndim != 2 or labels.shape != scores.shape or labels.dtype != torch.bool:
         given = f"{list(scores.shape)} and {labels.dtype} {list(labels.shape)}"
         raise ValueError(f"expected scores [N, n] and boolean labels of the same shape, got {given}")
-    columns = [_of_class(*column) for column in zip(scores.T, labels.T, strict=True)]
-    return torch.tensor(columns, dtype=torch.float64)
+    hits = [column[label] for column, label in zip(scores.T, labels.T, strict=True)]
+    precision = [_at_least(hit, hit) / _at_least(hit, column) for hit, column in zip(hits, scores.T, strict=True)]
+    return torch.stack([each.mean() for each in precision])
 
 
-def _of_class(scores: Tensor, labels: Tensor) -> float:
-    if not labels.any():
-        return math.nan
-    ranked, order = scores.sort(descending=True)
-    ends = torch.cat([(ranked[1:] != ranked[:-1]).nonzero()[:, 0], order.new_tensor([len(order) - 1])])
-    hits = labels[order].cumsum(0)[ends]  # number of labels down to each threshold
-    new = torch.diff(hits, prepend=hits.new_zeros(1))
-    return ((new * hits).to(torch.float64) / (ends + 1)).sum().item() / hits[-1].item()
+def _at_least(scores: Tensor, others: Tensor) -> Tensor:
+    """Return the number of ``others`` [N] that are at least each of the scores [M]: float64 [M]."""
+    return (len(others) - torch.searchsorted(others.sort().values, scores)).double()

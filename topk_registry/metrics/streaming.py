@@ -18,7 +18,7 @@ class StreamingMetric:
     results from the sums.
 
     Args:
-        sums: initial value of each sum, by name.
+        sums: initial value of each sum, by name: float64.
     """
 
     def __init__(self, **sums: Tensor) -> None:
@@ -35,35 +35,27 @@ class StreamingMetric:
         In a distributed run, the results are for the samples of all ranks, so every rank must call this method. With
         ``sync=False``, the results are for the samples of this rank only. Further updates are possible.
         """
-        return self.ratios({name: value.cpu() for name, value in self.totals(sync=sync).items()})
-
-    def totals(self, *, sync: bool = True) -> dict[str, Tensor]:
-        """Return a copy of the sums by name. If ``sync`` is True, each sum is the total over all ranks."""
         totals = {name: value.clone() for name, value in self.sums.items()}
         if sync and dist.is_available() and dist.is_initialized():
             for value in totals.values():
                 dist.all_reduce(value)
-        return totals
+        return self.ratios({name: value.cpu() for name, value in totals.items()})
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
         """Compute results by name from the sums ``totals``, which are on the CPU. Subclasses define this method."""
-        raise TypeError(f"{type(self).__name__} must define ratios(totals) -> results by name")
+        raise NotImplementedError
 
     def follow(self, batch: Tensor) -> None:
-        narrow = batch.device.type == "mps"  # MPS has no float64
+        dtype = torch.float32 if batch.device.type == "mps" else torch.float64  # MPS has no float64
         with torch.inference_mode(False):
-            for name, value in self.sums.items():
-                dtype = torch.float32 if narrow and value.is_floating_point() else value.dtype
-                self.sums[name] = value.to(batch.device, dtype)
+            self.sums = {name: value.to(batch.device, dtype) for name, value in self.sums.items()}
 
 
 def checked_labels(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Return the labels as int64 [B]. Raise TypeError or ValueError if scores [B, n] or labels are invalid.
+    """Return the labels as int64 [B]. Raise ValueError if scores [B, n] or labels are invalid.
 
     A valid label is an integer from 0 to n - 1, or ``ignore_index``. Values of labels on a GPU are not checked.
     """
-    if not (isinstance(logits, Tensor) and isinstance(target, Tensor)):
-        raise TypeError(f"expected tensors, got {type(logits).__name__} and {type(target).__name__}")
     if not logits.is_floating_point() or logits.ndim != 2:
         raise ValueError(f"expected floating-point scores [batch, classes], got {logits.dtype} {list(logits.shape)}")
     if target.is_floating_point() or target.dtype == torch.bool or target.shape != logits.shape[:1]:
@@ -83,6 +75,6 @@ def ratio(part: Tensor, whole: Tensor) -> float:
 def set_sizes(k: int | Sequence[int]) -> list[int]:
     """Return the argument ``k`` of a metric as a list of positive integers, or raise ValueError."""
     sizes = list(k) if isinstance(k, Sequence) else [k]
-    if not sizes or not all(isinstance(size, Integral) and not isinstance(size, bool) and size > 0 for size in sizes):
+    if not sizes or not all(isinstance(size, Integral) and size > 0 for size in sizes):
         raise ValueError(f"k must be one or several integers of at least 1, got {k!r}")
     return [int(size) for size in sizes]

@@ -52,11 +52,10 @@ class SingleLabel:
         calibration: int = 0,
     ) -> None:
         self.k, self.probabilities, self.crops, self.temperature = list(k), probabilities, crops, temperature
-        classes: dict[str, Any] = (
-            {"num_classes": num_classes} if class_counts is None else {"class_counts": class_counts}
-        )
         groups = [[size] for size in self.k] if crops else [self.k]
-        self.accuracy = [TopKAccuracy(sizes, **classes, device=device) for sizes in groups]
+        self.accuracy = [
+            TopKAccuracy(sizes, num_classes=num_classes, class_counts=class_counts, device=device) for sizes in groups
+        ]
         self.nll, self.num_classes = MeanNLL(), num_classes
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 

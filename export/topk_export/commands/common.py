@@ -7,20 +7,11 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from topk_export.errors import DeviceError, ExportError, ImageError, ModelFileError, PredictionError, VerificationError
+from topk_export.errors import DeviceError, ExportError, PredictionError, VerificationError, printable
 from topk_export.runtime.session import DEVICES
 from topk_registry.cli import INTERRUPTED, positive, words_of
 
-EXPECTED = (
-    ExportError,
-    ModelFileError,
-    ImageError,
-    PredictionError,
-    DeviceError,
-    ImportError,
-    ValueError,
-    OSError,
-)
+EXPECTED = (ExportError, PredictionError, DeviceError, ImportError, ValueError, OSError)
 
 
 def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], int]:
@@ -51,13 +42,8 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], i
 
 
 def say(message: str) -> None:
-    """Print a message on stderr, with escaped control characters."""
-    print(printable(message), file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """Escape all control characters except line breaks, so that a file name cannot change the state of the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+    """Print a message on stderr. Escape all control characters except line breaks."""
+    print("\n".join(map(printable, message.split("\n"))), file=sys.stderr, flush=True)
 
 
 def add_runtime_flags(parser: argparse.ArgumentParser) -> None:

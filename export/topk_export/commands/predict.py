@@ -8,7 +8,7 @@ Ctrl-C, the exit status is 130.
 import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 from tqdm import tqdm
 
@@ -63,20 +63,13 @@ def main(argv: Sequence[str]) -> int:
     # on a terminal, a progress bar would appear between the lines of the table
     silent = None if place != "-" or not sys.stdout.isatty() else True
     rows = tqdm(predicted(predictor, images, **options), total=len(images), unit="image", disable=silent)
-    with _opened(place) as stream:
+    with (
+        contextlib.nullcontext(sys.stdout) if place == "-" else open(place, "w", encoding="utf-8", newline="") as stream
+    ):
         failed = writer(rows, stream)
     if failed:
         say(f"{failed} of {len(images)} images have no prediction")
     return int(failed > 0)
-
-
-@contextlib.contextmanager
-def _opened(place: str) -> Iterator[TextIO]:
-    if place == "-":
-        yield sys.stdout
-    else:
-        with open(place, "w", encoding="utf-8", newline="") as file:
-            yield file
 
 
 def _parser() -> ArgumentParser:

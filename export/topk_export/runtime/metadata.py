@@ -21,6 +21,7 @@ ALPHA = "alpha"  # float32 [1]; only in calibrated files; default: the alpha of 
 # constants of calibrated files: the values of alpha [G] for which the file has thresholds, and thresholds [G, 1 or n]
 ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"
 
+# the name of each output, and a description
 LOGITS = "logits"
 OUTPUTS = {
     LOGITS: "scores of all classes [batch, num_classes], float32; the temperature and the input 'allowed' do not "
@@ -42,14 +43,6 @@ SET_OUTPUTS = {
     "the calibration",
     "set_size": "number of classes in the prediction set [batch], int64",
 }
-
-
-def outputs_of(task: str) -> dict[str, str]:
-    """Return a dictionary from the name of each output of an exported file to a description of the output.
-
-    ``task`` is ``"classification"`` or ``"multilabel"``.
-    """
-    return dict(MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ Example::
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from difflib import get_close_matches
 from functools import partial
@@ -25,7 +25,7 @@ from PIL import Image
 from topk_export.errors import ImageError, ModelFileError
 from topk_export.runtime.metadata import ALLOWED, ALPHA, Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
-from topk_export.runtime.ranking import Prediction, check_outputs, rank_rows
+from topk_export.runtime.ranking import check_outputs, rank_rows
 from topk_export.runtime.session import TYPES, device_of, open_session
 from topk_export.runtime.weights import check_digest, check_thresholds
 
@@ -43,10 +43,9 @@ class Predictor:
             else the CPU. If the model cannot run on the selected GPU, the model runs on the CPU, with a warning.
         require_gpu: raise :class:`~topk_export.DeviceError` if the model does not run on a GPU.
         threads: number of CPU threads for one run of the model. Default: the default of onnxruntime.
-        allowed: names of the classes that predictions may contain. Default: all classes.
         max_pixels: maximum number of pixels per image. A larger file raises an exception and is not decoded.
-        workers: number of threads that read images. The threads read the next batch while the model runs. With 1
-            worker, images are read between runs of the model. Default: the number of CPUs, at most 8.
+        workers: number of threads that read images. The threads read the next batch while the model runs. Default: the
+            number of CPUs, at most 8.
 
     A predictor can be pickled. The unpickled copy opens the file again.
 
@@ -63,7 +62,6 @@ class Predictor:
         device: str = "auto",
         require_gpu: bool = False,
         threads: int | None = None,
-        allowed: Sequence[str] | None = None,
         max_pixels: int = MAX_PIXELS,
         workers: int | None = None,
     ) -> None:
@@ -72,7 +70,6 @@ class Predictor:
             "device": device,
             "require_gpu": require_gpu,
             "threads": threads,
-            "allowed": None if allowed is None else tuple(allowed),
             "max_pixels": max_pixels,
             "workers": workers,
         }
@@ -88,7 +85,6 @@ class Predictor:
         self._input = self.session.get_inputs()[0]
         self._optional = {value.name for value in self.session.get_overridable_initializers()}
         self._outputs = {output.name: output for output in self.session.get_outputs()}
-        self.allowed: np.ndarray | None = None if allowed is None else self.mask_of(allowed)
 
     @property
     def name(self) -> str:
@@ -120,7 +116,10 @@ class Predictor:
 
         Raises:
             ValueError: ``names`` is empty, or a name is not a class of the model. The message suggests similar names.
+            ModelFileError: the ONNX file has no input ``allowed``.
         """
+        if ALLOWED not in self._optional:
+            raise ModelFileError(f"{self.name} has no input {ALLOWED!r}, so it does not support class lists")
         if isinstance(names, str):
             raise TypeError(f"the class list must be a sequence of names, got the text {names!r}")
         known, wanted = self.metadata.class_names, set(names)
@@ -151,6 +150,13 @@ class Predictor:
         pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=recipe.exif))
         return pixels if self.metadata.in_graph else recipe.normalize(pixels[None])[0]
 
+    def try_input_of(self, image: Any) -> np.ndarray | ImageError:
+        """Return the result of :meth:`input_of`. If the image cannot be read, return the exception."""
+        try:
+            return self.input_of(image)
+        except ImageError as error:
+            return error
+
     def run(
         self, batch: np.ndarray, *, allowed: np.ndarray | None = None, alpha: float | None = None
     ) -> dict[str, np.ndarray]:
@@ -161,7 +167,7 @@ class Predictor:
         Args:
             batch: the input, as :meth:`preprocess` returns it.
             allowed: mask of the allowed classes, bool [num_classes] for all images, or [batch, num_classes]. Default:
-                ``allowed`` of the predictor.
+                all classes.
             alpha: probability with which a prediction set may miss the true class. Only a calibrated file has
                 prediction sets. If ``alpha`` is not in ``metadata.alphas``, the next smaller value in
                 ``metadata.alphas`` is used. Default: the alpha of the calibration.
@@ -169,7 +175,6 @@ class Predictor:
         Raises:
             ValueError: the batch or the mask has the wrong shape or dtype, a row of the mask allows no class, or
                 ``alpha`` is outside of the range of ``metadata.alphas``.
-            ModelFileError: ``allowed`` is given, but the ONNX file has no input ``allowed``.
         """
         if batch.shape[1:] != self.input_shape or batch.dtype != self.input_type:
             raise ValueError(
@@ -177,7 +182,6 @@ class Predictor:
                 f"got {batch.dtype} {list(batch.shape)}"
             )
         feed = {self._input.name: batch}
-        allowed = self.allowed if allowed is None else allowed
         if allowed is not None:
             feed[ALLOWED] = self._check_mask(allowed, len(batch))
         if alpha is not None:
@@ -210,8 +214,7 @@ class Predictor:
             images: paths, encoded bytes, uint8 arrays [height, width, channels], or Pillow images. The iterable may be
                 infinite.
             batch_size: number of images per run of the model.
-            allowed: the allowed classes, as names or as a mask, bool [num_classes]. Default: ``allowed`` of the
-                predictor.
+            allowed: the allowed classes, as names or as a mask, bool [num_classes]. Default: all classes.
             alpha: probability with which a prediction set may miss the true class, as in :meth:`run`.
             max_set: maximum number of classes that a prediction lists in ``set``. ``set_size`` counts all classes of
                 the prediction set.
@@ -233,28 +236,7 @@ class Predictor:
         mask = self.mask_of(allowed) if allowed is not None and not isinstance(allowed, np.ndarray) else allowed
         check_outputs(self._outputs, self.metadata)
         self.metadata.preprocess.check_known()
-        return self._stream(images, batch_size, self.allowed if mask is None else mask, alpha, max_set, on_error)
-
-    def rank(
-        self, outputs: Mapping[str, np.ndarray], *, allowed: np.ndarray | None = None, max_set: int | None = None
-    ) -> list[Prediction]:
-        """Convert the outputs of :meth:`run` to one prediction per image.
-
-        Args:
-            outputs: the dictionary that :meth:`run` returned.
-            allowed: the mask of allowed classes that the run used. Default: ``allowed`` of the predictor.
-            max_set: maximum number of classes that a prediction lists in ``set``.
-
-        Raises:
-            PredictionError: the outputs for an image contain NaN or a logit of plus infinity.
-        """
-        rows: list[Prediction] = []
-        mask = self.allowed if allowed is None else allowed
-        for row in rank_rows(outputs, self.metadata, allowed=mask, max_set=max_set):
-            if isinstance(row, Exception):
-                raise row
-            rows.append(row)
-        return rows
+        return self._stream(images, batch_size, mask, alpha, max_set, on_error)
 
     def _stream(
         self,
@@ -265,7 +247,7 @@ class Predictor:
         max_set: int | None,
         on_error: str,
     ) -> Iterator[Any]:
-        for batch in read_ahead(self._read, images, batch=batch_size, workers=self.workers):
+        for batch in read_ahead(self.try_input_of, images, batch=batch_size, workers=self.workers):
             good = [x for x in batch if not isinstance(x, ImageError)]
             outputs = self.run(np.stack(good), allowed=mask, alpha=alpha) if good else None
             ranked = rank_rows(outputs, self.metadata, allowed=mask, max_set=max_set) if outputs else iter(())
@@ -276,15 +258,7 @@ class Predictor:
                 elif on_error == "raise":
                     raise result
 
-    def _read(self, image: Any) -> np.ndarray | ImageError:
-        try:
-            return self.input_of(image)
-        except ImageError as error:
-            return error
-
     def _check_mask(self, allowed: np.ndarray, batch: int) -> np.ndarray:
-        if ALLOWED not in self._optional:
-            raise ModelFileError(f"{self.path} has no input {ALLOWED!r}, so it does not support class lists")
         mask, n = np.asarray(allowed), self.metadata.num_classes
         if mask.dtype != bool or mask.shape not in ((n,), (1, n), (batch, n)):
             raise ValueError(f"allowed must be bool [{n}] or [{batch}, {n}], got {mask.dtype} {list(mask.shape)}")
@@ -307,26 +281,13 @@ def read_ahead(
     """Call ``read`` for each item of ``sources`` in ``workers`` threads, and yield lists of ``batch`` results.
 
     The results have the order of the items. The last list may be shorter. While the caller uses one list, the threads
-    compute the next list. If ``workers`` is 1, there are no threads: each list is computed when the caller asks for the
-    list.
+    compute the next list.
 
     If the iterator over ``sources`` raises an exception, this function first yields the results of all earlier items,
     and then raises the exception.
     """
     failure: list[Exception] = []
     source = _until_failure(iter(sources), failure)
-    if workers == 1:
-        while results := [read(item) for item in islice(source, batch)]:
-            yield results
-    else:
-        yield from _in_threads(read, source, batch, workers)
-    if failure:
-        raise failure[0]
-
-
-def _in_threads(
-    read: Callable[[Source], Read], source: Iterator[Source], batch: int, workers: int
-) -> Iterator[list[Read]]:
     waiting: deque[Future[Read]] = deque()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="read")
     try:
@@ -337,6 +298,8 @@ def _in_threads(
             yield [waiting.popleft().result() for _ in range(min(batch, len(waiting)))]
     finally:
         pool.shutdown(cancel_futures=True)
+    if failure:
+        raise failure[0]
 
 
 def _until_failure(source: Iterator[Source], failure: list[Exception]) -> Iterator[Source]:

@@ -147,7 +147,10 @@ class Preprocess:
         return (x - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width after the resize step, for an image of ``height`` x ``width`` pixels."""
+        """Return the height and width after the resize step, for an image of ``height`` x ``width`` pixels.
+
+        The result can be large for a small image: with the target size 256, 60000 x 1 becomes 15360000 x 256.
+        """
         scale_h, scale_w = self.scale_size
         if self.crop_mode == "squash":
             size = scale_h, scale_w
@@ -162,19 +165,10 @@ class Preprocess:
             size = int(scale_h * height / width), scale_h
         return max(1, size[0]), max(1, size[1])
 
-    def resized_pixels(self, height: int, width: int) -> int:
-        """Return the number of pixels after the resize step, for an image of ``height`` x ``width`` pixels.
-
-        This number can be large for a small image. If the target size is 256, an image of 1 x 60000 pixels is resized
-        to 256 x 15360000 pixels.
-        """
-        h, w = self.resized(height, width)
-        return h * w
-
     def _resize(self, image: Image.Image) -> Image.Image:
         h, w = image.height, image.width
         size = self.resized(h, w)
-        if size[0] * size[1] > MAX_PIXELS:
+        if math.prod(size) > MAX_PIXELS:
             raise ImageTooLargeError(f"an image of {w} x {h} pixels would be resized to {size[1]} x {size[0]}")
         return image if size == (h, w) else image.resize((size[1], size[0]), RESAMPLE[self.interpolation])
 
@@ -182,8 +176,6 @@ class Preprocess:
 def _convert(image: Image.Image, color: str) -> Image.Image:
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
         image = image.convert("RGBA")  # the same pixels, without Pillow's warning
-    if image.mode == "LAB" and color != "RGB":  # Pillow converts LAB to RGB only
-        image = image.convert("RGB")
     try:
         return image if image.mode == color else image.convert(color)
     except (ValueError, OSError) as error:

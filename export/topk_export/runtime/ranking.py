@@ -53,15 +53,6 @@ def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
         raise ModelFileError(f"predictions need the outputs {', '.join(needed)}; the model has no {', '.join(missing)}")
 
 
-def finite_rows(outputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return a mask, bool [batch], that is True for rows with a prediction.
-
-    A row has no prediction if a probability is NaN, or if a logit is NaN or plus infinity. The logit -inf is allowed.
-    """
-    best = outputs[LOGITS].max(-1, initial=-np.inf)  # NaN if any logit is NaN
-    return ~np.isnan(outputs["probabilities"]).any(-1) & (best < np.inf)
-
-
 def rank_rows(
     outputs: Mapping[str, np.ndarray],
     metadata: Metadata,
@@ -75,12 +66,12 @@ def rank_rows(
     run, bool [n] or [batch, n]. A prediction lists at most ``max_set`` classes in ``set``, but ``set_size`` counts all
     classes of the prediction set.
     """
-    check_outputs(outputs, metadata)
     if max_set is not None and max_set < 1:
         raise ValueError(f"max_set must be at least 1, got {max_set!r}")
     logits = outputs[LOGITS]
     masks = np.ones_like(logits, bool) if allowed is None else np.broadcast_to(allowed, logits.shape)
-    for row, finite in enumerate(finite_rows(outputs)):
+    best = logits.max(-1, initial=-np.inf)  # NaN if any logit is NaN; the logit -inf is allowed
+    for row, finite in enumerate(~np.isnan(outputs["probabilities"]).any(-1) & (best < np.inf)):
         yield _rank(outputs, row, masks[row], metadata, max_set) if finite else PredictionError(NOT_FINITE)
 
 

@@ -27,7 +27,6 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topk_export.errors import ImageTooLargeError, PredictionError
-from topk_export.runtime.metadata import ALLOWED
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.ranking import Prediction, check_outputs
 from topk_export.serve.batching import Batcher
@@ -88,7 +87,6 @@ class Service:
 
     def __init__(self, predictor: Predictor, limits: Limits) -> None:
         self.predictor, self.limits, self.metrics = predictor, limits, Metrics()
-        self.class_lists = ALLOWED in {value.name for value in predictor.session.get_overridable_initializers()}
         self.budget = Budget(limits)
         self.draining = False
         self._decoders = ThreadPoolExecutor(limits.decoders, thread_name_prefix="decode")
@@ -132,9 +130,6 @@ class Service:
     async def _predict(self, wanted: Wanted) -> list[Prediction]:
         assert self._batcher is not None
         loop, batcher = asyncio.get_running_loop(), self._batcher
-        # this check comes before the run, because an error of the run would affect all requests in the batch
-        if wanted.allow is not None and not self.class_lists:
-            raise HTTPException(400, "this file does not support class lists: export it again")
         mask = None if wanted.allow is None else self.predictor.mask_of(wanted.allow)
         await loop.run_in_executor(self._decoders, check_pixels, wanted.images, self.predictor, self.limits)
 
@@ -185,8 +180,8 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
     app.state.service = service
     app.add_middleware(Guard, service, frozenset(hosts))
     page = (files("topk_export.serve") / "page.html").read_text(encoding="utf-8")
-    facts = {"name": predictor.name, "device": predictor.device}
-    facts |= {"limits": asdict(service.limits), "class_lists": service.class_lists, **asdict(predictor.metadata)}
+    facts = {"name": predictor.name, "device": predictor.device, "limits": asdict(service.limits)}
+    facts |= asdict(predictor.metadata)
     model = json.dumps(facts, ensure_ascii=False).encode()
 
     @app.exception_handler(ValueError)

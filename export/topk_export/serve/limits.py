@@ -133,8 +133,10 @@ async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
         images = [body]
     else:
         raise HTTPException(415, f"expected Content-Type image/*, {FORM} or {JSON}, got {kind or 'none'!r}")
-    if not 1 <= len(images) <= limits.images or not all(images):
-        raise HTTPException(400, f"expected 1 to {limits.images} images, each with content, got {len(images)}")
+    if not 1 <= len(images) <= limits.images:
+        raise HTTPException(400, f"expected 1 to {limits.images} images, got {len(images)}")
+    if not all(images):
+        raise HTTPException(400, f"image {images.index(b'') + 1} of {len(images)} is empty: it has 0 bytes")
     allow = given.get("allow", [])
     if not isinstance(allow, list) or not all(isinstance(text, str) for text in allow):
         raise HTTPException(400, "allow must be a list of class names")
@@ -163,7 +165,7 @@ def check_pixels(images: Sequence[bytes], predictor: Predictor, limits: Limits) 
     total = 0
     for image in images:
         height, width = size_of_image(image, max_pixels=limits.pixels)
-        resized = predictor.metadata.preprocess.resized_pixels(height, width)
+        resized = math.prod(predictor.metadata.preprocess.resized(height, width))
         if resized > limits.pixels:
             raise ImageTooLargeError(
                 f"an image of {width} x {height} pixels has {resized} after resizing, the limit is {limits.pixels}"
@@ -207,8 +209,8 @@ def _json(body: bytes, limits: Limits) -> tuple[list[bytes], dict[str, Any]]:
         if not isinstance(content, dict) or set(content) - {"images", *FIELDS}:
             raise ValueError("the body is not an object with these keys")
         texts = content.pop("images")
-        if not isinstance(texts, list) or len(texts) > limits.images:
-            raise ValueError("'images' is not a list of this length")
+        if not isinstance(texts, list):
+            raise ValueError("'images' is not a list")
         return [base64.b64decode(text, validate=True) for text in texts], content
     except (ValueError, TypeError, KeyError, RecursionError, binascii.Error) as error:
         raise HTTPException(400, f"{expected}: {error}") from error
