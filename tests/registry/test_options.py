@@ -39,7 +39,6 @@ def positional(num_classes, /, soft_targets=False): ...
         (anything, set()),
         (positional, {"soft_targets"}),
         (lambda: None, set()),
-        (dict, set()),
     ],
 )
 def test_context_goes_where_it_is_named(builder, names):
@@ -48,7 +47,6 @@ def test_context_goes_where_it_is_named(builder, names):
 
 def test_a_factory_that_takes_anything_is_not_second_guessed():
     check_options("it", anything, {"whatever": 1})
-    check_options("it", dict, {"whatever": 1})
 
 
 def test_options_that_pass_on_to_torchs_own_class_are_not_second_guessed():

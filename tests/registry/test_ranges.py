@@ -33,8 +33,7 @@ def test_an_interval_knows_its_values(text, held, others, inside, outside):
     interval = Interval.parse(text)
     assert all(value in interval for value in held)
     assert not any(value in interval for value in others)
-    assert interval.inside(16) == inside
-    assert interval.outside(16) == outside
+    assert interval.examples(16) == (inside, outside)
 
 
 class Base:

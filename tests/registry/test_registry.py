@@ -3,7 +3,6 @@
 import functools
 import re
 import threading
-import traceback
 
 import pytest
 import torch
@@ -105,7 +104,7 @@ def test_what_metadata_shows_to_be_broken_is_listed_so(acme, registry, value, re
     [
         ("acme_losses:Mien", "module 'acme_losses' has no attribute 'Mien'"),
         ("acme_losses.missing:Mine", "No module named 'acme_losses.missing'"),
-        ("acme_losses", "module 'acme_losses' has no attribute"),
+        ("acme_losses", "expected a class or a function, got an instance of module"),
         ("wrong_losses:Mine", "SyntaxError"),
     ],
 )
@@ -127,15 +126,6 @@ def test_a_repaired_plugin_loads(acme, registry):
     assert registry.info("broken").status == "available"
 
 
-@pytest.mark.parametrize("error", ["OSError: disk full", "SystemExit: 3"])
-def test_a_factory_that_raises_is_chained(acme, registry, error):
-    kind, _, message = error.partition(": ")
-    broken(acme, f"def Mine():\n    raise {kind}({message!r})\n")
-    with pytest.raises(BrokenPluginError, match=f"loss 'broken' fails: {error}") as caught:
-        registry.create("broken")
-    assert f"raise {kind}" in "".join(traceback.format_exception(caught.value))
-
-
 def test_an_interrupt_is_no_broken_plugin(acme, registry):
     broken(acme, "def Mine():\n    raise KeyboardInterrupt\n")
     with pytest.raises(KeyboardInterrupt):
@@ -148,8 +138,8 @@ def test_an_interrupt_is_no_broken_plugin(acme, registry):
     assert registry.info("interrupted").status == "available"
 
 
-@pytest.mark.parametrize("error", [ValueError, TypeError])
-def test_a_factorys_own_complaint_about_options_passes_through(acme, registry, error):
+@pytest.mark.parametrize("error", [ValueError, TypeError, OSError])
+def test_an_error_of_a_factory_passes_through(acme, registry, error):
     broken(acme, f"def Mine(*, k=5):\n    raise {error.__name__}('k must be odd')\n")
     with pytest.raises(error, match="k must be odd"):
         registry.create("broken", k=4)

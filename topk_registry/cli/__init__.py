@@ -61,17 +61,14 @@ def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def within(interval: str, kind: Callable[[str], Any] = float, hint: str = "") -> Callable[[str], Any]:
-    """Return a function for argparse's ``type`` that converts text to a number in an interval such as ``"(0, 1]"``.
-
-    ``kind`` converts the text. For a number outside the interval, an argparse error is raised that ends with ``hint``.
-    """
+def within(interval: str, kind: Callable[[str], Any] = float) -> Callable[[str], Any]:
+    """Return a function for argparse's ``type`` that converts text to a number in an interval such as ``"(0, 1]"``."""
     numbers = Interval.parse(interval)
 
     def number(text: str) -> Any:
         value = kind(text)
         if value not in numbers:
-            raise argparse.ArgumentTypeError(f"must be in {numbers}, got {text}{hint}")
+            raise argparse.ArgumentTypeError(f"must be in {numbers}, got {text}")
         return value
 
     number.__name__ = "integer" if kind is int else "number"  # argparse writes "invalid number value"

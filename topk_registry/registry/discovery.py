@@ -15,10 +15,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from importlib import import_module
-from importlib.metadata import PackageNotFoundError, distribution, distributions, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, distributions, version
 from importlib.util import find_spec
-from operator import attrgetter
 from typing import Any
 
 from topk_registry.registry import source
@@ -49,8 +47,7 @@ class Plugin:
 
     def load(self) -> Any:
         """Return the factory. If the plug-in comes from a distribution, import its module."""
-        module, _, attribute = self.value.partition(":")
-        return self.factory or attrgetter(attribute.strip())(import_module(module.strip()))
+        return self.factory or EntryPoint(self.name, self.value, "").load()
 
     def problem(self) -> str:
         """Return a message if the package of the plug-in is not installed, else an empty string. Import nothing."""

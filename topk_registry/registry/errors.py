@@ -22,4 +22,4 @@ class NameTakenError(PluginError, ValueError):
 
 
 class BrokenPluginError(PluginError, RuntimeError):
-    """The plug-in cannot be imported, is neither a class nor a function, or fails when it creates its object."""
+    """The plug-in cannot be imported, is neither a class nor a function, or creates no callable loss."""

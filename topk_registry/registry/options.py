@@ -28,7 +28,8 @@ def accepts(builder: Callable[..., Any], option: str) -> bool:
 
     If ``builder`` is a ``functools.partial`` that already sets the option, return False.
     """
-    return option in parameters(builder)[0] and option not in _bound(builder)
+    bound = builder.keywords if isinstance(builder, partial) else {}
+    return option in parameters(builder)[0] and option not in bound
 
 
 def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) -> dict[str, Any]:
@@ -37,13 +38,13 @@ def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) 
     ``options`` are the names of options whose values the run records already. The result leaves out these options, the
     options in ``CONTEXT`` and ``SET_BY_TRAINERS``, and defaults that are not numbers, strings, booleans or None.
     """
-    left_out = {*options, *CONTEXT, *SET_BY_TRAINERS, *_bound(builder)}
-    found = {name: p.default for name, p in parameters(builder)[0].items() if name not in left_out}
+    named, left_out = parameters(builder)[0], {*options, *CONTEXT, *SET_BY_TRAINERS}
+    found = {name: p.default for name, p in named.items() if name not in left_out and accepts(builder, name)}
     return {name: value for name, value in found.items() if isinstance(value, (bool, int, float, str, type(None)))}
 
 
 def unbound(builder: Callable[..., Any]) -> Callable[..., Any]:
-    return unbound(builder.func) if isinstance(builder, partial) else builder
+    return builder.func if isinstance(builder, partial) else builder
 
 
 def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
@@ -79,13 +80,10 @@ def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
     """Return the options of ``builder`` by name, and whether ``builder`` also accepts options with any other name.
 
     If ``builder`` is a class and its constructor has a parameter such as ``**kwargs``, the options of the base class
-    are included. A function with such a parameter, and a builtin without a signature, accept any option.
+    are included. A function with such a parameter accepts any option.
     """
     target = unbound(builder)
-    try:
-        named, takes_any = _named(inspect.signature(builder))
-    except (TypeError, ValueError):
-        return {}, True
+    named, takes_any = _named(inspect.signature(builder))
     for base in target.__mro__ if isinstance(target, type) else ():
         if not takes_any or base is object or base.__module__.startswith("torch.nn.modules"):
             break
@@ -99,7 +97,3 @@ def _named(signature: inspect.Signature) -> tuple[dict[str, inspect.Parameter], 
     every = signature.parameters.values()
     named = {p.name: p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named, any(p.kind is p.VAR_KEYWORD for p in every)
-
-
-def _bound(builder: Callable[..., Any]) -> set[str]:
-    return {*builder.keywords, *_bound(builder.func)} if isinstance(builder, partial) else set()

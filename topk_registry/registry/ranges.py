@@ -8,7 +8,7 @@ from typing import Any
 
 from topk_registry.registry.options import accepts, unbound
 
-_INTERVAL = re.compile(r"([\[(])\s*([^,\s]+)\s*,\s*([^,\s]+)\s*([\])])")
+_INTERVAL = re.compile(r"([\[(])(-inf|[\d.e-]+), *([\d.e-]+|inf|n)([\])])")
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,11 @@ class Interval:
     @classmethod
     def parse(cls, text: str) -> "Interval":
         """Return the interval for a text such as ``"(0, 1]"`` or ``"[1, n)"``, where n is the number of classes."""
-        match = _INTERVAL.fullmatch(text.strip())
-        try:
-            opening, low, high, closing = match.groups() if match else ("", "", "", "")
-            ends = float(low), math.inf if high == "n" else float(high)
-        except ValueError:
-            raise ValueError(f"expected an interval such as '(0, 1]', '[0, inf)' or '[1, n)', got {text!r}") from None
-        if not ends[0] < ends[1]:
-            raise ValueError(f"the lower end of an interval must be below the upper end, got {text!r}")
-        return cls(text, *ends, (opening == "[", closing == "]"))
+        match = _INTERVAL.fullmatch(text)
+        ends = (float(match[2]), math.inf if match[3] == "n" else float(match[3])) if match else (0.0, 0.0)
+        if match is None or not ends[0] < ends[1]:
+            raise ValueError(f"expected an interval such as '(0, 1]', '[0, inf)' or '[1, n)', got {text!r}")
+        return cls(text, *ends, (match[1] == "[", match[4] == "]"))
 
     def bounds(self) -> dict[str, float]:
         """Return the finite ends as keyword arguments of :func:`topk_registry.options.number`.
@@ -54,19 +50,15 @@ class Interval:
         inside = self.low < value < self.high
         return inside or (value == self.low and self.closed[0]) or (value == self.high and self.closed[1])
 
-    def inside(self, num_classes: int) -> list[float]:
-        """Return the finite ends that the interval includes. ``num_classes`` is the number n in ``"[1, n)"``."""
-        return [end for end, closed, _ in self._ends(num_classes) if closed]
+    def examples(self, num_classes: int) -> tuple[list[float], list[float]]:
+        """Return the finite ends that the interval includes, and a number outside of the interval for each finite end.
 
-    def outside(self, num_classes: int) -> list[float]:
-        """For each finite end, return a number outside of the interval: the end if excluded, else 1 beyond the end."""
-        return [end + step if closed else end for end, closed, step in self._ends(num_classes)]
-
-    def _ends(self, num_classes: int) -> list[tuple[float, bool, int]]:
-        """Return (end, whether the interval includes the end, step to the outside) for each finite end."""
+        The number outside is the end itself, or 1 beyond an included end. ``num_classes`` is the n in ``"[1, n)"``.
+        """
         high = num_classes if self.text.rstrip("]) ").endswith("n") else self.high
-        ends = ((self.low, self.closed[0], -1), (high, self.closed[1], 1))
-        return [(int(e) if e == int(e) else e, closed, step) for e, closed, step in ends if math.isfinite(e)]
+        ends = [end for end in zip((self.low, high), self.closed, (-1, 1), strict=True) if math.isfinite(end[0])]
+        ends = [(int(end) if end == int(end) else end, closed, step) for end, closed, step in ends]
+        return [end for end, closed, _ in ends if closed], [end + closed * step for end, closed, step in ends]
 
     def __str__(self) -> str:
         return self.text

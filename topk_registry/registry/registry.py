@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from importlib import invalidate_caches
+from inspect import isroutine
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -63,52 +65,70 @@ class Registry:
         return self._discover()[1]
 
     def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
-        """Return the sorted names that match ``filter`` but not ``exclude``, without the names of disabled plug-ins."""
+        """Return the names of the plug-ins in alphabetical order, without importing a plug-in. Leave out disabled ones.
+
+        Args:
+            filter: one or more patterns with wildcards, as in ``timm.list_models``. Only names that match a pattern are
+                returned. ``"topk"`` matches only the name topk, ``"*topk*"`` matches every name that contains topk, and
+                ``"distribution:*"`` matches all plug-ins of one distribution. Default: all names.
+            exclude: one or more patterns. Names that match a pattern are not returned.
+
+        Example:
+            >>> list_losses("topk_hinge*", exclude="*_convex")
+            ['topk_hinge', 'topk_hinge_calibrated']
+        """
         return sorted(name for name, owners in self._by_name().items() if any(_hit(p, filter, exclude) for p in owners))
 
     def infos(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[LossInfo]:
-        """Return facts about all plug-ins that match ``filter`` but not ``exclude``, including disabled plug-ins."""
+        """Return facts about all plug-ins that :meth:`names` selects, and about the disabled plug-ins among them."""
         plugins = (*self._reserved.values(), *self._registered.values(), *self._discover()[0])
-        found = [plugin for plugin in plugins if _hit(plugin, filter, exclude)]
-        found.sort(key=lambda plugin: (plugin.name, plugin.distribution))
+        found = sorted((p for p in plugins if _hit(p, filter, exclude)), key=lambda p: (p.name, p.distribution))
         owners = self._by_name()
         return [self._info(p, p.name if owners.get(p.name, []) in ([p], []) else p.qualified) for p in found]
 
     def info(self, name: str) -> LossInfo:
+        """Return facts about a plug-in, such as its distribution and its version, without importing the plug-in.
+
+        If the name is unknown, ambiguous or disabled, the method raises a ``PluginError``.
+        """
         return self._info(self._pick(name), name)
 
     def __contains__(self, name: str) -> bool:
+        """Return whether a plug-in with this name, or ``distribution:name``, exists and is not disabled."""
         return bool(self._owners(name))
 
     def builder(self, name: str) -> Builder:
-        """Import a plug-in, and return its class or function. If the import fails, raise BrokenPluginError."""
+        """Import a plug-in, and return its class or function. If the import fails, raise ``BrokenPluginError``."""
         plugin = self._pick(name)
         try:
             builder: Any = plugin.load()
             _check_factory(builder)
         except (Exception, SystemExit) as error:
-            self._failed[plugin] = f"{type(error).__name__}: {error}"
-            raise BrokenPluginError(
-                f"{self.kind} {name!r} of {plugin.owner} is broken: {self._failed[plugin]}"
-            ) from error
+            self._failed[plugin] = reason = f"{type(error).__name__}: {error}"
+            raise BrokenPluginError(f"{self.kind} {name!r} of {plugin.owner} is broken: {reason}") from error
         return builder
 
     def create(self, name: str, factory: Builder | None = None, /, **options: Any) -> Any:
-        """Create the object of a plug-in: call ``factory`` (default: ``self.builder(name)``) with the options.
-
-        If the factory raises an exception other than TypeError and ValueError, raise BrokenPluginError instead.
-        """
+        """Create the object of a plug-in: call ``factory`` (default: ``self.builder(name)``) with the options."""
         factory = factory or self.builder(name)
         check_options(f"{self.kind} {name!r}", factory, options)
-        try:
-            return factory(**options)
-        except (TypeError, ValueError, BrokenPluginError):
-            raise
-        except (Exception, SystemExit) as error:  # SystemExit of a factory must not end the process
-            raise BrokenPluginError(f"{self.kind} {name!r} fails: {type(error).__name__}: {error}") from error
+        return factory(**options)
 
     def register(self, name: str, *, override: bool = False) -> Callable[[B], B]:
-        """Return a decorator that registers a class or function in this process, as :func:`register_loss` does."""
+        """Return a decorator that registers a class or function in this process, for example in a notebook.
+
+        The decorated class or function takes the options of the plug-in and returns the object, such as the loss.
+
+        Args:
+            name: name of the plug-in. The name of a timm loss raises an error.
+            override: If a plug-in with this name exists and ``override`` is False, the decorator raises an error. If
+                True, the new plug-in replaces it in this process. ``distribution:name`` still selects the old plug-in.
+
+        Example:
+            >>> @register_loss("my_loss")
+            ... def my_loss(scale: float = 1.0):
+            ...     return lambda logits, target: scale * logits.logsumexp(-1).mean()
+        """
         if not isinstance(name, str) or not name or any(c in ":*?[]," or c.isspace() for c in name):
             example = f"@register_{self.kind}('mine')"
             raise ValueError(f"expected a name without spaces, colons, commas and wildcards, {example}, got {name!r}")
@@ -119,9 +139,8 @@ class Registry:
             if owners and (name in self._reserved or not override):
                 remedy = "choose another" if name in self._reserved else "override=True replaces it here"
                 raise NameTakenError(f"{self.kind} {name!r} is taken by {owners[0].owner}; {remedy}")
-            inner: Any = unbound(builder)
-            value = f"{inner.__module__}:{getattr(inner, '__qualname__', type(inner).__qualname__)}"
-            self._registered[name] = Plugin(name, value, "", "", builder)
+            inner = unbound(builder)
+            self._registered[name] = Plugin(name, f"{inner.__module__}:{inner.__qualname__}", "", "", builder)
             return builder
 
         return decorate
@@ -185,6 +204,5 @@ def _hit(plugin: Plugin, filter: str | Sequence[str], exclude: str | Sequence[st
 
 
 def _check_factory(builder: Any) -> None:
-    is_module = any(base.__module__ == "torch.nn.modules.module" for base in type(builder).__mro__)
-    if is_module or not callable(builder):
+    if not isinstance(builder, (type, partial)) and not isroutine(builder):
         raise TypeError(f"expected a class or a function, got an instance of {type(builder).__name__}")

@@ -95,13 +95,14 @@ def declared_options_work(subject: Subject) -> None:
         expect(option in taken, f"expected options of the loss in option_ranges and tuning_grid, got {option!r}")
         expect(bool(grid.get(option, True)), f"expected values of {option} in tuning_grid, got none")
         usual, allowed = [*grid.get(option, ())], ranges.get(option, ())
-        for value in [*usual, *(allowed.inside(n) if isinstance(allowed, Interval) else allowed)]:
+        inside, outside = allowed.examples(n) if isinstance(allowed, Interval) else (allowed, ["no such choice"])
+        for value in [*usual, *inside]:
             expect_finite(_loss_with(subject, option, value), f"loss with {option}={value!r}")
         if option in ranges:
             for value in [taken[option].default, *usual]:
                 if isinstance(value, (int, float, str)):  # None and lists per class are not single numbers
                     expect(value in allowed, f"expected {option}={value!r} in {allowed}, as its default or grid has it")
-            for value in allowed.outside(n) if isinstance(allowed, Interval) else ("no such choice",):
+            for value in outside:
                 refused = _is_refused(subject, option, value)
                 expect(refused, f"expected a ValueError for {option}={value!r}, got a loss")
 
