@@ -231,7 +231,7 @@ def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -
         return False
     if not labels.numel() or not is_readable(labels):
         return not mixture
-    low, high = map(int, labels.aminmax())
+    low, high = [bound.item() for bound in labels.aminmax()]
     if low >= 0 and high < n:
         return ignore_index is not None and low <= ignore_index <= high
     labels = labels.long()  # in uint8, an ignore_index of -100 would become 156

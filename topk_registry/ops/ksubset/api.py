@@ -87,17 +87,15 @@ def run(
     return autograd.losses_and_gradient(logits, parts, k, tau, alpha, needs_grad)
 
 
-def _fits(logits: Tensor, k: int, tau: float) -> bool:
-    return logits.dtype != torch.float64 and 2 * k <= logits.shape[1] and k * tau < MAX_TEMPERATURE
-
-
 def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
-    device, fits = logits.device, _fits(logits, k, tau)
-    if device.type == "cpu":
-        return choose(
-            device, "numba" if fits and k <= LARGEST_K["cpu"] else None, _labels_work if labels_only else _masses_work
-        )
-    return choose(device, "triton" if fits and device.type == "cuda" and k <= LARGEST_K["cuda"] else None, _gpu_works)
+    device = logits.device
+    if logits.dtype == torch.float64 or 2 * k > logits.shape[1] or k * tau >= MAX_TEMPERATURE:
+        return "torch"
+    if device.type == "cpu" and k <= LARGEST_K["cpu"]:
+        return choose(device, "numba", _labels_work if labels_only else _masses_work)
+    if device.type == "cuda" and k <= LARGEST_K["cuda"]:
+        return choose(device, "triton", _gpu_works)
+    return "torch"
 
 
 def usual_backend(device: torch.device) -> str:
