@@ -9,6 +9,7 @@ file that contains the thresholds, and returns a report.
 """
 
 import functools
+import math
 import os
 import tempfile
 import warnings
@@ -29,17 +30,7 @@ from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import move_into_place
 from topk_export.verify import expected_sets
-from topk_registry.conformal import (
-    PredictionSets,
-    Score,
-    SetCounts,
-    beta_quantile,
-    binomial_interval,
-    fewest,
-    guarantee,
-    order_of,
-    threshold_table,
-)
+from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, guarantee, order_of, threshold_table
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
 from topk_registry.data.agreement import agreement, describe
@@ -271,16 +262,20 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 
 
 def too_low(hits: int, total: int, samples: int, alpha: float) -> bool:
-    """Return whether ``hits`` of ``total`` sets contain the label, and these are too few for the guarantee.
+    """Return whether so few of ``total`` sets contain the label that the images are probably not of one source.
 
-    For images of one source, the function returns True with a probability of at most 1 %. The coverage of thresholds
-    from ``samples`` images has a Beta distribution or is larger. The coverage is below ``expected`` with probability
-    0.5 %, and above ``measured`` with probability 0.5 %.
+    For images of one source, the function returns True with a probability of at most 1 %. The threshold is the j-th
+    smallest of ``samples`` scores. At most ``hits`` of the other ``total`` scores are below the threshold if j or more
+    of the j + ``hits`` smallest scores are from the first part. Their number has a hypergeometric distribution.
     """
-    order = order_of(samples, alpha)
-    expected = beta_quantile(0.005, order, samples + 1 - order)
-    _, measured = binomial_interval(hits, total, level=0.99)
-    return measured < expected
+    j = order_of(samples, alpha)
+    smallest = j + hits
+    ways = [_log_choose(samples, i) + _log_choose(total, smallest - i) for i in range(j, min(samples, smallest) + 1)]
+    return sum(math.exp(way - _log_choose(samples + total, smallest)) for way in ways) < 0.01
+
+
+def _log_choose(n: int, i: int) -> float:
+    return math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
 
 
 def _run(

@@ -185,8 +185,9 @@ def test_a_warning_of_low_coverage_is_rarely_false(samples, total):
     order = order_of(samples, 0.1)
     coverage = np.random.default_rng(0).beta(order, samples + 1 - order, 20_000)
     limit = bisect(range(total), False, key=lambda hits: not too_low(hits, total, samples, 0.1)) - 1
-    assert (np.random.default_rng(1).binomial(total, coverage) <= limit).mean() <= 0.01
-    assert limit > 0.65 * total
+    drawn = np.random.default_rng(1).binomial(total, coverage)
+    assert (drawn <= limit).mean() <= 0.012  # 3 standard deviations of the simulation above 0.01
+    assert (drawn <= limit + 0.02 * total).mean() > 0.01
 
 
 def test_splits_and_the_sets_that_the_input_had(set_file, folders, tmp_path, capsys):
