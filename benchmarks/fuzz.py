@@ -69,7 +69,7 @@ class Case:
         elif kind == "distribution":
             self.target = (3 * torch.randn(B, n, generator=generator, dtype=torch.float64)).softmax(1).to(self.dtype)
         else:
-            self.target = LabelMixture.mixed(labels, labels.roll(1), rng.random(), rng.choice([0.0, 0.1]))
+            self.target = LabelMixture.mixed(labels, labels.roll(1), rng.random()).smooth(rng.choice([0.0, 0.1]))
 
     def masses(self) -> tuple[Tensor, Tensor]:
         """Return masses m [B, n] and a divisor. The loss of row b is sum_c m_bc L_bc.

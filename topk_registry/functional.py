@@ -6,11 +6,12 @@ the values of ``torch.nn.functional``: ``"mean"``, ``"sum"`` or ``"none"``.
 
 from torch import Tensor
 
-from topk_registry.losses.targets import Masses, Target, check_logits, check_reduction, check_target
+from topk_registry.losses.targets import REDUCTIONS, Masses, Target, check_logits, check_target
 from topk_registry.nn.linear import linear_smooth_topk
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import smooth_topk, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
 from topk_registry.ops.perturbed import perturbed_hinge, perturbed_topk
+from topk_registry.ops.values import choice
 
 __all__ = [
     "linear_smooth_topk",
@@ -64,7 +65,7 @@ def smooth_topk_loss(
 
     Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
     """
-    check_reduction(reduction)
+    choice(reduction, "reduction", REDUCTIONS)
     check_logits(logits)
     ignores = check_target(logits, target)
     options = {"weight": weight, "reduction": reduction, "ignores": ignores, "dtype": logits.dtype}

@@ -104,7 +104,7 @@ class SmoothTopKSVM(SeveralSizes):
         Args:
             features, weight, bias, target: as in :func:`topk_registry.functional.linear_smooth_topk`. If the classes
                 are divided among processes, pass the weight and bias of the classes of this process.
-            spread: further keyword arguments of ``linear_smooth_topk``, such as ``process_group`` and ``num_classes``.
+            spread: further keyword arguments of ``linear_smooth_topk``, such as ``process_group`` and ``chunk``.
 
         Raises:
             ValueError: there are several values of k with ``combine="likelihood"``.

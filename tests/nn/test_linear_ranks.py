@@ -45,8 +45,7 @@ def compare(n, k, **options):
         expected = linear_smooth_topk(*leaves, target, **everything)
         wanted = torch.autograd.grad(expected.square().sum(), leaves)
         mine = [own(t, part).requires_grad_() for t, part in zip(tensors, split, strict=True)]
-        group = {"process_group": dist.group.WORLD, "num_classes": n}
-        found = linear_smooth_topk(*mine, own(target, sizes), **group, **everything)
+        found = linear_smooth_topk(*mine, own(target, sizes), process_group=dist.group.WORLD, **everything)
         torch.testing.assert_close(found, own(expected, sizes) if reduction == "none" else expected)
         gradients = torch.autograd.grad(found.square().sum(), mine)
         factors = (len(sizes), 1, 1)
@@ -108,7 +107,7 @@ def bad_input_on_one_rank_is_an_error_on_all():
     for wrong, word in (
         ({"tau": 0.0 if rank == 0 else 0.1}, "tau"),
         ({"k": 3 + (rank == 1)}, "k"),
-        ({"num_classes": 24}, "24"),
+        ({"weight": mine["weight"][: 9 + rank], "bias": None}, "divided"),
         ({"label_smoothing": 0.1}, "class indices"),
         ({"k": 12}, "half"),
         ({"target": mine["target"] + 100 * (rank == 0)}, "target"),

@@ -1,8 +1,4 @@
-"""Base classes of classification losses.
-
-A subclass defines L(s, c) in plain PyTorch operations: the loss of a row of scores s if class c is the label. The base
-class handles targets, class weights, label smoothing, ignored rows, half precision and the reduction.
-"""
+"""Base classes of classification losses."""
 
 import math
 import warnings
@@ -14,26 +10,22 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import Unpack
 
-from topk_registry.losses.options import Adjustable, index
+from topk_registry.losses.options import Adjustable
 from topk_registry.losses.targets import (
     REDUCTIONS,
     LabelMixture,
     Masses,
     Target,
     check_logits,
-    check_reduction,
     check_target,
     check_tensor,
-    check_weight,
     is_readable,
 )
 from topk_registry.ops.backend import constant_in_graphs
 from topk_registry.ops.tensors import PLAIN
-from topk_registry.ops.values import integer, number
+from topk_registry.ops.values import choice, integer, number, numbers
 
 __all__ = ["ClassificationLoss", "CommonOptions", "SoftmaxLoss", "TopKLoss"]
-
-HALF = (torch.float16, torch.bfloat16)
 
 
 class CommonOptions(TypedDict, total=False):
@@ -48,7 +40,8 @@ class CommonOptions(TypedDict, total=False):
 class ClassificationLoss(Adjustable):
     """Base class of losses that are called as ``loss(logits, target)``.
 
-    A subclass defines :meth:`per_class`: for B rows of scores [B, n], this method returns the loss of each row for each
+    This class handles targets, class weights, label smoothing, ignored rows, half precision and the reduction. A
+    subclass defines :meth:`per_class`: for B rows of scores [B, n], this method returns the loss of each row for each
     possible label, [B, n]. If the loss for one label costs less than the losses for all n labels, the subclass should
     also define :meth:`per_label`.
 
@@ -76,9 +69,6 @@ class ClassificationLoss(Adjustable):
 
     option_ranges: ClassVar[Mapping[str, Any]] = {"reduction": REDUCTIONS, "label_smoothing": "[0, 1]"}
     weight: Tensor | None
-    reduction: str
-    label_smoothing: float
-    ignore_index: int
     _epoch_was_set = False
 
     def __init__(
@@ -90,12 +80,10 @@ class ClassificationLoss(Adjustable):
         ignore_index: int = -100,
     ) -> None:
         super().__init__()
-        self.reduction = check_reduction(reduction)
+        self.reduction = choice(reduction, "reduction", REDUCTIONS)
         self.label_smoothing = number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
-        self.ignore_index = index(ignore_index)
-        self.register_buffer("weight", None if weight is None else check_weight(weight))
-
-    # What a subclass may define
+        self.ignore_index = integer(ignore_index, "ignore_index")
+        self.register_buffer("weight", None if weight is None else numbers(weight, "weight", at_least=0))
 
     def per_class(self, logits: Tensor) -> Tensor:
         """Return the losses [B, n] for scores [B, n]: entry (i, c) is the loss of row i if class c is the label.
@@ -141,18 +129,14 @@ class ClassificationLoss(Adjustable):
 
     def checked_option(self, name: str, value: Any) -> Any:
         if name == "weight" and value is not None:
-            like = next((b for b in self.buffers() if b.dtype == torch.float64), None)
-            return check_weight(value) if like is None else check_weight(value).to(like)
+            value = numbers(value, "weight", at_least=0)
         return super().checked_option(name, value)
-
-    # The call path
 
     def forward(self, logits: Tensor, target: Target, sample_weight: Tensor | None = None) -> Tensor:
         """Return the loss: a scalar [], or one loss per row if the reduction is ``"none"``.
 
         Args:
-            logits: scores [B, n], [B, n, d1, ...] or [n].
-            target: class indices, class probabilities or a :class:`LabelMixture`.
+            logits, target: in the shapes that the documentation of the class lists.
             sample_weight: one factor w_i per row, in the shape of class indices. Let L_i be the loss of row i. The mean
                 is sum_i w_i L_i / sum_i w_i over all rows i that are not ignored. With class indices y_i and class
                 weights v, the divisor is sum_i w_i v[y_i] instead.
@@ -165,8 +149,6 @@ class ClassificationLoss(Adjustable):
         self.check_classes(logits.shape[1])
         ignores = check_target(logits, target, self.ignore_index)
         weight = self.class_weight
-        if weight is not None and weight.numel() != logits.shape[1]:
-            raise ValueError(f"weight has {weight.numel()} entries, logits have {logits.shape[1]} classes")
         if sample_weight is not None:
             sample_weight = _sample_weights(sample_weight, logits, shape)
         if self.first_change is not None and not torch.compiler.is_compiling() and not self._epoch_was_set:
@@ -203,7 +185,7 @@ class ClassificationLoss(Adjustable):
         losses = self.fused(logits, masses)
         if losses is not None:
             return losses
-        scores = masses.usable(logits.float() if logits.dtype in HALF else logits)
+        scores = masses.usable(logits.float() if logits.dtype.itemsize < 4 else logits)
         if masses.labels is not None and masses.even is None and masses.labels.shape[1] == 1:
             assert masses.shares is not None
             losses = self._checked(self.per_label(scores, masses.labels[:, 0]), "per_label", scores.shape[:1])
@@ -220,14 +202,13 @@ class ClassificationLoss(Adjustable):
         return losses
 
     def _warn_missing_set_epoch(self, logits: Tensor) -> None:
-        if not (logits.requires_grad and torch.is_grad_enabled()):
-            return
-        self._epoch_was_set = True
-        warnings.warn(
-            f"{type(self).__name__} changes in epoch {self.first_change}, counted from 0: call set_epoch(epoch) before "
-            "each epoch; otherwise the loss of epoch 0 is used throughout",
-            stacklevel=3,
-        )
+        if logits.requires_grad and torch.is_grad_enabled():
+            self._epoch_was_set = True
+            warnings.warn(
+                f"{type(self).__name__} changes in epoch {self.first_change}, counted from 0: call set_epoch(epoch) "
+                "before each epoch; otherwise the loss of epoch 0 is used throughout",
+                stacklevel=3,
+            )
 
     def extra_repr(self) -> str:
         weighted = "" if self.weight is None else f"weight of {len(self.weight)} classes, "
@@ -268,8 +249,6 @@ class TopKLoss(ClassificationLoss):
     """Base class of losses with an option ``k``, the number of top classes. With n classes, k must be below n."""
 
     option_ranges: ClassVar[Mapping[str, Any]] = {"k": "[1, n)"}
-
-    k: int
 
     def __init__(self, k: int = 5, **common: Unpack[CommonOptions]) -> None:
         super().__init__(**common)

@@ -1,7 +1,4 @@
-"""Base class of losses that are defined on a whole batch, for example the mean size of prediction sets.
-
-Such a loss is not a mean over rows. Therefore the loss has no option ``reduction``, and returns one number per batch.
-"""
+"""Base class of losses that are defined on a whole batch, for example the mean size of prediction sets."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,10 +6,11 @@ import torch
 from torch import Tensor
 
 from topk_registry.losses.base import has_autocast
-from topk_registry.losses.options import Adjustable, index
+from topk_registry.losses.options import Adjustable
 from topk_registry.losses.ranks import number_of_ranks
-from topk_registry.losses.targets import LabelMixture, check_logits, check_target, check_tensor
+from topk_registry.losses.targets import LabelMixture, check_logits, check_target
 from topk_registry.ops.distributed import Group, all_gather, gather_rows, outside_graphs
+from topk_registry.ops.values import integer
 
 __all__ = ["BatchLoss"]
 
@@ -20,8 +18,8 @@ __all__ = ["BatchLoss"]
 class BatchLoss(Adjustable):
     """Base class of losses over a whole batch, called as ``loss(logits [B, n], label [B])``. The result is a scalar.
 
-    A subclass defines :meth:`of_batch`. The target must be class indices, one per row. A distribution or a
-    :class:`LabelMixture` raises a ValueError.
+    Such a loss is not a mean over rows, so there is no option ``reduction``. The target must be class indices, one per
+    row. A distribution or a :class:`LabelMixture` raises a ValueError. A subclass defines :meth:`of_batch`.
 
     After a call of :meth:`over_ranks`, the loss covers the rows of all ranks of a process group. For this purpose,
     :meth:`of_batch` must call :meth:`all_rows`, which takes a tensor of this rank and returns the rows of all ranks.
@@ -46,7 +44,7 @@ class BatchLoss(Adjustable):
 
     def __init__(self, *, ignore_index: int = -100) -> None:
         super().__init__()
-        self.ignore_index: int = index(ignore_index)
+        self.ignore_index = integer(ignore_index, "ignore_index")
 
     def of_batch(self, logits: Tensor, label: Tensor, counted: Tensor) -> Tensor:
         """Return the loss of a batch, a scalar [].
@@ -60,9 +58,7 @@ class BatchLoss(Adjustable):
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture) -> Tensor:
         name = type(self).__name__
-        if not isinstance(target, LabelMixture):
-            check_tensor(target, "target")
-        if isinstance(target, LabelMixture) or target.is_floating_point():
+        if isinstance(target, LabelMixture) or (isinstance(target, Tensor) and target.is_floating_point()):
             raise ValueError(
                 f"{name} needs one label per image [B], because it depends on the whole batch. Mixup, CutMix and other "
                 "distributions over labels are not supported"
@@ -73,9 +69,8 @@ class BatchLoss(Adjustable):
             raise ValueError(f"{name} needs at least {self.least_rows} rows in a batch, got {len(logits)}")
         label, counted = target.long(), target != self.ignore_index
         self._spread = self._over_ranks and logits.requires_grad and number_of_ranks(self._group) > 1
-        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(
-            ~counted[:, None], 0.0
-        )  # otherwise, NaN in an ignored row would give NaN gradients in other rows
+        # otherwise, NaN in an ignored row would give NaN gradients in other rows
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(~counted[:, None], 0.0)
         kind, given = logits.device.type, (scores, label.masked_fill(~counted, 0), counted)
         if has_autocast(kind) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):

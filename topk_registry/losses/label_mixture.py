@@ -24,18 +24,15 @@ class LabelMixture(NamedTuple):
     uniform: Tensor | None = None  # [B]: the probability that is spread evenly over all n classes; None: 0
 
     @classmethod
-    def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor, smoothing: float = 0.0) -> "LabelMixture":
+    def mixed(cls, label: Tensor, other: Tensor, lam: float | Tensor) -> "LabelMixture":
         """Return a mixture of two labels per row, as in mixup: ``label`` with share lam, ``other`` with share 1 - lam.
 
         Args:
             label, other: class indices [B].
             lam: one number, or one per row [B].
-            smoothing: fraction of both shares that is moved from the two labels and spread evenly over all classes.
         """
         lam = torch.as_tensor(lam, dtype=widest(label), device=label.device).expand(len(label))
-        shares = torch.stack((lam, 1.0 - lam), 1) * (1.0 - smoothing)
-        uniform = shares.new_full((len(label),), smoothing) if smoothing else None
-        return cls(torch.stack((label, other), 1), shares, uniform)
+        return cls(torch.stack((label, other), 1), torch.stack((lam, 1.0 - lam), 1))
 
     def smooth(self, share: float) -> "LabelMixture":
         """Move a fraction ``share`` of the probability of each label to ``uniform``, and return the new mixture.
@@ -46,9 +43,9 @@ class LabelMixture(NamedTuple):
         """
         if not share:
             return self
-        even = torch.zeros_like(self.shares[:, 0]) if self.uniform is None else self.uniform
-        spread = even + share * self.shares.sum(1)
-        return LabelMixture(self.labels, self.shares * (1.0 - share), spread)
+        spread = share * self.shares.sum(1)
+        even = spread if self.uniform is None else self.uniform + spread
+        return LabelMixture(self.labels, self.shares * (1.0 - share), even)
 
     def check(self, rows: int) -> None:
         """Raise a ValueError unless labels, shares and uniform have ``rows`` rows and valid shapes and dtypes."""

@@ -1,7 +1,6 @@
 """Base classes of modules with options. An option is an attribute that is checked at every assignment."""
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, get_args
 
@@ -65,15 +64,14 @@ class Adjustable(KeepsNumbers):
 
     def checked_option(self, name: str, value: Any) -> Any:
         """Convert a value to the form in which the option is stored. Raise a ValueError if the value is not allowed."""
-        option = options_of(type(self))[name]
         if isinstance(value, Tensor) and value.ndim == 0 and name not in self._buffers:
             value = value.item()
-        if name in self._buffers and value is not None:
-            like = self._buffers[name]
-            like = next(self.buffers(), None) if like is None else like
-            tensor = numbers(value, name, or_one=True, **option.bounds())
-            return tensor if like is None else tensor.to(like)
-        return option.checked(name, value)
+        value = options_of(type(self))[name].checked(name, value)
+        if name not in self._buffers or value is None:
+            return value
+        tensor = numbers(value, name, or_one=True)
+        kept = (b for b in self.buffers() if b is self._buffers[name] or b.dtype == torch.float64)
+        return tensor if (like := next(kept, None)) is None else tensor.to(like)
 
 
 class Option(NamedTuple):
@@ -82,39 +80,23 @@ class Option(NamedTuple):
     annotation: Any  # type annotation of the constructor's parameter
     allowed: Range | None  # an interval or a tuple of values; None if every value is allowed
 
-    def bounds(self) -> dict[str, float]:
-        """Return the bounds of the option as arguments of :func:`number`, such as ``{"above": 0.0}``, or ``{}``."""
-        return self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
-
-    def least(self) -> int | None:
-        """Return the smallest allowed integer, or None if there is no lower limit."""
-        bounds = self.bounds()
-        if "above" in bounds:
-            return math.floor(bounds["above"]) + 1
-        return math.ceil(bounds["at_least"]) if "at_least" in bounds else None
-
     def checked(self, name: str, value: Any) -> Any:
         """Convert a value to the type of the option. If the value is not allowed, raise a ValueError."""
         kinds = set(get_args(self.annotation)) or {self.annotation}
         if value is None and type(None) in kinds:
             return value
         kinds -= {type(None)}
+        bounds = self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
         if kinds <= {float, "float"}:
-            return number(value, name, **self.bounds())
+            return number(value, name, **bounds)
         if kinds <= {int, "int"}:
-            return integer(value, name, at_least=self.least())
-        if isinstance(self.allowed, Interval) and isinstance(value, (Tensor, list, tuple)):
-            numbers(value, name, or_one=True, **self.bounds())
-        elif isinstance(self.allowed, Interval):
-            number(value, name, **self.bounds())
+            least = int(bounds["at_least"]) if "at_least" in bounds else None
+            return int(number(integer(value, name, at_least=least), name, **bounds))
+        if isinstance(self.allowed, Interval):
+            numbers(value, name, or_one=True, **bounds)
         elif self.allowed is not None and value not in self.allowed:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, self.allowed))}, got {value!r}")
         return value
-
-
-def index(ignore_index: Any) -> int:
-    """Return ``ignore_index`` as an int. Raise a ValueError unless the value is an integer that fits into 64 bits."""
-    return integer(ignore_index, "ignore_index", at_most=2**63 - 1)
 
 
 @functools.lru_cache(maxsize=256)

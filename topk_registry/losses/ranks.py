@@ -5,8 +5,10 @@ and let W_r be the sum of the weights of the rows of rank r. The mean over all r
 returns R S_r / sum_q W_q, because the average of these numbers over the ranks is M.
 """
 
+from functools import partial
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 from torch import distributed as dist
 
@@ -20,12 +22,10 @@ L = TypeVar("L", bound=ClassificationLoss)
 def mean_over_ranks(loss: L, group: Group = None) -> L:
     """Make the mean of a loss cover the rows of all ranks. The loss is changed in place and returned.
 
-    ``DistributedDataParallel`` and ``fully_shard`` average gradients over the ranks. With class weights or ignored
-    rows, the mean on each rank divides by the sum of the weights of the rows, and this sum differs between ranks.
-    Therefore, the average of these means is not the mean over all rows. After a call of this function, each rank
-    divides by the average of the sums of all ranks instead. For this average, the ranks exchange one number per call of
-    the loss. If the loss requires no gradient, as in evaluation, the ranks exchange nothing, and each rank returns the
-    mean over its own rows.
+    With class weights or ignored rows, the sum of the weights of the rows differs between ranks, so the average of the
+    means of the ranks is not the mean over all rows. After a call of this function, each rank divides by the average of
+    the sums of all ranks instead. For this average, the ranks exchange one number per call of the loss. If the loss
+    requires no gradient, as in evaluation, each rank returns the mean over its own rows without an exchange.
 
     Args:
         loss: must have ``reduction="mean"``. The reduction becomes ``"sum"``, and a forward hook divides the sum.
@@ -42,27 +42,21 @@ def mean_over_ranks(loss: L, group: Group = None) -> L:
     if loss.reduction != "mean":
         raise ValueError(f"the loss's reduction must be 'mean', got {loss.reduction!r}")
     loss.reduction = "sum"
-    loss.register_forward_hook(_Mean(group), with_kwargs=True)
+    loss.register_forward_hook(partial(_divided, group), with_kwargs=True)
     return loss
 
 
 def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tensor | None = None) -> Tensor:
     """Return the divisor [] of the mean over the rows of this rank: the sum of the weights of the rows, in float64."""
-    if isinstance(target, LabelMixture):
-        rows = target.labels[:, 0].double().fill_(1.0)
-    elif target.is_floating_point():
-        rows = target.select(min(1, target.ndim - 1), 0).double().mul(0.0).nan_to_num(0.0) + 1.0
+    if isinstance(target, LabelMixture) or target.is_floating_point():
+        table = target.labels if isinstance(target, LabelMixture) else target
+        rows = torch.ones_like(table.select(min(1, table.ndim - 1), 0), dtype=torch.float64)
     else:
         counts = target != loss.ignore_index
         rows = counts.double()
         if (weight := loss.class_weight) is not None:
             rows = rows * weight.to(rows)[target.long().masked_fill(~counts, 0)]
     return (rows if sample_weight is None else rows * sample_weight.to(rows)).sum()
-
-
-def weighs_rows(loss: object) -> bool:
-    """Return whether the loss is a mean over rows and has class weights."""
-    return isinstance(loss, ClassificationLoss) and loss.reduction == "mean" and loss.class_weight is not None
 
 
 def number_of_ranks(group: Group = None) -> int:
@@ -72,20 +66,12 @@ def number_of_ranks(group: Group = None) -> int:
 @outside_graphs
 def sum_over_ranks(weight: Tensor, group: Group = None) -> Tensor:
     """Return the sum of ``weight`` [] over the ranks of a group, or over all ranks if ``group`` is None."""
-    if number_of_ranks(group) == 1:
-        return weight
-    weight = weight.detach().clone()
-    return all_reduce(weight, group)
+    return weight if number_of_ranks(group) == 1 else all_reduce(weight.detach().clone(), group)
 
 
-class _Mean:
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def __call__(self, loss: ClassificationLoss, args: tuple, kwargs: dict, total: Tensor) -> Tensor:
-        target = args[1] if len(args) > 1 else kwargs["target"]
-        sample_weight = args[2] if len(args) > 2 else kwargs.get("sample_weight")
-        weight = weight_of_rows(loss, target, sample_weight).to(total)
-        if total.requires_grad:
-            weight = sum_over_ranks(weight, self.group) / number_of_ranks(self.group)
-        return total / weight
+def _divided(group: Group, loss: ClassificationLoss, args: tuple, kwargs: dict, total: Tensor) -> Tensor:
+    given = dict(zip(("logits", "target", "sample_weight"), args, strict=False)) | kwargs
+    weight = weight_of_rows(loss, given["target"], given.get("sample_weight")).to(total)
+    if total.requires_grad:
+        weight = sum_over_ranks(weight, group) / number_of_ranks(group)
+    return total / weight

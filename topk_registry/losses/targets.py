@@ -6,11 +6,12 @@ Let L(s, c) be the loss of a row of scores s if class c is the label. For every 
 
 A mass is a product of three factors: the probability of the class after label smoothing, the class weight, and the
 sample weight of the row. A weight that is not given is 1. For the mean, every mass is also divided by the sum of the
-weights of all rows that are not ignored. If the targets are class indices, the weight of a row is the sample weight
-times the class weight of the label. For every other target, the weight of a row is the sample weight.
+weights of all rows that are not ignored, so the mean is the sum of the losses of the rows. If the targets are class
+indices, the weight of a row is the sample weight times the class weight of the label. For every other target, the
+weight of a row is the sample weight.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,7 +20,6 @@ from torch import Tensor
 
 from topk_registry.losses.label_mixture import LabelMixture, widest
 from topk_registry.ops.tensors import Route, route
-from topk_registry.ops.values import choice, numbers
 
 __all__ = ["LabelMixture", "Masses", "Target"]
 
@@ -29,11 +29,9 @@ INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 
 
 class Masses(NamedTuple):
-    """The factor of each class in the loss of each row. This factor is called mass.
+    """The masses of all classes in a batch of rows.
 
-    The loss of row i is the sum over all classes c of mass[i, c] times the loss of row i for label c. For the mean, the
-    masses are already divided by the divisor of the mean, so the mean is the sum of the losses of the rows. If
-    ``dense`` is not None, ``dense`` holds all masses. Otherwise, class ``labels[i, j]`` of row i gets the mass
+    If ``dense`` is not None, ``dense`` holds all masses. Otherwise, class ``labels[i, j]`` of row i gets the mass
     ``shares[i, j]``, and every class of row i gets the mass ``even[i]`` in addition.
 
     Example:
@@ -82,11 +80,16 @@ class Masses(NamedTuple):
             ignores: result of :func:`check_target`. False means that no class index equals ``ignore_index``.
             dtype: dtype of the logits. If the target is a distribution, its masses have at least this precision.
         """
+        if weight is not None and weight.shape != (n,):
+            raise ValueError(f"weight has {weight.numel()} entries, logits have {n} classes")
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
         if isinstance(target, Tensor) and target.is_floating_point():
-            wide = target.to(torch.promote_types(torch.promote_types(target.dtype, dtype), torch.float32))
-            dense = _dense(wide, weight, label_smoothing, reduction, sample_weight)
-            return cls(None, None, None, dense, None, *facts)
+            q = target.to(torch.promote_types(torch.promote_types(target.dtype, dtype), torch.float32))
+            if label_smoothing:
+                q = torch.lerp(q, torch.full_like(q, 1 / n), label_smoothing)
+            scale = _scale(q.new_ones(len(q)), reduction, sample_weight)
+            q = q if weight is None else q * weight.to(q)
+            return cls(None, None, None, q if scale is None else q * scale, None, *facts)
         if not ignores and weight is None and sample_weight is None and isinstance(target, Tensor):
             rows = target.shape[0]
             share = 1.0 / rows if reduction == "mean" and rows else 1.0
@@ -95,42 +98,30 @@ class Masses(NamedTuple):
             return cls(target.long().unsqueeze(1), shares, even, None, None, *facts)
         if isinstance(target, LabelMixture):
             mixture, counts = target.smooth(label_smoothing), None
+            rows = torch.ones_like(mixture.shares[:, 0])
             mass = mixture.shares.abs().sum(1) + (0 if mixture.uniform is None else mixture.uniform)
-            divisor: Tensor | float = len(target.labels) if sample_weight is None else sample_weight.sum()
-            labels, shares, even = mixture.labels, mixture.shares, mixture.uniform
             if not is_readable(mass) or not bool(mass.all()):
                 counts = mass != 0
         else:
-            labels, counts = target.long(), None
-            if ignores:
-                counts = labels != ignore_index
-                labels = labels.masked_fill(~counts, 0)
-            labels = labels[:, None]
-            kind = widest(labels)
-            shares = torch.ones_like(labels, dtype=kind) if counts is None else counts[:, None].to(kind)
-            row_weights = shares if weight is None else shares * weight.to(shares)[labels]
-            if sample_weight is not None:
-                row_weights = row_weights * sample_weight[:, None].to(shares)
-            divisor = len(target) if row_weights is shares and counts is None else row_weights.sum()
-            even = None
-            if label_smoothing:
-                even = shares[:, 0] * label_smoothing
-                shares = shares * (1.0 - label_smoothing)
-        scale = None if sample_weight is None else sample_weight.to(shares)
-        if reduction == "mean" and (isinstance(divisor, Tensor) or divisor > 0):
-            scale = 1.0 / divisor if scale is None else scale / divisor
-        if even is not None:
-            even = even / n if scale is None else even * (scale / n)
+            labels = target.long()
+            counts = labels != ignore_index if ignores else None
+            labels = labels if counts is None else labels.masked_fill(~counts, 0)
+            rows = torch.ones_like(labels, dtype=widest(labels)) if counts is None else counts.to(widest(labels))
+            mixture = LabelMixture(labels[:, None], rows[:, None]).smooth(label_smoothing)
+            rows = rows if weight is None else rows * weight.to(rows)[labels]
+        labels, shares, even = mixture
+        scale = _scale(rows, reduction, sample_weight)
         if scale is not None:
-            shares = shares * (scale[:, None] if isinstance(scale, Tensor) and scale.ndim else scale)
-        if weight is None:
-            return cls(labels, shares, even, None, counts, *facts)
-        wide = weight.to(shares)
-        shares = shares * wide[labels]
-        if even is None:
-            return cls(labels, shares, None, None, counts, *facts)
-        table = even[:, None] * wide
-        return cls(None, None, None, table.scatter_add(1, labels, shares), counts, *facts)
+            shares = shares * scale
+        if even is not None:
+            even = (even if scale is None else even * scale[:, 0]) / n
+        if weight is not None:
+            wide = weight.to(shares)
+            shares = shares * wide[labels]
+            if even is not None:
+                table = (even[:, None] * wide).scatter_add(1, labels, shares)
+                return cls(None, None, None, table, counts, *facts)
+        return cls(labels, shares, even, None, counts, *facts)
 
     def table(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return the masses of all classes [B, n]. If ``dtype`` is None, the dtype of the stored masses is kept."""
@@ -147,17 +138,12 @@ class Masses(NamedTuple):
         return scores if self.counts is None else torch.where(self.counts[:, None], scores, 0.0)
 
 
-def _dense(q: Tensor, weight: Tensor | None, smoothing: float, reduction: str, sample_weight: Tensor | None) -> Tensor:
-    if smoothing:
-        q = torch.lerp(q, torch.full_like(q, 1 / q.shape[1]), smoothing)
-    factor: Tensor | float = 1.0
+def _scale(rows: Tensor, reduction: str, sample_weight: Tensor | None) -> Tensor | None:
+    """Return the factor of each row, [B, 1] or [1, 1], for class weights [B] of the rows. None: the factor is 1."""
+    scale = None if sample_weight is None else sample_weight.to(rows)
     if reduction == "mean":
-        divisor = q.shape[0] if sample_weight is None else sample_weight.to(q).sum()
-        factor = 1.0 / divisor if isinstance(divisor, Tensor) or divisor else 1.0
-    if weight is not None:
-        factor = weight.to(q) * factor
-    q = q if isinstance(factor, float) and factor == 1.0 else q * factor
-    return q if sample_weight is None else q * sample_weight.to(q)[:, None]
+        scale = 1.0 / rows.sum() if scale is None else scale / (rows * scale).sum()
+    return None if scale is None else scale.reshape(-1, 1)
 
 
 @lru_cache(maxsize=16)
@@ -168,17 +154,6 @@ def _equal(rows: int, mass: float) -> Tensor:
 
 def is_readable(t: Tensor) -> bool:
     return t.device.type == "cpu" and route(t) is Route.KERNELS
-
-
-def check_reduction(reduction: str) -> str:
-    return choice(reduction, "reduction", REDUCTIONS)
-
-
-def check_weight(weight: Tensor | Sequence[float]) -> Tensor:
-    """Return a copy of the class weights [n] in float64. Raise a ValueError if a weight is negative or not finite."""
-    if isinstance(weight, str):
-        raise ValueError(f"weight must be one number per class, got {weight!r}; trainers take names in --class-weight")
-    return numbers(weight, "weight", at_least=0)
 
 
 def check_tensor(given: Any, name: str) -> None:
@@ -204,7 +179,7 @@ def check_logits(logits: Any, name: str = "logits") -> None:
         )
 
 
-def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -> bool:
+def check_target(logits: Tensor, target: Any, ignore_index: int = -100) -> bool:
     """Raise an error unless the target fits logits [B, n]. Return whether a class index may be ``ignore_index``.
 
     On a CPU, each index must be in [0, n) or equal to ``ignore_index``. On a GPU, no index is checked here, because the
@@ -227,19 +202,14 @@ def check_target(logits: Tensor, target: Any, ignore_index: int | None = -100) -
         if part.device != logits.device:
             raise ValueError(f"target must be on the device of the logits, {logits.device}, got {part.device}")
     labels = parts[0]
-    if dense:
-        return False
-    if not labels.numel() or not is_readable(labels):
-        return not mixture
+    if dense or not labels.numel() or not is_readable(labels):
+        return not (dense or mixture)
     low, high = [bound.item() for bound in labels.aminmax()]
     if low >= 0 and high < n:
-        return ignore_index is not None and low <= ignore_index <= high
+        return not mixture and low <= ignore_index <= high
     labels = labels.long()  # in uint8, an ignore_index of -100 would become 156
-    wrong = (labels < 0) | (labels >= n)
-    allowed = ""
-    if not mixture and ignore_index is not None:
-        wrong &= labels != ignore_index
-        allowed = f" (or ignore_index = {ignore_index})"
+    wrong = ((labels < 0) | (labels >= n)) & (mixture | (labels != ignore_index))
     if wrong.any():
+        allowed = "" if mixture else f" (or ignore_index = {ignore_index})"
         raise ValueError(f"target must be in [0, {n - 1}]{allowed}, got {labels[wrong][0].item()}")
     return True

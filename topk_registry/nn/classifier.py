@@ -5,8 +5,8 @@ models, this module tries the attribute names that torchvision uses. Some models
 example, Inception networks have an auxiliary layer, and distilled models can have a layer that learns from a teacher.
 """
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -160,25 +160,17 @@ def normalize_classifier(model: ModelT, *, scale: float = 1.0, learn_scale: bool
     return replace_classifier(model, cosine)
 
 
-def _heads(model: nn.Module) -> Iterator[nn.Module]:
+def _heads(model: nn.Module) -> list[nn.Module]:
     get_classifier = getattr(model, "get_classifier", None)
     if get_classifier is not None:
         head = get_classifier()
     else:
         head = next((getattr(model, name) for name in HEADS if hasattr(model, name)), None)
         if head is None and isinstance(model, nn.Sequential):
-            head = model
-    yield from _modules(head)
-    for name in AUXILIARY_HEADS:
-        yield from _modules(getattr(model, name, None))
-
-
-def _modules(head: Any) -> Iterator[nn.Module]:
-    if isinstance(head, (tuple, list, nn.ModuleList)):
-        for part in head:
-            yield from _modules(part)
-    elif isinstance(head, nn.Module):
-        yield head
+            head = [model]
+    heads = [*head] if isinstance(head, (tuple, list, nn.ModuleList)) else [head]
+    heads += [getattr(model, name, None) for name in AUXILIARY_HEADS]
+    return [each for each in heads if isinstance(each, nn.Module)]
 
 
 def _outputs(head: nn.Module, model: nn.Module) -> list[nn.Module]:

@@ -46,9 +46,6 @@ class TopKHead(nn.Module):
     Reference: Berrada, Zisserman, Kumar 2018, section 5.2 and appendix C.
     """
 
-    k: int
-    temperature: float
-
     def __init__(self, k: int, *, temperature: float = 1.0) -> None:
         super().__init__()
         self.k = integer(k, "k", at_least=1)
@@ -82,7 +79,12 @@ class TopKHead(nn.Module):
         top, indices = logits.topk(self.k)
         if allowed is not None:
             indices = torch.where(top == -torch.inf, -1, indices)
-        return TopKOutput(logits, _marginals(logits, self.k, self.temperature), indices)
+        if torch.compiler.is_exporting():  # an exported model needs fixed shapes and standard operators only
+            rows = logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
+            marginals = graph.marginals(rows, self.k, self.temperature).view(logits.shape)
+        else:
+            marginals = topk_marginals(logits, self.k, temperature=self.temperature)
+        return TopKOutput(logits, marginals, indices)
 
     if TYPE_CHECKING:  # torch annotates the return type as Any
 
@@ -90,14 +92,6 @@ class TopKHead(nn.Module):
 
     def extra_repr(self) -> str:
         return f"k={self.k}, temperature={self.temperature:g}"
-
-
-def _marginals(logits: Tensor, k: int, temperature: float) -> Tensor:
-    if not torch.compiler.is_exporting():
-        return topk_marginals(logits, k, temperature=temperature)
-    # graph.marginals has fixed shapes and uses only standard operators, as an exported model needs
-    rows = logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
-    return graph.marginals(rows, k, temperature).view(logits.shape)
 
 
 def _check_allowed(allowed: Tensor, logits: Tensor) -> None:

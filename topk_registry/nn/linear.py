@@ -1,7 +1,7 @@
 """A linear classifier with the smooth top-k SVM loss, for so many classes that their logits do not fit in memory."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topk_registry.losses.targets import LabelMixture, Masses, check_target
+from topk_registry.losses.targets import REDUCTIONS, LabelMixture, Masses, check_target
 from topk_registry.ops.distributed import Group, OwnRows, agreed, gather_rows, outside_graphs
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import linear as chunked
@@ -18,8 +18,6 @@ from topk_registry.ops.ksubset.api import smooth_topk, topk_marginals
 from topk_registry.ops.ksubset.linear import Problem, TopClasses
 from topk_registry.ops.ksubset.ranks import classes_per_rank, first_class
 from topk_registry.ops.values import choice, integer, number
-
-REDUCTIONS = ("none", "mean", "sum")
 
 
 def linear_smooth_topk(
@@ -37,7 +35,6 @@ def linear_smooth_topk(
     ignore_index: int = -100,
     chunk: int | None = None,
     process_group: Any = None,
-    num_classes: int | None = None,
 ) -> Tensor:
     """Compute the smooth top-k SVM loss of the logits ``F.linear(features, weight, bias)``.
 
@@ -72,7 +69,6 @@ def linear_smooth_topk(
             ``"sum"`` include the rows of all ranks, and ``"none"`` returns the losses of this rank's rows.
         chunk: number of classes per chunk. None: a number that is fast on the device.
         process_group: the ranks that share the classes, such as ``device_mesh.get_group("classes")``.
-        num_classes: expected n, for a check. None: no check.
 
     Returns:
         The loss: [], or [B] for ``"none"``. A loss that was computed in chunks has no second derivatives.
@@ -95,29 +91,23 @@ def linear_smooth_topk(
         return Masses.of(target, n, **options, reduction=reduction, ignores=ignores, dtype=x.dtype)
 
     def check() -> Mapping[str, float]:
-        _check_layer(features, weight, bias, k, chunk)
+        facts = _check_layer(features, weight, bias, k, chunk)
         number(tau, "tau", above=0)
         choice(reduction, "reduction", REDUCTIONS)
         number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
-        facts = {"number of rows": len(features), "features": features.shape[1], "classes": len(weight)}
-        return facts | {"k": k, "tau": tau, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
+        return facts | {"tau": tau, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
 
-    if process_group is not None:
-        if isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
-            raise ValueError("with a process_group, targets must be class indices, without label smoothing")
-        return _over_ranks(
-            features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, process_group,
-            num_classes,
-        )  # fmt: skip
-    check()
-    n = len(weight)
-    if num_classes not in (None, n):
-        raise ValueError(f"weight has {n} rows, num_classes is {num_classes}")
-    masses = masses_of(target, n, features)
-    x, size = masses.usable(features), chunked.chunk_size(features, chunk)
-    if n > size and n >= chunked.min_classes(k):
-        return _in_chunks(reduction, x, weight, bias, masses, alpha, tau, _problem(x, k, k * tau, size))
-    return _reduced(smooth_topk(F.linear(x, weight, bias), masses, k=k, tau=tau, alpha=alpha), reduction)
+    if process_group is None:
+        check()
+        if not _needs_chunks(features, weight, k, chunk):
+            masses = masses_of(target, len(weight), features)
+            logits = F.linear(masses.usable(features), weight, bias)
+            return _reduced(smooth_topk(logits, masses, k=k, tau=tau, alpha=alpha), reduction)
+    elif isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
+        raise ValueError("with a process_group, targets must be class indices, without label smoothing")
+    return _in_chunks(
+        features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, process_group
+    )  # fmt: skip
 
 
 @outside_graphs
@@ -130,14 +120,11 @@ def linear_topk(
     temperature: float = 1.0,
     chunk: int | None = None,
     process_group: Any = None,
-    num_classes: int | None = None,
 ) -> TopClasses:
     """Return the k classes with the largest logits. The logits are ``F.linear(features, weight, bias)``.
 
     The function computes the logits of one chunk of classes at a time. The result has the indices, the logits and the
-    top-k marginals of the k classes, each [B, k] in descending order. The top-k marginal is the probability that a
-    random set of k classes contains the class. The probability of a set is proportional to the product of
-    exp(logit / temperature) over the classes in the set.
+    top-k marginals of the k classes, each [B, k] in descending order. :class:`TopKHead` defines the top-k marginals.
 
     The result is not differentiable. The other arguments are as in :func:`linear_smooth_topk`. With ``process_group``,
     the result has only the rows of this rank.
@@ -148,19 +135,17 @@ def linear_topk(
     """
 
     def check() -> Mapping[str, float]:
-        _check_layer(features, weight, bias, k, chunk)
-        number(temperature, "temperature", above=0)
-        facts = {"number of rows": len(features), "features": features.shape[1], "classes": len(weight)}
-        return facts | {"k": k, "temperature": temperature}
+        facts = _check_layer(features, weight, bias, k, chunk)
+        return facts | {"temperature": number(temperature, "temperature", above=0)}
 
     features, size = features.detach(), chunked.chunk_size(features, chunk)
     if process_group is not None:
-        sizes, first, _ = _agree(check, k, process_group, num_classes)
+        sizes, first, _ = _agree(check, k, process_group)
         x = gather_rows(features, sizes, process_group)
         best = chunked.linear_topk_classes(x, weight, bias, _problem(x, k, temperature, size, first, process_group))
         return TopClasses(*(part.split(sizes)[dist.get_rank(process_group)] for part in best))
     check()
-    if len(weight) > size and len(weight) >= chunked.min_classes(k):
+    if _needs_chunks(features, weight, k, chunk):
         return chunked.linear_topk_classes(features, weight, bias, _problem(features, k, temperature, size))
     with torch.no_grad():
         logits = F.linear(features, weight, bias)
@@ -169,10 +154,29 @@ def linear_topk(
         return TopClasses(indices, top, marginals.gather(1, indices))
 
 
+def _needs_chunks(features: Tensor, weight: Tensor, k: int, chunk: int | None) -> bool:
+    return len(weight) > chunked.chunk_size(features, chunk) and len(weight) >= chunked.min_classes(k)
+
+
 @outside_graphs
-def _in_chunks(reduction: str, *args: Any) -> Tensor:
+def _in_chunks(
+    features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, group
+) -> Tensor:  # fmt: skip
     # the sum is outside of compiled graphs too: a graph with the losses as input would read losses.grad, which warns
-    return _reduced(_losses(*args), reduction)
+    x, first, n, sizes = features, 0, len(weight), [len(features)]
+    if group is not None:
+        sizes, first, n = _agree(check, k, group)
+        x, target = gather_rows(features, sizes, group), gather_rows(target.long(), sizes, group)
+        if x.requires_grad:
+            x.register_hook(lambda g: g * len(sizes))
+    masses = masses_of(target, n, x)
+    p = _problem(x, k, k * tau, chunked.chunk_size(x, chunk), first, group)
+    losses = _losses(masses.usable(x), weight, bias, masses, alpha, tau, p)
+    if group is not None and reduction == "none":
+        own = OwnRows.apply(losses, sizes, group)
+        assert isinstance(own, Tensor)
+        return own
+    return _reduced(losses, reduction)
 
 
 def _losses(
@@ -194,30 +198,12 @@ def _mass(masses: Masses, s: Tensor, first: int) -> Tensor:
     m = s.shape[1]
     if masses.dense is not None:
         return masses.dense[:, first : first + m].to(s)
+    assert masses.labels is not None
+    assert masses.shares is not None
     q = torch.zeros_like(s) if masses.even is None else masses.even[:, None].to(s).expand_as(s)
-    if masses.labels is None or masses.shares is None:
-        return q
     local = masses.labels - first
     place = torch.where((local >= 0) & (local < m), local, m)  # labels of other chunks go to an extra column
     return F.pad(q, (0, 1)).scatter_add(1, place, masses.shares.to(s))[:, :m]
-
-
-@outside_graphs
-def _over_ranks(
-    features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, group, num_classes
-) -> Tensor:
-    sizes, first, n = _agree(check, k, group, num_classes)
-    x = gather_rows(features, sizes, group)
-    if x.requires_grad:
-        x.register_hook(lambda g: g * len(sizes))
-    masses = masses_of(gather_rows(target.long(), sizes, group), n, x)
-    p = _problem(x, k, k * tau, chunked.chunk_size(x, chunk), first, group)
-    losses = _losses(masses.usable(x), weight, bias, masses, alpha, tau, p)
-    if reduction == "none":
-        own = OwnRows.apply(losses, sizes, group)
-        assert isinstance(own, Tensor)
-        return own
-    return _reduced(losses, reduction)
 
 
 def _reduced(losses: Tensor, reduction: str) -> Tensor:
@@ -227,10 +213,10 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
     return losses.mean() if reduction == "mean" and not len(losses) else losses.sum()
 
 
-def _agree(check, k: int, group: Group, num_classes: int | None) -> tuple[list[int], int, int]:
+def _agree(check: Callable[[], Mapping[str, float]], k: int, group: Group) -> tuple[list[int], int, int]:
     """Call ``check`` on all ranks. Return the number of rows of each rank, this rank's first class, and n."""
     of_ranks = agreed(check, group, may_differ=("number of rows", "classes"))
-    first, n = first_class(of_ranks["classes"], num_classes, group)
+    first, n = first_class(of_ranks["classes"], group)
     if n <= 2 * k:
         raise ValueError(f"with a process_group, k must be below half of the number of classes: k = {k}, n = {n}")
     return [int(rows) for rows in of_ranks["number of rows"]], first, n
@@ -244,18 +230,21 @@ def _problem(x: Tensor, k: int, theta: float, chunk: int, first: int = 0, group:
     return Problem(k, max(theta, smallest), chunk, dtype, first, group)
 
 
-def _check_layer(features: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int | None) -> None:
+def _check_layer(
+    features: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int | None
+) -> dict[str, float]:  # fmt: skip
+    """Raise a ValueError unless the arguments fit together. Return the facts that ranks compare."""
     shapes = [None if t is None else list(t.shape) for t in (features, weight, bias)]
-    if features.ndim != 2 or weight.ndim != 2 or features.shape[1] != weight.shape[1]:
-        raise ValueError(f"expected features [B, d], weight [n, d] and bias [n] or None, got {shapes}")
-    if bias is not None and bias.shape != weight.shape[:1]:
+    fits = features.ndim == 2 and weight.ndim == 2 and features.shape[1] == weight.shape[1]
+    if not fits or (bias is not None and bias.shape != weight.shape[:1]):
         raise ValueError(f"expected features [B, d], weight [n, d] and bias [n] or None, got {shapes}")
     dtypes = {chunked.product_dtype(t) for t in (features, weight, bias) if t is not None}
     if len(dtypes) > 1 or not features.is_floating_point():
         raise ValueError(f"features, weight and bias must have one floating-point dtype outside autocast, got {dtypes}")
-    integer(k, "k", at_least=1)
     if chunk is not None:
         integer(chunk, "chunk", at_least=1)
+    facts: dict[str, float] = {"number of rows": len(features), "features": features.shape[1], "classes": len(weight)}
+    return facts | {"k": integer(k, "k", at_least=1)}
 
 
 class LinearSmoothTopK(nn.Module):
@@ -354,7 +343,6 @@ class LinearSmoothTopK(nn.Module):
             ignore_index=self.ignore_index,
             chunk=self.chunk,
             process_group=self.process_group,
-            num_classes=self.num_classes,
         )
 
     if TYPE_CHECKING:  # torch annotates the return type as Any
@@ -374,7 +362,6 @@ class LinearSmoothTopK(nn.Module):
             temperature=self.k * self.tau if temperature is None else temperature,
             chunk=self.chunk,
             process_group=self.process_group,
-            num_classes=self.num_classes,
         )
 
     def extra_repr(self) -> str:

@@ -27,10 +27,6 @@ class PerturbedTopK(nn.Module):
         tensor([2.])
     """
 
-    k: int
-    epsilon: float
-    num_samples: int
-
     def __init__(self, k: int, *, epsilon: float = 1.0, num_samples: int = 5) -> None:
         super().__init__()
         self.k, self.epsilon, self.num_samples = checked_options(k, epsilon, num_samples)

@@ -131,7 +131,7 @@ class Subject:
             "one-hot targets": self.one_hot(labels),
             "distributions": self.distributions(),
             "a LabelMixture": LabelMixture.mixed(labels, other, 0.7),
-            "a smoothed LabelMixture": LabelMixture.mixed(labels, other, 0.7, 0.1),
+            "a smoothed LabelMixture": LabelMixture.mixed(labels, other, 0.7).smooth(0.1),
         }
         for kind, target in others.items():
             try:

@@ -264,7 +264,7 @@ class LabelMixupCollate(FastCollateMixup):
 
 def _mixture(rows: Tensor, target: Tensor, smoothing: float) -> LabelMixture:
     label, count = target.long(), len(rows)  # in timm's mode "half", count is half of the batch size
-    return LabelMixture.mixed(label[:count], label.flip(0)[:count], rows.diagonal(), smoothing)
+    return LabelMixture.mixed(label[:count], label.flip(0)[:count], rows.diagonal()).smooth(smoothing)
 
 
 class TrainLoader:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from topk_registry import registry
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.losses.batch import BatchLoss
-from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks, weighs_rows
+from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks
 from topk_registry.losses.targets import LabelMixture
 from topk_registry.registry import timm_losses
 from topk_registry.registry.options import accepted_context, accepts, recorded_defaults
@@ -160,10 +160,10 @@ def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
 
 def over_ranks(criterion: nn.Module) -> nn.Module:
     """If the loss depends on the whole batch, let the loss use the rows of all processes. Return the loss."""
-    if number_of_ranks() > 1 and isinstance(criterion, ClassificationLoss) and weighs_rows(criterion):
-        return mean_over_ranks(criterion)
     if number_of_ranks() > 1 and isinstance(criterion, BatchLoss):
-        criterion.over_ranks()
+        return criterion.over_ranks()
+    if number_of_ranks() > 1 and isinstance(criterion, ClassificationLoss) and criterion.class_weight is not None:
+        return mean_over_ranks(criterion) if criterion.reduction == "mean" else criterion
     return criterion
 
 
@@ -210,7 +210,7 @@ def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
         with torch.random.fork_rng(devices=[]):
             loss = copy.deepcopy(criterion)
             set_epoch(loss, 0)
-            loss(torch.randn(2, facts.num_classes), LabelMixture.mixed(label, label.flip(0), 0.5, 0.1))
+            loss(torch.randn(2, facts.num_classes), LabelMixture.mixed(label, label.flip(0), 0.5).smooth(0.1))
     except Exception:
         return False
     return True

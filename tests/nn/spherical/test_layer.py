@@ -37,7 +37,9 @@ def dense_loss(name, scores, labels, weights=None, reduction="mean"):
 def pair(name, n=N, d=D, bias=False, dtype=torch.float64, seed=0):
     torch.manual_seed(seed)
     linear = nn.Linear(d, n, bias, dtype=dtype)
-    return linear, SphericalLinear.from_linear(linear, loss=name, loss_options=LOSSES[name])
+    return linear, SphericalLinear.from_linear(
+        linear, loss=name if name == "mse" else tr.create_loss(name, **LOSSES[name])
+    )
 
 
 def both(name, linear, layer, features, labels, weights=None):
@@ -238,9 +240,8 @@ def test_reductions_ignored_rows_and_class_weights(reduction):
     weight, target = torch.rand(N).double(), torch.randint(N, (M,))
     target[::3] = -7
     options = {"epsilon": 0.5, "weight": weight}
-    layer = SphericalLinear.from_linear(
-        linear, loss="log_spherical_softmax", loss_options=options, reduction=reduction, ignore_index=-7
-    )
+    loss = tr.create_loss("log_spherical_softmax", **options)
+    layer = SphericalLinear.from_linear(linear, loss=loss, reduction=reduction, ignore_index=-7)
     dense = tr.create_loss("log_spherical_softmax", **options, reduction=reduction, ignore_index=-7)
     h = torch.randn(M, D, dtype=torch.float64, requires_grad=True)
     close(layer(h, target), dense(linear(h), target))
@@ -273,13 +274,9 @@ def test_prediction_is_that_of_the_dense_layer_and_its_link():
         layer.step(0.01)
         h = torch.randn(M, D, dtype=torch.float64)
         scores = layer.to_linear()(h)
-        close(layer.scores(h), scores)
-        classes = torch.randint(N, (M, 4))
-        close(layer.scores(h, classes), scores.gather(1, classes))
-        logits = layer.to_classifier()(h)
+        logits = scores if layer.loss is None else layer.loss.log_weights(scores)
         if name != "mse":
-            loss = tr.create_loss(name, **LOSSES[name])
-            close(logits.softmax(1), loss.probabilities(scores))
+            close(logits.softmax(1), layer.loss.probabilities(scores))
         marginals = tr.functional.topk_marginals(logits, 5)
         for chunk in (None, 1, 50):
             best = layer.topk(h, 5, chunk=chunk)
@@ -346,8 +343,9 @@ def test_misuse_raises():
         (h[:, 1:], target, "features"),
         (h, torch.tensor([1, N]), "300"),
         (h, torch.tensor([-1, 2]), "-1"),
-        (h, torch.rand(2, N), "Dense"),
-        (h, (torch.tensor([[1], [2]]), torch.rand(2, 2)), "weights"),
+        (h, torch.rand(2, N), "dense"),
+        (h, (torch.tensor([[1], [2]]), torch.rand(2, 2)), "shares"),
+        (h, tr.LabelMixture(target[:, None], torch.rand(2, 1), torch.rand(2)), "dense"),
         (h, (target, torch.rand(2)), "labels"),
     ]:
         with pytest.raises(ValueError, match=word):
@@ -364,10 +362,8 @@ def test_misuse_raises():
         layer.topk(h, N)
     for options, word in [
         ({"loss": "focal"}, "from_sums"),
-        ({"loss": "log_taylor_softmax", "loss_options": {"label_smoothing": 0.1}}, "label_smoothing"),
-        ({"loss": "mse", "loss_options": {"epsilon": 1}}, "no options"),
-        ({"loss": tr.create_loss("log_taylor_softmax"), "loss_options": {"epsilon": 1}}, "no options"),
-        ({"loss": "log_taylor_softmax", "loss_options": {"reduction": "sum"}}, "reduction"),
+        ({"loss": tr.create_loss("log_taylor_softmax", label_smoothing=0.1)}, "label_smoothing"),
+        ({"loss": tr.create_loss("log_taylor_softmax", reduction="sum")}, "reduction"),
         ({"loss": tr.create_loss("spherical_bound", ignore_index=0)}, "ignore_index"),
         ({"dtype": torch.float16}, "float32"),
         ({"reduction": "median"}, "reduction"),

@@ -1,7 +1,4 @@
-"""An output layer with a spherical loss. The time of a training step does not depend on the number of classes.
-
-A spherical loss depends only on the label's score, the sum of all scores, and the sum of the squares of all scores.
-"""
+"""An output layer with a spherical loss. The time of a training step does not depend on the number of classes."""
 
 from topk_registry.nn.spherical.factors import SingularStepError
 from topk_registry.nn.spherical.layer import SphericalLinear, SphericalSGD

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from topk_registry.losses.options import KeepsNumbers
 from topk_registry.nn.spherical.links import same_label
 from topk_registry.ops.distributed import all_gather, gather_rows
 
@@ -77,7 +78,7 @@ def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
     return Batch(H, HQ, s, labels.long(), gs, gq, ga, dH).scaled(1 / dist.get_world_size())
 
 
-class FactoredWeight(nn.Module):
+class FactoredWeight(KeepsNumbers):
     """The weight W [n, d], stored as factors: W = V U + 1 omega^T, where 1 is a vector of n ones.
 
     Q = W^T W and w = W^T 1 are stored too. V [n, d] has the dtype of ``weight``. U [d, d], omega [d], Q [d, d] and
@@ -108,17 +109,6 @@ class FactoredWeight(nn.Module):
         ):
             self.register_buffer(name, value)
         self.fold()
-
-    def _apply(self, fn, recurse: bool = True):  # type: ignore[no-untyped-def]
-        # half(), float() and to(dtype) convert V only, and all buffers stay in double precision
-        kept = {name: buffer.dtype for name, buffer in self._buffers.items() if buffer is not None}
-        values = {name: buffer.clone() for name, buffer in self._buffers.items() if buffer is not None}
-        super()._apply(fn, recurse)
-        for name, dtype in kept.items():
-            moved = self._buffers[name]
-            if moved is not None and moved.dtype != dtype:
-                self._buffers[name] = values[name].to(moved.device)
-        return self
 
     @property
     def n(self) -> int:
@@ -208,10 +198,9 @@ class FactoredWeight(nn.Module):
             self.Q.addmm_(rows.T, rows)
             self.w += rows.sum(0)
 
-    def dense(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Return the rows of W from ``start`` to ``stop`` (None: all further rows), in the dtype of V."""
-        rows = self.V[start:stop].double()
-        return rows.mm(self.U).add_(self.omega).to(self.V.dtype)
+    def dense(self) -> Tensor:
+        """Return W in the dtype of V."""
+        return self.V.double().mm(self.U).add_(self.omega).to(self.V.dtype)
 
     def _inverse(self, x: Batch, U: Tensor, BH: Tensor, rho: float) -> tuple[Tensor, Tensor] | None:
         """Return U'^-T and R^T of formula (8) in README.md, where ``U`` is U'. Return None if R is imprecise."""

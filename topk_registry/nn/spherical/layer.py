@@ -2,15 +2,15 @@
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from topk_registry.losses.targets import REDUCTIONS, LabelMixture, Masses, check_target
 from topk_registry.nn.spherical.factors import MAX_CONDITION, Batch, FactoredWeight, joined, over_ranks
-from topk_registry.nn.spherical.links import SQUARED_ERROR, LogWeights, SumsLoss, loss_per_sample, resolve
+from topk_registry.nn.spherical.links import SQUARED_ERROR, loss_per_sample, resolve
 from topk_registry.ops.ksubset import graph
 from topk_registry.ops.ksubset.linear import TopClasses
 from topk_registry.ops.values import choice, integer, number
@@ -18,7 +18,7 @@ from topk_registry.ops.values import choice, integer, number
 CHUNK = 1 << 20  # number of scores per chunk
 FOLD_EVERY = 10_000  # after this number of steps, the small matrices are recomputed from the weight
 MAX_PENDING = 1000  # after this number of backward passes without a step, the layer warns
-Target = Tensor | tuple[Tensor, Tensor]
+Target = Tensor | LabelMixture | tuple[Tensor, Tensor]
 
 
 class SphericalLinear(nn.Module):
@@ -42,13 +42,13 @@ class SphericalLinear(nn.Module):
             error between the n scores and a target vector [n], summed over all n classes. The target vector is 1 at
             the label and 0 elsewhere. If the target is a pair (see Shape), the weight of each label replaces the 1,
             and the weights of equal labels are added.
-        loss_options: options of the loss by name, such as ``{"epsilon": 0.1}``, if ``loss`` is a name.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: a row with this label has loss 0 and gradient 0, and does not count in the mean.
         dtype: dtype of the large matrix V: float32 or float64. The small matrices are in double precision.
 
-    Shape: features [B, d], target class indices [B] or a pair (class indices [B, K], weights [B, K]) -> loss [] or [B].
-    With a pair, the loss of a row is the sum over its K labels of weight * (loss for this label), except for ``"mse"``.
+    Shape: features [B, d], target -> loss [] or [B]. The target consists of class indices [B], or it is a
+    :class:`LabelMixture` or a pair (class indices [B, K], weights [B, K]). With K labels, the loss of a row is the sum
+    over these labels of weight * (loss for this label), except for ``"mse"``.
 
     Example:
         >>> layer = SphericalLinear(16, 1000, loss="mse")
@@ -62,14 +62,6 @@ class SphericalLinear(nn.Module):
         Spherical Loss Family. ICLR 2016.
     """
 
-    in_features: int
-    num_classes: int
-    bias: bool
-    reduction: str
-    ignore_index: int
-    factors: FactoredWeight
-    loss: SumsLoss | None
-
     def __init__(
         self,
         in_features: int,
@@ -77,7 +69,6 @@ class SphericalLinear(nn.Module):
         bias: bool = False,
         *,
         loss: str | nn.Module = SQUARED_ERROR,
-        loss_options: Mapping[str, Any] | None = None,
         reduction: str = "mean",
         ignore_index: int = -100,
         device: torch.device | str | None = None,
@@ -86,13 +77,13 @@ class SphericalLinear(nn.Module):
         super().__init__()
         integer(in_features, "in_features", at_least=1)
         integer(num_classes, "num_classes", at_least=2)
-        choice(reduction, "reduction", ("none", "mean", "sum"))
+        choice(reduction, "reduction", REDUCTIONS)
         weight = torch.empty(num_classes, in_features + bias, device=device, dtype=dtype)
         if weight.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype must be float32 or float64, got {weight.dtype}: steps are lost in half precision")
         self.in_features, self.num_classes, self.bias = in_features, num_classes, bool(bias)
         self.reduction, self.ignore_index = reduction, int(ignore_index)
-        self.loss = resolve(loss, dict(loss_options or {}))
+        self.loss = resolve(loss)
         bound = 1 / math.sqrt(in_features)
         self.factors = FactoredWeight(nn.init.uniform_(weight, -bound, bound))
         self._pending: list[Batch] = []
@@ -113,7 +104,7 @@ class SphericalLinear(nn.Module):
 
     def forward(self, features: Tensor, target: Target) -> Tensor:
         """Return the loss, computed in double precision and converted to the dtype of the features."""
-        rows, labels, weights, share = self._targets(features, target)
+        rows, labels, weights, divisor = self._targets(features, target)
         kept = features if rows is None else features[rows]
         with torch.autocast(features.device.type, enabled=False):
             # this input requires a gradient, so a backward pass is possible even if the features require no gradient
@@ -123,7 +114,7 @@ class SphericalLinear(nn.Module):
             losses = losses if rows is None else losses.new_zeros(len(features)).index_copy(0, rows, losses)
             return losses.to(features.dtype)
         total = losses.sum()
-        return (total if self.reduction == "sum" else total / share.sum()).to(features.dtype)
+        return (total if self.reduction == "sum" else total / divisor).to(features.dtype)
 
     if TYPE_CHECKING:  # torch annotates the return type as Any
 
@@ -175,15 +166,6 @@ class SphericalLinear(nn.Module):
         self._pending = []
 
     @torch.no_grad()
-    def scores(self, features: Tensor, classes: Tensor | None = None) -> Tensor:
-        """Return the scores of the given ``classes`` [B, K] for features [B, d]: [B, K]. Default: all scores [B, n]."""
-        H = self._rows(features)
-        if classes is None:
-            blocks = [chunk for _, chunk in self._chunks(H, None)]
-            return torch.cat(blocks, 1).to(features.dtype)
-        return self.factors.sums(H, self._checked(classes, len(H)))[3].to(features.dtype)
-
-    @torch.no_grad()
     def topk(self, features: Tensor, k: int, *, chunk: int | None = None) -> TopClasses:
         """Return the k classes with the largest logits for features [B, d], in descending order.
 
@@ -198,31 +180,31 @@ class SphericalLinear(nn.Module):
         """
         if not 1 <= k < self.num_classes:
             raise ValueError(f"k must be an integer from 1 to n - 1 = {self.num_classes - 1}, got {k!r}")
-        link = (lambda scores: scores) if self.loss is None else self.loss.log_weights
-        scores = ((first, link(s)) for first, s in self._chunks(self._rows(features), chunk, least=2 * k + 3))
-        state = graph.merge([graph.summarize(x, k + 1, 1.0, first) for first, x in scores], 1.0)
+        H, V = self._rows(features), self.factors.V
+        size = max(CHUNK // max(len(H), 1), 1024) if chunk is None else integer(chunk, "chunk", at_least=1)
+        size, states = max(size, 2 * k + 3), []
+        HU, shift = (H @ self.factors.U.T).to(V.dtype), (H @ self.factors.omega).to(V.dtype)[:, None]
+        for first in range(0, self.num_classes, size):
+            scores = HU @ V[first : first + size].T + shift
+            logits = scores if self.loss is None else self.loss.log_weights(scores)
+            states.append(graph.summarize(logits, k + 1, 1.0, first))
+        state = graph.merge(states, 1.0)
         marginals = torch.sigmoid(graph.top_margins(state, 1.0))
         best = state.top[:, :k], marginals
         return TopClasses(state.classes[:, :k], *(part.to(features.dtype) for part in best))
 
     @torch.no_grad()
     def to_linear(self) -> nn.Linear:
-        """Return an ``nn.Linear`` that computes the same scores as this layer."""
+        """Return an ``nn.Linear`` that computes the same scores as this layer.
+
+        The method ``probabilities(scores)`` of a registered spherical loss converts the scores to probabilities.
+        """
         W = self.factors.dense()
         linear = nn.Linear(self.in_features, self.num_classes, self.bias, device=W.device, dtype=W.dtype)
         linear.weight.copy_(W[:, : self.in_features])
         if self.bias:
             linear.bias.copy_(W[:, -1])
         return linear
-
-    def to_classifier(self) -> nn.Module:
-        """Return a module for export, which computes logits from features.
-
-        The softmax of these logits gives the probabilities that the loss defines. The module is :meth:`to_linear`,
-        followed by :class:`LogWeights` unless the loss is ``"mse"``.
-        """
-        linear = self.to_linear()
-        return linear if self.loss is None else nn.Sequential(linear, LogWeights(self.loss))
 
     def extra_repr(self) -> str:
         loss = SQUARED_ERROR if self.loss is None else type(self.loss).__name__
@@ -239,49 +221,28 @@ class SphericalLinear(nn.Module):
         H = features.double()
         return torch.cat((H, H.new_ones(len(H), 1)), 1) if self.bias else H
 
-    def _checked(self, labels: Tensor, B: int) -> Tensor:
-        if labels.dtype.is_floating_point or labels.ndim != 2 or len(labels) != B:
-            raise ValueError(f"labels must be integers [{B}, K], got {labels.dtype} {list(labels.shape)}")
-        if labels.numel():
-            low, high = (int(bound) for bound in labels.aminmax())
-            if low < 0 or high >= self.num_classes:
-                wrong = low if low < 0 else high
-                raise ValueError(f"labels must be in [0, {self.num_classes - 1}], got {wrong}")
-        return labels.long()
+    def _targets(
+        self, features: Tensor, target: Target
+    ) -> tuple[Tensor | None, Tensor, Tensor, Tensor | int]:  # fmt: skip
+        """Return (rows, labels [m, K], weights [m, K], divisor of the mean) for the m samples that are not ignored.
 
-    def _targets(self, features: Tensor, target: Target) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-        """Return (rows, labels [m, K], weights [m, K], shares [m]) for the m samples that are not ignored.
-
-        ``rows`` are the indices of these samples, or None for all samples. For the reduction ``"mean"``, the sum of the
-        losses is divided by the sum of ``shares``.
+        ``rows`` are the indices of these samples, or None for all samples.
         """
-        B, like = len(features), {"dtype": torch.float64, "device": features.device}
-        if isinstance(target, tuple):
-            labels, given = target
-            if given.shape != labels.shape or not given.is_floating_point():
-                raise ValueError(
-                    f"weights must be floating point and of shape {list(labels.shape)}, got {given.dtype} "
-                    f"{list(given.shape)}"
-                )
-            return None, *self._weighted(self._checked(labels, B), given.to(**like), torch.ones(B, **like))
-        if target.is_floating_point() or target.shape != (B,):
-            raise ValueError(
-                f"target must be class indices [{B}] or (indices [B, K], weights [B, K]), got {target.dtype} "
-                f"{list(target.shape)}. Dense distributions are not supported"
-            )
-        rows = (target != self.ignore_index).nonzero()[:, 0]
-        labels = self._checked(target[rows, None], len(rows))
-        ones = torch.ones(len(rows), **like)
-        return None if len(rows) == B else rows, *self._weighted(labels, ones[:, None], ones)
-
-    def _weighted(self, labels: Tensor, weights: Tensor, share: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        factor = getattr(self.loss, "weight", None)
-        if factor is None:
-            return labels, weights, share
-        if len(factor) != self.num_classes:
-            raise ValueError(f"weight has {len(factor)} entries, the layer has {self.num_classes} classes")
-        weights = weights * factor.to(weights)[labels]
-        return labels, weights, weights.sum(1)
+        if isinstance(target, tuple) and not isinstance(target, LabelMixture):
+            target = LabelMixture(*target)
+        scores = features.new_zeros(()).expand(len(features), self.num_classes)  # check_target reads only the shape
+        ignores = check_target(scores, target, self.ignore_index)
+        weight = getattr(self.loss, "weight", None)
+        options = {"ignore_index": self.ignore_index, "reduction": "none", "ignores": ignores}
+        masses = Masses.of(target, self.num_classes, weight=weight, **options)
+        if masses.labels is None or masses.shares is None or masses.even is not None:
+            raise ValueError("target must be class indices or K weighted labels: dense distributions are not supported")
+        labels, weights = masses.labels, masses.shares.double()
+        if isinstance(target, LabelMixture):
+            return None, labels, weights, len(labels)
+        if masses.counts is None or bool(masses.counts.all()):
+            return None, labels, weights, weights.sum()
+        return masses.counts.nonzero()[:, 0], labels[masses.counts], weights[masses.counts], weights.sum()
 
     def _batch(self, grad_scale: float) -> Batch | None:
         # joined backward passes of all ranks since the last step; None if there are none
@@ -296,15 +257,6 @@ class SphericalLinear(nn.Module):
                 "SphericalSGD(layer, lr=...); other optimizers do not train this layer",
                 stacklevel=2,
             )
-
-    def _chunks(self, H: Tensor, chunk: int | None, least: int = 1) -> Iterator[tuple[int, Tensor]]:
-        """Yield (first class, scores [B, m]) per chunk. m is max(``chunk``, ``least``), or less in the last chunk."""
-        chunk = max(CHUNK // max(len(H), 1), 1024) if chunk is None else int(chunk)
-        if chunk < 1:
-            raise ValueError(f"chunk must be a number of classes of at least 1, got {chunk!r}")
-        HU, shift, V = H @ self.factors.U.T, (H @ self.factors.omega)[:, None], self.factors.V
-        for first in range(0, self.num_classes, max(chunk, least)):
-            yield first, HU.to(V.dtype) @ V[first : first + max(chunk, least)].T + shift.to(V.dtype)
 
 
 class _Losses(torch.autograd.Function):

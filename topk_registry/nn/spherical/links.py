@@ -1,9 +1,5 @@
-"""The interface through which :class:`SphericalLinear` calls a spherical loss.
+"""The interface through which :class:`SphericalLinear` calls a spherical loss."""
 
-A spherical loss depends only on the label's score, the sum s of all scores, and the sum q of the squares of all scores.
-"""
-
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -28,35 +24,18 @@ class SumsLoss(Protocol):
         ...
 
 
-class LogWeights(nn.Module):
-    """A module that converts the scores of a spherical layer into logits.
-
-    The softmax of these logits gives the probabilities that the loss defines.
-    """
-
-    def __init__(self, loss: SumsLoss) -> None:
-        super().__init__()
-        self.loss = loss
-
-    def forward(self, scores: Tensor) -> Tensor:
-        return self.loss.log_weights(scores)
-
-
-def resolve(loss: str | nn.Module, options: Mapping[str, Any]) -> SumsLoss | None:
+def resolve(loss: str | nn.Module) -> SumsLoss | None:
     """Return the loss for :class:`SphericalLinear`. For the squared error (``"mse"``), return None.
 
     Args:
         loss: name of a registered spherical loss, or a spherical loss object, or ``"mse"``.
-        options: options of the loss, if ``loss`` is a name.
 
     Raises:
         ValueError: the loss is not spherical, or has an option that the layer would ignore.
     """
-    if options and (loss == SQUARED_ERROR or not isinstance(loss, str)):
-        raise ValueError(f"loss {loss!r} takes no options, got {', '.join(options)}")
     if loss == SQUARED_ERROR:
         return None
-    criterion: Any = create_loss(loss, **options) if isinstance(loss, str) else loss
+    criterion: Any = create_loss(loss) if isinstance(loss, str) else loss
     if not (hasattr(criterion, "from_sums") and hasattr(criterion, "log_weights")):
         raise ValueError(
             f"loss {loss!r} cannot be computed from the sum and the sum of squares of the scores: it must define "

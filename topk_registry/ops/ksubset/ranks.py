@@ -31,19 +31,18 @@ def classes_per_rank(n: int, ranks: int) -> list[int]:
     return [max(0, min(most, n - most * rank)) for rank in range(ranks)]
 
 
-def first_class(sizes: Sequence[float], n: int | None, group: Any) -> tuple[int, int]:
+def first_class(sizes: Sequence[float], group: Any) -> tuple[int, int]:
     """Return the index of the first class of this rank, and the number of classes of all ranks.
 
     Args:
         sizes: number of classes of each rank.
-        n: number of classes of all ranks. If ``n`` is None, this is the sum of ``sizes``.
         group: process group.
 
     Raises:
-        ValueError: ``sizes`` differs from ``classes_per_rank(n, len(sizes))``.
+        ValueError: ``sizes`` differs from ``classes_per_rank(sum(sizes), len(sizes))``.
     """
     counts = [int(size) for size in sizes]
-    n = sum(counts) if n is None else n
+    n = sum(counts)
     expected = classes_per_rank(n, len(counts))
     if counts != expected:
         raise ValueError(f"{n} classes on {len(counts)} ranks must be divided as {expected}, got {counts}")
