@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 
 from topk_plugins._margins import relative_gaps
 from topk_registry import CommonOptions, TopKLoss
-from topk_registry.functional import perturbed_hinge, perturbed_topk
+from topk_registry.functional import perturbed_hinge
 from topk_registry.losses.targets import Masses
 from topk_registry.options import integer, number
 
@@ -65,18 +65,15 @@ class NoisedTopK(TopKLoss):
         self.epsilon = number(epsilon, "epsilon", at_least=0)
         self.num_samples = integer(num_samples, "num_samples", at_least=1)
 
-    def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        if masses.labels is None or masses.shares is None or masses.even is not None:
-            return None
+    def fused(self, logits: Tensor, masses: Masses) -> Tensor:
+        labels, shares = masses.labels, masses.shares
+        if shares is None or masses.even is not None:
+            labels = None
+            shares = masses.table(logits.shape[1], torch.promote_types(logits.dtype, torch.float32))
         return perturbed_hinge(
-            logits, masses.labels, masses.shares, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples,
+            logits, labels, shares, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples,
             alpha=self.margin(logits), scale=self.scale, sums=self.reduction != "none" and logits.shape[0] > 0,
         )  # fmt: skip
-
-    def per_class(self, logits: Tensor) -> Tensor:
-        threshold = perturbed_topk(logits, self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples)
-        gap = torch.as_tensor(self.margin(logits)).to(logits)
-        return self.scale * (gap + threshold[:, None] - logits).clamp(min=0)
 
     def margin(self, logits: Tensor) -> float | Tensor:
         return 1.0  # the same for all classes; a subclass may return one margin per class [n]

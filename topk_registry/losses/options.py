@@ -86,14 +86,15 @@ class Option(NamedTuple):
         if value is None and type(None) in kinds:
             return value
         kinds -= {type(None)}
-        bounds = self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
+        bounds: dict[str, Any] = self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
         if kinds <= {float, "float"}:
             return number(value, name, **bounds)
         if kinds <= {int, "int"}:
             least = int(bounds["at_least"]) if "at_least" in bounds else None
             return int(number(integer(value, name, at_least=least), name, **bounds))
         if isinstance(self.allowed, Interval):
-            numbers(value, name, or_one=True, **bounds)
+            one = int in kinds and isinstance(value, int)  # for example one k, where a list of k is allowed
+            (number if one else functools.partial(numbers, or_one=True))(value, name, **bounds)
         elif self.allowed is not None and value not in self.allowed:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, self.allowed))}, got {value!r}")
         return value

@@ -71,7 +71,7 @@ def perturbed_topk(
 
 def perturbed_hinge(
     logits: Tensor,
-    labels: Tensor,
+    labels: Tensor | None,
     shares: Tensor,
     *,
     k: int,
@@ -91,7 +91,7 @@ def perturbed_hinge(
 
     Args:
         logits: scores s [B, n].
-        labels: m classes y_1, ..., y_m per row [B, m], each in [0, n).
+        labels: m classes y_1, ..., y_m per row [B, m], each in [0, n). None for all n classes in their order.
         shares: factors q_1, ..., q_m of the labels [B, m].
         k: rank of the score that the labels are compared with, 1 <= k <= n.
         epsilon: standard deviation of the noise, in units of the scores.
@@ -125,14 +125,16 @@ def perturbed_hinge(
 def _hinges(
     logits: Tensor,
     threshold: Callable[[Tensor], Tensor],
-    labels: Tensor,
+    labels: Tensor | None,
     shares: Tensor,
     alpha: float | Tensor,
     scale: float,
 ) -> Tensor:
     s = torch.where((shares != 0).any(1, keepdim=True), _wide(logits), 0.0)
-    q, gap = shares.to(s.dtype), alpha.to(s)[labels] if isinstance(alpha, Tensor) else alpha
-    violation = (gap + threshold(s)[:, None] - s.gather(1, labels)).clamp(min=0)
+    q, gap = shares.to(s.dtype), alpha.to(s) if isinstance(alpha, Tensor) else alpha
+    if labels is not None and isinstance(gap, Tensor):
+        gap = gap[labels]
+    violation = (gap + threshold(s)[:, None] - (s if labels is None else s.gather(1, labels))).clamp(min=0)
     # If a share is 0, the product is 0 even if the loss is infinite or NaN. Finite losses are kept, because the
     # gradient with respect to the share is the loss.
     return (q * scale * violation.masked_fill((q == 0) & ~violation.isfinite(), 0.0)).sum(1)

@@ -50,14 +50,14 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
         seed: int64 []. The noise is a function of the seed, the row index, the draw and the class.
         k, epsilon, num_samples: rank, standard deviation of the noise, number of draws.
     """
-    return _run(scores, seed, k, epsilon, num_samples, 0, 0.0, 1.0, None, None, None, None)
+    return _run(scores, seed, k, epsilon, num_samples, 0, 0.0, 1.0, None, None, None, None, None)
 
 
 def hinge(
     scores: Tensor,
     needs_grad: bool,
     *,
-    labels: Tensor,
+    labels: Tensor | None,
     shares: Tensor,
     seed: Tensor,
     k: int,
@@ -71,14 +71,19 @@ def hinge(
     Args:
         scores, seed, k, epsilon, num_samples: as in :func:`kth`. The first result of :func:`kth` is f(s).
         needs_grad: unused, because the gradient costs little.
-        labels, shares: m classes y_j per row [B, m], and one factor per label [B, m].
+        labels, shares: m classes y_j per row [B, m], and one factor per label [B, m]. If ``labels`` is None,
+            ``shares`` [B, n] holds the factors of all classes.
         alpha: required margin, one number or one per class [n].
         scale: factor of the loss.
     """
     gradient = torch.empty(scores.shape, dtype=torch.float32)
     one, gaps = (0.0, laid_out(alpha, torch.float64)) if isinstance(alpha, Tensor) else (float(alpha), None)
-    y, q = laid_out(labels, torch.int64), laid_out(shares, torch.float64)
-    options = y.shape[1], one, float(scale), gradient, y, q, gaps
+    if labels is None:
+        masses = 0, None, None, laid_out(shares, torch.float32)
+    else:
+        masses = shares.shape[1], laid_out(labels, torch.int64), laid_out(shares, torch.float64), None
+    m, y, q, table = masses
+    options = m, one, float(scale), gradient, y, q, gaps, table
     return _run(scores, seed, k, epsilon, num_samples, *options)[0], gradient
 
 
@@ -99,36 +104,38 @@ def _run(
 
 @kernel
 def body(job):
-    """Compute rows for :func:`hinge` if there are labels (m > 0), and rows for :func:`kth` otherwise."""
-    field, real, key = array(job, 19, np.int64), array(job, 15, np.float64), array(job, 14, np.uint32)[12:]
+    """Compute rows for :func:`hinge` if there are masses, and rows for :func:`kth` otherwise."""
+    field, real, key = array(job, 20, np.int64), array(job, 15, np.float64), array(job, 14, np.uint32)[12:]
     B, n, k, draws, block, m = field[1], field[2], field[3], field[4], field[5], field[12]
     epsilon, alpha, scale = real[7], real[13], real[14]
     s, quantiles = array(field[8], (B, n), np.float32), array(field[9], TABLE, np.float64)
     value, index = array(field[10], B, np.float32), array(field[11], (B, draws), np.int64)
     gradient, labels = array(field[15], (B, n), np.float32), array(field[16], (B, m), np.int64)
     shares, gaps = array(field[17], (B, m), np.float64), array(field[18], n if field[18] != 0 else 0, np.float64)
-    memory = scratch(n)
+    masses = array(field[19], (B, n if field[19] != 0 else 0), np.float32)
+    memory, has_masses = scratch(n), m > 0 or field[19] != 0
     space, guess = borrowed(memory), 0.0
     for start, stop in spans(job, block, B):
         for r in range(start, stop):
-            if m > 0:
+            if has_masses:
                 fill(gradient[r], 0)
-                if largest_size(shares[r]) == 0:
+                if largest_size(shares[r]) == 0 and largest_size(masses[r]) == 0:
                     value[r] = 0
                     continue
             t, guess = of_row(s[r], r, k, epsilon, key, quantiles, index[r], guess, space)
             value[r] = t
-            if m > 0:
-                value[r] = hinges(s[r], t, labels[r], shares[r], gaps, alpha, scale, index[r], gradient[r])
+            if has_masses:
+                value[r] = hinges(s[r], t, labels[r], shares[r], masses[r], gaps, alpha, scale, index[r], gradient[r])
 
 
 @compiled
-def hinges(row, threshold, labels, shares, gaps, alpha, scale, index, g):
+def hinges(row, threshold, labels, shares, masses, gaps, alpha, scale, index, g):
     """Return the loss of a row, as :func:`hinge` defines it, and add the gradient of the loss to ``g`` [n].
 
-    ``threshold`` is f(s). ``labels``, ``shares`` and ``scale`` are as in :func:`hinge`. ``gaps`` [n] holds the required
-    margins. If ``gaps`` is empty, ``alpha`` is the required margin of every class. ``index`` holds, for each draw, the
-    class with the k-th largest perturbed score. The gradient of ``threshold`` is spread evenly over these classes.
+    ``threshold`` is f(s). ``labels``, ``shares`` and ``scale`` are as in :func:`hinge`. ``masses`` holds the factors of
+    all classes, or is empty. ``gaps`` [n] holds the required margins. If ``gaps`` is empty, ``alpha`` is the required
+    margin of every class. ``index`` holds, for each draw, the class with the k-th largest perturbed score. The gradient
+    of ``threshold`` is spread evenly over these classes.
     """
     if threshold != threshold:
         fill(g, np.nan)
@@ -136,14 +143,37 @@ def hinges(row, threshold, labels, shares, gaps, alpha, scale, index, g):
     cost, slope = 0.0, 0.0
     for j in range(len(labels)):
         y, mass = labels[j], scale * shares[j]
-        violation = (gaps[y] if len(gaps) > 0 else alpha) + (threshold - np.float64(row[y]))
-        if mass != 0 and not violation < 0:
-            cost += mass * violation
+        distance = violation(gaps[y] if len(gaps) > 0 else alpha, threshold, np.float64(row[y]))
+        if mass != 0 and not distance < 0:
+            cost += mass * distance
             slope += mass
             g[y] -= np.float32(mass)
+    if len(masses) > 0:
+        cost, slope = hinges_of_all(row, np.float32(threshold), masses, gaps, np.float32(alpha), np.float32(scale), g)
     for i in index:
         g[i] += np.float32(slope / len(index))
     return cost
+
+
+@summing
+def hinges_of_all(row, threshold, masses, gaps, alpha, scale, g):
+    """Return the sum of the hinges of all classes, and the slope of this sum with respect to ``threshold``.
+
+    Write the gradient of the sum with respect to ``row``, with a fixed threshold, to ``g``.
+    """
+    cost, slope = 0.0, 0.0
+    for i in range(len(row)):
+        distance = violation(np.float32(gaps[i]) if len(gaps) > 0 else alpha, threshold, row[i])
+        mass = scale * masses[i] if masses[i] != 0 and not distance < 0 else np.float32(0)
+        cost += np.float64(mass * distance if mass != 0 else mass)  # so that no mass of 0 multiplies infinity
+        slope += np.float64(mass)
+        g[i] = -mass
+    return cost, slope
+
+
+@inlined
+def violation(gap, threshold, score):
+    return gap + (threshold - score)
 
 
 @compiled
