@@ -107,7 +107,7 @@ def bad_input_on_one_rank_is_an_error_on_all():
     for wrong, word in (
         ({"tau": 0.0 if rank == 0 else 0.1}, "tau"),
         ({"k": 3 + (rank == 1)}, "k"),
-        ({"weight": mine["weight"][: 9 + rank], "bias": None}, "divided"),
+        ({"weight": mine["weight"][: 4 + rank], "bias": None}, "divided"),
         ({"label_smoothing": 0.1}, "class indices"),
         ({"k": 12}, "half"),
         ({"target": mine["target"] + 100 * (rank == 0)}, "target"),

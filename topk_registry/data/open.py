@@ -52,7 +52,7 @@ def open_dataset(
         options: options of a registered data set, such as ``size``. In addition, every data set takes the following
             options. These options have an effect only if the result is for training.
 
-            - ``noise``: share of the labels that are replaced (default 0), see :func:`with_label_noise`
+            - ``noise``: share of the labels that are drawn again (default 0), see :func:`with_label_noise`
             - ``noise_kind``: ``"family"`` or ``"uniform"``, see :func:`with_label_noise`
             - ``long_tail``: ratio of the sizes of the first class and the last class (default 1)
             - ``subset``: fraction of each class that is kept (default 1)

@@ -85,7 +85,10 @@ def clear(
     value_ptr, gradient_ptr, row, shift, selected,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """For each row with True in ``selected`` [R], write loss 0 and gradient 0. If R is 1, always write the gradient."""
+    """For each row with True in ``selected`` [R], write loss 0 and gradient 0.
+
+    If R is 1, the gradient is written for every value of ``selected``.
+    """
     tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=selected)
     for tile in range(TILES):
         store(gradient_ptr, tl.zeros((R, N), tl.float32), selected, shift, tile, n, R, N, SHIFTED)

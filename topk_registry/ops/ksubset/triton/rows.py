@@ -92,7 +92,7 @@ def top_group(
 ):  # fmt: skip
     """Find the top group of one row: the classes with w u > LIMIT.
 
-    The odds of a class with score s are w = exp((s - a) inverse), where a is the depth-th largest score. The number u
+    The odds of a class with score s are w = exp((s - a) * inverse), where a is the depth-th largest score. The number u
     is such that the sum of w u / (1 + w u) over all classes is about depth - 1/2. The function finds the classes in
     descending order of their scores.
 
@@ -160,7 +160,7 @@ def tail_powers(
     cached, scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
     k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the sums of (u w)^j for j = 1..k, where w are the odds exp((s - a) inverse) of classes.
+    """Return the sums of (u w)^j for j = 1..k, where w are the odds exp((s - a) * inverse) of classes.
 
     The sums are over the tail: all classes that are not in the top group. The last class of the top group is class i
     with score v. ``tiles`` equals TILES, but is not a constant. All other arguments are as in :func:`top_group`.
@@ -219,7 +219,7 @@ def largest(x):
 
 @triton.jit
 def tail_odds(s_ptr, live, y, shift, tile, a, v, i, inverse, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """Return the odds exp((s - a) inverse) of the classes of a tile of scores. ``tile`` is the index of the tile.
+    """Return the odds exp((s - a) * inverse) of the classes of a tile of scores. ``tile`` is the index of the tile.
 
     Classes of the top group, whose last class is class i with score v, get 0. If s is NaN, the odds are NaN.
     """
