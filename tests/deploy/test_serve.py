@@ -320,7 +320,9 @@ def test_a_file_without_sets_or_lists(tmp_path):
         answer = first(predict(port, PIXEL)[1])
         assert answer["set"] is None
         assert "calibrate" in predict(port, PIXEL, "?alpha=0.1")[1]["detail"]
-        assert "class lists" in predict(port, PIXEL, "?allow=red")[1]["detail"]
+        status, answer = predict(port, PIXEL, "?allow=red")
+        assert status == 400
+        assert "class lists" in answer["detail"]
 
 
 def test_a_host_that_is_not_loopback_needs_names(set_file, capsys):

@@ -35,8 +35,8 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
     A class with at least 3 images is called confused if more than half of these images are predicted as the same wrong
     class. The labels look wrong in two cases. In the first case, the accuracy is close to the accuracy of random
     guesses. In the second case, the images of at least two confused classes are predicted as classes that are confused
-    too, as if the folder names were exchanged. If the model does not know a class, this class alone is confused, and
-    the labels look right.
+    too, as if the folder names were exchanged. If only one class is confused, the labels look right, because the model
+    may not know this class.
 
     Args:
         predicted: class indices that a model predicts: [N].

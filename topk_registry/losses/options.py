@@ -82,19 +82,18 @@ class Option(NamedTuple):
 
     def checked(self, name: str, value: Any) -> Any:
         """Convert a value to the type of the option. If the value is not allowed, raise a ValueError."""
-        kinds = set(get_args(self.annotation)) or {self.annotation}
-        if value is None and type(None) in kinds:
+        if value is None and type(None) in get_args(self.annotation):
             return value
-        kinds -= {type(None)}
+        kinds = (set(get_args(self.annotation)) or {self.annotation}) - {type(None)}
         bounds: dict[str, Any] = self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
         if kinds <= {float, "float"}:
             return number(value, name, **bounds)
         if kinds <= {int, "int"}:
-            least = int(bounds["at_least"]) if "at_least" in bounds else None
-            return int(number(integer(value, name, at_least=least), name, **bounds))
-        if isinstance(self.allowed, Interval):
-            one = int in kinds and isinstance(value, int)  # for example one k, where a list of k is allowed
-            (number if one else functools.partial(numbers, or_one=True))(value, name, **bounds)
+            return int(number(integer(value, name, at_least=bounds.get("at_least")), name, **bounds))
+        if isinstance(self.allowed, Interval) and int in kinds and isinstance(value, int):
+            number(value, name, **bounds)  # for example one k, where a list of k is allowed
+        elif isinstance(self.allowed, Interval):
+            numbers(value, name, or_one=True, **bounds)
         elif self.allowed is not None and value not in self.allowed:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, self.allowed))}, got {value!r}")
         return value

@@ -7,8 +7,8 @@ Let L(s, c) be the loss of a row of scores s if class c is the label. For every 
 A mass is a product of three factors: the probability of the class after label smoothing, the class weight, and the
 sample weight of the row. A weight that is not given is 1. For the mean, every mass is also divided by the sum of the
 weights of all rows that are not ignored, so the mean is the sum of the losses of the rows. If the targets are class
-indices, the weight of a row is the sample weight times the class weight of the label. For every other target, the
-weight of a row is the sample weight.
+indices, the weight of a row is the product of its sample weight and the class weight of its label. For distributions
+and mixtures, the weight of a row is its sample weight.
 """
 
 from collections.abc import Mapping
@@ -87,9 +87,10 @@ class Masses(NamedTuple):
             q = target.to(torch.promote_types(torch.promote_types(target.dtype, dtype), torch.float32))
             if label_smoothing:
                 q = torch.lerp(q, torch.full_like(q, 1 / n), label_smoothing)
-            scale = _scale(q.new_ones(len(q)), reduction, sample_weight)
-            q = q if weight is None else q * weight.to(q)
-            return cls(None, None, None, q if scale is None else q * scale, None, *facts)
+            factor = _scale(q.new_ones(len(q)), reduction, sample_weight)
+            if weight is not None:
+                factor = weight.to(q) if factor is None else weight.to(q) * factor
+            return cls(None, None, None, q if factor is None else q * factor, None, *facts)
         if not ignores and weight is None and sample_weight is None and isinstance(target, Tensor):
             rows = target.shape[0]
             share = 1.0 / rows if reduction == "mean" and rows else 1.0

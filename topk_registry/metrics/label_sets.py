@@ -117,9 +117,9 @@ class LabelSetMetrics(StreamingMetric):
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the average precision of each class: [n], from scores [N, n] and boolean labels [N, n].
 
-    The average precision of a class is a mean over the samples with this label. The mean is over the precision at each
-    sample: the share of samples with this label among all samples whose score is at least as high. If no sample has the
-    class as a label, the result is NaN.
+    For each sample with the label, the precision is the share of samples with the label among all samples whose score
+    is at least as high. The average precision of the class is the mean of these precisions. If no sample has the label,
+    the result is NaN.
 
     Example:
         >>> average_precision(torch.tensor([[0.9], [0.8], [0.7]]), torch.tensor([[True], [False], [True]]))

@@ -43,7 +43,7 @@ class StreamingMetric:
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
         """Compute results by name from the sums ``totals``, which are on the CPU. Subclasses define this method."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} must define ratios(totals) -> results by name")
 
     def follow(self, batch: Tensor) -> None:
         dtype = torch.float32 if batch.device.type == "mps" else torch.float64  # MPS has no float64

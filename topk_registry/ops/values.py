@@ -62,7 +62,7 @@ def integer(value: Any, name: str, *, at_least: int | None = None, at_most: int 
     if not whole or (at_least is not None and value < at_least):
         raise ValueError(f"{name} must be {_Bounds(at_least=at_least).describe('an integer')}, got {shown(value)}")
     if not -at_most - 1 <= int(value) <= at_most:
-        least = -at_most - 1 if at_least is None else at_least
+        least = -at_most - 1 if at_least is None else int(at_least)
         raise ValueError(f"{name} must be an integer from {least} to {at_most}, got {value!r}")
     return int(value)
 

@@ -128,6 +128,20 @@ def test_hinge_over_masses(kind, per_class, k):
         torch.testing.assert_close(found.double(), slope, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(("labels", "shares"), [((B, 2), (B, 1)), (None, (B, 1)), ((B - 1, 1), (B - 1, 1))])
+def test_shapes_that_do_not_fit_are_refused(labels, shares):
+    labels = None if labels is None else torch.zeros(labels, dtype=torch.int64)
+    with pytest.raises(ValueError, match="shares must be"):
+        perturbed_hinge(randn(B, N), labels, torch.ones(shares), k=3)
+
+
+def test_no_labels_give_no_loss():
+    logits = randn(B, N).requires_grad_()
+    losses = perturbed_hinge(logits, torch.zeros(B, 0, dtype=torch.int64), torch.ones(B, 0), k=3)
+    assert losses.tolist() == [0] * B
+    assert torch.autograd.grad(losses.sum(), logits)[0].count_nonzero() == 0
+
+
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_rows_without_mass_may_hold_anything(backend):
     logits, label = randn(4, 9), torch.tensor([0, -100, -100, 3])

@@ -91,7 +91,7 @@ def perturbed_hinge(
 
     Args:
         logits: scores s [B, n].
-        labels: m classes y_1, ..., y_m per row [B, m], each in [0, n). None for all n classes in their order.
+        labels: m classes y_1, ..., y_m per row [B, m], each in [0, n). None for all classes: m = n and y_j = j.
         shares: factors q_1, ..., q_m of the labels [B, m].
         k: rank of the score that the labels are compared with, 1 <= k <= n.
         epsilon: standard deviation of the noise, in units of the scores.
@@ -105,6 +105,8 @@ def perturbed_hinge(
     """
     k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
     _check_shapes(logits, k, num_samples, None)
+    if shares.ndim != 2 or len(shares) != len(logits) or shares.shape != (logits if labels is None else labels).shape:
+        raise ValueError(f"shares must be [B, m] as labels are, or [B, n] without labels, got {list(shares.shape)}")
     if isinstance(alpha, Tensor):
         if alpha.shape != logits.shape[1:]:
             raise ValueError(f"alpha must be one number or one per class [{logits.shape[1]}], got {list(alpha.shape)}")

@@ -79,11 +79,10 @@ def hinge(
     gradient = torch.empty(scores.shape, dtype=torch.float32)
     one, gaps = (0.0, laid_out(alpha, torch.float64)) if isinstance(alpha, Tensor) else (float(alpha), None)
     if labels is None:
-        masses = 0, None, None, laid_out(shares, torch.float32)
+        m, y, q, masses = 0, None, None, laid_out(shares, torch.float32)
     else:
-        masses = shares.shape[1], laid_out(labels, torch.int64), laid_out(shares, torch.float64), None
-    m, y, q, table = masses
-    options = m, one, float(scale), gradient, y, q, gaps, table
+        m, y, q, masses = shares.shape[1], laid_out(labels, torch.int64), laid_out(shares, torch.float64), None
+    options = m, one, float(scale), gradient, y, q, gaps, masses
     return _run(scores, seed, k, epsilon, num_samples, *options)[0], gradient
 
 
@@ -96,15 +95,13 @@ def _run(
     threads = max(1, min(torch.get_num_threads(), B, B * n * draws // LEAST_WORK))
     block = max(1, min(SCORES_AT_ONCE // n, -(-B // threads)))
     if B:
-        body.run(
-            threads, B, n, k, draws, block, int(seed), float(epsilon), s, table(), value, index, *options
-        )  # fmt: skip
+        body.run(threads, B, n, k, draws, block, int(seed), float(epsilon), s, table(), value, index, *options)
     return value, index
 
 
 @kernel
 def body(job):
-    """Compute rows for :func:`hinge` if there are masses, and rows for :func:`kth` otherwise."""
+    """Compute rows for :func:`hinge` if there is memory for a gradient, and rows for :func:`kth` otherwise."""
     field, real, key = array(job, 20, np.int64), array(job, 15, np.float64), array(job, 14, np.uint32)[12:]
     B, n, k, draws, block, m = field[1], field[2], field[3], field[4], field[5], field[12]
     epsilon, alpha, scale = real[7], real[13], real[14]
@@ -113,18 +110,18 @@ def body(job):
     gradient, labels = array(field[15], (B, n), np.float32), array(field[16], (B, m), np.int64)
     shares, gaps = array(field[17], (B, m), np.float64), array(field[18], n if field[18] != 0 else 0, np.float64)
     masses = array(field[19], (B, n if field[19] != 0 else 0), np.float32)
-    memory, has_masses = scratch(n), m > 0 or field[19] != 0
+    memory, is_hinge = scratch(n), field[15] != 0
     space, guess = borrowed(memory), 0.0
     for start, stop in spans(job, block, B):
         for r in range(start, stop):
-            if has_masses:
+            if is_hinge:
                 fill(gradient[r], 0)
                 if largest_size(shares[r]) == 0 and largest_size(masses[r]) == 0:
                     value[r] = 0
                     continue
             t, guess = of_row(s[r], r, k, epsilon, key, quantiles, index[r], guess, space)
             value[r] = t
-            if has_masses:
+            if is_hinge:
                 value[r] = hinges(s[r], t, labels[r], shares[r], masses[r], gaps, alpha, scale, index[r], gradient[r])
 
 
