@@ -220,6 +220,34 @@ def test_context_and_options_reach_the_factory():
     assert {check.run().status for check in checks if check.name in chosen} == {"passed"}
 
 
+class Prior(ClassificationLoss):
+    """It keeps what it computes from the trainer's values, not the values."""
+
+    def __init__(self, *, class_counts, total_epochs: int = 10, tau: float = 1.0, **common) -> None:
+        super().__init__(**common)
+        self.register_buffer("log_prior", torch.tensor(class_counts, dtype=torch.float64).log() / total_epochs)
+        self.tau = tau
+
+    def per_class(self, logits):
+        return -(logits + (self.tau * self.log_prior).to(logits)).log_softmax(-1)
+
+
+class Doubling(Prior):
+    """It reads an option of the base class when it is built."""
+
+    def __init__(self, **options) -> None:
+        super().__init__(**options)
+        self.smooth = self.label_smoothing
+
+    def forward(self, logits, target):
+        return super().forward(logits, target) * (1 + self.smooth)
+
+
+def test_values_of_the_trainer_need_not_be_options_that_can_be_set():
+    (check,) = (check for check in iter_checks(Prior) if check.name == "options_can_be_set")
+    assert check.run().message == ""
+
+
 def negative(logits, target):
     return -F.cross_entropy(logits, target)
 
@@ -433,6 +461,7 @@ SINGLE = [
     ("label_smoothing_is_a_soft_target", smoothing_over_the_others, "expected loss with label_smoothing at ["),
     ("declared_options_work", Misspelt, "options of the loss in option_ranges and tuning_grid, got 'redaction'"),
     ("options_can_be_set", Stubborn, "expected loss after power was set to 2.0 = 5.54933, got 2.77466"),
+    ("options_can_be_set", Doubling, "expected loss after label_smoothing was set to 1.0 = "),
     ("set_epoch_is_harmless", Growing, "expected a finite loss and gradient in epoch 9, got inf"),
     ("set_epoch_is_harmless", Undeclared, "expected first_change = 2, the first epoch whose loss is not"),
     ("takes_distributions", dense_over_classes, "expected loss of one-hot targets = 2.77466, got 0.173416"),
