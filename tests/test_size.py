@@ -13,7 +13,7 @@ CEILINGS = {
     "plugins/template": 150,
     "plugins/topk_plugins": 2999,
     "plugins/topk_studies": 1834,
-    "tests": 16830,
+    "tests": 16900,
     "topk_registry/*.py": 200,
     "topk_registry/cli": 449,
     "topk_registry/conformal": 519,
@@ -24,7 +24,7 @@ CEILINGS = {
     "topk_registry/ops": 6486,
     "topk_registry/nn": 1496,
     "topk_registry/registry": 699,
-    "topk_registry/testing": 1197,
+    "topk_registry/testing": 1196,
     "topk_registry/train": 3887,
 }
 
