@@ -13,7 +13,7 @@ CEILINGS = {
     "plugins/template": 150,
     "plugins/topk_plugins": 2999,
     "plugins/topk_studies": 1834,
-    "tests": 16830,
+    "tests": 16850,
     "topk_registry/*.py": 200,
     "topk_registry/cli": 449,
     "topk_registry/conformal": 519,
@@ -25,7 +25,7 @@ CEILINGS = {
     "topk_registry/nn": 1496,
     "topk_registry/registry": 699,
     "topk_registry/testing": 1197,
-    "topk_registry/train": 3887,
+    "topk_registry/train": 3893,
 }
 
 
