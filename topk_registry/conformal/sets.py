@@ -54,8 +54,8 @@ class PredictionSets:
     def thresholds(self, alpha: float | None = None) -> np.ndarray:
         """Return the thresholds. A prediction set contains each class whose score is at most the threshold.
 
-        The result is [n] if each class has its own threshold, and [1] if all classes share one. The thresholds are
-        those for the largest of ``self.levels`` that is at most ``alpha``. Default of ``alpha``: the attribute.
+        The result is [n] if each class has its own threshold, and [1] if all classes share one. If ``self.levels``
+        does not contain ``alpha``, the next lower level is used. If ``alpha`` is None, ``self.alpha`` is used.
 
         Raises:
             ValueError: ``alpha`` is below the lowest level or above the highest level.

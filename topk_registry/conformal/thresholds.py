@@ -1,7 +1,7 @@
 """Computation of the thresholds of prediction sets from the scores of calibration samples.
 
 The score of a sample is high if the true class fits the sample badly. From the scores of N samples, the threshold for
-the number alpha is the j-th smallest score, where j = ceil((N + 1)(1 - alpha)). If j is larger than N, the threshold is
+a number alpha is the j-th smallest score, where j = ceil((N + 1)(1 - alpha)). If j is larger than N, the threshold is
 infinite. The score of a new sample is at most the threshold with a probability of at least 1 - alpha. If no two scores
 are equal, this probability is below 1 - alpha + 1 / (N + 1).
 
