@@ -11,8 +11,8 @@ from torch import Tensor
 from topk_registry.ops.backend import choose, load
 from topk_registry.ops.fused import Fused
 from topk_registry.ops.ksubset import autograd, graph
-from topk_registry.ops.ksubset.autograd import Parts
 from topk_registry.ops.ksubset.custom_op import smooth_topk as in_graph
+from topk_registry.ops.parts import Parts
 from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import number
 
@@ -46,7 +46,7 @@ def smooth_topk(
         Losses [B], in double precision for logits in double precision, else in single precision.
     """
     check(logits, k, k * tau)
-    parts = Parts(masses.labels, masses.shares, masses.even, masses.dense)
+    parts = Parts.of(masses, logits)
     if not isinstance(alpha, Tensor):
         alpha = torch.tensor(float(alpha), dtype=torch.float64)
     if alpha.ndim and alpha.shape != logits.shape[1:]:
@@ -54,7 +54,7 @@ def smooth_topk(
     if alpha.requires_grad:
         alpha = alpha.detach()
     way = route(logits, alpha, *parts)
-    if way is Route.KERNELS and [part for part in parts if part is not None and part.requires_grad]:
+    if way is Route.KERNELS and parts.needs_grad:
         way = Route.OPERATIONS  # only autograd computes the gradient with respect to masses
     definition = partial(autograd.losses_of, parts=parts, k=k, tau=tau, alpha=alpha)
     if way is Route.GRAPH:

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topk_registry.ops.cpu.blocks import fill, has_nan, largest_size
+from topk_registry.ops.cpu.blocks import BLOCK, fill, has_nan, largest_size
 from topk_registry.ops.cpu.driver import kernel, spans
 from topk_registry.ops.cpu.masks import lowest_bit, within
 from topk_registry.ops.cpu.memory import address_of, array, borrowed, empty
-from topk_registry.ops.cpu.numbers import compiled, inlined, number_32, summing
+from topk_registry.ops.cpu.numbers import compiled, copy, inlined, number_32, summing
+from topk_registry.ops.parts import Parts
 from topk_registry.ops.perturbed.noise import TABLE, first_bytes, normal, other_bytes, table
 from topk_registry.ops.tensors import laid_out
 
@@ -50,15 +51,14 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
         seed: int64 []. The noise is a function of the seed, the row index, the draw and the class.
         k, epsilon, num_samples: rank, standard deviation of the noise, number of draws.
     """
-    return _run(scores, seed, k, epsilon, num_samples, 0, 0.0, 1.0, None, None, None, None, None)
+    return _run(scores, seed, k, epsilon, num_samples, 0, 0.0, 1.0, None, None, None, None, None, None)
 
 
 def hinge(
     scores: Tensor,
     needs_grad: bool,
     *,
-    labels: Tensor | None,
-    shares: Tensor,
+    parts: Parts,
     seed: Tensor,
     k: int,
     epsilon: float,
@@ -66,23 +66,26 @@ def hinge(
     alpha: float | Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses [B], sum_j shares_j scale max(0, alpha_{y_j} + f(s) - s_{y_j}), and their gradient [B, n].
+    """Return the losses [B], sum_c q_c scale max(0, alpha_c + f(s) - s_c), and their gradient [B, n].
 
     Args:
         scores, seed, k, epsilon, num_samples: as in :func:`kth`. The first result of :func:`kth` is f(s).
         needs_grad: unused, because the gradient costs little.
-        labels, shares: m classes y_j per row [B, m], and one factor per label [B, m]. If ``labels`` is None,
-            ``shares`` [B, n] holds the factors of all classes.
+        parts: the mass q_c of each class c in each row.
         alpha: required margin, one number or one per class [n].
         scale: factor of the loss.
     """
     gradient = torch.empty(scores.shape, dtype=torch.float32)
-    one, gaps = (0.0, laid_out(alpha, torch.float64)) if isinstance(alpha, Tensor) else (float(alpha), None)
-    if labels is None:
-        m, y, q, masses = 0, None, None, laid_out(shares, torch.float32)
-    else:
-        m, y, q, masses = shares.shape[1], laid_out(labels, torch.int64), laid_out(shares, torch.float64), None
-    options = m, one, float(scale), gradient, y, q, gaps, masses
+    one, gaps = (0.0, alpha) if isinstance(alpha, Tensor) else (float(alpha), None)
+    labels, shares, even, dense = parts
+    arrays = (
+        None if t is None else laid_out(t, dtype)
+        for t, dtype in (
+            (labels, torch.int64), (shares, torch.float64), (gaps, torch.float64), (dense, torch.float32),
+            (even, torch.float32),
+        )
+    )  # fmt: skip
+    options = 0 if labels is None else labels.shape[1], one, float(scale), gradient, *arrays
     return _run(scores, seed, k, epsilon, num_samples, *options)[0], gradient
 
 
@@ -102,7 +105,7 @@ def _run(
 @kernel
 def body(job):
     """Compute rows for :func:`hinge` if there is memory for a gradient, and rows for :func:`kth` otherwise."""
-    field, real, key = array(job, 20, np.int64), array(job, 15, np.float64), array(job, 14, np.uint32)[12:]
+    field, real, key = array(job, 21, np.int64), array(job, 15, np.float64), array(job, 14, np.uint32)[12:]
     B, n, k, draws, block, m = field[1], field[2], field[3], field[4], field[5], field[12]
     epsilon, alpha, scale = real[7], real[13], real[14]
     s, quantiles = array(field[8], (B, n), np.float32), array(field[9], TABLE, np.float64)
@@ -110,60 +113,73 @@ def body(job):
     gradient, labels = array(field[15], (B, n), np.float32), array(field[16], (B, m), np.int64)
     shares, gaps = array(field[17], (B, m), np.float64), array(field[18], n if field[18] != 0 else 0, np.float64)
     masses = array(field[19], (B, n if field[19] != 0 else 0), np.float32)
-    memory, is_hinge = scratch(n), field[15] != 0
+    even = array(field[20], B if field[20] != 0 else 0, np.float32)
+    memory, is_hinge, of_all = scratch(n), field[15] != 0, field[19] != 0 or field[20] != 0
     space, guess = borrowed(memory), 0.0
     for start, stop in spans(job, block, B):
         for r in range(start, stop):
             if is_hinge:
-                fill(gradient[r], 0)
-                if largest_size(shares[r]) == 0 and largest_size(masses[r]) == 0:
+                if len(masses[r]) > 0:
+                    copy(masses[r], gradient[r])
+                else:
+                    fill(gradient[r], even[r] if len(even) > 0 else 0)
+                if not of_all and largest_size(shares[r]) == 0:
                     value[r] = 0
                     continue
             t, guess = of_row(s[r], r, k, epsilon, key, quantiles, index[r], guess, space)
             value[r] = t
             if is_hinge:
-                value[r] = hinges(s[r], t, labels[r], shares[r], masses[r], gaps, alpha, scale, index[r], gradient[r])
+                value[r] = hinges(s[r], t, labels[r], shares[r], gaps, alpha, scale, of_all, index[r], gradient[r])
 
 
 @compiled
-def hinges(row, threshold, labels, shares, masses, gaps, alpha, scale, index, g):
-    """Return the loss of a row, as :func:`hinge` defines it, and add the gradient of the loss to ``g`` [n].
+def hinges(row, threshold, labels, shares, gaps, alpha, scale, of_all, index, g):
+    """Return the loss of a row, as :func:`hinge` defines it, and write the gradient of the loss to ``g`` [n].
 
-    ``threshold`` is f(s). ``labels``, ``shares`` and ``scale`` are as in :func:`hinge`. ``masses`` holds the factors of
-    all classes, or is empty. ``gaps`` [n] holds the required margins. If ``gaps`` is empty, ``alpha`` is the required
+    Before the call, ``g`` holds the mass of each class, without ``shares``. If ``of_all`` is False, this mass is 0.
+    ``threshold`` is f(s). ``gaps`` [n] holds the required margins. If ``gaps`` is empty, ``alpha`` is the required
     margin of every class. ``index`` holds, for each draw, the class with the k-th largest perturbed score. The gradient
     of ``threshold`` is spread evenly over these classes.
     """
-    if threshold != threshold:
-        fill(g, np.nan)
-        return np.nan
     cost, slope = 0.0, 0.0
-    for j in range(len(labels)):
-        y, mass = labels[j], scale * shares[j]
-        distance = violation(gaps[y] if len(gaps) > 0 else alpha, threshold, np.float64(row[y]))
-        if mass != 0 and not distance < 0:
-            cost += mass * distance
-            slope += mass
-            g[y] -= np.float32(mass)
-    if len(masses) > 0:
-        cost, slope = hinges_of_all(row, np.float32(threshold), masses, gaps, np.float32(alpha), np.float32(scale), g)
+    if of_all:
+        for j in range(len(labels)):
+            g[labels[j]] += np.float32(shares[j])
+        for start in range(0, len(row), BLOCK):
+            some, margins = slice(start, start + BLOCK), gaps[start : start + BLOCK]
+            distance, mass = hinges_of_all(
+                row[some], np.float32(threshold), margins, np.float32(alpha), np.float32(scale), g[some]
+            )
+            cost += np.float64(distance)
+            slope += np.float64(mass)
+    else:
+        for j in range(len(labels)):
+            y, mass = labels[j], scale * shares[j]
+            distance = violation(gaps[y] if len(gaps) > 0 else alpha, threshold, np.float64(row[y]))
+            if mass != 0 and not distance < 0:
+                cost += mass * distance
+                slope += mass
+                g[y] -= np.float32(mass)
+    if threshold != threshold and cost != cost:  # the scores contain NaN, and at least one class has a mass
+        fill(g, np.nan)
     for i in index:
         g[i] += np.float32(slope / len(index))
     return cost
 
 
 @summing
-def hinges_of_all(row, threshold, masses, gaps, alpha, scale, g):
+def hinges_of_all(row, threshold, gaps, alpha, scale, g):
     """Return the sum of the hinges of all classes, and the slope of this sum with respect to ``threshold``.
 
-    Write the gradient of the sum with respect to ``row``, with a fixed threshold, to ``g``.
+    ``g`` holds the masses of the classes. Replace these by the gradient of the sum with respect to ``row``, with a
+    fixed threshold.
     """
-    cost, slope = 0.0, 0.0
+    cost, slope = np.float32(0), np.float32(0)
     for i in range(len(row)):
         distance = violation(np.float32(gaps[i]) if len(gaps) > 0 else alpha, threshold, row[i])
-        mass = scale * masses[i] if masses[i] != 0 and not distance < 0 else np.float32(0)
-        cost += np.float64(mass * distance if mass != 0 else mass)  # so that no mass of 0 multiplies infinity
-        slope += np.float64(mass)
+        mass = scale * g[i] if g[i] != 0 and not distance < 0 else np.float32(0)
+        cost += mass * distance if mass != 0 else mass  # so that no mass of 0 multiplies infinity
+        slope += mass
         g[i] = -mass
     return cost, slope
 
