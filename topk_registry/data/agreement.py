@@ -32,11 +32,10 @@ class Agreement:
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
     """Compare the predicted class of each image with the label of the image.
 
-    A class with at least 3 images is called confused if more than half of these images are predicted as the same wrong
-    class. The labels look wrong in two cases. In the first case, the accuracy is close to the accuracy of random
-    guesses. In the second case, the images of at least two confused classes are predicted as classes that are confused
-    too, as if the folder names were exchanged. If only one class is confused, the labels look right, because the model
-    may not know this class.
+    The labels look wrong if the accuracy is close to the accuracy of random guesses, or if folder names seem exchanged.
+    For example, most cats are predicted as dogs, and most dogs as cats. A class is confused if it has at least 3 images
+    and one wrong class is predicted for more than half of these images. Folder names seem exchanged if, for at least
+    two confused classes, the predicted wrong class is confused too. One confused class alone is accepted.
 
     Args:
         predicted: class indices that a model predicts: [N].

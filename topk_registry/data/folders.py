@@ -122,9 +122,9 @@ def class_map(
 ) -> tuple[dict[str, int], str]:
     """Find the class of each folder.
 
-    If there are as many folders as classes, the i-th folder in natural order gets class i in two cases: no folder has
-    the name of a class, or the model has no class names. In every other case, the class of a folder is the class with
-    the same name.
+    Usually, the class of a folder is the class with the same name. If no folder has the name of a class, and there are
+    as many folders as classes, the i-th folder in natural order gets class i. For a model without class names, the i-th
+    folder also gets class i if there are as many folders as classes.
 
     Args:
         folders: folder names, all different.

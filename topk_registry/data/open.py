@@ -52,7 +52,8 @@ def open_dataset(
         options: options of a registered data set, such as ``size``. In addition, every data set takes the following
             options. These options have an effect only if the result is for training.
 
-            - ``noise``: share of the labels that are drawn again (default 0), see :func:`with_label_noise`
+            - ``noise``: share of the labels that are replaced by random labels (default 0). With the kind
+              ``"family"``, the new label can equal the old label. See :func:`with_label_noise`.
             - ``noise_kind``: ``"family"`` or ``"uniform"``, see :func:`with_label_noise`
             - ``long_tail``: ratio of the sizes of the first class and the last class (default 1)
             - ``subset``: fraction of each class that is kept (default 1)
@@ -95,7 +96,7 @@ def open_dataset(
 
 
 def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a registered data set, and the ``options`` in ``CHANGES`` that are not options of this data set."""
+    """Create a registered data set. Return it, and the options for changes such as label noise and subsets."""
     factory = registry.datasets.builder(short := name.removeprefix(PREFIX))
     named = parameters(factory)[0]
     own = {option: value for option, value in options.items() if option in named or option not in CHANGES}

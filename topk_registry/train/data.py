@@ -235,8 +235,8 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 class LabelMixup(Mixup):
     """timm's mixup, but with :class:`LabelMixture` targets (two labels and their weights) instead of distributions.
 
-    timm mixes images and one-hot labels. This class passes the row index of each image instead of the label, and the
-    batch size B as number of classes. Entry (i, i) of timm's target [B, B] is the weight of image i in mixed image i.
+    timm gets the image indices 0, ..., B - 1 as labels of a batch of B images. Therefore entry (i, j) of timm's mixed
+    one-hot labels [B, B] is the weight of image j in mixed image i. This class needs only the diagonal.
     """
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:

@@ -110,7 +110,7 @@ class LossSpec:
         return " ".join(filter(None, [self.name, *given, f"(default: {', '.join(usual)})" if usual else "", owner]))
 
     def guess(self, num_classes: int) -> str:
-        """Return a note if the option ``k`` of the loss is more than half of ``num_classes``, else ""."""
+        """Return a note if most random guesses are in the top ``k`` of the loss (k > ``num_classes`` / 2), else ""."""
         k = {**self.record["defaults"], **self.options}.get("k")
         if not isinstance(k, int) or not num_classes // 2 < k <= num_classes:
             return ""
@@ -152,7 +152,7 @@ class LossSpec:
 
 
 def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
-    """Return the loss of a run. With class weights, ``ce`` is PyTorch's cross-entropy, as timm's accepts no weights."""
+    """Return the loss of a run. If ``ce`` (cross-entropy) has class weights, the loss is PyTorch's, not timm's."""
     if facts.class_weight is not None and spec.name == "ce" and not facts.multilabel:
         return nn.CrossEntropyLoss(torch.tensor(facts.class_weight), label_smoothing=facts.smoothing)
     return spec.build(facts)

@@ -69,7 +69,7 @@ def log_derivative(x: Tensor, log_sigma: Tensor, j: int, P: Tensor, N: Tensor, *
     """Return the derivative of log sigma_j with respect to each x_i [B, n].
 
     The derivative is exp(x_i) (exp(P) - exp(N)) / sigma_j. :func:`alternating_parts` defines ``log_sigma``, P and N. If
-    P and N are nearly equal, this function sums the p terms of the second recursion (see the module) instead.
+    P and N are nearly equal, the function computes sum_{m < p} (-1)^m sigma_{j+m} exp(-m x_i) / sigma_j instead.
     """
     exact = torch.exp(x + P - log_sigma[j]) * -torch.expm1(N - P)
     series = sum((-1) ** i * torch.exp(log_sigma[j + i] - log_sigma[j] - i * x) for i in range(p))
