@@ -189,9 +189,7 @@ class TrainConfig:
         None, "start from this file as if it were the published weights", metavar="PATH"
     )
     initial_checkpoint: str = _MODEL("", "start from the weights in this checkpoint", metavar="PATH")
-    num_classes: int | None = _MODEL(
-        None, "number of classes (default: of the data, else of the model)", metavar="N", within="[1, inf)"
-    )
+    num_classes: int | None = _MODEL(None, "number of classes (default: of the data)", metavar="N", within="[1, inf)")
     img_size: int | None = _MODEL(None, "image size (default: of the model)", metavar="N", within="[1, inf)")
     in_chans: int | None = _MODEL(None, "input channels (default: 3)", metavar="N", within="[1, inf)")
     input_size: list[int] | None = _MODEL(

@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from timm.data import (
-    AugMixDataset,
-    FastCollateMixup,
-    Mixup,
-    MultiLabelTarget,
-    create_loader,
-)
+from timm.data import AugMixDataset, FastCollateMixup, Mixup, MultiLabelTarget, create_loader
 from timm.data.readers.class_map import load_class_map
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -31,6 +25,7 @@ from topk_registry.data.selection import class_balanced_epoch, renumber
 from topk_registry.losses.targets import LabelMixture
 from topk_registry.train.config import MULTILABEL, TrainConfig
 from topk_registry.train.errors import DataError
+from topk_registry.train.evaluation import readable
 from topk_registry.train.model import Compute
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -143,6 +138,10 @@ def open_split(
     about: dict[str, Any] = {"training": training, "held_out": held_out, **options, **config.dataset_opt}
     try:
         dataset = open_dataset(config.dataset, split, config.data_dir, **about)
+        bands = getattr(dataset[0][0], "getbands", tuple)() if is_indexed(dataset) else ()
+        if bands and len(bands) != channels:
+            seen = f"its images have {len(bands)} channels ({''.join(bands)}), and the model takes {channels}"
+            raise ValueError(f"{seen}; see --in-chans and --input-img-mode")
         return _mapped(config, dataset) if config.class_map and config.dataset in FOLDERS else dataset
     except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
         raise DataError(f"cannot open split {split!r} of {name_of(config)}: {error}") from error
@@ -306,7 +305,7 @@ class TrainLoader:
                 self.loader.mixup_enabled = False
 
     def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
-        for images, target, *_ in self.loader:
+        for images, target in readable(self.loader):
             images, target = images.to(device=self.device, dtype=self.dtype), target.to(device=self.device)
             yield self.mixup(images, target) if self.mixup is not None else (images, target)
 
@@ -408,7 +407,7 @@ def _ignore_signals(worker: int, then: Callable[[int], object] | None) -> None:
 
 
 class Crops:
-    """Transform of an image into 5 crops (corners and center), or 10 with mirror images, as uint8 [3, h, w]."""
+    """Transform of an image into 5 crops (corners and center), or 10 with mirror images, as uint8 [c, h, w]."""
 
     def __init__(self, preprocessing: dict[str, Any], crops: int) -> None:
         from timm.data.transforms import str_to_interp_mode
@@ -423,4 +422,4 @@ class Crops:
 
     def __call__(self, image: Image.Image) -> tuple[np.ndarray[Any, Any], ...]:
         crops = self.crop(self.resize(image))
-        return tuple(np.ascontiguousarray(np.asarray(crop).transpose(2, 0, 1)) for crop in crops)
+        return tuple(np.atleast_3d(crop).transpose(2, 0, 1).copy() for crop in crops)

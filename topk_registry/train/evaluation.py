@@ -199,5 +199,6 @@ def readable(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
         except StopIteration:
             return
         except (OSError, RuntimeError, SyntaxError, ValueError) as error:
-            raise DataError(f"cannot read the evaluation data: {error}") from error
+            last = "".join(f"{error}".splitlines()[-1:])  # a message from a worker process begins with a traceback
+            raise DataError(f"cannot read the data: {last}") from error
         yield images, target
