@@ -267,9 +267,8 @@ def too_low(hits: int, total: int, samples: int, alpha: float) -> bool:
 
     For images of one source, the function returns True with a probability of at most 1 %. A set contains the label if
     the score of the label is at most the threshold. The threshold is the j-th smallest of ``samples`` calibration
-    scores, where j depends on ``alpha``. Let m be the number of calibration scores among the j + ``hits`` smallest of
-    all scores. At most ``hits`` sets contain the label if m >= j. For images of one source, m has a hypergeometric
-    distribution.
+    scores, where j depends on ``alpha``. At most ``hits`` sets contain the label if j or more of the j + ``hits``
+    smallest scores are calibration scores. The number of these calibration scores has a hypergeometric distribution.
     """
     j = order_of(samples, alpha)
     smallest = j + hits

@@ -319,8 +319,8 @@ def _check_logits(
 ) -> Check:
     """Compare the logits of the ONNX model with PyTorch's float64 logits.
 
-    For an fp32 file, the error is the largest absolute error divided by the largest absolute logit. The tolerance is the
-    larger of ``RTOL`` and 4 ``torch_error``. Here ``torch_error`` is the same error for PyTorch's float32 logits.
+    For an fp32 file, the error is the largest absolute error divided by the largest absolute logit. The tolerance is
+    the larger of ``RTOL`` and 4 ``torch_error``. Here ``torch_error`` is the same error for PyTorch's float32 logits.
 
     For an fp16 file, the error is the root mean square error, divided by the root mean square distance of the logits
     from the mean of their row. The tolerance is 4 u sqrt(2 ``layers``). Here u = 2^-11 is the relative error of one

@@ -55,10 +55,6 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
     if not accuracy > CHANCE_ODDS / (n - 1 + CHANCE_ODDS):
         problems.append(f"top-1 accuracy is {accuracy:.1%} on {len(labels)} images; random guesses have {1 / n:.1%}")
     if sum(other in usual for other in usual.values()) >= 2:
-        problems.append(describe(confused))
+        pairs = listed([f"{label!r} as {other!r}" for label, other in confused], 5)
+        problems.append(f"images of these folders are mostly predicted as another class: {pairs}")
     return Agreement(accuracy, confused, "; ".join(problems))
-
-
-def describe(confused: Sequence[tuple[str, str]]) -> str:
-    pairs = listed([f"{label!r} as {other!r}" for label, other in confused], 5)
-    return f"images of these folders are mostly predicted as another class: {pairs}"

@@ -27,8 +27,8 @@ def smooth_topk(
 
     The mass q_c is the weight of class c in the target of the row. The margin m_c is the result of
     ``topk_margins(logits, k, temperature=k * tau)`` for class c. A row whose masses are all 0 has loss 0 and gradient
-    0, even if its logits are NaN. In a row with at most k logits above -inf, the loss is inf if a class with the logit
-    -inf has mass, and 0 otherwise.
+    0, even if its logits are NaN. If at most k logits of a row are above -inf, these classes are certainly in the top
+    k. Then the loss is 0 if all mass is on these classes, and inf otherwise.
 
     The forward pass also computes the gradient. The backward pass only multiplies the gradient of each row by a number.
 
@@ -40,7 +40,7 @@ def smooth_topk(
         k: number of classes in a set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive. Lower values approach a hard hinge.
         alpha: required margin, as one number or as one number per class [n]. ``alpha`` gets no gradient.
-        sums: if True, the function may return the sum of the losses [] in place of the losses [B].
+        sums: if True, return the sum [] of the losses or the losses [B], whichever is faster.
 
     Returns:
         Losses [B], in double precision for logits in double precision, else in single precision.

@@ -1,7 +1,4 @@
-"""The smooth top-k loss in PyTorch operations.
-
-To limit memory, the gradient of the loss is computed for one block of rows at a time.
-"""
+"""The smooth top-k loss in PyTorch operations. To limit memory, the gradient is computed in blocks of rows."""
 
 from collections.abc import Callable
 

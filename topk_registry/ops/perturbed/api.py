@@ -99,7 +99,7 @@ def perturbed_hinge(
         num_samples: number of random draws.
         alpha: required margin: one number, or one number per class [n]. The margin gets no gradient.
         scale: factor of the loss.
-        sums: if True, a kernel may return the sum [] of the losses instead, which saves a node of the autograd graph.
+        sums: if True, return the sum [] of the losses or the losses [B], whichever is faster.
 
     Returns:
         The losses [B], in the dtype of the logits, or in float32 for half-precision logits.

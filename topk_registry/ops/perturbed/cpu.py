@@ -1,12 +1,13 @@
 """The perturbed k-th largest score on the CPU, and the hinge loss with this score, compiled by numba.
 
-The perturbed score of a class is the score plus noise. Noise is computed only for classes whose perturbed score can be
-among the k largest. For each row, a search looks for a threshold that at least k perturbed scores reach in nearly every
-draw. A low threshold costs time, so on average at most 1.7 (k + 1.5 sqrt(k) + 2) perturbed scores may reach the
-threshold. The noise of a class is a function of a random number. If the first byte of this number exceeds a limit for
-the class, the perturbed score cannot reach the threshold, so the noise is not computed.
-If fewer than k perturbed scores reach the threshold, the same draw is computed again with a lower threshold. If even
-the lower threshold is too high, the draw is computed with all classes.
+The perturbed score of a class is the score plus noise. For each row, a search finds a threshold that at least k
+perturbed scores reach in nearly every draw. Noise is computed only for classes that can reach the threshold. To limit
+this work, at most 1.7 (k + 1.5 sqrt(k) + 2) perturbed scores may reach the threshold on average.
+
+The noise of a class is a function of a random number: the larger the number, the smaller the noise. Therefore, a class
+whose random number has a large first byte cannot reach the threshold, and its noise is not computed. How large the byte
+must be depends on the score of the class. If fewer than k perturbed scores reach the threshold, the same draw is
+computed again with a lower threshold. If even the lower threshold is too high, the draw is computed with all classes.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # numba's intrinsics are called without their first parameter
@@ -136,10 +137,10 @@ def body(job):
 def hinges(row, threshold, labels, shares, gaps, alpha, scale, of_all, index, g):
     """Return the loss of a row, as :func:`hinge` defines it, and write the gradient of the loss to ``g`` [n].
 
-    Before the call, ``g`` holds the mass of each class, without ``shares``. If ``of_all`` is False, this mass is 0.
-    ``threshold`` is f(s). ``gaps`` [n] holds the required margins. If ``gaps`` is empty, ``alpha`` is the required
-    margin of every class. ``index`` holds, for each draw, the class with the k-th largest perturbed score. The gradient
-    of ``threshold`` is spread evenly over these classes.
+    The mass of class c is ``g[c]`` before the call, plus ``shares[j]`` for each j with ``labels[j]`` = c. If ``of_all``
+    is False, all numbers in ``g`` are 0 before the call. ``threshold`` is f(s). ``gaps`` [n] holds the required
+    margins. If ``gaps`` is empty, ``alpha`` is the required margin of every class. ``index`` holds, for each draw, the
+    class with the k-th largest perturbed score. The gradient of ``threshold`` is spread evenly over these classes.
     """
     cost, slope = 0.0, 0.0
     if of_all:
@@ -169,10 +170,10 @@ def hinges(row, threshold, labels, shares, gaps, alpha, scale, of_all, index, g)
 
 @summing
 def hinges_of_all(row, threshold, gaps, alpha, scale, g):
-    """Return the sum of the hinges of all classes, and the slope of this sum with respect to ``threshold``.
+    """Return the sum of the losses of a block of classes, and the derivative of the sum with respect to ``threshold``.
 
-    ``g`` holds the masses of the classes. Replace these by the gradient of the sum with respect to ``row``, with a
-    fixed threshold.
+    ``row``, ``gaps`` and ``g`` belong to the block. ``g`` holds the masses. Replace these by the gradient of the sum
+    with respect to ``row``, for constant ``threshold``. All arguments are as in :func:`hinges`.
     """
     cost, slope = np.float32(0), np.float32(0)
     for i in range(len(row)):
@@ -191,7 +192,7 @@ def violation(gap, threshold, score):
 
 @compiled
 def scratch(n):
-    """Return scratch memory for :func:`of_row`: limits, first bytes, generator calls, uniform numbers and scores."""
+    """Return the scratch memory that :func:`of_row` needs for rows of n scores."""
     size = (n + PAD - 1) // PAD * PAD
     words, u, calls = empty(size // 8, np.uint64), empty(size, np.uint64), empty(size, np.uint64)
     return empty(size, np.uint8), words, calls, u, empty(size, np.float64)
@@ -247,8 +248,8 @@ def find_threshold(row, k, epsilon, guess, limit):
     """Return a threshold that at least k of the scores plus noise reach in about 99 of 100 draws.
 
     On average, at most 1.7 (k + 1.5 sqrt(k) + 2) scores plus noise reach the threshold. The search begins at ``guess``.
-    If no such threshold is found, return a lower threshold that more scores reach, or -inf. For the returned threshold,
-    write the limits of all classes to ``limit``, see :func:`tails`.
+    If no such threshold is found, return a lower threshold that more scores reach, or -inf. Also write ``limit[i]``:
+    class i cannot reach the returned threshold if the first byte of its random number exceeds this limit.
     """
     few, low, high, threshold, step = k + 1.5 * math.sqrt(k) + 2, -np.inf, np.inf, np.float64(guess), epsilon
     for _ in range(24 if few < len(row) else 0):
@@ -268,8 +269,7 @@ def find_threshold(row, k, epsilon, guess, limit):
 
 @inlined
 def set_limits(row, threshold, epsilon, limit):
-    """Call :func:`tails`. But if ``threshold`` is -inf, set every limit to 255 and return n: all classes reach -inf."""
-    if threshold == -np.inf:
+    if threshold == -np.inf:  # every class reaches this threshold
         fill(limit, 255)
         return np.float64(len(row))
     return np.float64(tails(row, np.float32(threshold), np.float32(1 / epsilon), limit))
@@ -304,9 +304,9 @@ def tail(x):
 def candidates(byte, limit, n, first, calls, u):
     """Find the classes i < n with ``byte[i] <= limit[i]``. Return the number m of these classes.
 
-    For each of these classes, write ``first + i`` to ``calls[:m]``. Called with this number, the generator gives the
-    last seven bytes of the random number of the class. Write the random number to ``u[:m]``, with first byte
-    ``byte[i]`` and 0 for the other bytes.
+    For each of these classes, write ``byte[i]``, the first of the eight bytes of its random number, to an entry of
+    ``u``. The other seven bytes become 0. :func:`other_bytes` generates these bytes later, as a function of the number
+    ``first + i``, which is written to the same entry of ``calls``.
     """
     m = 0
     for start in range(0, n, 64):

@@ -69,7 +69,7 @@ def log_derivative(x: Tensor, log_sigma: Tensor, j: int, P: Tensor, N: Tensor, *
     """Return the derivative of log sigma_j with respect to each x_i [B, n].
 
     The derivative is exp(x_i) (exp(P) - exp(N)) / sigma_j, with sigma_j, P and N as in :func:`alternating_parts`. If P
-    and N are nearly equal, return (sigma_j - sigma_{j+1} / e_i + ... up to p terms) / sigma_j, with e_i = exp(x_i).
+    and N are nearly equal, the function computes sum_{m < p} (-1)^m sigma_{j+m} exp(-m x_i) / sigma_j instead.
     """
     exact = torch.exp(x + P - log_sigma[j]) * -torch.expm1(N - P)
     series = sum((-1) ** i * torch.exp(log_sigma[j + i] - log_sigma[j] - i * x) for i in range(p))
