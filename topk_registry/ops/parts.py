@@ -20,7 +20,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, masses: Any, logits: Tensor) -> "Parts":
-        """Return the tensors of an object with these four attributes. Check the shapes for logits [B, n]."""
+        """Return the four attributes of ``masses`` as Parts. Raise a ValueError if shapes do not fit the logits."""
         parts = labels, shares, even, dense = cls(masses.labels, masses.shares, masses.even, masses.dense)
         rows = logits.shape[:1]
         if dense is not None:

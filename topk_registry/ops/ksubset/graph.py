@@ -256,13 +256,13 @@ def product_tree(factors: Tensor, k: int) -> list[Tensor]:
 
 
 def leave_one_out(levels: list[Tensor], start: Tensor, k: int, count: int) -> Tensor:
-    """For each of T factors, return the last ``count`` of the coefficients 0..k of the product of all other factors.
+    """For each of T factors, multiply all other factors. Return the coefficients k - count + 1 to k of each product.
 
     Args:
         levels: result of :func:`product_tree` for the factors.
         start: polynomial by which every product is multiplied [m, B, 1].
         k: highest degree.
-        count: number of coefficients per product. The first has the degree k - count + 1, which may be negative.
+        count: number of coefficients per product. The lowest degree, k - count + 1, may be negative.
 
     Returns:
         Tensor [count, B, T]. Coefficients of a negative degree are 0.

@@ -1,7 +1,7 @@
 """Loops over the scores of one row on the CPU, in single precision, compiled by numba.
 
-Long loops process blocks of scores that fit in the first-level cache. For each number that a loop reads, the loop does
-several steps of a recurrence, because loads and stores take most of the time.
+Long loops process blocks of scores that fit in the first-level cache. For each number that a loop reads, the loop
+computes several powers or steps of Horner's rule at once, because loads and stores take most of the time.
 """
 
 import math

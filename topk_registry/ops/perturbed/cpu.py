@@ -137,10 +137,10 @@ def body(job):
 def hinges(row, threshold, labels, shares, gaps, alpha, scale, of_all, index, g):
     """Return the loss of a row, as :func:`hinge` defines it, and write the gradient of the loss to ``g`` [n].
 
-    Before the call, ``g`` holds the mass of each class, without ``shares``. If ``of_all`` is False, this mass is 0.
-    ``threshold`` is f(s). ``gaps`` [n] holds the required margins. If ``gaps`` is empty, ``alpha`` is the required
-    margin of every class. ``index`` holds, for each draw, the class with the k-th largest perturbed score. The gradient
-    of ``threshold`` is spread evenly over these classes.
+    The mass of class c is ``g[c]`` before the call, plus ``shares[j]`` for each j with ``labels[j]`` = c. If ``of_all``
+    is False, all numbers in ``g`` are 0 before the call. ``threshold`` is f(s). ``gaps`` [n] holds the required
+    margins. If ``gaps`` is empty, ``alpha`` is the required margin of every class. ``index`` holds, for each draw, the
+    class with the k-th largest perturbed score. The gradient of ``threshold`` is spread evenly over these classes.
     """
     cost, slope = 0.0, 0.0
     if of_all:
@@ -170,10 +170,10 @@ def hinges(row, threshold, labels, shares, gaps, alpha, scale, of_all, index, g)
 
 @summing
 def hinges_of_all(row, threshold, gaps, alpha, scale, g):
-    """Return the loss of a row in which every class is a label, and its derivative with respect to ``threshold``.
+    """Return the sum of the losses of a block of classes, and the derivative of the sum with respect to ``threshold``.
 
-    ``g`` holds the masses of the classes. Replace these by the gradient of the loss with respect to ``row``, for
-    constant ``threshold``. All other arguments are as in :func:`hinges`.
+    ``row``, ``gaps`` and ``g`` belong to the block. ``g`` holds the masses. Replace these by the gradient of the sum
+    with respect to ``row``, for constant ``threshold``. All arguments are as in :func:`hinges`.
     """
     cost, slope = np.float32(0), np.float32(0)
     for i in range(len(row)):

@@ -569,8 +569,8 @@ def few_labels(label_ptr, share_ptr, even_ptr, row, there, M: tl.constexpr, EVEN
 
     Returns:
         (known, has_mass, labels, shares). ``known`` tells whether all labels of a row are in range. ``has_mass`` tells
-        whether the row has mass, or a label out of range. ``labels`` contains -1, followed by the M labels. ``shares``
-        contains the masses of the M labels, followed by the additional mass of every class.
+        whether the row has mass, or a label out of range. ``labels`` contains -1 (no class), then the M labels.
+        ``shares`` contains the masses of the M labels, followed by the additional mass of every class.
     """
     known = there
     labels = (row.to(tl.int32) * 0 - 1,)  # -1: no class
