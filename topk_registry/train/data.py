@@ -25,7 +25,6 @@ from topk_registry.data.selection import class_balanced_epoch, renumber
 from topk_registry.losses.targets import LabelMixture
 from topk_registry.train.config import MULTILABEL, TrainConfig
 from topk_registry.train.errors import DataError
-from topk_registry.train.evaluation import readable
 from topk_registry.train.model import Compute
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -305,7 +304,7 @@ class TrainLoader:
                 self.loader.mixup_enabled = False
 
     def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
-        for images, target in readable(self.loader):
+        for images, target, *_ in self.loader:
             images, target = images.to(device=self.device, dtype=self.dtype), target.to(device=self.device)
             yield self.mixup(images, target) if self.mixup is not None else (images, target)
 

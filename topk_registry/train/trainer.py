@@ -23,7 +23,7 @@ from topk_registry.train.checkpoint import LAST, OUTPUT, Row, Saver
 from topk_registry.train.config import MULTILABEL, WEIGHT_METHODS, TrainConfig, flag_of
 from topk_registry.train.data import Data, TrainLoader
 from topk_registry.train.errors import Interrupted, TrainError
-from topk_registry.train.evaluation import evaluate
+from topk_registry.train.evaluation import evaluate, readable
 from topk_registry.train.loop import Run, train_epoch
 from topk_registry.train.loss import (
     Facts,
@@ -132,7 +132,7 @@ class Trainer:
         run = self.run
         set_epoch(run.criterion, run.progress.epoch)
         run.loader.set_epoch(run.progress.epoch)
-        images, target = next(iter(run.loader))
+        images, target = next(readable(run.loader))
         run.model.train()
         with run.compute.autocast():
             loss = run.task(images, target)["loss"]
