@@ -13,19 +13,19 @@ CEILINGS = {
     "plugins/template": 150,
     "plugins/topk_plugins": 2999,
     "plugins/topk_studies": 1834,
-    "tests": 16830,
+    "tests": 16900,
     "topk_registry/*.py": 200,
     "topk_registry/cli": 449,
     "topk_registry/conformal": 519,
-    "topk_registry/data": 998,
+    "topk_registry/data": 1000,
     "topk_registry/distributions": 335,
     "topk_registry/losses": 899,
     "topk_registry/metrics": 380,
-    "topk_registry/ops": 6486,
+    "topk_registry/ops": 6531,
     "topk_registry/nn": 1496,
     "topk_registry/registry": 699,
     "topk_registry/testing": 1197,
-    "topk_registry/train": 3887,
+    "topk_registry/train": 3900,
 }
 
 

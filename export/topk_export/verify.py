@@ -123,7 +123,7 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def sample_input(metadata: Metadata, batch: int = max(BATCHES)) -> np.ndarray:
-    """Return a batch of random images with coarse structure and noise, in the input format of the model.
+    """Return a batch of random images in the input format of the model: 4 x 4 random blocks of color, plus noise.
 
     The images are the same in each call. If mean and standard deviation of the preprocessing are unknown, the values
     are between -1 and 1.
@@ -206,10 +206,10 @@ def _times(c: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
 
 
 def _shift(x: np.ndarray, k: int) -> np.ndarray:
-    """Return t [batch, 1] with sum_i sigmoid(x_i - t) = k - 1/2, by bisection.
+    """Return the number t [batch, 1] that :func:`marginals` subtracts from x: sum_i sigmoid(x_i - t) = k - 1/2.
 
-    For e_i = exp(x_i - t), the coefficients of X^(k-1) and X^k in the product of all factors 1 + e_i X are among the
-    largest, so these coefficients do not underflow.
+    For e_i = exp(x_i - t), sigma_{k-1}(e) and sigma_k(e) are among the largest of sigma_0(e) to sigma_n(e). Therefore
+    these two numbers do not underflow.
     """
     low = np.where(np.isfinite(x), x, np.inf).min(-1, keepdims=True) - 50.0
     high = x.max(-1, keepdims=True) + 50.0
@@ -319,12 +319,12 @@ def _check_logits(
 ) -> Check:
     """Compare the logits of the ONNX model with PyTorch's float64 logits.
 
-    For an fp32 file, the error is the largest absolute error divided by the largest absolute logit. The tolerance is 4
-    times ``torch_error``, the same error of PyTorch's float32 logits, but at least ``RTOL``.
+    For an fp32 file, the error is the largest absolute error divided by the largest absolute logit. The tolerance is
+    the larger of ``RTOL`` and 4 ``torch_error``. Here ``torch_error`` is the same error for PyTorch's float32 logits.
 
     For an fp16 file, the error is the root mean square error, divided by the root mean square distance of the logits
-    from the mean of their row. Each layer rounds the weights with a relative error of u = 2^-11, and also the
-    activations. The tolerance is 4 u sqrt(2 ``layers``), because the squares of independent errors add up.
+    from the mean of their row. The tolerance is 4 u sqrt(2 ``layers``). Here u = 2^-11 is the relative error of one
+    rounding. Each layer has two roundings (weights and activations), and the squares of independent errors add up.
     """
     name = f"logits against torch in float64, batch {batch}"
     if metadata.dtype == "fp32":

@@ -54,8 +54,7 @@ def test_one_loss_lists_its_options_with_defaults_and_ranges(capsys):
 
 
 @pytest.mark.parametrize(
-    "source",
-    ["class Mine:\n    takes_k_hot: bool = True\n", "def Mine(): return print\nMine.takes_k_hot = True\n"],
+    "source", ["class Mine:\n    takes_k_hot: bool = True\n", "def Mine(): return print\nMine.takes_k_hot = True\n"]
 )
 def test_a_loss_says_that_it_takes_k_hot_targets(fresh, source):
     fresh.module("acme_losses", source)

@@ -86,7 +86,7 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
 
 @check
 def declared_options_work(subject: Subject) -> None:
-    """Check that options accept the values of ``tuning_grid`` and the ends of their range, but no value outside."""
+    """Check that options accept the values in ``loss.tuning_grid`` and the ends of their range, but none outside."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     if not ranges and not grid:
         raise NotApplicableError("declares no option_ranges and no tuning_grid")
@@ -169,7 +169,7 @@ def _at_epoch(loss: Loss) -> Loss:
 
 @check
 def set_epoch_is_harmless(subject: Subject) -> None:
-    """Check that the loss is finite in all epochs, and first differs from epoch 0 in the epoch ``first_change``."""
+    """Check that the loss is finite in all epochs, and first changes in the epoch that ``loss.first_change`` names."""
     loss = subject.build()
     set_epoch = getattr(loss, "set_epoch", None)
     if not callable(set_epoch):

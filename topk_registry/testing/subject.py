@@ -34,7 +34,7 @@ class Subject:
         factory: class or function that takes keyword arguments and returns a callable ``(logits [B, n], target)``.
         name: name of the loss in reports.
         options: keyword arguments with which every check builds the loss.
-        num_classes: number of classes n. For a top-k loss, choose n > 2k + 1, so that the checks cover all formulas.
+        num_classes: number of classes n. For a top-k loss, choose n > 2k + 1: for smaller n, losses use other formulas.
     """
 
     factory: Callable[..., Loss]

@@ -35,8 +35,8 @@ class Difference:
         first, second: values of the two models.
         difference: second - first.
         low, high: 95 % bootstrap interval of the difference.
-        gained: number of images whose top-k accuracy is higher with the second model. None for ``macro`` and ``nll``.
-        lost: number of images whose top-k accuracy is lower with the second model. None for ``macro`` and ``nll``.
+        gained: number of images that only the second model predicts correctly. None for ``macro`` and ``nll``.
+        lost: number of images that only the first model predicts correctly. None for ``macro`` and ``nll``.
         p: two-sided p-value of McNemar's exact test. None for ``macro`` and ``nll``.
     """
 
@@ -261,7 +261,7 @@ def _images(args: Any, config: TrainConfig | None) -> Any:
 
 
 def _other_split(args: Any, first: TrainConfig | None, config: TrainConfig | None) -> bool:
-    """Return whether the images are the held-out part of the first run, but perhaps training images of another run."""
+    """Return whether the images are held out in the run ``first``, but maybe training images in the run ``config``."""
     from topk_registry.train.data import held_out_fraction
 
     if args.data_dir or args.dataset or args.split or first is None or not held_out_fraction(first):

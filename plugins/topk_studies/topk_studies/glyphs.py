@@ -172,7 +172,7 @@ def measure(model: nn.Module, validation: Data, test: Data) -> dict[str, float]:
 
 
 class Trained:
-    """Callable that trains a run and returns the metrics. ``minutes`` after construction, calls raise TimeoutError."""
+    """Callable that trains a run and returns its metrics. After ``minutes`` in total, calls raise TimeoutError."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.time() + 60 * minutes
@@ -187,7 +187,7 @@ class Trained:
 
 
 def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
-    """Yield pairs of a run and seeds. The run has tuned options, and the caller trains the run with each of the seeds.
+    """Yield runs with tuned options. Each run comes with the seeds with which the caller trains the run.
 
     The runs that answer the questions of the protocol come first.
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from topk_registry.ops.backend import choose, load
 from topk_registry.ops.fused import Fused
 from topk_registry.ops.ksubset import autograd, graph
-from topk_registry.ops.ksubset.autograd import Parts
 from topk_registry.ops.ksubset.custom_op import smooth_topk as in_graph
+from topk_registry.ops.parts import Parts
 from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import number
 
@@ -27,8 +27,8 @@ def smooth_topk(
 
     The mass q_c is the weight of class c in the target of the row. The margin m_c is the result of
     ``topk_margins(logits, k, temperature=k * tau)`` for class c. A row whose masses are all 0 has loss 0 and gradient
-    0, even if its logits are NaN. In a row with at most k logits above -inf, the loss is inf if a class with the logit
-    -inf has mass, and 0 otherwise.
+    0, even if its logits are NaN. If at most k logits of a row are above -inf, these classes are certainly in the top
+    k. Then the loss is 0 if all mass is on these classes, and inf otherwise.
 
     The forward pass also computes the gradient. The backward pass only multiplies the gradient of each row by a number.
 
@@ -40,13 +40,13 @@ def smooth_topk(
         k: number of classes in a set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive. Lower values approach a hard hinge.
         alpha: required margin, as one number or as one number per class [n]. ``alpha`` gets no gradient.
-        sums: if True, the function may return the sum of the losses [] in place of the losses [B].
+        sums: if True, return the sum [] of the losses or the losses [B], whichever is faster.
 
     Returns:
         Losses [B], in double precision for logits in double precision, else in single precision.
     """
     check(logits, k, k * tau)
-    parts = Parts(masses.labels, masses.shares, masses.even, masses.dense)
+    parts = Parts.of(masses, logits)
     if not isinstance(alpha, Tensor):
         alpha = torch.tensor(float(alpha), dtype=torch.float64)
     if alpha.ndim and alpha.shape != logits.shape[1:]:
@@ -54,7 +54,7 @@ def smooth_topk(
     if alpha.requires_grad:
         alpha = alpha.detach()
     way = route(logits, alpha, *parts)
-    if way is Route.KERNELS and [part for part in parts if part is not None and part.requires_grad]:
+    if way is Route.KERNELS and parts.needs_grad:
         way = Route.OPERATIONS  # only autograd computes the gradient with respect to masses
     definition = partial(autograd.losses_of, parts=parts, k=k, tau=tau, alpha=alpha)
     if way is Route.GRAPH:

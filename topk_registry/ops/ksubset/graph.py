@@ -160,11 +160,11 @@ def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) ->
 
 
 def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
-    """Return a number t per row [B, 1] that is subtracted from the scores x to prevent overflow of products of exp(x).
+    """Return a number t per row [B, 1]. The caller subtracts t from x, to prevent overflow of products of exp(x_i).
 
-    Let R_m be the sum of exp(x_i) over all classes except the m largest. Then t is the minimum of log(R_m / (k - m))
-    over m = 0..k-1. For k above SMALL_K, t is the result of :func:`tilt_to_mean`. All results are independent of t,
-    except for rounding errors.
+    Let R_m be the sum of exp(x_i) over all classes except the m largest. For k up to SMALL_K, t is the minimum of
+    log(R_m / (k - m)) over m = 0..k-1. For larger k, t is the result of :func:`tilt_to_mean`. Marginals and margins do
+    not depend on t, except for rounding errors.
 
     Args:
         x: the T largest scores in descending order, minus the k-th score and divided by the temperature [B, T].
@@ -180,8 +180,9 @@ def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
 def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
     """Return the number t [B, 1] for which the sum of sigmoid(x_i - t) over all classes is about k - 1/2, by bisection.
 
-    As in :func:`tilt`, t is subtracted from x to prevent overflow. If each class is selected independently with
-    probability sigmoid(x_i - t), the most probable number of selected classes is k - 1 or k.
+    As in :func:`tilt`, the caller subtracts t from x to prevent overflow. Let p_i = sigmoid(x_i - t). The operator
+    needs the coefficients k - 1 and k of the polynomial prod_i (1 - p_i + p_i X). With this t, one of them is its
+    largest coefficient.
 
     Args:
         x: scores, minus the k-th largest score and divided by the temperature [B, T].
@@ -255,13 +256,13 @@ def product_tree(factors: Tensor, k: int) -> list[Tensor]:
 
 
 def leave_one_out(levels: list[Tensor], start: Tensor, k: int, count: int) -> Tensor:
-    """For each of T factors, return the last ``count`` of the coefficients 0..k of the product of all other factors.
+    """For each of T factors, multiply all other factors. Return the coefficients k - count + 1 to k of each product.
 
     Args:
         levels: result of :func:`product_tree` for the factors.
         start: polynomial by which every product is multiplied [m, B, 1].
         k: highest degree.
-        count: number of coefficients per product. The first has the degree k - count + 1, which may be negative.
+        count: number of coefficients per product. The lowest degree, k - count + 1, may be negative.
 
     Returns:
         Tensor [count, B, T]. Coefficients of a negative degree are 0.
@@ -311,8 +312,8 @@ def product(a: Tensor, b: Tensor, first: int, low: int, high: int) -> Tensor:
 def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """For each class i, divide the polynomial c by 1 + w_i X, and return the coefficients k - 1 and k of the quotient.
 
-    The polynomial c is [k + 1, B, 1], the odds w are [B, n], and both results are [B, n]. For w_i < 1, the rounding
-    errors decrease from step to step.
+    The polynomial c is [k + 1, B, 1], the odds w are [B, n], and both results are [B, n]. The quotient has the
+    coefficients d_0 = c_0 and d_j = c_j - w_i d_{j-1}. For w_i < 1, each step reduces the rounding error of d_{j-1}.
     """
     d = c[0]
     for j in range(1, k):
@@ -334,10 +335,10 @@ class State(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Result of :func:`finish`: numbers for the margin of one further class, and for the gradient of this margin.
+    """Numbers from which the margin of a class outside of a state, and the gradient of this margin, are computed.
 
-    Let w_i be the odds of the classes of the state. In the product of all factors 1 + w_i X, c_j is the coefficient of
-    X^j. The odds are multiplied by a number, and c is divided by a number, such that c_{k-1} = c_k = 1.
+    A class of the state with score s has the odds w = scale exp((s - a) / theta). c_j is the coefficient of X^j in the
+    product of the factors 1 + w X, divided by the coefficient of X^k. The number ``scale`` is such that c_{k-1} = 1.
     """
 
     a: Tensor  # [B, 1], the k-th largest score

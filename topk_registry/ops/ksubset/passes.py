@@ -1,7 +1,7 @@
 """Loops over the scores of one row on the CPU, in single precision, compiled by numba.
 
-Long loops process blocks of scores that fit in the first-level cache. For each number that a loop reads, the loop does
-several steps of a recurrence, because loads and stores take most of the time.
+Long loops process blocks of scores that fit in the first-level cache. For each number that a loop reads, the loop
+computes several powers or steps of Horner's rule at once, because loads and stores take most of the time.
 """
 
 import math
@@ -123,7 +123,7 @@ def _four_powers(base, v, least):
 
 @compiled
 def coefficients(k):
-    """Return memory for FRONT zeros, followed by the coefficients c_0..c_k of a polynomial. All numbers are 0."""
+    """Return k + 1 zeros, memory for the coefficients c_0..c_k of a polynomial, with FRONT more zeros before c_0."""
     return zeros(FRONT + k + 1, np.float32)
 
 
@@ -200,10 +200,10 @@ def add_slopes(w, slopes, count, out, scratch):
 
 @borrowing
 def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scale, tau, g, dc, scratch):
-    """Return the sum of the losses of the classes with odds w, and write the gradient of this sum.
+    """Return the sum of the losses of the classes with odds w, and write the gradient of this sum to ``g`` and ``dc``.
 
-    The loss of a class is L = mass tau softplus((alpha - scale m) / tau), where m is the margin of the class. The
-    computation is as follows, where d_j and e_j are the coefficients of X^j in d and e:
+    A class with the margin m has the loss L = mass tau softplus((alpha - scale m) / tau). Let s be the score of the
+    class, theta the temperature of the margin, and d_j and e_j the coefficients of X^j in d and e. The steps are:
 
         v = odds_scale w,   d = c / (1 + v X),   e = d / (1 + v X),
         x = d_k + gain v d_{k-1},   r = 1 / (x d_{k-1}),   chain = -mass scale r,
@@ -216,7 +216,8 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         mass: mass of each class. The mass is 0 for classes that are computed elsewhere, and for the padding.
         alpha, gain: required margin and exp(-alpha / tau), for each class or as CACHE_BLOCK equal numbers.
         c: polynomial that :func:`polynomial.balanced` wrote, with coefficients c_0..c_k and c_{k-1} = c_k = 1.
-        a, odds_scale, shift: reference score and two numbers, for which odds_scale w = exp((s - a) / theta + shift).
+        a: reference score.
+        odds_scale, shift: numbers with odds_scale w = exp((s - a) / theta + shift).
         powers: number of coefficients before c_k that are used. All others are too small to change results.
         scale, tau: 1 / k, and smoothing temperature of the loss.
         g: output, the gradient with respect to the scores for constant c.

@@ -59,7 +59,7 @@ def exchange(state: State | None, score: Tensor | None, k: int, x: Tensor, p: "P
         score: one score per row [B]. If ``score`` is None, this is the largest score of this rank's classes.
         k: number of classes in a set.
         x: features [B, d], which give the batch size and the device.
-        p: parameters of the classifier. If ``p.group`` is None, the function only replaces arguments that are None.
+        p: parameters of the classifier. If ``p.group`` is None, this is the only rank, and nothing is exchanged.
     """
     B, T = len(x), 2 * k + 1
     if state is None:

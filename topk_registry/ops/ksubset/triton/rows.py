@@ -1,8 +1,5 @@
 # type: ignore
-"""Functions of the Triton kernels for rows of scores.
-
-The functions compute sums of powers of odds, and find the classes with large odds.
-"""
+"""Functions of the Triton kernels that compute sums of powers of odds, and find the classes with large odds."""
 
 import triton
 import triton.language as tl
@@ -59,9 +56,10 @@ def add(a, b, k: tl.constexpr):
 
 @triton.jit
 def balanced(c, back, of_margin, k: tl.constexpr):
-    """Return of_margin times the balanced coefficients c_j / (c_k rho^(k-j)) for j = 0..k-2, where rho = c_{k-1} / c_k.
+    """Return the balanced coefficients c_j / (c_k rho^(k-j)) for j = 0..k-2, where rho = c_{k-1} / c_k, times a number.
 
-    The argument ``back`` is 1 / rho. The balanced coefficients k - 1 and k are 1, and are not returned.
+    The number is ``of_margin``. The argument ``back`` is 1 / rho. The balanced coefficients k - 1 and k are 1, and are
+    not returned.
     """
     out = ()
     rho = of_margin * (back * back / c[k])
