@@ -98,9 +98,8 @@ def test_a_loss_of_indices_refuses_mixtures_before_training(train, register):
         ("k_weights=abc", "k_weights must be a finite number of at least 0, got 'abc'"),
     ],
 )
-@pytest.mark.parametrize("mixup", ["0", "0.3"])
-def test_a_wrong_option_is_named_as_it_was_given(train, option, message, mixup):
-    assert message in train("--loss", "topk_nll", "--loss-opt", option, "--mixup", mixup).err
+def test_a_wrong_option_is_named_as_it_was_given(train, option, message):
+    assert message in train("--loss", "topk_nll", "--loss-opt", option).err
 
 
 def test_labels_are_smoothed_once(train):

@@ -65,8 +65,7 @@ def test_images_other_than_those_that_were_named_are_not_evaluated(train, folder
     assert validate(tmp_path, run.folder / LAST, folder)[1]["images"] == 12
     assert validate(tmp_path, run.folder / LAST, "--split", "test")[0] == 2
     assert "no split 'test'; it has train, validation" in capsys.readouterr().err
-    built_in = train(name="built_in").folder / LAST
-    assert validate(tmp_path, built_in, folder)[0] == 2
+    assert validate(tmp_path, train(name="built_in").folder / LAST, folder)[0] == 2
     assert "takes no directory" in capsys.readouterr().err
 
 

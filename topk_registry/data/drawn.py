@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -27,8 +28,18 @@ class DrawnImages:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if only_converts(self.transform, self.images.shape[1:3]):  # Pillow would take a fifth of the built-in job
+            return torch.from_numpy(self.images[index].copy()).permute(2, 0, 1), self.targets[index]
         image: Any = Image.fromarray(self.images[index])
         return (image if self.transform is None else self.transform(image)), self.targets[index]
+
+
+def only_converts(transform: Any, size: tuple[int, ...]) -> bool:
+    """Return whether a transform of timm or torchvision only converts images of this size to uint8 tensors."""
+    *steps, last = getattr(transform, "transforms", None) or [transform]
+    return type(last).__name__ in ("PILToTensor", "MaybePILToTensor") and all(
+        type(step).__name__ in ("Resize", "CenterCrop") and step.size in (size, list(size), min(size)) for step in steps
+    )
 
 
 def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:

@@ -33,10 +33,7 @@ class ClassFolders:
 
 
 def natural_key(name: str) -> tuple[list[int | str], str]:
-    """Return a sort key for a name. As in timm, numbers in names sort by value, and case is ignored.
-
-    If two names differ only in case or in leading zeros, the usual order of strings decides.
-    """
+    """Return a sort key for a name. As in timm, numbers sort by value. Case matters only in names equal otherwise."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name.lower())], name
 
 

@@ -141,12 +141,7 @@ CHANGES = tuple(parameters(_changed)[0])  # the options that every data set take
 
 
 def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
-    """Check the first sample of a registered data set. Return a text that describes the problem, or an empty string.
-
-    ``dataset[i]`` must be a pair (Pillow image, target). The target must be a class index from 0 to n - 1. If
-    ``multilabel`` is True, the target must instead be a vector [n] with 1 for each label. The data set must have a
-    length and an attribute ``transform``. A stream and an empty data set are not checked.
-    """
+    """Check the first sample of a registered data set. Return a text that describes the problem, or an empty string."""
     if not is_indexed(dataset):
         return "" if hasattr(dataset, "__iter__") else f"expected a data set with a length, got {dataset!r}"
     if len(dataset) == 0:

@@ -67,12 +67,7 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def compare_scores(
-    scores: Sequence[NDArray[Any]],
-    labels: Integers,
-    *,
-    k: Sequence[int] = (1, 5),
-    resamples: int = 2000,
-    seed: int = 0,
+    scores: Sequence[NDArray[Any]], labels: Integers, *, k: Sequence[int] = (1, 5), resamples: int = 2000, seed: int = 0
 ) -> list[list[Difference]]:
     """Compare each model with the first model.
 
