@@ -113,7 +113,7 @@ def tiles_and_largest(
     s_ptr, live, y, shift,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the result of :func:`tiles_of`, and for each row the largest score except the score of the label [R]."""
+    """Return all tiles if CACHED is True, else (). Also return the largest score of each row, without the label."""
     cached = tiles_of(s_ptr, live, y, shift, n, R, N, TILES, CACHED, SHIFTED)
     if CACHED:
         best = cached[0]

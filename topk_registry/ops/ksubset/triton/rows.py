@@ -21,7 +21,7 @@ def flat_rows(sums, usable, k: tl.constexpr):
     Args:
         sums: k tiles [R, N]. The sum of tile j - 1 over a row is the sum of w^j over all classes of the row.
         usable: False for rows that must not count as flat [R].
-        k: number of classes in a set.
+        k: number of classes in the operator's random sets.
 
     Returns:
         (flat, base, c). ``flat`` [R] tells which rows are flat. ``base`` [R] is k / sum(w) for flat rows, else 1. c
@@ -56,10 +56,9 @@ def add(a, b, k: tl.constexpr):
 
 @triton.jit
 def balanced(c, back, of_margin, k: tl.constexpr):
-    """Return the balanced coefficients c_j / (c_k rho^(k-j)) for j = 0..k-2, where rho = c_{k-1} / c_k, times a number.
+    """Return ``of_margin`` times the balanced coefficients c_j / (c_k rho^(k-j)) of c, for j = 0..k-2.
 
-    The number is ``of_margin``. The argument ``back`` is 1 / rho. The balanced coefficients k - 1 and k are 1, and are
-    not returned.
+    Here, rho is c_{k-1} / c_k, and ``back`` is 1 / rho. The coefficients k - 1 and k would be 1, and are not returned.
     """
     out = ()
     rho = of_margin * (back * back / c[k])
