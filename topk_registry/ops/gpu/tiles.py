@@ -1,11 +1,11 @@
 # type: ignore
 """Tiles of rows for kernels: positions, loads and stores.
 
-A program works on R rows. A row of n numbers is divided into TILES tiles of N numbers. If CACHED is True, all tiles of
-a row stay in registers. Otherwise, each pass over the row reads the tiles again. In memory, a row begins S numbers
-after the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and stores move whole vectors. If
-SHIFTED is True, a row may therefore begin inside of its first tile. ``shift`` is the number of entries of the first
-tile that precede the row.
+A program, a group of GPU threads, works on R rows. A row of n numbers is divided into TILES tiles of N numbers. If
+CACHED is True, all tiles of a row stay in registers. Otherwise, each pass over the row reads the tiles again. In
+memory, a row begins S numbers after the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and
+stores move whole vectors. If SHIFTED is True, a row may therefore begin inside of its first tile. ``shift`` is the
+number of entries of the first tile that precede the row.
 """
 
 import triton

@@ -487,7 +487,7 @@ def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
 
     Args:
         u: score minus a reference score.
-        v: odds of the class, scaled as c is: exp(u / theta) 2^log_tilt, where theta = k tau is the temperature.
+        v: odds of the class, exp(u / theta) 2^log_tilt, where theta = k tau is the temperature.
         required: required margin.
         gain: exp(-required / tau).
         c: balanced coefficients c_0..c_{k-2}, as :func:`rows.balanced` defines them. c_{k-1} and c_k are 1.
