@@ -9,7 +9,7 @@ from topk_registry.ops.cpu.numbers import borrowing, compiled
 
 @borrowing
 def stripe_length(n, T):
-    """Return the stripe length with which :func:`largest` finds the T largest of n scores, or 0 for no stripes."""
+    """Return the length of the stripes into which :func:`largest` divides a row of n scores, or 0 to not divide it."""
     length = 64
     while length < 4 * T:
         length *= 2
@@ -18,7 +18,6 @@ def stripe_length(n, T):
 
 @compiled
 def scratch(n, T):
-    """Return the scratch memory with which :func:`largest` finds the T largest of n scores."""
     return empty(stripe_length(n, T), np.float32), empty(n, np.int64), empty(n, np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Memory layout of rows of scores, and the number of rows, tiles and warps per kernel program."""
+"""Memory layout of rows of scores, and the number of rows, tiles and warps per program, a group of GPU threads."""
 
 from collections.abc import Mapping
 from functools import cache

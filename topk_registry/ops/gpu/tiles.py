@@ -1,11 +1,11 @@
 # type: ignore
 """Tiles of rows for kernels: positions, loads and stores.
 
-A program works on R rows. A row of n numbers is divided into TILES tiles of N numbers. If CACHED is True, all tiles of
-a row stay in registers. Otherwise, each pass over the row reads the tiles again. In memory, a row begins S numbers
-after the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and stores move whole vectors. If
-SHIFTED is True, a row may therefore begin inside of its first tile. ``shift`` is the number of entries of the first
-tile that precede the row.
+A program, a group of GPU threads, works on R rows. A row of n numbers is divided into TILES tiles of N numbers. If
+CACHED is True, all tiles of a row stay in registers. Otherwise, each pass over the row reads the tiles again. In
+memory, a row begins S numbers after the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and
+stores move whole vectors. If SHIFTED is True, a row may therefore begin inside of its first tile. ``shift`` is the
+number of entries of the first tile that precede the row.
 """
 
 import triton
@@ -113,7 +113,7 @@ def tiles_and_largest(
     s_ptr, live, y, shift,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the result of :func:`tiles_of`, and for each row the largest score except the score of the label [R]."""
+    """Return all tiles if CACHED is True, else (). Also return the largest score of each row, without the label."""
     cached = tiles_of(s_ptr, live, y, shift, n, R, N, TILES, CACHED, SHIFTED)
     if CACHED:
         best = cached[0]

@@ -169,7 +169,7 @@ def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
     Args:
         x: the T largest scores in descending order, minus the k-th score and divided by the temperature [B, T].
         mass: sum of exp(x_i) over all other classes [B, 1].
-        k: number of classes in a set.
+        k: number of classes in the operator's random sets.
     """
     if k > SMALL_K:
         return tilt_to_mean(x, mass, k)
@@ -187,7 +187,7 @@ def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
     Args:
         x: scores, minus the k-th largest score and divided by the temperature [B, T].
         mass: sum of exp(x_i) over classes that are not in x [B, 1]. These classes add mass * exp(-t) to the sum.
-        k: number of classes in a set, as an integer or as one number per row [B, 1].
+        k: number of classes in the operator's random sets, as an integer or as one number per row [B, 1].
     """
     size = torch.as_tensor(k, dtype=x.dtype, device=x.device)
     reach = (2.0 * size + x.shape[1] + mass).log() + math.log(2)  # t is between -reach and reach
@@ -322,7 +322,7 @@ def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 class State(NamedTuple):
-    """Summary of the scores of some classes for sets of k classes, in O(k) numbers per row.
+    """Summary of the scores of some classes, in O(k) numbers per row. Margins can be computed from the summary.
 
     :func:`merge` combines the states of different classes. At temperature theta, the odds of a class with score s are
     exp((s - a) / theta), where a is the k-th largest score of the classes in the state. If states are merged, a can
@@ -335,10 +335,11 @@ class State(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Numbers from which the margin of a class outside of a state, and the gradient of this margin, are computed.
+    """Numbers that are computed from a state, the summary of the scores of some classes.
 
-    A class of the state with score s has the odds w = scale exp((s - a) / theta). c_j is the coefficient of X^j in the
-    product of the factors 1 + w X, divided by the coefficient of X^k. The number ``scale`` is such that c_{k-1} = 1.
+    These numbers give the margin of any class that is not in the state, and the gradient of the margin. A class of the
+    state with score s has the odds w = scale exp((s - a) / theta). c_j is the coefficient of X^j in the product of the
+    factors 1 + w X, divided by the coefficient of X^k. The number ``scale`` is such that c_{k-1} = 1.
     """
 
     a: Tensor  # [B, 1], the k-th largest score
@@ -351,7 +352,7 @@ class Coefficients(NamedTuple):
 
 @torch.no_grad()
 def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
-    """Summarize the scores s [B, m] of m classes in a :class:`State` for sets of k classes.
+    """Summarize the scores s [B, m] of m classes: the 2k + 1 largest scores, and k power sums for the other classes.
 
     ``first_class`` is the index of the first of the m classes, and theta is the temperature. A class with the score
     -inf is excluded.
@@ -445,7 +446,7 @@ def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 
 def top_margins(state: State, theta: float) -> Tensor:
     """Return the margins of the k largest classes [B, k] in double precision, largest first.
 
-    The state must have been computed for sets of k + 1 classes. The number of power sums in the state is k + 1.
+    The state must be a result of ``summarize(s, k + 1, theta)``, or a result of :func:`merge` for such states.
     """
     k = state.P.shape[1] - 1
     gap = state.top.double() - state.top[:, k : k + 1].double()

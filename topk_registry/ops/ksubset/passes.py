@@ -202,13 +202,8 @@ def add_slopes(w, slopes, count, out, scratch):
 def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scale, tau, g, dc, scratch):
     """Return the sum of the losses of the classes with odds w, and write the gradient of this sum to ``g`` and ``dc``.
 
-    A class with the margin m has the loss L = mass tau softplus((alpha - scale m) / tau). Let s be the score of the
-    class, theta the temperature of the margin, and d_j and e_j the coefficients of X^j in d and e. The steps are:
-
-        v = odds_scale w,   d = c / (1 + v X),   e = d / (1 + v X),
-        x = d_k + gain v d_{k-1},   r = 1 / (x d_{k-1}),   chain = -mass scale r,
-        L = mass (alpha + scale (a - s) + tau (log(x / d_{k-1}) - shift)),
-        dL/ds = chain e_{k-1},   dL/dc_j = theta chain (-v)^(k-1-j) for j < k,   dL/dc_k = -theta chain d_{k-1}.
+    A class with the margin m has the loss mass tau softplus((alpha - scale m) / tau). The function computes the margin
+    from the coefficients k - 1 and k of the polynomial c / (1 + odds_scale w X), as in formula (9) of README.md.
 
     Args:
         row: scores s, padded with -inf.
@@ -224,6 +219,12 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         dc: output, the gradient with respect to c, divided by theta and summed over the classes.
         scratch: memory for 4 CACHE_BLOCK numbers.
     """
+    # L is the loss of a class with the score s. theta is the temperature of the margin, and d_j and e_j are the
+    # coefficients of X^j in d and e. The steps are:
+    #     v = odds_scale w,   d = c / (1 + v X),   e = d / (1 + v X),
+    #     x = d_k + gain v d_{k-1},   r = 1 / (x d_{k-1}),   chain = -mass scale r,
+    #     L = mass (alpha + scale (a - s) + tau (log(x / d_{k-1}) - shift)),
+    #     dL/ds = chain e_{k-1},   dL/dc_j = theta chain (-v)^(k-1-j) for j < k,   dL/dc_k = -theta chain d_{k-1}.
     n, k, value = len(w), len(dc) - 1, 0.0
     powers = min(powers, k)
     per_class = len(alpha) > CACHE_BLOCK or len(alpha) == n

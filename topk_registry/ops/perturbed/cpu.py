@@ -192,7 +192,6 @@ def violation(gap, threshold, score):
 
 @compiled
 def scratch(n):
-    """Return the scratch memory that :func:`of_row` needs for rows of n scores."""
     size = (n + PAD - 1) // PAD * PAD
     words, u, calls = empty(size // 8, np.uint64), empty(size, np.uint64), empty(size, np.uint64)
     return empty(size, np.uint8), words, calls, u, empty(size, np.float64)

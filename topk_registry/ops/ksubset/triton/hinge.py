@@ -22,7 +22,7 @@ def store_hinge(
         ratio: c_{k-1} / c_k, where c_j is the coefficient of X^j in the product of the factors 1 + w X.
         exp_minus_tilt: number in the formulas of m and w, which prevents overflow of c.
         share: mass of the label.
-        theta, theta_low: two numbers with the sum theta.
+        theta, theta_low: two numbers whose sum is the temperature theta of the formulas.
         broken: True for the rows for which the loss and the derivative are set to NaN.
         value_ptr: output, losses.
         alpha, ALPHA, tau, inverse_tau, inverse_tau_low: as in :func:`gap_of` and :func:`hinge`.
