@@ -115,9 +115,8 @@ def test_several_labels():
     ],
 )
 def test_what_cannot_be_opened_says_why(folder, name, options, error, words):
-    root = None if name else folder
     with pytest.raises(error, match=words):
-        open_dataset(name, **{"split": "train", "root": root, **options})
+        open_dataset(name, **{"split": "train", "root": None if name else folder, **options})
 
 
 def test_a_folder_of_classes_is_every_split_of_itself(folder):

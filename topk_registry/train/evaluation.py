@@ -190,7 +190,7 @@ def evaluate(
     return metrics.compute()
 
 
-def readable(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def readable(loader: Any) -> Iterator[tuple[Tensor, Any]]:
     """Yield the images and targets of a loader. Raise a DataError if a batch cannot be read."""
     batches = iter(loader)
     while True:
