@@ -187,12 +187,12 @@ class Trained:
 
 
 def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
-    """Yield runs with tuned options. Each run comes with the seeds with which the caller trains the run.
+    """Yield pairs: the options of a run, and the seeds with which the caller of this function trains the run.
 
     The runs that answer the questions of the protocol come first.
 
     Args:
-        runs: storage of the runs. To tune options, this function trains further runs and compares their top-5
+        runs: storage of the runs. To find the best options, this function trains further runs and compares their top-5
             accuracies on the validation split.
     """
 
