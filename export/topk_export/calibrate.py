@@ -263,13 +263,13 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 
 
 def too_low(hits: int, total: int, samples: int, alpha: float) -> bool:
-    """Return whether so few of ``total`` sets contain the label that the images are probably not of one source.
+    """Return whether too few prediction sets contain the label: ``hits`` of the ``total`` sets.
 
-    For images of one source, the function returns True with a probability of at most 1 %. A set contains the label if
-    the score of the label is at most the threshold. The threshold is the j-th smallest of ``samples`` calibration
-    scores, where j depends on ``alpha``. At most ``hits`` sets contain the label if j or more of the j + ``hits``
-    smallest scores are calibration scores. The number of these calibration scores has a hypergeometric distribution.
+    Suppose that the ``samples`` calibration images and the ``total`` other images are of one source. The function
+    returns True if at most ``hits`` sets then contain the label with a probability of less than 1 %.
     """
+    # A set contains the label if the score of the label is at most the j-th smallest calibration score. So at most
+    # `hits` sets contain the label if at least j of the j + `hits` smallest scores are calibration scores.
     j = order_of(samples, alpha)
     smallest = j + hits
     ways = [_log_choose(samples, i) + _log_choose(total, smallest - i) for i in range(j, min(samples, smallest) + 1)]

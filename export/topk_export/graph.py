@@ -52,8 +52,8 @@ def save(model: Any, path: Path, *, source: Path | None = None) -> None:
     """Write a ModelProto to an ONNX file.
 
     If the weights have more than ``LIMIT`` bytes, or if ``model`` already has external weights, the function writes
-    weights to the file ``PATH.data``: all tensors of at least ``SMALL`` bytes that the head does not need. The metadata
-    of the ONNX file then contain the SHA-256 of ``PATH.data``.
+    weights to the file ``PATH.data``: all tensors of at least ``SMALL`` bytes, except tensors of the head (the nodes
+    that depend on the logits). The metadata of the ONNX file then contain the SHA-256 of ``PATH.data``.
 
     Args:
         model: the ModelProto. The function removes the tensors in ``PATH.data`` from this object.

@@ -203,14 +203,14 @@ def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
 
 
 def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Return numbers t and slope that give the rank probabilities of the lowest of m classes.
+    """Return numbers t and slope that give the rank probabilities of any class c that scores below its rivals.
 
-    The lowest class c has the lowest score, and the other m - 1 classes are its rivals. The probability that c has rank
-    r is sigmoid(-(t_r + slope_r d)). Here d is the lowest score of the rivals minus the score of c, divided by tau.
+    The probability that c has rank r among c and the rivals is sigmoid(-(t_r + slope_r d)). Here d is the lowest score
+    of the rivals minus the score of c, divided by tau. t and slope do not depend on the score of c.
 
     Args:
         ranking: options of the ranking, with R ranks.
-        rivals: scores of the rivals [B, m - 1]. A rival with the score -inf is ignored.
+        rivals: scores of the m - 1 rivals [B, m - 1]. A rival with the score -inf is ignored.
         low: lowest score of the rivals that are not ignored [B, 1].
 
     Returns:

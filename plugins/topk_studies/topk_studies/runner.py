@@ -133,7 +133,7 @@ def pairs(options: Mapping[str, Any]) -> list[str]:
 
 
 class Cell(NamedTuple):
-    """One loss (the contestant) under one condition. ``shared`` are the flags of all runs, ``trials`` of each trial."""
+    """One loss (``contestant``) under one condition, with the flags that all runs share and the flags of each trial."""
 
     condition: str
     contestant: Contestant

@@ -31,13 +31,13 @@ class Ambiguous(DrawnImages):
 
     There are ``families * fine`` classes. Class c belongs to family c mod ``families``. Each family has a random code,
     a vector of numbers -1 or 1. The code of a class is the code of its family with some signs flipped. The features of
-    a sample are the code of the class or of the family, plus Gaussian noise. ``size`` does not change sample i.
+    a sample are the code of the class or of the family, plus Gaussian noise.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
         size: number of samples. None: 5000 for the split ``"train"``, and 2000 for the other splits.
         eval_size: number of samples in the splits other than ``"train"``. None: ``size``.
-        seed: seed of the codes and of every sample.
+        seed: seed of the codes and of every sample. With a larger ``size``, the first samples stay the same.
         families: number of families.
         fine: number of classes per family.
         side: height and width of the image that stores the features. There are d = 3 side^2 features.
