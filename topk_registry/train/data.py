@@ -137,7 +137,7 @@ def open_split(
     about: dict[str, Any] = {"training": training, "held_out": held_out, **options, **config.dataset_opt}
     try:
         dataset = open_dataset(config.dataset, split, config.data_dir, **about)
-        bands = getattr(dataset[0][0], "getbands", tuple)() if is_indexed(dataset) else ()
+        bands = getattr(dataset[0][0], "getbands", tuple)() if is_indexed(dataset) and len(dataset) else ()
         if bands and len(bands) != channels:
             seen = f"its images have {len(bands)} channels ({''.join(bands)}), and the model takes {channels}"
             raise ValueError(f"{seen}; see --in-chans and --input-img-mode")
