@@ -33,8 +33,8 @@ from topk_export.verify import expected_sets
 from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, guarantee, order_of, threshold_table
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
-from topk_registry.data.agreement import agreement, describe
-from topk_registry.data.folders import FolderError, class_map, read_folders, split_folder
+from topk_registry.data.agreement import agreement
+from topk_registry.data.folders import FolderError, class_map, listed, read_folders, split_folder
 
 SPLIT = "calibration"
 BATCH = 4096  # number of rows of logits per run of the ONNX nodes that compute scores or sets
@@ -112,7 +112,8 @@ class Calibration:
                 "calibration images: they are in every set"
             )
         if self.confused:
-            out.append(f"note        {describe(self.confused)}")
+            pairs = listed([f"{label!r} as {other!r}" for label, other in self.confused], 5)
+            out.append(f"note        images of these folders are mostly predicted as another class: {pairs}")
         if too_low(int(self.counts.hits.sum()), self.counts.total, facts["samples"], facts["alpha"]):
             out.append("warning     the measured coverage is below the guarantee: are these the images of one source?")
         if facts["forced"]:
@@ -247,9 +248,8 @@ def calibrate_file(
 def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Return the nonconformity score of the label of each image [N]. The score is small if the label fits the image.
 
-    ``logits`` [N, n] and ``labels`` [N] are the logits and labels of the images. ``proto`` is the exported model, a
-    ModelProto. The function runs the same ONNX nodes that the calibrated file will contain. The nodes divide the logits
-    by ``temperature`` before the softmax.
+    The function runs the same ONNX nodes that the calibrated file will contain. The nodes divide the logits [N, n] by
+    ``temperature`` before the softmax. ``proto`` is the exported model, a ModelProto.
     """
     session = open_session(score_model(proto, score, temperature).SerializeToString(), device="cpu")
     parts = []
