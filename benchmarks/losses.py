@@ -111,7 +111,7 @@ class Timer:
 
 
 def work(clock: Callable[[], float]) -> None:
-    """For each line of stdin, a JSON list of the arguments of :func:`step`, print the seconds of a pass or an error."""
+    """Read arguments of :func:`step`, one JSON list per line of stdin. Print the seconds of each pass, or an error."""
     timer = Timer(clock)
     for line in sys.stdin:
         case = json.loads(line)

@@ -274,10 +274,7 @@ LOSSES: dict[str, tuple[Options, Callable[..., Tensor]]] = {
     "ldr_kl": (drawn(temperature=UNITS, gap=GAPS), ldr),
     "aldr_kl": (drawn(temperature=UNITS, alpha=(3.0, 10.0), gap=GAPS), aldr),
     "encouraging": (drawn(log_end=(0.0, 0.5, 0.75, 1.0), bonus_start=(0.0, 0.5), rho=GAPS), encouraging),
-    "mirror": (
-        drawn(base=("mse", "mae"), gamma=(1.5, 2.0, 3.0), rho=GAPS, link=("sigmoid", "softmax")),
-        mirror,
-    ),
+    "mirror": (drawn(base=("mse", "mae"), gamma=(1.5, 2.0, 3.0), rho=GAPS, link=("sigmoid", "softmax")), mirror),
     "log_spherical_softmax": (drawn(epsilon=UNITS), spherical),
     "log_taylor_softmax": (drawn(), taylor),
     "spherical_bound": (drawn(), bouchard),

@@ -30,7 +30,7 @@ Describe targets and distributions
     LabelMixture: target that gives each sample a few labels with weights, as mixup does
     KSubset: the probability distribution over sets of k classes
 Control the package
-    use_backend: select the kernels; PluginError: base class of the errors about plug-ins
+    use_backend: compute the losses with PyTorch, numba or Triton; PluginError: base class of the errors about plug-ins
 
 Namespaces, each of which is imported on first use:
     topk_registry.functional     functions of tensors, such as topk_marginals and smooth_topk_loss

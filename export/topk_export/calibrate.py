@@ -1,7 +1,7 @@
 """Calibration: extend an exported ONNX file, so that the model also returns a prediction set for each image.
 
-A prediction set contains the true class with probability 1 - alpha or more. The set consists of the classes with a
-nonconformity score of at most a threshold. The score is small if a class fits the image.
+A prediction set contains the true class with probability 1 - alpha or more, for an alpha that the user chooses. The set
+consists of the classes with a nonconformity score of at most a threshold. The score is small if a class fits the image.
 
 The calibration splits the labeled images at random into two parts. The first part determines the thresholds. The second
 part measures the coverage: the fraction of images with a set that contains the label. The calibration writes a new ONNX
@@ -33,8 +33,8 @@ from topk_export.verify import expected_sets
 from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, guarantee, order_of, threshold_table
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
-from topk_registry.data.agreement import agreement, describe
-from topk_registry.data.folders import FolderError, class_map, read_folders, split_folder
+from topk_registry.data.agreement import agreement
+from topk_registry.data.folders import FolderError, class_map, listed, read_folders, split_folder
 
 SPLIT = "calibration"
 BATCH = 4096  # number of rows of logits per run of the ONNX nodes that compute scores or sets
@@ -71,7 +71,7 @@ class Calibration:
     confused: Sequence[tuple[str, str]] = ()  # (A, B): for most images with the label A, the model predicts class B
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as JSON values: ``facts``, coverage and set sizes, ``confused``, and counts per class."""
+        """Return the report as a dictionary of JSON values."""
         classes = [
             {
                 "name": name,
@@ -112,7 +112,8 @@ class Calibration:
                 "calibration images: they are in every set"
             )
         if self.confused:
-            out.append(f"note        {describe(self.confused)}")
+            pairs = listed([f"{label!r} as {other!r}" for label, other in self.confused], 5)
+            out.append(f"note        images of these folders are mostly predicted as another class: {pairs}")
         if too_low(int(self.counts.hits.sum()), self.counts.total, facts["samples"], facts["alpha"]):
             out.append("warning     the measured coverage is below the guarantee: are these the images of one source?")
         if facts["forced"]:
@@ -245,10 +246,10 @@ def calibrate_file(
 
 
 def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Return the nonconformity scores [N] of the labels [N] of N samples with the logits [N, n].
+    """Return the nonconformity score of the label of each image [N]. The score is small if the label fits the image.
 
-    This function computes the scores with the ONNX nodes that the calibrated file will contain. ``proto`` is the
-    exported model, a ModelProto. The nodes divide the logits by ``temperature`` before the softmax.
+    The function runs the same ONNX nodes that the calibrated file will contain. The nodes divide the logits [N, n] by
+    ``temperature`` before the softmax. ``proto`` is the exported model, a ModelProto.
     """
     session = open_session(score_model(proto, score, temperature).SerializeToString(), device="cpu")
     parts = []
@@ -262,12 +263,13 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 
 
 def too_low(hits: int, total: int, samples: int, alpha: float) -> bool:
-    """Return whether so few of ``total`` sets contain the label that the images are probably not of one source.
+    """Return whether too few prediction sets contain the label: ``hits`` of the ``total`` sets.
 
-    For images of one source, the function returns True with a probability of at most 1 %. The threshold is the j-th
-    smallest of ``samples`` scores. At most ``hits`` of the other ``total`` scores are below the threshold if j or more
-    of the j + ``hits`` smallest scores are from the first part. Their number has a hypergeometric distribution.
+    Suppose that the ``samples`` calibration images and the ``total`` other images are of one source. The function
+    returns True if at most ``hits`` sets then contain the label with a probability of less than 1 %.
     """
+    # A set contains the label if the score of the label is at most the j-th smallest calibration score. So at most
+    # `hits` sets contain the label if at least j of the j + `hits` smallest scores are calibration scores.
     j = order_of(samples, alpha)
     smallest = j + hits
     ways = [_log_choose(samples, i) + _log_choose(total, smallest - i) for i in range(j, min(samples, smallest) + 1)]
@@ -281,7 +283,6 @@ def _log_choose(n: int, i: int) -> float:
 def _run(
     predictor: Predictor, images: Any, labels: np.ndarray, size: int, progress: Progress
 ) -> tuple[np.ndarray, np.ndarray, SetCounts | None]:
-    """Return the logits and the labels of all images that can be read, and the counts of the sets that the file has."""
     count = len(labels)
     logits, readable = np.zeros((count, predictor.metadata.num_classes), np.float32), np.zeros(count, bool)
     starts, parts, broken = range(0, count, size), [], []

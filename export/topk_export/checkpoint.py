@@ -244,7 +244,6 @@ def _cleaned(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def _classes_in(checkpoint: Checkpoint, model: nn.Module) -> int | None:
-    """Return the number of classes in the checkpoint. None: unknown, or ``model`` has as many classes."""
     with contextlib.suppress(ValueError):
         name, _ = find_classifier(model)[0]
         weight = checkpoint.state.get(f"{name}.weight")

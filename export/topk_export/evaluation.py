@@ -27,7 +27,7 @@ class ExportedFile:
         self.path, self.running = path, running
 
     def open(self, images: Any) -> "_Opened":
-        """Load the model. ``images`` is not used, because the method ``run`` of the returned object takes the images.
+        """Load the model. ``images`` has no effect: the method ``run`` of the returned object takes the images.
 
         Returns:
             An object with the attribute ``class_names`` and the method ``run(images, keep)``. For each batch, ``run``

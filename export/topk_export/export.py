@@ -336,7 +336,7 @@ def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: i
 
 
 def _add_class_list(model: Any, n: int) -> None:
-    """Add the optional input ``allowed``, bool [1 or batch, n]. Where it is False, the head reads the logit -inf."""
+    # a class that is not allowed gets the logit -inf
     from onnx import helper, numpy_helper
 
     restricted, excluded = f"{LOGITS}_allowed", f"{LOGITS}_excluded"
@@ -352,9 +352,10 @@ def _add_class_list(model: Any, n: int) -> None:
 
 
 def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.ndarray, float]:
-    """Return PyTorch's float64 logits for the batch ``x``, and :func:`largest_error` of PyTorch's float32 logits.
+    """Return PyTorch's float64 logits for the batch ``x``, and the error of PyTorch's float32 logits.
 
-    If the model does not run in float64, return the float32 logits and the error 0.
+    :func:`largest_error` computes the error from the float32 and the float64 logits. If the model does not run in
+    float64, return the float32 logits and the error 0.
     """
     with torch.no_grad():
         single = Exported(backbone, metadata, torch.float32).eval().scores(x).numpy()

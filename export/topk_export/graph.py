@@ -52,8 +52,8 @@ def save(model: Any, path: Path, *, source: Path | None = None) -> None:
     """Write a ModelProto to an ONNX file.
 
     If the weights have more than ``LIMIT`` bytes, or if ``model`` already has external weights, the function writes
-    weights to the file ``PATH.data``: all tensors of at least ``SMALL`` bytes that the head does not need. The metadata
-    of the ONNX file then contain the SHA-256 of ``PATH.data``.
+    weights to the file ``PATH.data``: all tensors of at least ``SMALL`` bytes, except tensors of the head (the nodes
+    that depend on the logits). The metadata of the ONNX file then contain the SHA-256 of ``PATH.data``.
 
     Args:
         model: the ModelProto. The function removes the tensors in ``PATH.data`` from this object.
@@ -105,8 +105,8 @@ def head_nodes(graph: Any) -> list[Any]:
 def forbidden(graph: Any) -> list[str]:
     """Return the types of operators that the head contains but must not contain, in alphabetical order.
 
-    Such operators do not work in CUDA graphs, are imprecise, or are changed by quantization. The head consists of the
-    nodes that depend on the logits.
+    Such operators do not work in CUDA graphs, are imprecise, or are replaced by tools that quantize a model. The head
+    consists of the nodes that depend on the logits.
     """
     return sorted({node.op_type for node in head_nodes(graph)} & FORBIDDEN_IN_HEAD)
 
@@ -157,8 +157,8 @@ def producer_of(graph: Any, name: str) -> str:
 def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | str]) -> None:
     """Add an optional input to a ModelProto, in place.
 
-    The array ``default`` is stored as an initializer with the name of the input. Text in ``shape``, such as
-    ``"batch"``, declares an axis of any length.
+    In ONNX, an input is optional if a constant (an initializer) has the same name. This function adds the constant
+    ``default``. Text in ``shape``, such as ``"batch"``, declares an axis of any length.
     """
     from onnx import helper, numpy_helper
 
@@ -200,11 +200,7 @@ def _head_inputs(graph: Any) -> set[str]:
 
 
 def _feeders(graph: Any, nodes: list[Any], inside: set[str]) -> tuple[list[Any], set[str]]:
-    """Return the nodes outside of the head that compute inputs of the head, and a set of tensor names.
-
-    ``nodes`` are the nodes of the head. ``inside`` contains the names of the logits and of the tensors that the head
-    computes. The returned set contains all other tensors that the head or the returned nodes read.
-    """
+    # the nodes outside of the head that compute its inputs, and the tensors outside of the head that both read
     free = {name for node in nodes for name in node.input} - inside
     feeders = []
     for node in reversed(graph.node):

@@ -140,8 +140,8 @@ def write_csv(rows: Iterable[Row], stream: TextIO) -> int:
     """Write the predictions as CSV. Return the number of images without a prediction.
 
     For each image, there is one line per class: first the k best classes, then the other classes of the prediction set.
-    For an image without a prediction, there is one line with the error. The column ``in_set`` is empty if ``max_set``
-    cut off the part of the set that could contain the class.
+    For an image without a prediction, there is one line with the error. The column ``in_set`` is 1 if the prediction
+    set contains the class, 0 if not, and empty if the result lists only a part of the set or has no set.
     """
     failed, writer = 0, csv.writer(stream)
     writer.writerow(CSV_COLUMNS)

@@ -123,7 +123,7 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def sample_input(metadata: Metadata, batch: int = max(BATCHES)) -> np.ndarray:
-    """Return a batch of random images with coarse structure and noise, in the input format of the model.
+    """Return a batch of random images in the input format of the model: 4 x 4 random blocks of color, plus noise.
 
     The images are the same in each call. If mean and standard deviation of the preprocessing are unknown, the values
     are between -1 and 1.
@@ -157,9 +157,9 @@ def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarra
         pi_i = e_i sigma_{k-1}(e without e_i) / sigma_k(e)
 
     sigma_k(e) is the coefficient of X^k in the product of all factors 1 + e_i X. To avoid overflow, the function first
-    subtracts one number from all logits of a row, and divides each factor by 1 + e_i. The product without factor i is
-    the product of all earlier factors times the product of all later factors. All terms of these products are positive,
-    so rounding errors stay small.
+    subtracts one number from all logits of a row, and divides each factor by 1 + e_i. Neither step changes pi_i. The
+    product without factor i is the product of all earlier factors times the product of all later factors. All terms of
+    these products are positive, so rounding errors stay small.
 
     Args:
         logits: float [batch, n] with n > k. The value -inf excludes a class.
@@ -206,10 +206,10 @@ def _times(c: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
 
 
 def _shift(x: np.ndarray, k: int) -> np.ndarray:
-    """Return t [batch, 1] with sum_i sigmoid(x_i - t) = k - 1/2, by bisection.
+    """Return the number t [batch, 1] that :func:`marginals` subtracts from x: sum_i sigmoid(x_i - t) = k - 1/2.
 
-    For e_i = exp(x_i - t), the coefficients of X^(k-1) and X^k in the product of all factors 1 + e_i X are among the
-    largest, so these coefficients do not underflow.
+    If each class i is drawn with the probability sigmoid(x_i - t), the mean number of drawn classes is k - 1/2. So the
+    probabilities that k - 1 or k classes are drawn, which :func:`marginals` needs, do not underflow.
     """
     low = np.where(np.isfinite(x), x, np.inf).min(-1, keepdims=True) - 50.0
     high = x.max(-1, keepdims=True) + 50.0
@@ -317,14 +317,14 @@ def _shape(name: str, batch: int, metadata: Metadata) -> tuple[int, ...]:
 def _check_logits(
     got: np.ndarray, known: np.ndarray, torch_error: float, metadata: Metadata, layers: int, batch: int
 ) -> Check:
-    """Compare the logits of the ONNX model with PyTorch's float64 logits.
+    """Compare the logits of the ONNX model (``got``) with PyTorch's float64 logits (``known``).
 
-    For an fp32 file, the error is the largest absolute error divided by the largest absolute logit. The tolerance is 4
-    times ``torch_error``, the same error of PyTorch's float32 logits, but at least ``RTOL``.
+    For an fp32 file, the error is max abs(got - known) / max abs(known). The tolerance is the larger of ``RTOL`` and
+    4 ``torch_error``, where ``torch_error`` is the error of PyTorch's float32 logits.
 
-    For an fp16 file, the error is the root mean square error, divided by the root mean square distance of the logits
-    from the mean of their row. Each layer rounds the weights with a relative error of u = 2^-11, and also the
-    activations. The tolerance is 4 u sqrt(2 ``layers``), because the squares of independent errors add up.
+    For an fp16 file, the error is rms(got - known) / rms(known - mean of each row), where rms is the root mean square.
+    The tolerance is 4 u sqrt(2 ``layers``), where u = 2^-11 is the relative error of one rounding. Each layer has two
+    roundings (weights and activations), and the squares of independent errors add up.
     """
     name = f"logits against torch in float64, batch {batch}"
     if metadata.dtype == "fp32":

@@ -1,13 +1,13 @@
 """Base class of losses with one or several values of k, and functions for these values and their weights."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from topk_registry import TopKLoss
-from topk_registry.options import integer, numbers
+from topk_registry.options import integer, number
 
 
 class SeveralSizes(TopKLoss):
@@ -44,22 +44,20 @@ class SeveralSizes(TopKLoss):
 def set_sizes(
     k: int | Sequence[int], k_weights: Sequence[float] | None
 ) -> tuple[tuple[int, ...], tuple[float, ...], str]:
-    """Check the values of k and their weights. Return the values, the normalized weights, and the values as text.
+    """Check the values of k and their weights, and return the values, the normalized weights, and the values as text.
 
     The result leaves out each value of k with weight 0. The remaining weights sum to 1. The text is ``"5"`` for one
     value and ``"[1, 5]"`` for several values.
-
-    Raises:
-        ValueError: k or the weights are invalid.
 
     Example:
         >>> set_sizes([1, 5], [1, 3])
         ((1, 5), (0.25, 0.75), '[1, 5]')
     """
-    sizes = [integer(one, "k", at_least=1) for one in (k if isinstance(k, Sequence) else [k])]
+    sizes = [integer(one, "k", at_least=1) for one in _each(k)]
     if len(set(sizes)) < max(1, len(sizes)):
         raise ValueError(f"k must be an integer or a list of different integers, got {k!r}")
-    weights = [1.0] * len(sizes) if k_weights is None else numbers(k_weights, "k_weights", at_least=0).tolist()
+    given = [1.0] * len(sizes) if k_weights is None else k_weights
+    weights = [number(one, "k_weights", at_least=0) for one in _each(given)]
     total = sum(weights)
     if len(weights) != len(sizes) or not 0 < total < float("inf"):
         raise ValueError(
@@ -69,6 +67,10 @@ def set_sizes(
     kept = [(size, weight / total) for size, weight in zip(sizes, weights, strict=True) if weight]
     shown = str(kept[0][0]) if len(kept) == 1 else str([size for size, _ in kept])
     return tuple(size for size, _ in kept), tuple(share for _, share in kept), shown
+
+
+def _each(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, Iterable) and not isinstance(value, str) else [value]
 
 
 def mixture_nll(losses: Tensor, shares: Sequence[float]) -> Tensor:

@@ -105,9 +105,9 @@ class DifferentiableTopK(SeveralSizes):
     def ranking(self) -> Ranking:
         """Return the options of the soft ranking, with the weight of each rank in the likelihood.
 
-        Let w_j be the weight of the value k_j of k. The term of k_j contains the ranks 1 to k_j. Therefore the weight
-        of rank r is the sum of w_j over all j with k_j >= r. With ``top1="softmax"``, the weight of k_j = 1 belongs to
-        the softmax instead of rank 1.
+        The likelihood of the label y is sum_j w_j sum_{r <= k_j} P[r, y], where w_j is the weight of the value k_j of
+        k. Therefore the weight of rank r is the sum of w_j over all j with k_j >= r. With ``top1="softmax"``, the
+        softmax probability replaces P[1, y] for k_j = 1, and gets the weight w_j.
         """
         softmax = self.top1 == "softmax"
         ranked = [(k, share) for k, share in zip(self.sizes, self.shares, strict=True) if k > 1 or not softmax]
@@ -203,18 +203,18 @@ def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
 
 
 def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Return t and slope, which determine the rank probabilities of the class with the lowest of m scores.
+    """Return numbers t and slope that give the rank probabilities of any class c that scores below its rivals.
 
-    The log-odds that this class has rank r are -(t_r + slope_r d). The other m - 1 classes are the rivals. d is the
-    lowest score of the rivals minus the score of this class, divided by tau. t and slope do not depend on d.
+    The probability that c has rank r among c and the rivals is sigmoid(-(t_r + slope_r d)). Here d is the lowest score
+    of the rivals minus the score of c, divided by tau. t and slope do not depend on the score of c.
 
     Args:
         ranking: options of the ranking, with R ranks.
-        rivals: scores of the rivals [B, m - 1]. A rival with the score -inf is ignored.
+        rivals: scores of the m - 1 rivals [B, m - 1]. A rival with the score -inf is ignored.
         low: lowest score of the rivals that are not ignored [B, 1].
 
     Returns:
-        t [R + 1, B] and slope [R + 1]. Entry r is for rank r. Entry 0 gives the log-odds of the softmax probability.
+        t [R + 1, B] and slope [R + 1]. Entry r is for rank r. Entry 0 is for the softmax probability of c.
     """
     kept, m = rivals > -torch.inf, rivals.shape[1] + 1
     x = torch.where(kept, rivals - low, 0.0) / ranking.tau

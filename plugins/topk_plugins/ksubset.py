@@ -85,10 +85,10 @@ class KSubsetNLL(ClassificationLoss):
         return -(logits / self.temperature).log_softmax(-1)
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses [B] of rows with a k-hot or soft target.
+        """Return the losses [B] of the rows, or None. After None, the base class computes cross-entropy instead.
 
-        For class indices, return None, because the base class then computes cross-entropy. If there are both class
-        weights and label smoothing, this method computes the losses for class indices too.
+        If the target contains class indices, this loss equals cross-entropy, and the method returns None. With both
+        class weights and label smoothing, the two losses differ, and the method returns its own losses.
         """
         target = masses.target
         n, dtype = logits.shape[1], torch.promote_types(logits.dtype, torch.float32)

@@ -239,7 +239,7 @@ class ALDRKL(ClassificationLoss):
     precision may give different results. For alpha below 1.2, the loss does not always find the largest solution.
 
     If the target of a sample is a distribution q over the classes, then z = s - sum_c q_c s_c + gap (1 - q), as in the
-    authors' code. There is one lambda per sample, so this loss is not the mean of the losses of labels drawn from q.
+    authors' code. There is one lambda per sample, so this loss is not sum_c q_c L(s, c).
     With class weights w and W = sum_c w_c q_c, the sample's loss is W times the loss for the distribution w_c q_c / W.
 
     - Use when: Labels are noisy, a wrong label can be any class, and you cannot correct the labels.

@@ -11,7 +11,6 @@ The noise comes from the global generator of torch. For reproducible results, ca
 from collections.abc import Sequence
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
@@ -66,12 +65,8 @@ class NoisedTopK(TopKLoss):
         self.num_samples = integer(num_samples, "num_samples", at_least=1)
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor:
-        labels, shares = masses.labels, masses.shares
-        if shares is None or masses.even is not None:
-            labels = None
-            shares = masses.table(logits.shape[1], torch.promote_types(logits.dtype, torch.float32))
         return perturbed_hinge(
-            logits, labels, shares, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples,
+            logits, masses, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples,
             alpha=self.margin(logits), scale=self.scale, sums=self.reduction != "none" and logits.shape[0] > 0,
         )  # fmt: skip
 

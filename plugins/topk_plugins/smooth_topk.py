@@ -51,7 +51,7 @@ class SmoothTopKSVM(SeveralSizes):
         k_weights: weight of each k. The loss divides the weights by their sum. None: equal weights.
         combine: how several values of k become one loss. ``"mean"``: the weighted mean of the losses of each k.
             ``"likelihood"``: -tau log sum_j P_j sigmoid(l_j - alpha / tau). P_j is the weight of the j-th value of k,
-            and l_j is the log-odds of the label for this value. For all values, the logits are divided by max(k) tau.
+            and l_j is the log-odds l_y for this value, with max(k) tau in place of k tau.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Shape: logits [B, n]; target [B] int64, a distribution [B, n] or a :class:`LabelMixture`.
@@ -176,12 +176,13 @@ class TopKNLL(SmoothTopKSVM):
 
     Here s are the n logits of one sample, y is the label, and pi_y is the probability that a random set S of k classes
     contains the label (the top-k marginal of the label). The probability of S is proportional to exp(sum_{j in S} s_j /
-    (k tau)). For k = 1 and tau = 1, the loss is cross-entropy. ``TopKHead.of_loss(loss)`` returns a layer that predicts
-    the same marginals, ``TopKHead(k, temperature=k * tau)``.
+    (k tau)). As in ``smooth_topk_svm``, the loss has the factor tau. With the default tau = 1, the loss is a negative
+    log-likelihood, and for k = 1 also cross-entropy. ``TopKHead.of_loss(loss)`` returns a layer that predicts the same
+    marginals, ``TopKHead(k, temperature=k * tau)``.
 
-    - Use when: You show k answers per sample and the marginal of each answer. Training fits them to the labels.
-    - Avoid when: You show one answer, or a wrong label can be any class. With the default ``tau``, the gradient falls
-      more slowly than the gradient of ``smooth_topk_svm`` as the label's logit rises above the k-th largest logit.
+    - Use when: You show k answers per sample and the marginal of each answer.
+    - Avoid when: You show one answer, or a wrong label can be any class. With tau = 1, the gradient falls more
+      slowly than the gradient of ``smooth_topk_svm`` as the label's logit rises above the k-th largest logit.
     - Evidence: In this project's study on characters from fonts, top-5 accuracy of this loss minus top-5 accuracy of
       ``smooth_topk_svm`` is +0.7 points if wrong labels are similar to the true class, -0.2 points for clean labels,
       and -1.3 points if a wrong label can be any class.
@@ -192,7 +193,7 @@ class TopKNLL(SmoothTopKSVM):
         k_weights: weight of each k. The loss divides the weights by their sum. None: equal weights.
         combine: how several values of k become one loss. ``"mean"``: the weighted mean of the losses of each k.
             ``"likelihood"``: -tau log sum_j P_j pi_j. P_j is the weight of the j-th value of k, and pi_j is the
-            marginal of the label for this value. For all values, the logits are divided by max(k) tau.
+            marginal pi_y for this value, with max(k) tau in place of k tau.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Example:

@@ -7,11 +7,13 @@ For logits s, the weight of class i is
 For ``SoftTopK``, F is the sigmoid. For ``LapSum``, F is the cumulative distribution function of the Laplace
 distribution: F(u) = e^u / 2 for u <= 0 and 1 - e^-u / 2 for u > 0.
 
-Let x = s / tau, and let m be the number of scores x_i above b. For ``LapSum``, the sum of the weights is m - B e^b + A
-e^-b, where A is the sum of e^{x_i} / 2 over the scores below b, and B is the sum of e^-{x_i} / 2 over the scores above
-b. Therefore a sort and one quadratic equation give b. The threshold of ``SoftTopK`` differs from this b by at most
-log 2, so ``SoftTopK`` starts Newton's method at this b. For both losses, two more Newton steps make b a differentiable
-function of x, with a first and a second derivative. All computations are in double precision.
+Let x = s / tau. For ``LapSum``, the sum of the weights is m - B e^b + A e^-b. Here m is the number of entries x_i above
+b, A is the sum of e^{x_i} / 2 over the entries below b, and B is the sum of e^{-x_i} / 2 over the entries above b. A
+sort of x gives m, A and B. Then b is the solution of a quadratic equation in e^b.
+
+The threshold of ``SoftTopK`` differs from the threshold of ``LapSum`` by at most log 2. Therefore ``SoftTopK`` starts
+Newton's method at the threshold of ``LapSum``. All computations are in double precision. For both losses, autograd
+differentiates two final Newton steps, so that b has a correct first and second derivative with respect to x.
 """
 
 import math
@@ -116,7 +118,7 @@ class SoftTopK(_OneThreshold):
 class LapSum(_OneThreshold):
     """Negative log of the label's weight, where the Laplace distribution gives weights that sum to k.
 
-        L(s, y) = -log p_y,    p_i = F((s_i - b) / tau),    sum_i p_i = k
+        L(s, y) = -log p_y,    p_i = F(s_i / tau - b),    sum_i p_i = k
 
     Here s are the n logits of one sample, y is the label, p_i is the weight of class i, and F is the cumulative
     distribution function of the Laplace distribution. The threshold b is the number for which the weights sum to k.

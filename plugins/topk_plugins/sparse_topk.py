@@ -5,7 +5,7 @@ A mask mu has one number from 0 to 1 per class. For scores x = s / tau, the best
     mask(x, k) = argmax_mu (x mu - |mu|^2 / 2) over 0 <= mu <= 1, sum mu = k
                = clip(x - theta, 0, 1), with theta such that the entries sum to k.
 
-Here x mu is the inner product. This is the top-k mask of Sander et al. for a quadratic regularizer (p = 2).
+Here x mu is the inner product. This is the top-k mask of Sander et al. with the quadratic regularizer |mu|^2 / 2.
 """
 
 from typing import ClassVar
@@ -30,8 +30,8 @@ class SparseTopK(TopKLoss):
     If the label's logit exceeds the (k+1)-th largest logit by at least tau, both maxima are equal, so the loss is 0.
     The gradient is the mask of the first maximum minus the mask of the second. For most classes, it is 0.
 
-    The mask is from Sander et al. (for p = 2). The loss on this mask is a construction of this package. For k = 1 and
-    tau = 1, the loss is the sparsemax loss.
+    The mask is from Sander et al. The loss on this mask is a construction of this package. For k = 1 and tau = 1, the
+    loss is the sparsemax loss.
 
     - Use when: You want gradients that are exactly 0 for most classes.
     - Avoid when: Speed matters, because the loss sorts the scores of each row in double precision. ``topk_nll`` is

@@ -1,9 +1,9 @@
 """Top-k hinge losses: the label's logit must exceed the k-th largest logit of the other classes by a margin.
 
-A top-k error occurs if the k-th largest logit of the other classes exceeds the label's logit. Therefore a hinge loss on
-the difference of these two logits is an upper bound on the number of errors. The four losses of this module compare the
-label's logit with different quantities. Only ``TopKHingeCalibrated`` is consistent with the top-k error (Yang, Koyejo
-2020): a classifier with the lowest expected loss has the lowest top-k error too.
+A top-k error occurs if the k-th largest logit of the other classes exceeds the label's logit. Each loss of this module
+is a hinge loss that compares the label's logit with the k-th largest logit or with a similar quantity. Only
+``TopKHingeCalibrated`` is consistent with the top-k error (Yang, Koyejo 2020): a classifier with the lowest expected
+loss has the lowest top-k error too.
 """
 
 from collections.abc import Sequence

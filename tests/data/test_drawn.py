@@ -4,7 +4,12 @@ import inspect
 import math
 
 import pytest
+import torch
+import torchvision.transforms as T
+from PIL import Image
+from timm.data import create_loader
 
+from topk_registry.data.drawn import only_converts
 from topk_registry.data.hierarchy import Hierarchy
 from topk_studies.data.ambiguous import Ambiguous
 from topk_studies.data.several import Several
@@ -64,3 +69,24 @@ def test_a_number_is_in_its_interval(kind, name, interval):
 def test_one_class_is_too_few(kind, options):
     with pytest.raises(ValueError, match=r"need at least 2 classes, got \w+=1"):
         kind(size=3, **options)
+
+
+def timms(side=32, **options):
+    create_loader(data := Hierarchy(size=4), (3, side, side), 4, device=torch.device("cpu"), num_workers=0, **options)
+    return data.transform
+
+
+@pytest.mark.parametrize(
+    "transform", [timms(is_training=True, no_aug=True), timms(crop_pct=1.0), T.Compose([T.Resize(32), T.PILToTensor()])]
+)
+def test_images_that_are_only_converted_are_those_of_pillow(transform, monkeypatch):
+    data = Hierarchy(size=4)
+    data.transform = transform
+    expected = [transform(Image.fromarray(image)) for image in data.images]
+    monkeypatch.setattr("topk_registry.data.drawn.Image", None)
+    for i, theirs in 2 * [*enumerate(expected)]:  # a change to a tensor does not change the data set
+        ours = data[i][0]
+        assert (ours.dtype, ours.stride(), torch.equal(ours, theirs)) == (theirs.dtype, theirs.stride(), True)
+        ours.zero_()
+    others = [timms(is_training=True, hflip=1.0), timms(use_prefetcher=False), timms(24), T.ToTensor(), None]
+    assert not any(only_converts(other, (32, 32)) for other in [*others, T.Compose([T.Resize(40), transform])])

@@ -5,11 +5,7 @@ import pytest
 import torch
 from torchvision.datasets import FakeData
 
-from topk_registry.data.labels import (
-    class_counts,
-    kept_labels_of,
-    labels_of,
-)
+from topk_registry.data.labels import class_counts, kept_labels_of, labels_of
 
 
 class Kept:

@@ -110,11 +110,18 @@ def test_several_labels():
         ("", {"niose": 0.4}, TypeError, "'niose'"),
         ("", {"root": "/no/such/place"}, OSError, "does not exist"),
         ("", {"multilabel": True}, ValueError, "one label per image"),
+        ("", {"split": "test"}, ValueError, "no split 'test'; it has train, val$"),
+        ("topk/hierarchy", {"root": "images"}, ValueError, "takes no directory, got 'images'"),
     ],
 )
 def test_what_cannot_be_opened_says_why(folder, name, options, error, words):
     with pytest.raises(error, match=words):
-        open_dataset(name, **{"split": "train", "root": folder, **options})
+        open_dataset(name, **{"split": "train", "root": None if name else folder, **options})
+
+
+def test_a_folder_of_classes_is_every_split_of_itself(folder):
+    (folder / "train/bee").rename(folder / "train/train")
+    assert open_dataset("", "test", folder / "train").classes == ["ant", "cat", "train"]
 
 
 class Sound:

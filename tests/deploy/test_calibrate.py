@@ -13,14 +13,7 @@ from topk_export import ImageError, ModelFileError, Predictor
 from topk_export.calibrate import Images, calibrate_file, open_folder, too_low
 from topk_export.commands.calibrate import main
 from topk_export.nodes import THRESHOLDS, add_sets, without_sets
-from topk_registry.conformal import (
-    PredictionSets,
-    Score,
-    SetCounts,
-    binomial_interval,
-    order_of,
-    probabilities,
-)
+from topk_registry.conformal import PredictionSets, Score, SetCounts, binomial_interval, order_of, probabilities
 from topk_registry.data.folders import FolderError
 
 PAIRS = [("lac", "marginal"), ("lac", "per-class"), ("aps", "per-class"), ("raps", "marginal")]
@@ -260,11 +253,7 @@ def test_one_folder_with_images_of_another_class_is_a_note(plain_file, folders, 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ({"alpha": 0.001}, "too few"),
-        ({"rule": "clustered"}, "per-class"),
-        ({"report_share": 0.0}, "report"),
-    ],
+    [({"alpha": 0.001}, "too few"), ({"rule": "clustered"}, "per-class"), ({"report_share": 0.0}, "report")],
 )
 def test_wrong_arguments_are_errors(plain_file, folders, tmp_path, change, message):
     data, _ = open_folder(folders, NAMES)

@@ -166,10 +166,7 @@ def test_bad_options(options, word, tmp_path):
 
 @pytest.mark.parametrize(
     ("model", "word"),
-    [
-        (nn.Conv2d(3, 3, 1), "not a classifier"),
-        (timm.create_model("test_resnet", num_classes=0), "num_classes=0"),
-    ],
+    [(nn.Conv2d(3, 3, 1), "not a classifier"), (timm.create_model("test_resnet", num_classes=0), "num_classes=0")],
 )
 def test_models_that_are_not_classifiers(model, word, tmp_path):
     with pytest.raises(ExportError, match=word):

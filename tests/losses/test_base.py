@@ -281,8 +281,7 @@ class Averaged(SoftmaxLoss):
 
 @pytest.mark.parametrize("kind", ["index", "smoothed", "dense"])
 @pytest.mark.parametrize(
-    ("shape", "table"),
-    [([], Tensor.sum), ([B, 1], lambda s: s[:, :1]), ([N], lambda s: s[0]), ([N, B], Tensor.t)],
+    ("shape", "table"), [([], Tensor.sum), ([B, 1], lambda s: s[:, :1]), ([N], lambda s: s[0]), ([N, B], Tensor.t)]
 )
 def test_a_table_of_another_shape_is_an_error_and_does_not_broadcast(kind, shape, table):
     logits, target = batch("dense" if kind == "dense" else "index")

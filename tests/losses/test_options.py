@@ -75,12 +75,7 @@ def test_checkpoints_in_single_precision_load(name):
     [
         ("smooth_topk_svm", "tau", -1.0, r"tau must be a finite number above 0, got -1.0"),
         ("smooth_topk_svm", "tau", float("nan"), "tau must be a finite number above 0"),
-        (
-            "smooth_topk_svm",
-            "alpha",
-            [-1.0] * N,
-            "alpha must be a finite number of at least 0, or a list",
-        ),
+        ("smooth_topk_svm", "alpha", [-1.0] * N, "alpha must be a finite number of at least 0, or a list"),
         ("smooth_topk_svm", "combine", "sum", "combine must be one of 'mean', 'likelihood', got 'sum'"),
         ("smooth_topk_svm", "k", 0, "k must be an integer of at least 1, got 0"),
         ("topk_hinge", "k", 2.5, "k must be an integer of at least 1, got 2.5"),

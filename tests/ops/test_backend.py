@@ -99,7 +99,7 @@ IN_GRAPHS = {
     "smooth_topk at labels": lambda s: smooth_topk(s, Masses.of(LABELS, 9), k=3),
     "smooth_topk at masses": lambda s: smooth_topk(s, Masses.of(LABELS, 9, label_smoothing=0.1), k=3),
     "perturbed_topk": lambda s: perturbed_topk(s, 3),
-    "perturbed_hinge": lambda s: perturbed_hinge(s, LABELS[:, None], torch.ones(len(LABELS), 1), k=3),
+    "perturbed_hinge": lambda s: perturbed_hinge(s, Masses.of(LABELS, 9), k=3),
 }
 
 

@@ -59,7 +59,7 @@ def test_rows_without_mass_and_nan_rows():
     s[1], s[3, 7] = torch.nan, torch.nan
     s.requires_grad_()
     masses = Masses.of(label, 50)
-    for losses in (smooth_topk(s, masses, k=5), perturbed_hinge(s, masses.labels, masses.shares, k=5, alpha=50.0)):
+    for losses in (smooth_topk(s, masses, k=5), perturbed_hinge(s, masses, k=5, alpha=50.0)):
         (gradient,) = torch.autograd.grad(losses.sum(), s)
         assert losses.isnan().tolist() == [False, False, False, True]
         assert gradient.isnan().any(1).tolist() == [False, False, False, True]

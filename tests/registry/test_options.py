@@ -71,11 +71,7 @@ class Declared:
 
 @pytest.mark.parametrize(
     ("factory", "grid"),
-    [
-        (Declared, {"tau": [0.1, 1.0]}),
-        (partial(partial(Declared, k=3), k=4), {"tau": [0.1, 1.0]}),
-        (function, {}),
-    ],
+    [(Declared, {"tau": [0.1, 1.0]}), (partial(partial(Declared, k=3), k=4), {"tau": [0.1, 1.0]}), (function, {})],
 )
 def test_a_factory_declares_the_values_to_tune(factory, grid):
     assert tuning_grid(factory) == grid

@@ -121,10 +121,7 @@ def test_ten_thousand_classes_are_one_matrix_product():
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({"split": "nope"}, "train, validation, test, got 'nope'"),
-        ({"families": 1, "fine": 1}, "2 classes"),
-    ],
+    [({"split": "nope"}, "train, validation, test, got 'nope'"), ({"families": 1, "fine": 1}, "2 classes")],
 )
 def test_what_cannot_be_is_refused(options, message):
     with pytest.raises(ValueError, match=message):

@@ -157,6 +157,7 @@ def test_a_dry_run_lists_the_trials_and_trains_nothing(tmp_path, capsys):
     ("flags", "words"),
     [
         (["--losses", "focal(2)"], "expected NAME"),
+        (["--losses", "ce", "ce"], "ce is listed twice"),
         (["--losses", "focal(gamm=2)"], "no option 'gamm'"),
         (["--losses", "smooth_topk_svm", "--trials", "2"], "3 combinations"),
         (["--losses", "ce", "--rates", "1", "0.1"], "must be above 0 and increase"),

@@ -86,8 +86,20 @@ def test_a_loss_of_indices_refuses_mixtures_before_training(train, register):
     register("indices", lambda: lambda logits, target: -logits.log_softmax(1)[torch.arange(len(target)), target].mean())
     run = train("--loss", "indices", "--mixup", "0.3")
     assert run.status == 2
-    assert "'indices'" in run.err
+    assert "'indices' does not train on soft targets" in run.err
     assert not run.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("k=12", "loss 'topk_nll': k must be below the number of classes: k = 12"),
+        ("k=abc", "k must be an integer of at least 1, got 'abc'"),
+        ("k_weights=abc", "k_weights must be a finite number of at least 0, got 'abc'"),
+    ],
+)
+def test_a_wrong_option_is_named_as_it_was_given(train, option, message):
+    assert message in train("--loss", "topk_nll", "--loss-opt", option).err
 
 
 def test_labels_are_smoothed_once(train):

@@ -1,5 +1,6 @@
 """A whole run: what it prints, writes and learns."""
 
+import re
 from importlib.util import find_spec
 
 import numpy as np
@@ -8,8 +9,10 @@ import torch
 import yaml
 from PIL import Image
 from torch import nn
+from torchvision.datasets import FakeData
 
 from tests.train.conftest import TINY
+from topk_registry import registry
 from topk_registry.train import TrainConfig, Trainer, TrainError, evaluate
 
 FOLDER = ("--model", "topk_convnet", "--model-kwargs", "width=4", "-b", "8", "-j", "0", "--device", "cpu")
@@ -178,6 +181,49 @@ def test_other_formats_are_counted(train, folder):
         run = train(folder, *FOLDER, *flags, tiny=())
         assert run.status == status
         assert all(f"skipped 5 {kind} files" in run.out for kind in (".webp", ".gif"))
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("flags", [("--no-prefetcher",), ("--aa", "rand-m9-mstd0.5-inc1"), ("--multi-crop", "5")])
+def test_images_with_one_channel(train, folder, flags):
+    model = ("--model", "resnet10t", "--in-chans", "1", "--img-size", "32", "--epochs", "1", *FOLDER[4:-4])
+    assert train(folder, *model, *flags, tiny=()).status == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--in-chans", "4"], "its images have 1 channels (L), and the model takes 4; see --in-chans"),
+        (["--input-img-mode", "L"], "1 channels (L), and the model takes 3"),
+        (["--mean", "0.5", "0.5"], "--mean and --std take one number, or one number per channel"),
+    ],
+)
+def test_images_that_do_not_fit_the_model_are_an_error(train, folder, flags, words):
+    run = train(folder, *FOLDER[:-4], *flags, tiny=())
+    assert (run.status, words in run.err) == (2, True), run.err
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_unreadable_images_end_the_run_with_a_message(train, folder):
+    for path in sorted((folder / "train").rglob("*.png"))[1:]:
+        Image.fromarray(np.full((40, 40), 40000, np.uint16)).save(path)
+    run = train(folder, *FOLDER, "-j", "1", tiny=())
+    assert re.match("timm train: cannot read the data: .*10 consecutive images", run.err.splitlines()[-1])
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_number_of_classes_without_class_names(train, monkeypatch, kept):
+    def unnamed(split="train"):
+        data = FakeData(16, (3, 32, 32), num_classes=4)
+        data.targets = [data[i][1] for i in range(16)] if kept else None
+        return data
+
+    monkeypatch.setattr(registry.datasets, "_registered", {})
+    registry.datasets.register("unnamed")(unnamed)
+    words = ["--dataset", "topk/unnamed", *FOLDER, "--epochs", "1"]
+    run = train(*words, tiny=())
+    assert ("4 classes" in run.out) if kept else (run.status == 2 and "specify --num-classes" in run.err)
+    assert train(*words, "--num-classes", "4", name="given", tiny=()).status == 0
 
 
 @pytest.mark.parametrize("gone", ["train", "validation"])

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from tests.train.test_train import FOLDER
 from topk_registry.cli.main import main
 from topk_registry.train import TrainConfig, Trainer
 from topk_registry.train.checkpoint import LAST
@@ -57,6 +58,15 @@ def test_errors_are_two_with_a_reason(train, tmp_path, capsys):
     torch.save(run.checkpoint()["state_dict"], tmp_path / "weights.pth")
     assert validate(tmp_path, tmp_path / "weights.pth")[0] == 2
     assert "--model" in capsys.readouterr().err
+
+
+def test_images_other_than_those_that_were_named_are_not_evaluated(train, folder, tmp_path, capsys):
+    run = train(folder, *FOLDER, tiny=())
+    assert validate(tmp_path, run.folder / LAST, folder)[1]["images"] == 12
+    assert validate(tmp_path, run.folder / LAST, "--split", "test")[0] == 2
+    assert "no split 'test'; it has train, validation" in capsys.readouterr().err
+    assert validate(tmp_path, train(name="built_in").folder / LAST, folder)[0] == 2
+    assert "takes no directory" in capsys.readouterr().err
 
 
 def test_a_model_for_comparisons(train):

@@ -39,7 +39,7 @@ def beta_quantile(p: float, a: int, b: int) -> float:
 
 
 def _log_choose(m: int) -> np.ndarray:
-    """Return the logarithms of the binomial coefficients (m choose i), for i from 0 to m: [m + 1]."""
+    """Return an array of length m + 1. Entry i is the logarithm of the binomial coefficient (m choose i)."""
     i = np.arange(1, m + 1)
     return np.concatenate(([0.0], np.cumsum(np.log((m + 1 - i) / i))))
 

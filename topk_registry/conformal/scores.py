@@ -76,7 +76,10 @@ class Score:
         return scores
 
     def rank_penalty(self, count: int) -> np.ndarray:
-        """Return penalty * max(0, r - k_reg) for r = 1, ..., ``count``: [count]. For ``lac`` and ``aps``: zeros."""
+        """Return the penalty [count] in the score of the r-th most probable class, for r from 1 to ``count``.
+
+        Only ``raps`` has a penalty. For the other scores, return zeros.
+        """
         beyond = np.maximum(np.arange(1, count + 1) - self.k_reg, 0)
         return beyond * (self.penalty if self.name == "raps" else 0.0)
 

@@ -1,12 +1,12 @@
 """Computation of prediction sets from logits, and calibration of the thresholds of the sets.
 
 The set of a sample contains each class y with c(y) <= t, where t is a threshold. c(y) is the nonconformity score of
-class y, with one exception: c(y) is -inf if y is the class with the largest probability. Therefore every set contains
-the most probable class.
+class y, which is high if the class fits the sample badly. One exception: c(y) is -inf for the class with the largest
+probability. Therefore every set contains the most probable class.
 
-Calibration computes c(true class) for each of N calibration samples. The threshold is the j-th smallest of these N
-numbers, where j = ceil((N + 1)(1 - alpha)). Calibration and prediction use the same function c. Therefore the set of a
-new sample contains the true class with probability at least 1 - alpha, where alpha is the miscoverage level.
+Calibration computes c(true class) for each of N samples. For the miscoverage level alpha, the threshold is the j-th
+smallest of these N numbers, where j = ceil((N + 1)(1 - alpha)). With this threshold, the set of a new sample contains
+the true class with probability at least 1 - alpha.
 """
 
 from collections.abc import Sequence
@@ -52,10 +52,10 @@ class PredictionSets:
         return RULES[self.table.shape[1] > 1]
 
     def thresholds(self, alpha: float | None = None) -> np.ndarray:
-        """Return the thresholds for ``alpha``: [n] if each class has its own threshold, [1] if all classes share one.
+        """Return the thresholds. A prediction set contains each class whose score is at most the threshold.
 
-        The thresholds are the row of ``table`` for the largest level that is at most ``alpha``. If ``alpha`` is None,
-        the attribute ``alpha`` is used.
+        The result is [n] if each class has its own threshold, and [1] if all classes share one. If ``self.levels``
+        does not contain ``alpha``, the next lower level is used. If ``alpha`` is None, ``self.alpha`` is used.
 
         Raises:
             ValueError: ``alpha`` is below the lowest level or above the highest level.
@@ -85,7 +85,7 @@ class PredictionSets:
 
 
 def label_scores(score: Score, p: np.ndarray) -> np.ndarray:
-    """Return the scores that are compared with the thresholds: [B, n], from probabilities [B, n].
+    """Return the nonconformity scores [B, n] for probabilities [B, n]. A set contains the classes with low scores.
 
     The class with the largest probability has the score -inf, so every set contains this class. If a probability of a
     sample is NaN, all scores of the sample are NaN.
@@ -112,13 +112,13 @@ def calibrate(
         logits: logits of N calibration samples: [N, n]. Neither training nor model selection may have used these
             samples.
         labels: class indices of the same samples: [N].
-        alpha: allowed probability that a set does not contain the true class (miscoverage level). The result uses this
-            level by default. The level is added to ``levels``.
+        alpha: allowed probability that a set does not contain the true class (miscoverage level). A call of the
+            result uses this level by default. The level is added to ``levels``.
         score: ``"lac"``, ``"aps"``, ``"raps"``, or a :class:`Score` with options.
         rule: With ``"marginal"``, all classes share one threshold, and the probability is an average over all classes.
             With ``"per-class"``, each class has its own threshold, and the probability holds for each true class.
         temperature: number by which logits are divided before softmax.
-        levels: miscoverage levels for which thresholds are computed. A call can select one of these levels.
+        levels: miscoverage levels for which thresholds are computed. A call of the result can select one by ``alpha``.
 
     Raises:
         ValueError: an argument is invalid, or there are fewer than ceil(1 / alpha) - 1 samples.
@@ -149,7 +149,7 @@ def check_size(count: int, alpha: float) -> None:
 
 
 def guarantee(rule: str, alpha: float) -> str:
-    """Return a sentence that states the guarantee of a rule (``"marginal"`` or ``"per-class"``) at ``alpha``."""
+    """Return a sentence such as "within each class, the set contains the true class with probability at least 0.9"."""
     coverage = f"at least {float(1 - as_fraction(alpha)):g}"
     if rule == "per-class":
         return f"within each class, the set contains the true class with probability {coverage}"

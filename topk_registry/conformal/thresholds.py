@@ -1,9 +1,9 @@
 """Computation of the thresholds of prediction sets from the scores of calibration samples.
 
-A score is the nonconformity score of a sample at its true class. From N calibration scores, the threshold for the
-miscoverage level alpha is the j-th smallest score, where j = ceil((N + 1)(1 - alpha)). If j is larger than N, the
-threshold is infinite. The score of a new sample is at most the threshold with a probability of at least 1 - alpha. If
-no two scores are equal, this probability is below 1 - alpha + 1 / (N + 1).
+The score of a sample is high if the true class fits the sample badly. From the scores of N samples, the threshold for
+a number alpha is the j-th smallest score, where j = ceil((N + 1)(1 - alpha)). If j is larger than N, the threshold is
+infinite. The score of a new sample is at most the threshold with a probability of at least 1 - alpha. If no two scores
+are equal, this probability is below 1 - alpha + 1 / (N + 1).
 
 j is computed in exact fractions, because a rounding error in floating point could change the result of ceil.
 """
@@ -19,11 +19,7 @@ RULES = ("marginal", "per-class")
 
 
 def as_fraction(alpha: float) -> Fraction:
-    """Return the fraction that equals the decimal text of ``alpha``. For 0.1, this is 1/10.
-
-    Raises:
-        ValueError: ``alpha`` is not between 0 and 1.
-    """
+    """Return the fraction with the decimal text of ``alpha``: 1/10 for 0.1. Unless 0 < alpha < 1, raise ValueError."""
     if not 0 < alpha < 1:
         raise ValueError(f"alpha must be above 0 and below 1, got {alpha!r}; alpha 0.1 gives 90 % coverage")
     return Fraction(repr(float(alpha)))
@@ -40,9 +36,9 @@ def fewest(alpha: float) -> int:
 
 
 def threshold(scores: np.ndarray, alpha: float) -> float:
-    """Return the threshold for the miscoverage level ``alpha``, from calibration scores [N].
+    """Return the j-th smallest of N calibration scores, where j = ceil((N + 1)(1 - alpha)).
 
-    If there are fewer than ``fewest(alpha)`` scores, return infinity. If a score is NaN, raise ValueError.
+    If j is larger than N, return infinity. If a score is NaN, raise ValueError.
     """
     return float(_thresholds(np.sort(_checked(scores)), (alpha,))[0])
 
@@ -52,8 +48,8 @@ def threshold_table(
 ) -> np.ndarray:
     """Return the thresholds for several miscoverage levels, with one row per level: [G, 1] or [G, n].
 
-    A threshold that is computed from fewer than ``fewest(alpha)`` scores is infinite. A class with an infinite
-    threshold is in every prediction set.
+    The threshold for a level alpha is infinite if it is computed from fewer than ceil(1 / alpha) - 1 scores. A class
+    with an infinite threshold is in every prediction set.
 
     Args:
         scores: nonconformity score of each calibration sample at its label: [N].
@@ -61,7 +57,7 @@ def threshold_table(
         n: number of classes.
         rule: With ``"marginal"``, a row has one threshold, computed from all scores. With ``"per-class"``, a row has
             one threshold per class, computed from the samples with this label.
-        levels: miscoverage levels: [G].
+        levels: miscoverage levels, the allowed probabilities that a set does not contain the true class: [G].
     """
     if rule not in RULES:
         raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")

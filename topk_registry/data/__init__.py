@@ -3,8 +3,8 @@
     from topk_registry.data import open_dataset
     train = open_dataset("topk/hierarchy", "train", noise=0.4)
 
-The module ``topk_registry.data.folders`` finds class folders, and the module ``topk_registry.data.agreement`` compares
-labels with the predictions of a model. These two modules do not import torch.
+The module ``topk_registry.data.folders`` finds folders that contain the images of one class. The module
+``topk_registry.data.agreement`` compares labels with the predictions of a model. Neither module imports torch.
 """
 
 from importlib import import_module

@@ -32,11 +32,10 @@ class Agreement:
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
     """Compare the predicted class of each image with the label of the image.
 
-    A class with at least 3 images is called confused if more than half of these images are predicted as the same wrong
-    class. The labels look wrong in two cases. In the first case, the accuracy is close to the accuracy of random
-    guesses. In the second case, the images of at least two confused classes are predicted as classes that are confused
-    too, as if the folder names were exchanged. If only one class is confused, the labels look right, because the model
-    may not know this class.
+    The labels look wrong if the accuracy is close to the accuracy of random guesses, or if folder names seem exchanged.
+    For example, most cats are predicted as dogs, and most dogs as cats. A class is confused if it has at least 3 images
+    and one wrong class is predicted for more than half of these images. Folder names seem exchanged if, for at least
+    two confused classes, the predicted wrong class is confused too. One confused class alone is accepted.
 
     Args:
         predicted: class indices that a model predicts: [N].
@@ -56,10 +55,6 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
     if not accuracy > CHANCE_ODDS / (n - 1 + CHANCE_ODDS):
         problems.append(f"top-1 accuracy is {accuracy:.1%} on {len(labels)} images; random guesses have {1 / n:.1%}")
     if sum(other in usual for other in usual.values()) >= 2:
-        problems.append(describe(confused))
+        pairs = listed([f"{label!r} as {other!r}" for label, other in confused], 5)
+        problems.append(f"images of these folders are mostly predicted as another class: {pairs}")
     return Agreement(accuracy, confused, "; ".join(problems))
-
-
-def describe(confused: Sequence[tuple[str, str]]) -> str:
-    pairs = listed([f"{label!r} as {other!r}" for label, other in confused], 5)
-    return f"images of these folders are mostly predicted as another class: {pairs}"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -27,15 +28,24 @@ class DrawnImages:
         return len(self.targets)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
+        if only_converts(self.transform, self.images.shape[1:3]):  # Pillow would take a fifth of the built-in job
+            return torch.from_numpy(self.images[index].copy()).permute(2, 0, 1), self.targets[index]
         image: Any = Image.fromarray(self.images[index])
         return (image if self.transform is None else self.transform(image)), self.targets[index]
+
+
+def only_converts(transform: Any, size: tuple[int, ...]) -> bool:
+    """Return whether a transform of timm or torchvision only converts images of this size to uint8 tensors."""
+    *steps, last = getattr(transform, "transforms", None) or [transform]
+    return type(last).__name__ in ("PILToTensor", "MaybePILToTensor") and all(
+        type(step).__name__ in ("Resize", "CenterCrop") and step.size in (size, list(size), min(size)) for step in steps
+    )
 
 
 def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:
     """Return the canonical name of a split, such as ``"validation"`` for ``"val"``, and the number of its samples.
 
-    For ``"train"``, the number is ``size`` (default 5000). For the other splits, the number is ``eval_size`` (default:
-    ``size``, or 2000 if both are None).
+    The defaults are 5000 samples for ``"train"``, and ``size`` or else 2000 samples for the other splits.
     """
     split = "train" if split in TRAINING else "validation" if split in EVALUATION else split
     if split not in SPLITS:
@@ -49,9 +59,8 @@ def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple
 def draw(size: int, key: list[int], block: Callable[[np.random.Generator, int], tuple[Any, Any]]) -> tuple[Any, Any]:
     """Generate ``size`` samples in blocks, and return their images and targets as arrays.
 
-    ``block(generator, first)`` returns the images and targets of ``BLOCK`` samples, from the sample with index
-    ``first`` on. The seed of the generator consists of ``key`` and the index of the block. Therefore a sample does not
-    depend on ``size``.
+    ``block(generator, first)`` returns the images and targets of ``BLOCK`` samples from sample ``first`` on. The seed
+    of the generator consists of ``key`` and the index of the block, so a sample does not depend on ``size``.
     """
     blocks = [block(np.random.default_rng([*key, b]), b * BLOCK) for b in range(-(-size // BLOCK))]
     images, targets = (np.concatenate(parts)[:size] for parts in zip(*blocks, strict=True))

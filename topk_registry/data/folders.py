@@ -16,7 +16,7 @@ IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")  # as in timm
 OTHER_IMAGES = (".avif", ".bmp", ".gif", ".heic", ".jfif", ".jxl", ".ppm", ".tif", ".tiff", ".webp")
 TRAINING = ("train", "training")
 EVALUATION = ("val", "valid", "validation", "eval", "evaluation")
-MAX_LISTED = 20
+SPLITS = (*TRAINING, *EVALUATION, "test", "calibration")
 
 
 class FolderError(ValueError):
@@ -33,10 +33,7 @@ class ClassFolders:
 
 
 def natural_key(name: str) -> tuple[list[int | str], str]:
-    """Return a sort key for a name. As in timm, numbers in names sort by value, and case is ignored.
-
-    If two names differ only in case or in leading zeros, the usual order of strings decides.
-    """
+    """Return a sort key for a name. As in timm, numbers sort by value. Case matters only in names equal otherwise."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name.lower())], name
 
 
@@ -51,6 +48,16 @@ def split_folder(root: str | Path, split: str) -> Path | None:
     name = split.split("[")[0]
     synonyms = next((group for group in (TRAINING, EVALUATION) if name in group), ())
     return next((Path(root, each) for each in (name, *synonyms) if each and Path(root, each).is_dir()), None)
+
+
+def folder_of(root: str | Path, split: str) -> Path:
+    """Return the folder of a split: a subfolder of ``root``, or ``root`` itself if no split has a subfolder."""
+    if found := split_folder(root, split):
+        return found
+    # a folder without subfolders is not a split, but a class, such as the class "train" of CIFAR-100
+    if others := [name for name in SPLITS if any(path.is_dir() for path in Path(root, name).glob("*"))]:
+        raise FolderError(f"{root} has no split {split!r}; it has {listed(others)}")
+    return Path(root)
 
 
 def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -> ClassFolders:
@@ -112,9 +119,9 @@ def class_map(
 ) -> tuple[dict[str, int], str]:
     """Find the class of each folder.
 
-    If there are as many folders as classes, the i-th folder in natural order gets class i in two cases: no folder has
-    the name of a class, or the model has no class names. In every other case, the class of a folder is the class with
-    the same name.
+    Usually, the class of a folder is the class with the same name. If no folder has the name of a class, and there are
+    as many folders as classes, the i-th folder in natural order gets class i. For a model without class names, the i-th
+    folder also gets class i if there are as many folders as classes.
 
     Args:
         folders: folder names, all different.
@@ -141,7 +148,7 @@ def class_map(
         ordered = sorted(folders, key=natural_key)
         pairs = [f"{folder} = {name}" for folder, name in zip(ordered, classes, strict=True)]
         why = "the model has no class names" if nameless else "no name matches"
-        summary = f"{count_of(folders, 'class')} by order, because {why}: {listed(pairs, MAX_LISTED)}"
+        summary = f"{count_of(folders, 'class')} by order, because {why}: {listed(pairs, 20)}"
         return {name: i for i, name in enumerate(ordered)}, summary
     if unknown and not (ignore_unknown and some_known):
         otherwise = "expected these names, or as many classes in the same order"

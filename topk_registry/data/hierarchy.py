@@ -7,8 +7,8 @@ image of class c is
     image = contrast * shift(coarse[c mod S] + fine_amplitude * fine[c]) + pixel_noise * Z.
 
 ``contrast`` is a random number from 0.6 to 1.4. ``shift`` moves the patterns by up to 4 pixels. Z is standard normal
-noise. All patterns have standard deviation 1. At the end, the values are converted to integers from 0 to 255. A model
-can easily distinguish the superclasses, but not the five classes of a superclass.
+noise. All patterns have standard deviation 1. ``fine_amplitude`` and ``pixel_noise`` are options. At the end, values
+are scaled to integers from 0 to 255. A model can easily distinguish superclasses, but not the classes of a superclass.
 """
 
 import numpy as np
@@ -24,8 +24,8 @@ SPREAD = 42.0  # standard deviation of an image in gray levels; the gray levels 
 class Hierarchy(DrawnImages):
     """Generated images of ``superclasses * fine`` classes. Class c belongs to superclass c mod ``superclasses``.
 
-    Image i does not depend on ``size`` or ``eval_size``. The labels repeat 0, 1, ..., n - 1, so the sizes of classes
-    differ by at most one. All images are in memory, with 3 KiB per image.
+    Image i has the label i mod n, where n is the number of classes. Image i does not depend on ``size`` or
+    ``eval_size``. All images are in memory, with 3 KiB per image.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.

@@ -53,10 +53,7 @@ def labels_of(dataset: Any) -> Labels:
 
 
 def class_names_of(dataset: Any) -> list[str] | None:
-    """Return the class names in the order of the class indices, or None if the data set has no class names.
-
-    If a class has several names, the result contains these names joined by "/".
-    """
+    """Return the class names in the order of the indices, several names of a class joined by "/", or None if unset."""
     if getattr(dataset, "classes", None) is not None:
         return [str(name) for name in dataset.classes]
     reader = getattr(dataset, "reader", dataset)

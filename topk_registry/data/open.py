@@ -11,7 +11,7 @@ from PIL import Image
 
 from topk_registry import registry
 from topk_registry.data import selection
-from topk_registry.data.folders import IMAGE_SUFFIXES, TRAINING, read_folders, split_folder
+from topk_registry.data.folders import IMAGE_SUFFIXES, TRAINING, folder_of, read_folders
 from topk_registry.data.labels import MULTILABEL, class_names_of, is_indexed, targets_of
 from topk_registry.data.selection import Selection, UnreadableImageError
 from topk_registry.registry.options import accepts, check_options, parameters
@@ -40,8 +40,8 @@ def open_dataset(
     Args:
         name: ``"topk/NAME"`` selects a registered data set. ``"topk/folder"`` or ``""`` selects a folder with one
             subfolder per class. Any other name is a name of timm, such as ``"torch/cifar100"``.
-        split: name of the split. If the folder ``root`` has no subfolder for this split, ``root`` is the split.
-        root: directory of the data.
+        split: name of the split. If the folder ``root`` has no subfolder for any split, ``root`` is the split.
+        root: directory of the data. If a registered data set takes no directory, a ``root`` raises an error.
         training: whether the result is for training. Default: True if the split is ``"train"`` or ``"training"``.
         held_out: fraction of each class to hold out, or 0. If the result is for training, the held-out samples are
             left out. Otherwise, the result contains only the held-out samples, with labels without label noise.
@@ -52,7 +52,8 @@ def open_dataset(
         options: options of a registered data set, such as ``size``. In addition, every data set takes the following
             options. These options have an effect only if the result is for training.
 
-            - ``noise``: share of the labels that are drawn again (default 0), see :func:`with_label_noise`
+            - ``noise``: share of the labels that are replaced by random labels (default 0). With the kind
+              ``"family"``, the new label can equal the old label. See :func:`with_label_noise`.
             - ``noise_kind``: ``"family"`` or ``"uniform"``, see :func:`with_label_noise`
             - ``long_tail``: ratio of the sizes of the first class and the last class (default 1)
             - ``subset``: fraction of each class that is kept (default 1)
@@ -90,13 +91,12 @@ def open_dataset(
     part = Selection(dataset)
     training = split in TRAINING if training is None else training
     if held_out:
-        rest, held = selection.hold_out(part, held_out, seed=changes.get("change_seed", 0))
-        part = rest if training else held
+        part = selection.hold_out(part, held_out, seed=changes.get("change_seed", 0))[0 if training else 1]
     return _changed(part, **changes) if training else part
 
 
 def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return a registered data set, and the ``options`` in ``CHANGES`` that are not options of this data set."""
+    """Create a registered data set. Return it, and the options for changes such as label noise and subsets."""
     factory = registry.datasets.builder(short := name.removeprefix(PREFIX))
     named = parameters(factory)[0]
     own = {option: value for option, value in options.items() if option in named or option not in CHANGES}
@@ -104,7 +104,9 @@ def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) 
     check_options(f"dataset {name!r}", factory, ["split", *own], also=CHANGES)
     if isinstance(own.get("seed"), int):
         changes.setdefault("change_seed", own["seed"])
-    if root is not None and accepts(factory, "root"):
+    if root:
+        if not accepts(factory, "root"):
+            raise ValueError(f"{name} takes no directory, got {str(root)!r}; topk/folder reads a folder of images")
         own.setdefault("root", root)
     return registry.datasets.create(short, factory, split=split, **own), changes
 
@@ -139,12 +141,7 @@ CHANGES = tuple(parameters(_changed)[0])  # the options that every data set take
 
 
 def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
-    """Check the first sample of a registered data set. Return a text that describes the problem, or an empty string.
-
-    ``dataset[i]`` must be a pair (Pillow image, target). The target must be a class index from 0 to n - 1. If
-    ``multilabel`` is True, the target must instead be a vector [n] with 1 for each label. The data set must have a
-    length and an attribute ``transform``. A stream and an empty data set are not checked.
-    """
+    """Check the first sample of a registered data set. Return a text that describes the problem, or an empty string."""
     if not is_indexed(dataset):
         return "" if hasattr(dataset, "__iter__") else f"expected a data set with a length, got {dataset!r}"
     if len(dataset) == 0:
@@ -172,15 +169,12 @@ def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
 
 
 class FolderReader:
-    """A reader of one split of a folder with one subfolder per class. ``reader[i]`` is (open file, class index).
-
-    The class has the interface of a reader of timm.
-    """
+    """A reader as in timm of one split of an image folder. ``reader[i]`` is (open file, class index)."""
 
     def __init__(self, root: Path, split: str, suffixes: tuple[str, ...]) -> None:
         if not root.is_dir():
             raise FileNotFoundError(f"the data directory {root} does not exist")
-        folders = read_folders(split_folder(root, split) or root, suffixes)
+        folders = read_folders(folder_of(root, split), suffixes)
         self.notes = folders.notes
         self.class_to_idx = {name: i for i, name in enumerate(folders.names)}
         self.samples = [(path, self.class_to_idx[name]) for path, name in folders.images]

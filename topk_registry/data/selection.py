@@ -97,13 +97,13 @@ def with_label_noise(dataset: Any, share: float, *, kind: str = "", seed: int = 
     """Replace the labels of random samples, and return the data set with the new labels.
 
     Args:
-        dataset: data set with one label per image.
+        dataset: data set with one label per image. If classes form groups, ``superclasses[c]`` is the group of class c.
         share: number from 0 to 1. With the kind ``"family"``, each label is replaced with this probability. With
             ``"uniform"``, exactly this fraction of the labels is replaced (up to rounding).
-        kind: With ``"family"``, the new label is drawn uniformly from the classes of the same superclass, so the new
+        kind: With ``"family"``, the new label is drawn uniformly from the classes of the same group, so the new
             label can equal the true label (Berrada et al. 2018, section 5.1). With ``"uniform"``, the new label is
             drawn uniformly from all classes except the true class. Default: ``"family"`` if the data set has
-            superclasses, else ``"uniform"``.
+            the attribute ``superclasses``, else ``"uniform"``.
         seed: random seed.
     """
     if not 0.0 <= share <= 1.0:
@@ -156,9 +156,9 @@ def subset(dataset: Any, fraction: float, *, seed: int = 0) -> Selection:
 def long_tail(dataset: Any, factor: float, *, seed: int = 0) -> Selection:
     """Drop random samples so that class sizes decrease exponentially from the first class to the last.
 
-    Let m be the size of the largest class. Class c keeps m * factor^(-c / (n - 1)) samples, rounded, but at least one
-    (Cui et al. 2019). If a class has fewer samples, the class keeps all its samples. If all classes have equal sizes at
-    first, the first class keeps ``factor`` times as many samples as the last class.
+    Class c = 0, ..., n - 1 keeps m * factor^(-c / (n - 1)) samples, where m is the size of the largest class (Cui et
+    al. 2019). The number is rounded, and at least 1. If a class has fewer samples, it keeps all samples. For example,
+    if four classes have 1000 samples each and ``factor`` is 1000, they keep 1000, 100, 10 and 1 samples.
     """
     labels, counts = _labels_and_counts(dataset)
     kept = _pick(labels, long_tail_counts(counts, factor), seed=seed)
@@ -236,7 +236,7 @@ def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
 
 
 def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, list[int]]:
-    """Return the labels [N] and the class sizes. With ``k_hot``, k-hot targets count as one class with the label 0."""
+    """Return the labels [N] and the class sizes. With ``k_hot``, k-hot targets are allowed: all labels are 0 then."""
     targets = targets_of(dataset)
     if k_hot and targets is not None and targets.ndim == 2:
         return np.zeros(len(targets), np.int64), [len(targets)]

@@ -42,9 +42,9 @@ class KSubset(Distribution):
     A set is a k-hot vector [..., n], with 1 for each class in the set and 0 elsewhere. :meth:`log_prob` also accepts
     sets as class indices [..., k].
 
-    All methods compute in double precision. Results have the dtype of the logits. If the logits are in half precision,
-    however, only sets have this dtype, and all other results are float32. :meth:`sample`, :meth:`log_prob` and
-    :meth:`entropy` use O(n k) memory per row.
+    All methods compute in double precision and return results in the dtype of the logits. Exception: for logits in
+    half precision, all results except sets are float32. :meth:`sample`, :meth:`log_prob` and :meth:`entropy` use
+    O(n k) memory per row.
 
     Args:
         logits: scores [..., n]. A class with the logit -inf is in no set. If exactly k logits of a row are above -inf,
@@ -128,13 +128,13 @@ class KSubset(Distribution):
         return _most_probable(self.logits, self.k)[0].to(self.logits.dtype)
 
     def log_partition(self) -> Tensor:
-        """Return the log of the normalization constant of P(S): log sigma_k(exp x), with x = logits / temperature.
+        """Return log Z: [...]. Z is the sum of exp(sum_{i in S} x_i) over all sets S, for x = logits / temperature.
 
-        The result is [...]. The gradient of the result with respect to x is :attr:`marginals`.
+        Z is the normalization constant of P(S). The gradient of log Z with respect to x is :attr:`marginals`.
         """
         x, in_mode = self._relative()
         of_mode = torch.where(in_mode, self.logits.double() / self.temperature, 0.0).sum(-1)
-        return self._out(of_mode + _excess(x, self.k, in_mode, self._one_k))
+        return self._out(of_mode + _nll_of_mode(x, self.k, in_mode, self._one_k))
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return log P(S) for given sets S: [...].
@@ -150,7 +150,7 @@ class KSubset(Distribution):
             if self._validate_args:
                 self._validate_sample(value)
             ahead = _inner(value.double() - in_mode.double(), x)
-        return self._out(ahead - _excess(x, self.k, in_mode, self._one_k))
+        return self._out(ahead - _nll_of_mode(x, self.k, in_mode, self._one_k))
 
     def entropy(self) -> Tensor:
         """Return the entropy of the distribution of each row: [...]."""
@@ -209,7 +209,7 @@ class KSubset(Distribution):
         return new
 
     def _relative(self) -> tuple[Tensor, Tensor]:
-        """Return x minus the k-th largest x of the row, for x = logits / temperature. Also return the mode (bool)."""
+        """For x = logits / temperature, return x minus the k-th largest x of the row, and a mask of the k largest x."""
         in_mode, kth = _most_probable(self.logits, self.k)
         return (self.logits.double() - kth.double()) / self.temperature, in_mode
 
@@ -220,7 +220,7 @@ class KSubset(Distribution):
         log_odds = _by_size(graph.log_odds, own, drawn.k, drawn._one_k)
         # pi - 1 for classes in the mode, and pi for other classes; sigmoid avoids the cancellation of 1 - pi
         beyond = torch.where(in_mode, -torch.sigmoid(-log_odds), torch.sigmoid(log_odds))
-        return _excess(x, self.k, in_mode, self._one_k) - _inner(beyond, x)
+        return _nll_of_mode(x, self.k, in_mode, self._one_k) - _inner(beyond, x)
 
     def _out(self, result: Tensor) -> Tensor:
         return result.to(torch.promote_types(self.logits.dtype, torch.float32))
@@ -275,10 +275,10 @@ def _inner(weight: Tensor, x: Tensor) -> Tensor:
     return (weight * x.masked_fill((weight == 0) & (x == -torch.inf), 0.0)).sum(-1)
 
 
-def _excess(x: Tensor, k: Tensor, in_mode: Tensor, one_k: int | None) -> Tensor:
-    """Return [...]: log sigma_k(exp x) minus the sum of x over the most probable set, which ``in_mode`` marks.
+def _nll_of_mode(x: Tensor, k: Tensor, in_mode: Tensor, one_k: int | None) -> Tensor:
+    """Return -log P(S) of the most probable set S, which ``in_mode`` marks: [...].
 
-    The difference is computed directly, because its two terms can be large and nearly equal.
+    Computing the terms of log P(S) separately would be imprecise, because they can be large and nearly equal.
     """
     n = x.shape[-1]
     largest = one_k or (n - 1 if is_hidden(k) else int(k.max()) if k.numel() else 1)
@@ -292,11 +292,11 @@ def _excess(x: Tensor, k: Tensor, in_mode: Tensor, one_k: int | None) -> Tensor:
 
 
 def _tree(x: Tensor, k: Tensor, largest: int) -> tuple[list[Tensor], Tensor]:
-    """Return the levels of a binary tree whose leaves are the classes, and log-odds u [B, n] of the classes.
+    """Return the levels of a binary tree whose leaves are the classes, and u = x - t, where t is one number per row.
 
-    Suppose that each class i is drawn independently with probability sigmoid(u_i), where u = x - t. If exactly k
-    classes are drawn, the set of drawn classes has the distribution of :class:`KSubset`, for any number t. A tree node
-    holds the probabilities that 0, 1, ..., ``largest`` classes below the node are drawn.
+    Suppose that each class i is drawn independently with probability sigmoid(u_i). If exactly k classes are drawn, the
+    set of drawn classes has the distribution of :class:`KSubset` for every t. This function chooses t such that drawing
+    k classes is likely. A tree node holds the probabilities that 0, 1, ..., ``largest`` leaves below it are drawn.
     """
     t = graph.tilt_to_mean(x.detach(), torch.zeros_like(x[:, :1]), k[:, None])
     u = x - t

@@ -47,10 +47,10 @@ class ClassificationLoss(Adjustable):
 
     The shapes are the shapes of ``torch.nn.CrossEntropyLoss``. Logits are [B, n], [B, n, d1, ...] or [n]. The target
     consists of class indices or class probabilities. Class indices are [B], [B, d1, ...] or []. Class probabilities
-    have the shape of the logits. If the logits are [B, n], the target may also be a :class:`LabelMixture`.
+    have the shape of the logits. For logits [B, n], a :class:`LabelMixture` (a few labels per row) is possible too.
 
-    Each option is also an attribute that can be assigned, for example ``loss.tau = 0.3``. If the value is not allowed,
-    the assignment raises a ValueError.
+    Each option is also an attribute that can be assigned, for example ``loss.reduction = "sum"``. If the value is not
+    allowed, the assignment raises a ValueError.
 
     Args:
         weight: one non-negative factor per class, [n]. The loss for a label is multiplied by the factor of this label.
@@ -88,15 +88,15 @@ class ClassificationLoss(Adjustable):
     def per_class(self, logits: Tensor) -> Tensor:
         """Return the losses [B, n] for scores [B, n]: entry (i, c) is the loss of row i if class c is the label.
 
-        Scores in half precision are converted to float32 before the call, and autocast is off. In ignored rows, all
-        scores are 0.
+        Scores in half precision are converted to float32 before the call, and autocast is off. In rows whose target
+        is ``ignore_index``, all scores are 0.
         """
         raise TypeError(f"{type(self).__name__} must define per_class(logits [B, n]) -> [B, n]")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Return the losses [B] for scores [B, n] and labels [B], one label per row. Each label is in [0, n).
 
-        By default, this method selects the losses from :meth:`per_class`. The label of an ignored row is 0.
+        By default, select the losses from :meth:`per_class`. If a target is ``ignore_index``, its row has label 0.
         """
         return self._checked(self.per_class(logits), "per_class", logits.shape).gather(1, labels[:, None])[:, 0]
 
@@ -120,7 +120,7 @@ class ClassificationLoss(Adjustable):
 
     @property
     def first_change(self) -> int | None:
-        """First epoch (counted from 0) whose loss differs from the loss of epoch 0. None if the loss never changes."""
+        """First epoch, counted from 0, with another loss function than epoch 0. None if the function never changes."""
         return None
 
     def set_epoch(self, epoch: int) -> None:
@@ -137,8 +137,8 @@ class ClassificationLoss(Adjustable):
 
         Args:
             logits, target: in the shapes that the documentation of the class lists.
-            sample_weight: one factor w_i per row, in the shape of class indices. Let L_i be the loss of row i. The mean
-                is sum_i w_i L_i / sum_i w_i over all rows i that are not ignored. With class indices y_i and class
+            sample_weight: one factor w_i per row, [B] for logits [B, n]. Let L_i be the loss of row i. The mean is
+                sum_i w_i L_i / sum_i w_i over all rows i that are not ignored. With class indices y_i and class
                 weights v, the divisor is sum_i w_i v[y_i] instead.
         """
         logits, target = _plain(logits, "logits"), _plain(target, "target")
@@ -216,7 +216,7 @@ class ClassificationLoss(Adjustable):
 
 
 class SoftmaxLoss(ClassificationLoss):
-    """Base class of losses that are a function of the cross-entropy nll = -log softmax(s)_y of a label y.
+    """Base class of losses that are a function of the cross-entropy nll = -log softmax(scores)_y of a label y.
 
     A subclass defines this function as :meth:`curve`.
 

@@ -50,9 +50,9 @@ class BatchLoss(Adjustable):
         """Return the loss of a batch, a scalar [].
 
         Args:
-            logits: scores [B, n] of this rank, in float32 or float64. The scores of ignored rows are 0.
-            label: class indices [B], each in [0, n). The label of an ignored row is 0.
-            counted: bool [B], False for ignored rows.
+            logits: scores [B, n] of this rank, in float32 or float64.
+            label: class indices [B], each in [0, n).
+            counted: bool [B], False for rows with the label ``ignore_index``. These rows have scores 0 and label 0.
         """
         raise TypeError(f"{type(self).__name__} must define of_batch(logits [B, n], label [B], counted [B]) -> []")
 

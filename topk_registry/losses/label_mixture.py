@@ -11,7 +11,7 @@ class LabelMixture(NamedTuple):
 
     The probability of class c is the sum of the shares of all labels equal to c, plus u / n. The field ``uniform``
     holds u, the probability that a row spreads evenly over all n classes. The shares and u need not add up to 1. If all
-    are 0, the loss of the row is 0, but the row counts in the mean. A mixture makes some losses faster.
+    are 0, the loss of the row is 0, but the row counts in the mean. A mixture can be faster than a target [B, n].
 
     Example:
         >>> LabelMixture.mixed(torch.tensor([0, 2]), torch.tensor([2, 2]), 0.75).dense(3)

@@ -70,8 +70,8 @@ class Adjustable(KeepsNumbers):
         if name not in self._buffers or value is None:
             return value
         tensor = torch.as_tensor(value, dtype=torch.float64).detach().clone()
-        like = self._buffers[name]
-        return tensor.to(next((b for b in self.buffers() if b.dtype == torch.float64), tensor) if like is None else like)
+        like, kept = self._buffers[name], (b for b in self.buffers() if b.dtype == torch.float64)
+        return tensor.to(next(kept, tensor) if like is None else like)
 
 
 class Option(NamedTuple):

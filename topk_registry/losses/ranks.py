@@ -22,10 +22,10 @@ L = TypeVar("L", bound=ClassificationLoss)
 def mean_over_ranks(loss: L, group: Group = None) -> L:
     """Make the mean of a loss cover the rows of all ranks. The loss is changed in place and returned.
 
-    With class weights or ignored rows, the sum of the weights of the rows differs between ranks, so the average of the
-    means of the ranks is not the mean over all rows. After a call of this function, each rank divides by the average of
-    the sums of all ranks instead. For this average, the ranks exchange one number per call of the loss. If the loss
-    requires no gradient, as in evaluation, each rank returns the mean over its own rows without an exchange.
+    A mean divides by the sum of the weights of the rows. With class weights or ignored rows, this divisor differs
+    between ranks. Then the average of the means of the ranks is not the mean over all rows. After a call of this
+    function, each rank divides by the average of all ranks' divisors, so the ranks exchange one number per call of the
+    loss. If the loss requires no gradient, as in evaluation, each rank returns the mean over its own rows instead.
 
     Args:
         loss: must have ``reduction="mean"``. The reduction becomes ``"sum"``, and a forward hook divides the sum.

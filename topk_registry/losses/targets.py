@@ -5,8 +5,8 @@ Let L(s, c) be the loss of a row of scores s if class c is the label. For every 
     sum_c mass_c L(s, c).
 
 A mass is a product of three factors: the probability of the class after label smoothing, the class weight, and the
-sample weight of the row. A weight that is not given is 1. For the mean, every mass is also divided by the sum of the
-weights of all rows that are not ignored, so the mean is the sum of the losses of the rows. If the targets are class
+sample weight of the row. A weight that is not given is 1. If the reduction is ``"mean"``, every mass is also divided by
+the sum of the weights of all rows that are not ignored. Then the sum over rows is the mean. If the targets are class
 indices, the weight of a row is the product of its sample weight and the class weight of its label. For distributions
 and mixtures, the weight of a row is its sample weight.
 """
@@ -140,7 +140,7 @@ class Masses(NamedTuple):
 
 
 def _scale(rows: Tensor, reduction: str, sample_weight: Tensor | None) -> Tensor | None:
-    """Return the factor of each row, [B, 1] or [1, 1], for class weights [B] of the rows. None: the factor is 1."""
+    """Return ``sample_weight``, divided by sum(sample_weight * rows) for "mean". None means that all weights are 1."""
     scale = None if sample_weight is None else sample_weight.to(rows)
     if reduction == "mean":
         scale = 1.0 / rows.sum() if scale is None else scale / (rows * scale).sum()

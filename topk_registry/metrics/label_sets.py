@@ -117,9 +117,9 @@ class LabelSetMetrics(StreamingMetric):
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
     """Return the average precision of each class: [n], from scores [N, n] and boolean labels [N, n].
 
-    For each sample with the label, the precision is the share of samples with the label among all samples whose score
-    is at least as high. The average precision of the class is the mean of these precisions. If no sample has the label,
-    the result is NaN.
+    The average precision of class c is the mean of one precision per sample that has the label c. This precision is the
+    share of samples with the label c among all samples whose score for c is at least as high. If no sample has the
+    label c, the result for c is NaN.
 
     Example:
         >>> average_precision(torch.tensor([[0.9], [0.8], [0.7]]), torch.tensor([[True], [False], [True]]))
@@ -134,5 +134,5 @@ def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def _at_least(scores: Tensor, others: Tensor) -> Tensor:
-    """Return the number of ``others`` [N] that are at least each of the scores [M]: float64 [M]."""
+    """For each of the M scores, return the number of ``others`` that are at least as high: float64 [M]."""
     return (len(others) - torch.searchsorted(others.sort().values, scores)).double()

@@ -60,7 +60,7 @@ class TopKHead(nn.Module):
         values of k, the head uses the largest. If the loss lacks one of the two attributes, raise ValueError.
 
         Example:
-            >>> TopKHead.of_loss(create_loss("topk_nll", k=5, tau=0.2))
+            >>> TopKHead.of_loss(create_loss("topk_nll", k=5, tau=0.2))  # the temperature of this loss is k * tau
             TopKHead(k=5, temperature=1)
         """
         k, temperature = getattr(loss, "k", None), getattr(loss, "temperature", None)

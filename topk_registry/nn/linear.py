@@ -38,8 +38,8 @@ def linear_smooth_topk(
 ) -> Tensor:
     """Compute the smooth top-k SVM loss of the logits ``F.linear(features, weight, bias)``.
 
-    If all classes fit into one chunk, the function computes all logits at once. Otherwise, the function computes the
-    logits of one chunk of classes at a time, and the backward pass computes these logits again. Then the logits [B, n]
+    If there are at most ``chunk`` classes, the function computes all logits at once. Otherwise, the function computes
+    the logits of ``chunk`` classes at a time, and the backward pass computes these logits again. Then the logits [B, n]
     are never in memory at once. Loss and gradients are the same in both cases. The loss of a row with the label y is
 
         L = tau softplus(alpha / tau - l_y),    l_y = log(p / (1 - p)),
@@ -214,7 +214,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def _agree(check: Callable[[], Mapping[str, float]], k: int, group: Group) -> tuple[list[int], int, int]:
-    """Call ``check`` on all ranks. Return the number of rows of each rank, this rank's first class, and n."""
+    """If ``check`` fails on a rank, raise on all. Return each rank's number of rows, this rank's first class, n."""
     of_ranks = agreed(check, group, may_differ=("number of rows", "classes"))
     first, n = first_class(of_ranks["classes"], group)
     if n <= 2 * k:
@@ -233,7 +233,7 @@ def _problem(x: Tensor, k: int, theta: float, chunk: int, first: int = 0, group:
 def _check_layer(
     features: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int | None
 ) -> dict[str, float]:  # fmt: skip
-    """Raise a ValueError unless the arguments fit together. Return the facts that ranks compare."""
+    """Raise a ValueError unless the arguments fit together. Return the sizes and k as a dictionary."""
     shapes = [None if t is None else list(t.shape) for t in (features, weight, bias)]
     fits = features.ndim == 2 and weight.ndim == 2 and features.shape[1] == weight.shape[1]
     if not fits or (bias is not None and bias.shape != weight.shape[:1]):
@@ -251,7 +251,7 @@ class LinearSmoothTopK(nn.Module):
     """A linear classifier and the smooth top-k SVM loss in one module, for a million classes or more.
 
     ``head(features, target)`` returns the training loss. ``head.topk(features)`` returns the k classes with the largest
-    logits. If the classes need more than one chunk, neither call stores the logits of all classes at once.
+    logits. If there are more than ``chunk`` classes, neither call stores the logits of all classes at once.
 
     Args:
         in_features: length d of a feature vector.

@@ -82,7 +82,7 @@ def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:
 
 
 def in_clean_thread(function: Callable[[], Any]) -> Any:
-    """Call a function in a new thread, where fake tensors, transforms and autocast are off. Return the result."""
+    """Call a function in a new thread, with fake tensors, torch.func and autocast turned off. Return the result."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 

@@ -20,9 +20,9 @@ class Fused(torch.autograd.Function):
     The gradient may be None if ``needs_grad`` is False. If ``sums`` is True, the result is the sum [] of the losses.
 
     The forward pass stores the gradient, and the backward pass scales the stored gradient in place. A second backward
-    pass through the same graph therefore calls the kernel again. If ``create_graph`` or ``is_grads_batched`` is True,
-    the backward pass differentiates ``definition(logits)`` instead. ``definition`` must return the losses [B] and use
-    only differentiable operations.
+    pass through the same graph therefore calls the kernel again. If ``torch.autograd.grad`` is called with
+    ``create_graph`` or ``is_grads_batched``, the backward pass differentiates ``definition(logits)`` instead.
+    ``definition`` must return the losses [B] and use only differentiable operations.
     """
 
     @staticmethod

@@ -28,9 +28,9 @@ def soft_hinge(violation: Tensor, tau: float) -> Tensor:
 class Hinge(NamedTuple):
     """Smoothed hinge L(m) = tau softplus((alpha_y - scale m) / tau) of the margin m of a label y.
 
-    The margin m says how far the score of y is above the scores of the other classes. alpha_y is the required value of
-    scale m, and tau is the temperature of the smoothing. Kernels compute L and dL/dm. The method :meth:`definition`
-    computes the same numbers by PyTorch operations.
+    The margin m says how far the score of y is above the scores of the other classes. The product of ``scale`` and m is
+    compared with alpha_y, the required margin. tau is the temperature of the smoothing. Kernels compute L and dL/dm.
+    The method :meth:`definition` computes the same numbers by PyTorch operations.
     """
 
     alpha: Tensor  # required margin: one number [], or one per class [n], contiguous

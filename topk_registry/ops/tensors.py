@@ -33,8 +33,8 @@ class Route(Enum):
 def route(*tensors: Tensor | None) -> Route:
     """Return the way in which an operator must compute its result from these tensors.
 
-    The way is GRAPH if the operator is traced or a tensor has no values, OPERATIONS within a transform or for a
-    subclass of Tensor, and KERNELS for plain tensors. Arguments that are None are ignored.
+    The way is GRAPH if the operator is traced or a tensor has no values, OPERATIONS within a transform of
+    ``torch.func`` or for a subclass of Tensor, and KERNELS for plain tensors. Arguments that are None are ignored.
     """
     if torch.compiler.is_compiling():
         return Route.GRAPH
@@ -54,7 +54,7 @@ def route(*tensors: Tensor | None) -> Route:
 
 
 def is_plain(t: Tensor) -> bool:
-    """Return whether a tensor is neither of a subclass of Tensor nor wrapped by a transform."""
+    """Return whether a tensor is neither of a subclass of Tensor nor wrapped by a ``torch.func`` transform."""
     # wrappers also have the type Tensor; the second check is for torch.autograd.grad(is_grads_batched=True)
     return type(t) in PLAIN and not (is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
 

@@ -1,4 +1,4 @@
-"""The registries, which find losses, data sets and kinds of model files by name.
+"""The registries, which find losses, data sets and readers of model files by name.
 
 This package imports the standard library only.
 
@@ -11,10 +11,10 @@ A plug-in is an entry point. An installed distribution declares the entry point 
 returns a callable ``(logits, target) -> Tensor``. The list of losses comes from metadata and source files, so listing
 imports no plug-in. Creating a loss imports the module of the factory.
 
-If several plug-ins have the same name, the priority is as follows. A loss that this process registered with
-``register_loss`` comes first, and the losses of this project come second. If the plug-ins come from two other
-distributions, every use of the name raises an error, and ``distribution:name`` selects one of the plug-ins. Plug-ins
-cannot have the name of a timm loss.
+If several losses have the same name, a loss that this process registered with ``register_loss`` takes priority. The
+losses of this project come next, and the losses of all other distributions come last. If two other
+distributions define the name, the use of the name raises an error, and ``distribution:name`` selects one of the losses.
+No plug-in can have the name of a timm loss.
 """
 
 from typing import TYPE_CHECKING, Any

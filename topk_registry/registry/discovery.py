@@ -111,7 +111,7 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
 
 
 def misspelt_groups() -> Iterator[tuple[str, set[str]]]:
-    """For each unknown entry-point group ``topk_registry...``, yield a message and the names of its entry points."""
+    """For each misspelt entry-point group, such as ``topk_registry.loses``, yield a message and its entry points."""
     for dist in distributions():
         with suppress(Exception):  # discover() reads the same file and reports the error
             for group in sorted(dist.entry_points.groups - set(GROUPS)):

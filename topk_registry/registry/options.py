@@ -35,8 +35,8 @@ def accepts(builder: Callable[..., Any], option: str) -> bool:
 def recorded_defaults(builder: Callable[..., Any], options: Iterable[str] = ()) -> dict[str, Any]:
     """Return the default values that a training run records for ``builder``, the class or function of a loss.
 
-    ``options`` are the names of options whose values the run records already. The result leaves out these options, the
-    options in ``CONTEXT`` and ``SET_BY_TRAINERS``, and defaults that are not numbers, strings, booleans or None.
+    ``options`` are the names of options that the run records already. The result leaves out these options, the options
+    that trainers set (``CONTEXT``, ``SET_BY_TRAINERS``), and defaults other than numbers, strings, booleans and None.
     """
     named, left_out = parameters(builder)[0], {*options, *CONTEXT, *SET_BY_TRAINERS}
     found = {name: p.default for name, p in named.items() if name not in left_out and accepts(builder, name)}
@@ -56,13 +56,13 @@ def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
 
 
 def check_options(what: str, builder: Callable[..., Any], options: Iterable[str], also: Iterable[str] = ()) -> None:
-    """Raise TypeError if ``builder`` does not have one of the options, or requires an option that is not given.
+    """Raise TypeError if ``builder`` has no option of a given name, or if a required option is missing.
 
     Args:
         what: name of ``builder`` in the message, such as "loss 'topk_nll'".
         builder: class or function that is called with the options.
         options: names of the given options.
-        also: names of further options that the message can suggest.
+        also: names of further options for the list of options in the message.
     """
     named, takes_any = parameters(builder)
     known = [*named, *also]

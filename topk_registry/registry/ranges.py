@@ -16,7 +16,7 @@ class Interval:
     """An interval of numbers from ``low`` to ``high``.
 
     ``closed`` has two booleans: whether the interval includes ``low``, and whether the interval includes ``high``.
-    ``text`` is the notation of the interval. If ``text`` ends in "n)" or "n]", ``high`` is infinite.
+    ``text`` is the notation. In ``"[1, n)"``, n is the unknown number of classes, so ``high`` is infinite.
 
     Example:
         >>> tau = Interval.parse("(0, inf)")
@@ -51,9 +51,9 @@ class Interval:
         return inside or (value == self.low and self.closed[0]) or (value == self.high and self.closed[1])
 
     def examples(self, num_classes: int) -> tuple[list[float], list[float]]:
-        """Return the finite ends that the interval includes, and a number outside of the interval for each finite end.
+        """Return numbers inside and outside of the interval, with which a test can check an option.
 
-        The number outside is the end itself, or 1 beyond an included end. ``num_classes`` is the n in ``"[1, n)"``.
+        For ``"[1, n)"`` and ``num_classes`` n = 10, the result is ``([1], [0, 10])``. An infinite end gives no number.
         """
         high = num_classes if self.text.rstrip("]) ").endswith("n") else self.high
         ends = [end for end in zip((self.low, high), self.closed, (-1, 1), strict=True) if math.isfinite(end[0])]

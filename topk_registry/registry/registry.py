@@ -25,7 +25,7 @@ B = TypeVar("B", bound=Builder)
 
 @dataclass(frozen=True)
 class LossInfo:
-    """Facts about a loss, data set, command or kind of model file. The facts are read without importing the plug-in.
+    """Facts about a plug-in: a loss, data set, command or reader of model files. The plug-in is not imported.
 
     ``status`` is ``"available"``, ``"registered"`` (by code of this process), ``"broken"`` or ``"disabled"``.
     ``"broken"`` means that the package of the plug-in is not installed, or that its import failed in this process.
@@ -80,7 +80,7 @@ class Registry:
         return sorted(name for name, owners in self._by_name().items() if any(_hit(p, filter, exclude) for p in owners))
 
     def infos(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[LossInfo]:
-        """Return facts about all plug-ins that :meth:`names` selects, and about the disabled plug-ins among them."""
+        """Return facts about the plug-ins that match ``filter`` but not ``exclude``, including disabled plug-ins."""
         plugins = (*self._reserved.values(), *self._registered.values(), *self._discover()[0])
         found = sorted((p for p in plugins if _hit(p, filter, exclude)), key=lambda p: (p.name, p.distribution))
         owners = self._by_name()

@@ -10,7 +10,7 @@ from topk_registry.losses.base import ClassificationLoss
 from topk_registry.registry.options import CONTEXT, parameters, tuning_grid
 from topk_registry.registry.ranges import Interval, option_ranges
 from topk_registry.testing.expect import NotApplicableError, check, expect, expect_close, expect_finite, expect_same
-from topk_registry.testing.subject import EPOCHS, Loss, Subject, evaluate, value_and_gradient
+from topk_registry.testing.subject import EPOCHS, Subject, evaluate, value_and_gradient
 
 
 @check
@@ -85,7 +85,7 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
 
 @check
 def declared_options_work(subject: Subject) -> None:
-    """Check that options accept the values of ``tuning_grid`` and the ends of their range, but no value outside."""
+    """Check that options accept the values in ``loss.tuning_grid`` and the ends of their range, but none outside."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     if not ranges and not grid:
         raise NotApplicableError("declares no option_ranges and no tuning_grid")
@@ -107,7 +107,7 @@ def declared_options_work(subject: Subject) -> None:
 
 
 def _loss_with(subject: Subject, option: str, value: Any) -> Tensor:
-    return evaluate(_at_epoch(subject.build(**{option: value})), subject.logits(), subject.labels())
+    return evaluate(subject.build(**{option: value}), subject.logits(), subject.labels())
 
 
 def _is_refused(subject: Subject, option: str, value: Any) -> bool:
@@ -126,12 +126,12 @@ def options_can_be_set(subject: Subject) -> None:
         loss = subject.build()
         if not isinstance(loss, ClassificationLoss) and not hasattr(loss, option):
             continue  # the module does not store this option
-        evaluate(_at_epoch(loss), logits, labels)  # this call may fill a cache, which the new value must invalidate
+        evaluate(loss, logits, labels)  # this call may fill a cache, which the new value must invalidate
         try:
             setattr(loss, option, value)
         except (ValueError, TypeError, AttributeError):
             continue
-        built = _at_epoch(subject.build(**{option: value}))
+        built = subject.build(**{option: value})
         got, wanted = (value_and_gradient(each, logits, labels) for each in (loss, built))
         expect_same(got, wanted, f"after {option} was set to {value!r}", tolerance=0.0)
         expect(repr(loss) == repr(built), f"expected {built!r} after {option} was set to {value!r}, got {loss!r}")
@@ -160,15 +160,9 @@ def _other_values(subject: Subject) -> Iterator[tuple[str, Any]]:
             yield option, value
 
 
-def _at_epoch(loss: Loss) -> Loss:
-    if callable(set_epoch := getattr(loss, "set_epoch", None)):
-        set_epoch(0)
-    return loss
-
-
 @check
 def set_epoch_is_harmless(subject: Subject) -> None:
-    """Check that the loss is finite in all epochs, and first differs from epoch 0 in the epoch ``first_change``."""
+    """Check that the loss is finite in all epochs, and first changes in the epoch that ``loss.first_change`` names."""
     loss = subject.build()
     set_epoch = getattr(loss, "set_epoch", None)
     if not callable(set_epoch):

@@ -34,7 +34,7 @@ class Subject:
         factory: class or function that takes keyword arguments and returns a callable ``(logits [B, n], target)``.
         name: name of the loss in reports.
         options: keyword arguments with which every check builds the loss.
-        num_classes: number of classes n. For a top-k loss, choose n > 2k + 1, so that the checks cover all formulas.
+        num_classes: number of classes n. For a top-k loss, choose n > 2k + 1: for smaller n, losses use other formulas.
     """
 
     factory: Callable[..., Loss]
@@ -70,6 +70,8 @@ class Subject:
         loss = self.factory(**{**accepted_context(self.factory, self._context()), **self.options, **options})
         if isinstance(loss, nn.Module) and "_parameters" not in vars(loss):
             raise TypeError(f"{type(loss).__name__}.__init__ must call super().__init__()")
+        if callable(set_epoch := getattr(loss, "set_epoch", None)):  # as a trainer does before the first epoch
+            set_epoch(0)
         return loss
 
     def takes(self, option: str) -> bool:

@@ -35,7 +35,7 @@ def takes_distributions(subject: Subject) -> None:
 
 @check
 def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
-    """Check, if ``takes_k_hot = True``, that a gradient step with a k-hot target raises the logits of all labels."""
+    """If ``loss.takes_k_hot`` is True, check that a gradient step with a k-hot target raises all labels' logits."""
     if getattr(unbound(subject.factory), "takes_k_hot", False) is not True:
         raise NotApplicableError("does not declare takes_k_hot = True")
     loss, logits, n = subject.build(), subject.logits(), subject.num_classes

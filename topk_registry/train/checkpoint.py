@@ -71,9 +71,9 @@ class Progress:
     stale: int = 0
 
     def close(self, row: Row, value: float | None, decreasing: bool) -> None:
-        """Add the metrics ``row`` of an epoch. ``value`` is the metric that selects the best epoch.
+        """Complete an epoch with the metrics ``row``, and update the best epoch.
 
-        With ``decreasing``, lower values are better. If the epoch was not evaluated, ``value`` is None.
+        ``value`` selects the best epoch. Without evaluation, it is None. With ``decreasing``, lower values are better.
         """
         self.history.append(row)
         if value is not None and (self.best is None or (value < self.best if decreasing else value > self.best)):

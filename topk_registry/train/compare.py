@@ -35,8 +35,8 @@ class Difference:
         first, second: values of the two models.
         difference: second - first.
         low, high: 95 % bootstrap interval of the difference.
-        gained: number of images whose top-k accuracy is higher with the second model. None for ``macro`` and ``nll``.
-        lost: number of images whose top-k accuracy is lower with the second model. None for ``macro`` and ``nll``.
+        gained: number of images that only the second model predicts correctly. None for ``macro`` and ``nll``.
+        lost: number of images that only the first model predicts correctly. None for ``macro`` and ``nll``.
         p: two-sided p-value of McNemar's exact test. None for ``macro`` and ``nll``.
     """
 
@@ -67,12 +67,7 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def compare_scores(
-    scores: Sequence[NDArray[Any]],
-    labels: Integers,
-    *,
-    k: Sequence[int] = (1, 5),
-    resamples: int = 2000,
-    seed: int = 0,
+    scores: Sequence[NDArray[Any]], labels: Integers, *, k: Sequence[int] = (1, 5), resamples: int = 2000, seed: int = 0
 ) -> list[list[Difference]]:
     """Compare each model with the first model.
 
@@ -261,7 +256,7 @@ def _images(args: Any, config: TrainConfig | None) -> Any:
 
 
 def _other_split(args: Any, first: TrainConfig | None, config: TrainConfig | None) -> bool:
-    """Return whether the images are the held-out part of the first run, but perhaps training images of another run."""
+    """Return whether the images are held out in the run ``first``, but maybe training images in the run ``config``."""
     from topk_registry.train.data import held_out_fraction
 
     if args.data_dir or args.dataset or args.split or first is None or not held_out_fraction(first):

@@ -189,9 +189,7 @@ class TrainConfig:
         None, "start from this file as if it were the published weights", metavar="PATH"
     )
     initial_checkpoint: str = _MODEL("", "start from the weights in this checkpoint", metavar="PATH")
-    num_classes: int | None = _MODEL(
-        None, "number of classes (default: of the data, else of the model)", metavar="N", within="[1, inf)"
-    )
+    num_classes: int | None = _MODEL(None, "number of classes (default: of the data)", metavar="N", within="[1, inf)")
     img_size: int | None = _MODEL(None, "image size (default: of the model)", metavar="N", within="[1, inf)")
     in_chans: int | None = _MODEL(None, "input channels (default: 3)", metavar="N", within="[1, inf)")
     input_size: list[int] | None = _MODEL(
@@ -349,9 +347,9 @@ class TrainConfig:
         return type(self)(**{name: getattr(self, name) for name in self.__dict__["_given"]} | settings)
 
     def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
-        """Return the configuration for data loaders that a program passes to the trainer.
+        """Return a copy for a run that gets its batches from a program instead of a data set.
 
-        The defaults are those of timm. The argument ``batch_size`` is used if this configuration sets no batch size.
+        Settings that were never set get the defaults of timm. An unset batch size becomes ``batch_size`` if given.
         """
         given: frozenset[str] = self.__dict__["_given"]
         changed: dict[str, Any] = {} if given & {"dataset", "data_dir"} else {"dataset": OWN_BATCHES}
@@ -438,10 +436,10 @@ def read_config(file: str) -> dict[str, Any]:
 
 
 def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of this trainer among ``settings``. A string is parsed like the argument of the flag.
+    """Return the ``settings`` that this trainer has. A string is parsed like the argument of the flag.
 
-    A setting that only timm's script has is dropped if the value is timm's default. Any other value of such a setting
-    raises a ConfigError, and so does an unknown name. A value None is dropped if the setting does not accept None.
+    Some settings exist only in timm's script. They are dropped if the value is timm's default, else a ConfigError is
+    raised. An unknown name raises a ConfigError. A value None is dropped if the setting does not accept None.
     """
     hints, cleaned = _hints(), {}
     for name, value in settings.items():

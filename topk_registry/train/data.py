@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from timm.data import (
-    AugMixDataset,
-    FastCollateMixup,
-    Mixup,
-    MultiLabelTarget,
-    create_loader,
-)
+from timm.data import AugMixDataset, FastCollateMixup, Mixup, MultiLabelTarget, create_loader
 from timm.data.readers.class_map import load_class_map
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -143,6 +137,10 @@ def open_split(
     about: dict[str, Any] = {"training": training, "held_out": held_out, **options, **config.dataset_opt}
     try:
         dataset = open_dataset(config.dataset, split, config.data_dir, **about)
+        bands = getattr(dataset[0][0], "getbands", tuple)() if is_indexed(dataset) and len(dataset) else ()
+        if bands and len(bands) != channels:
+            seen = f"its images have {len(bands)} channels ({''.join(bands)}), and the model takes {channels}"
+            raise ValueError(f"{seen}; see --in-chans and --input-img-mode")
         return _mapped(config, dataset) if config.class_map and config.dataset in FOLDERS else dataset
     except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
         raise DataError(f"cannot open split {split!r} of {name_of(config)}: {error}") from error
@@ -235,8 +233,8 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 class LabelMixup(Mixup):
     """timm's mixup, but with :class:`LabelMixture` targets (two labels and their weights) instead of distributions.
 
-    timm mixes images and one-hot labels. This class passes the row index of each image instead of the label, and the
-    batch size B as number of classes. Entry (i, i) of timm's target [B, B] is the weight of image i in mixed image i.
+    timm gets the image indices 0, ..., B - 1 as labels of a batch of B images. Therefore entry (i, j) of timm's mixed
+    one-hot labels [B, B] is the weight of image j in mixed image i. This class needs only the diagonal.
     """
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:
@@ -408,7 +406,7 @@ def _ignore_signals(worker: int, then: Callable[[int], object] | None) -> None:
 
 
 class Crops:
-    """Transform of an image into 5 crops (corners and center), or 10 with mirror images, as uint8 [3, h, w]."""
+    """Transform of an image into 5 crops (corners and center), or 10 with mirror images, as uint8 [c, h, w]."""
 
     def __init__(self, preprocessing: dict[str, Any], crops: int) -> None:
         from timm.data.transforms import str_to_interp_mode
@@ -423,4 +421,4 @@ class Crops:
 
     def __call__(self, image: Image.Image) -> tuple[np.ndarray[Any, Any], ...]:
         crops = self.crop(self.resize(image))
-        return tuple(np.ascontiguousarray(np.asarray(crop).transpose(2, 0, 1)) for crop in crops)
+        return tuple(np.atleast_3d(crop).transpose(2, 0, 1).copy() for crop in crops)

@@ -60,11 +60,10 @@ class SingleLabel:
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Add a batch, and return the logits of the images that have a target: [len(target), n].
+        """Add a batch of B labels ``target``, and return the logits [B, n].
 
         If ``crops`` or ``probabilities`` is set, return the logarithms of the class probabilities instead. With crops,
-        the probabilities are averaged over the crops of an image. If ``logits`` has more images than ``target``, the
-        last images are ignored.
+        the probabilities are averaged over the crops of an image. Images after the first B images are ignored.
         """
         likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
         ranked = [likelihood if self.probabilities else logits]
@@ -151,7 +150,8 @@ def evaluate(
         calibration: if not 0, also measure the calibration error of the top-k marginals with this k.
         multilabel: whether images have several labels.
         channels_last: whether images are converted to the channels-last memory layout.
-        keep: function that is called with the logits or log-probabilities [B, n] and the targets of each batch.
+        keep: function that is called with scores [B, n] and the targets of each batch. The scores are log-probabilities
+            if ``crops`` or ``probabilities`` is given, else logits.
         progress: function that is called with the index of each batch. If the function returns True, evaluation stops.
 
     Returns:
@@ -190,7 +190,7 @@ def evaluate(
     return metrics.compute()
 
 
-def readable(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
+def readable(loader: Any) -> Iterator[tuple[Tensor, Any]]:
     """Yield the images and targets of a loader. Raise a DataError if a batch cannot be read."""
     batches = iter(loader)
     while True:
@@ -199,5 +199,6 @@ def readable(loader: Any) -> Iterator[tuple[Tensor, Tensor]]:
         except StopIteration:
             return
         except (OSError, RuntimeError, SyntaxError, ValueError) as error:
-            raise DataError(f"cannot read the evaluation data: {error}") from error
+            last = "".join(f"{error}".splitlines()[-1:])  # a message from a worker process begins with a traceback
+            raise DataError(f"cannot read the data: {last}") from error
         yield images, target

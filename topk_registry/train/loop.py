@@ -18,6 +18,7 @@ from topk_registry.train.checkpoint import Progress, Saver, StopRequest
 from topk_registry.train.config import DECREASING, TrainConfig
 from topk_registry.train.data import Data, TrainLoader
 from topk_registry.train.errors import NonFiniteLossError
+from topk_registry.train.evaluation import readable
 from topk_registry.train.loss import LossSpec
 from topk_registry.train.model import Compute
 from topk_registry.train.report import Report
@@ -111,7 +112,7 @@ def train_epoch(run: Run, epoch: int) -> float | None:
     samples = 0
     run.report.begin_epoch(epoch, run.updates_per_epoch)
     run.optimizer.zero_grad()
-    for batch, (images, target) in enumerate(run.loader):
+    for batch, (images, target) in enumerate(readable(run.loader)):
         last = batch == batches - 1
         update = batch // config.grad_accum_steps
         needs_update = last or (batch + 1) % config.grad_accum_steps == 0

@@ -110,7 +110,7 @@ class LossSpec:
         return " ".join(filter(None, [self.name, *given, f"(default: {', '.join(usual)})" if usual else "", owner]))
 
     def guess(self, num_classes: int) -> str:
-        """Return a note if the option ``k`` of the loss is more than half of ``num_classes``, else ""."""
+        """Return a note if most random guesses are in the top ``k`` of the loss (k > ``num_classes`` / 2), else ""."""
         k = {**self.record["defaults"], **self.options}.get("k")
         if not isinstance(k, int) or not num_classes // 2 < k <= num_classes:
             return ""
@@ -152,7 +152,7 @@ class LossSpec:
 
 
 def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
-    """Return the loss of a run. With class weights, ``ce`` is PyTorch's cross-entropy, as timm's accepts no weights."""
+    """Return the loss of a run. If ``ce`` (cross-entropy) has class weights, the loss is PyTorch's, not timm's."""
     if facts.class_weight is not None and spec.name == "ce" and not facts.multilabel:
         return nn.CrossEntropyLoss(torch.tensor(facts.class_weight), label_smoothing=facts.smoothing)
     return spec.build(facts)
@@ -178,27 +178,38 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
     A copy of ``criterion`` is tested. ``splits`` is the number of augmented copies of each image, see ``--aug-splits``.
     """
     rows, n = 2 * max(1, splits), facts.num_classes
+    labels = torch.arange(rows) % n
+    one_hot = nn.functional.one_hot(labels, n).float()
+    target, kind, other = labels, "class indices", one_hot
+    if facts.multilabel or facts.soft_targets:
+        target, kind, other = one_hot, "k-hot targets", labels
+    if facts.soft_targets:
+        target, kind = 0.5 * one_hot + 0.5 * one_hot.flip(0), "soft targets (mixup or cutmix)"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        logits = torch.randn(rows, n, requires_grad=True)
-        target: Tensor = torch.arange(rows) % n
-        kind = "class indices"
-        if facts.multilabel or facts.soft_targets:
-            target, kind = nn.functional.one_hot(target, n).float(), "k-hot targets"
-        if facts.soft_targets:
-            target, kind = 0.5 * target + 0.5 * target.flip(0), "soft targets (mixup or cutmix)"
-        try:
-            loss = copy.deepcopy(criterion)
-            set_epoch(loss, 0)
-            value = loss(logits, target)
-            if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
-                got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-                raise ValueError(f"expected one floating-point number, got {got} (is its reduction 'none'?)")
-            value.backward()
-        except Exception as error:
-            raise TrainError(f"loss {spec.name!r} does not train on {kind}: {error}") from error
-    if not (torch.isfinite(value) and logits.grad is not None and torch.isfinite(logits.grad).all()):
-        raise TrainError(f"loss {spec.name!r} has no finite value and gradient on {kind}")
+        logits = torch.randn(rows, n)
+        error = _error_on(criterion, logits, target)
+        if error is not None:  # if the loss trains on targets of the other kind, the kind is the reason
+            reason = f" does not train on {kind}" if _error_on(criterion, logits, other) is None else ""
+            raise TrainError(f"loss {spec.name!r}{reason}: {error}") from error
+
+
+def _error_on(criterion: nn.Module, logits: Tensor, target: Any) -> Exception | None:
+    """Return the error of one forward and backward pass, or None."""
+    logits = logits.clone().requires_grad_()
+    try:
+        loss = copy.deepcopy(criterion)
+        set_epoch(loss, 0)
+        value = loss(logits, target)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
+            got = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"expected one floating-point number, got {got} (is its reduction 'none'?)")
+        value.backward()
+        if not (torch.isfinite(value) and logits.grad is not None and torch.isfinite(logits.grad).all()):
+            raise ValueError("expected a finite value and a finite gradient")
+    except Exception as error:
+        return error
+    return None
 
 
 def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
@@ -206,14 +217,9 @@ def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
     if facts.multilabel or not (facts.soft_targets and isinstance(criterion, ClassificationLoss)):
         return False
     label = torch.arange(2) % facts.num_classes
-    try:  # a third-party loss may override forward and reject a LabelMixture
-        with torch.random.fork_rng(devices=[]):
-            loss = copy.deepcopy(criterion)
-            set_epoch(loss, 0)
-            loss(torch.randn(2, facts.num_classes), LabelMixture.mixed(label, label.flip(0), 0.5).smooth(0.1))
-    except Exception:
-        return False
-    return True
+    target = LabelMixture.mixed(label, label.flip(0), 0.5).smooth(0.1)
+    with torch.random.fork_rng(devices=[]):  # a third-party loss may override forward and reject a LabelMixture
+        return _error_on(criterion, torch.randn(2, facts.num_classes), target) is None
 
 
 def class_weights(how: str, counts: Sequence[float] | None, num_classes: int) -> list[float]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from timm import utils
 from timm.data import resolve_data_config
+from timm.data.loader import adapt_to_chs
 from timm.layers import convert_sync_batchnorm
 from timm.models import create_model, is_model, list_models, load_checkpoint
 from timm.optim import create_optimizer_v2, optimizer_kwargs
@@ -169,7 +170,12 @@ def place_model(config: TrainConfig, model: nn.Module, compute: Compute) -> nn.M
 
 def preprocessing_of(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
     """Return the preprocessing of evaluation: input size, crop, channel means, standard deviations, interpolation."""
-    resolved = resolve_data_config(config.to_dict(), model=model, verbose=False)
+    try:
+        resolved = resolve_data_config(config.to_dict(), model=model, verbose=False)
+    except AssertionError as error:
+        raise TrainError("--mean and --std take one number, or one number per channel") from error
+    for name in ("mean", "std"):  # models with 3 channels have the default values of most models
+        resolved[name] = adapt_to_chs(resolved[name], resolved["input_size"][0])
     return {name: list(v) if isinstance(v := resolved[name], tuple) else v for name in PREPROCESSING}
 
 

@@ -58,7 +58,7 @@ class Report:
             logger({"loss": now, "lr": lr}, done)
 
     def testing(self, name: str, batch: int, batches: int, every: int) -> None:
-        """Show ``name`` and ``batch``, an index from 0, if ``batch`` is a multiple of ``every`` or the last batch."""
+        """Print a line such as ``Test: [11/50]``, but only for every ``every``-th batch and for the last batch."""
         if batch % every == 0 or batch == batches - 1:
             self._line(f"{name}: [{batch + 1:{len(str(batches))}}/{batches}]")
 

@@ -23,7 +23,7 @@ from topk_registry.train.checkpoint import LAST, OUTPUT, Row, Saver
 from topk_registry.train.config import MULTILABEL, WEIGHT_METHODS, TrainConfig, flag_of
 from topk_registry.train.data import Data, TrainLoader
 from topk_registry.train.errors import Interrupted, TrainError
-from topk_registry.train.evaluation import evaluate
+from topk_registry.train.evaluation import evaluate, readable
 from topk_registry.train.loop import Run, train_epoch
 from topk_registry.train.loss import (
     Facts,
@@ -132,7 +132,7 @@ class Trainer:
         run = self.run
         set_epoch(run.criterion, run.progress.epoch)
         run.loader.set_epoch(run.progress.epoch)
-        images, target = next(iter(run.loader))
+        images, target = next(readable(run.loader))
         run.model.train()
         with run.compute.autocast():
             loss = run.task(images, target)["loss"]
@@ -163,7 +163,10 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     for line in opened.notes:  # printed before other checks, because skipped files may explain a later error
         report.say(line)
     utils.random_seed(config.seed, compute.rank)  # before the model is created, as in timm's script
-    network = own_model if own_model is not None else model.build_model(config, _classes(config, opened))
+    classes = _classes(config, opened)
+    if own_model is None and classes is None:
+        raise TrainError(f"the number of classes of {data.name_of(config)} is unknown: specify --num-classes")
+    network = own_model if own_model is not None else model.build_model(config, classes)
     n = _resolve_classes(config, network, opened)
     preprocessing = model.preprocessing_of(config, network)
     config = model.resolve_learning_rate(config.replace(num_classes=n, **preprocessing), compute.world_size)

@@ -11,7 +11,7 @@ from topk_registry.cli import ArgumentParser
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Compare the logits of an exported file with PyTorch's logits, and all other outputs with their definitions."""
+    """Compare the logits of an exported file with PyTorch's logits, and all other outputs with results of NumPy."""
     parser = ArgumentParser(prog="topk-registry verify", description=main.__doc__)
     parser.add_argument("model", metavar="FILE.onnx", help="an ONNX file that topk-registry export wrote")
     sample = "NAME.sample.npz of the export, with PyTorch's logits (default: the file next to NAME.onnx)"

@@ -25,9 +25,13 @@ class Batcher:
     """Queue that collects images of several callers into batches, and gives each caller the prediction for its image.
 
     ``await batcher(x)`` returns the prediction for one image. While one batch runs in a thread, new images wait in the
-    queue. The next batch contains at most ``max_batch`` waiting images with the same ``alpha``. A prediction lists at
-    most ``max_set`` classes in ``set``. Before a batch runs, the queue calls ``on_batch`` with the number of images in
-    the batch.
+    queue.
+
+    Args:
+        predictor: the model.
+        max_batch: maximum number of images per batch.
+        max_set: maximum number of classes that a prediction lists in ``set``.
+        on_batch: function that is called before each batch, with the number of images in the batch.
     """
 
     def __init__(

@@ -159,8 +159,8 @@ def check_query(request: Request, known: Sequence[str] = ()) -> None:
 def check_pixels(images: Sequence[bytes], predictor: Predictor, limits: Limits) -> None:
     """Raise :class:`ImageTooLargeError` if an image, or all images together, have too many pixels.
 
-    The numbers of pixels come from the headers of the images, so no image is decoded. The limits apply to the numbers
-    of pixels before and after resizing.
+    The function reads only the headers of the images. The limits also apply to the number of pixels of an image after
+    the preprocessing of the model has resized the image.
     """
     total = 0
     for image in images:

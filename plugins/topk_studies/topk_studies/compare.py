@@ -33,6 +33,8 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
             trials.
         PluginError: a loss does not exist or cannot be imported.
     """
+    if twice := [text for text in losses if losses.count(text) > 1]:
+        raise ValueError(f"{twice[0]} is listed twice in --losses")
     contestants = []
     for text in losses:
         plain = Contestant(text)

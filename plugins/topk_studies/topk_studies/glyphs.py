@@ -172,7 +172,7 @@ def measure(model: nn.Module, validation: Data, test: Data) -> dict[str, float]:
 
 
 class Trained:
-    """Callable that trains a run and returns the metrics. ``minutes`` after construction, calls raise TimeoutError."""
+    """Callable that trains a run and returns its metrics. After ``minutes`` in total, calls raise TimeoutError."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.time() + 60 * minutes
@@ -187,12 +187,12 @@ class Trained:
 
 
 def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
-    """Yield pairs of a run and seeds. The run has tuned options, and the caller trains the run with each of the seeds.
+    """Yield pairs: the options of a run, and the seeds with which the caller of this function trains the run.
 
     The runs that answer the questions of the protocol come first.
 
     Args:
-        runs: storage of the runs. To tune options, this function trains further runs and compares their top-5
+        runs: storage of the runs. To find the best options, this function trains further runs and compares their top-5
             accuracies on the validation split.
     """
 

@@ -133,7 +133,7 @@ def pairs(options: Mapping[str, Any]) -> list[str]:
 
 
 class Cell(NamedTuple):
-    """One loss under one condition of a study. Each run has the flags ``shared`` and the flags of one trial."""
+    """One loss (``contestant``) under one condition, with the flags that all runs share and the flags of each trial."""
 
     condition: str
     contestant: Contestant

@@ -13,12 +13,7 @@ from torch.nn import functional as F
 import topk_registry as tr
 from topk_registry.nn.spherical import SingularStepError, SphericalLinear, SphericalSGD
 
-LOSSES = {
-    "log_taylor_softmax": {},
-    "log_spherical_softmax": {"epsilon": 0.3},
-    "spherical_bound": {},
-    "mse": {},
-}
+LOSSES = {"log_taylor_softmax": {}, "log_spherical_softmax": {"epsilon": 0.3}, "spherical_bound": {}, "mse": {}}
 RATES = {"mse": 0.005}  # the squared error is a sum over classes
 N, D, M = 300, 12, 10
 

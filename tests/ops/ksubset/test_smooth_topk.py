@@ -10,7 +10,7 @@ from tests.ops.ksubset import oracles
 from tests.ops.ksubset.scores import KINDS, scores
 from topk_registry import use_backend
 from topk_registry.functional import smooth_topk
-from topk_registry.ops.ksubset.autograd import Parts
+from topk_registry.ops.parts import Parts
 
 BACKENDS = ("numba", "torch")
 MASSES = ("label", "smoothed label", "two labels", "few dense", "dense")

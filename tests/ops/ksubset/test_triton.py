@@ -6,7 +6,7 @@ import torch
 from tests.ops.ksubset.scores import KINDS, NEARLY_FLAT, nearly_flat, scores
 from tests.ops.triton_runs import Launches, compiles, interprets, pass_under_the_interpreter
 from topk_registry.ops.ksubset import autograd
-from topk_registry.ops.ksubset.autograd import Parts
+from topk_registry.ops.parts import Parts
 
 pytest.importorskip("triton")
 

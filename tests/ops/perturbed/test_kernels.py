@@ -10,6 +10,7 @@ from tests.ops.perturbed.quadrature import expected_kth
 from topk_registry.functional import perturbed_hinge, perturbed_topk
 from topk_registry.losses.targets import LabelMixture, Masses
 from topk_registry.ops.backend import use_backend
+from topk_registry.ops.parts import Parts
 from topk_registry.ops.perturbed import cpu
 from topk_registry.ops.perturbed.definition import perturbed_topk_definition
 
@@ -91,6 +92,8 @@ def targets() -> dict[str, Masses]:
         "labels": Masses.of(label, N),
         "ignored": Masses.of(ignored, N),
         "mixture": Masses.of(two, N),
+        "smoothing": Masses.of(ignored, N, label_smoothing=0.2),
+        "two and smoothing": Masses.of(two, N, label_smoothing=0.2),
         "weighted": Masses.of(label, N, weight=weight),
         "all": Masses.of(randn(B, N, seed=9).softmax(1).where(torch.arange(N) % 3 > 0, 0.0), N),
     }
@@ -115,7 +118,7 @@ def test_hinge_over_masses(kind, per_class, k):
     seed = int(torch.randint(2**63 - 1, ()))
     torch.manual_seed(5)
     options = {"k": k, "epsilon": 0.7, "num_samples": 4, "alpha": alpha, "scale": 3.0}
-    losses = perturbed_hinge(logits, masses.labels, masses.dense if masses.shares is None else masses.shares, **options)
+    losses = perturbed_hinge(logits, masses, **options)
     cotangent = torch.linspace(0.5, 2, B)
     gradient, again = (torch.autograd.grad(losses, logits, cotangent, retain_graph=True)[0] for _ in range(2))
     (differentiable,) = torch.autograd.grad(losses, logits, cotangent, create_graph=True)
@@ -128,16 +131,10 @@ def test_hinge_over_masses(kind, per_class, k):
         torch.testing.assert_close(found.double(), slope, rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("labels", "shares"), [((B, 2), (B, 1)), (None, (B, 1)), ((B - 1, 1), (B - 1, 1))])
-def test_shapes_that_do_not_fit_are_refused(labels, shares):
-    labels = None if labels is None else torch.zeros(labels, dtype=torch.int64)
-    with pytest.raises(ValueError, match="shares must be"):
-        perturbed_hinge(randn(B, N), labels, torch.ones(shares), k=3)
-
-
 def test_no_labels_give_no_loss():
     logits = randn(B, N).requires_grad_()
-    losses = perturbed_hinge(logits, torch.zeros(B, 0, dtype=torch.int64), torch.ones(B, 0), k=3)
+    masses = Parts(torch.zeros(B, 0, dtype=torch.int64), torch.ones(B, 0), None, None)
+    losses = perturbed_hinge(logits, masses, k=3)
     assert losses.tolist() == [0] * B
     assert torch.autograd.grad(losses.sum(), logits)[0].count_nonzero() == 0
 
@@ -149,7 +146,7 @@ def test_rows_without_mass_may_hold_anything(backend):
     logits.requires_grad_()
     with use_backend(backend):
         masses = Masses.of(label, 9)
-        losses = perturbed_hinge(logits, masses.labels, masses.shares, k=3, alpha=10.0)
+        losses = perturbed_hinge(logits, masses, k=3, alpha=10.0)
     (gradient,) = torch.autograd.grad(losses.sum(), logits)
     assert losses.isnan().tolist() == [False, False, False, True]
     assert gradient.isnan().any(1).tolist() == [False, False, False, True]
@@ -162,9 +159,9 @@ def test_masses_with_a_gradient():
     logits, shares = randn(B, N), torch.rand(B, 1, dtype=torch.float64).requires_grad_()
     labels = torch.arange(B)[:, None]
     torch.manual_seed(0)
-    (gradient,) = torch.autograd.grad(perturbed_hinge(logits, labels, shares, k=3).sum(), shares)
+    (gradient,) = torch.autograd.grad(perturbed_hinge(logits, Parts(labels, shares, None, None), k=3).sum(), shares)
     torch.manual_seed(0)
-    one = perturbed_hinge(logits, labels, torch.ones(B, 1), k=3)
+    one = perturbed_hinge(logits, Parts(labels, torch.ones(B, 1), None, None), k=3)
     torch.testing.assert_close(gradient[:, 0].float(), one, rtol=1e-3, atol=1e-4)
 
 
@@ -173,7 +170,7 @@ def test_transforms():
     logits, masses = randn(B, N), targets()["labels"]
 
     def loss(s):
-        return perturbed_hinge(s, masses.labels, masses.shares, k=3, num_samples=40).sum()
+        return perturbed_hinge(s, masses, k=3, num_samples=40).sum()
 
     torch.manual_seed(0)
     found = torch.func.grad(loss)(logits)
@@ -190,7 +187,7 @@ def test_compiles_whole():
     logits, masses = randn(B, N).requires_grad_(), targets()["ignored"]
 
     def loss(s):
-        return perturbed_hinge(s, masses.labels, masses.shares, k=3, epsilon=1e-6).sum()
+        return perturbed_hinge(s, masses, k=3, epsilon=1e-6).sum()
 
     gradient, plain = (torch.autograd.grad(f(logits), logits)[0] for f in (torch.compile(loss, fullgraph=True), loss))
     torch.testing.assert_close(gradient, plain)

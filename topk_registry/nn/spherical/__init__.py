@@ -1,4 +1,4 @@
-"""An output layer with a spherical loss. The time of a training step does not depend on the number of classes."""
+"""A linear classifier with a loss. The time of a training step does not depend on the number of classes."""
 
 from topk_registry.nn.spherical.factors import SingularStepError
 from topk_registry.nn.spherical.layer import SphericalLinear, SphericalSGD

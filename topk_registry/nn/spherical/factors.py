@@ -1,6 +1,6 @@
-"""The weight W = V U + 1 omega^T of a spherical layer, stored as factors, and the SGD step on these factors.
+"""The weight matrix W = V U + 1 omega^T of :class:`SphericalLinear`, and the SGD step that changes V, U and omega.
 
-README.md in this folder explains the symbols. Numbers such as (3) refer to the formulas in README.md.
+README.md in this folder explains these symbols. Numbers such as (3) refer to the formulas in README.md.
 """
 
 import math
@@ -37,7 +37,7 @@ class Batch:
     dH: Tensor  # [m, d] gradient with respect to the features  # noqa: N815  the README's symbol
 
     def scaled(self, factor: Tensor | float) -> "Batch":
-        """Return a batch whose derivatives are multiplied by ``factor``: one number [], or one per sample [m]."""
+        """Return a batch with the derivatives of the losses times ``factor``: one number [], or one per sample [m]."""
         column = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
         scaled = {name: getattr(self, name) * factor for name in ("gs", "gq")}
         scaled |= {name: getattr(self, name) * column for name in ("ga", "dH")}
@@ -45,7 +45,7 @@ class Batch:
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Concatenate the samples of batches. If the number of labels K differs, pad with labels whose ``ga`` is 0."""
+    """Concatenate the samples of batches. Labels without effect fill up batches with fewer labels per sample."""
     K = max(batch.labels.shape[1] for batch in batches)
 
     def column(name: str) -> Tensor:
@@ -58,7 +58,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
-    """Join the batches of all ranks, and divide derivatives by the number of ranks. None if there are no batches."""
+    """Join the batches of all ranks, and divide the gradients by the number of ranks. Without batches, return None."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return own
     d, device = factors.Q.shape[0], factors.V.device
@@ -203,7 +203,7 @@ class FactoredWeight(KeepsNumbers):
         return self.V.double().mm(self.U).add_(self.omega).to(self.V.dtype)
 
     def _inverse(self, x: Batch, U: Tensor, BH: Tensor, rho: float) -> tuple[Tensor, Tensor] | None:
-        """Return U'^-T and R^T of formula (8) in README.md, where ``U`` is U'. Return None if R is imprecise."""
+        """Return U^-T and R^T of formula (8) in README.md, for ``U`` after the step. If R is imprecise, return None."""
         m, d = x.H.shape
         before = x.H @ self.U_inverse_t.T
         if rho == 0:

@@ -1,4 +1,4 @@
-"""A linear output layer and its spherical loss in one module. README.md in this folder has the formulas."""
+"""A linear classifier with a loss whose cost is independent of the number of classes. README.md has the formulas."""
 
 import math
 import warnings
@@ -32,7 +32,7 @@ class SphericalLinear(nn.Module):
     sample. Train the backbone with a separate optimizer. No other optimizer can train this layer, because the weight
     has no ``grad``.
 
-    If n is much larger than d, each feature vector gives most classes a small probability (README.md, section 6).
+    Limitation: if n is much larger than d, the probabilities of correct classes stay small (README.md, section 6).
 
     Args:
         in_features: length d of a feature vector.
@@ -260,7 +260,7 @@ class SphericalLinear(nn.Module):
 
 
 class _Losses(torch.autograd.Function):
-    """The losses of m samples [m]. The backward pass also appends a Batch to ``layer._pending``, for the next step."""
+    """The losses of m samples [m]. The backward pass also stores, in ``layer._pending``, what the next step needs."""
 
     @staticmethod
     def forward(

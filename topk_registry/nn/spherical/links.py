@@ -1,4 +1,4 @@
-"""The interface through which :class:`SphericalLinear` calls a spherical loss."""
+"""The methods that a loss must have for :class:`SphericalLinear`, and functions that call these methods."""
 
 from typing import Any, Protocol
 
@@ -25,13 +25,13 @@ class SumsLoss(Protocol):
 
 
 def resolve(loss: str | nn.Module) -> SumsLoss | None:
-    """Return the loss for :class:`SphericalLinear`. For the squared error (``"mse"``), return None.
+    """Return a loss object for the argument ``loss`` of :class:`SphericalLinear`. For ``"mse"``, return None.
 
     Args:
-        loss: name of a registered spherical loss, or a spherical loss object, or ``"mse"``.
+        loss: name of a registered loss, or a loss object, or ``"mse"`` (squared error).
 
     Raises:
-        ValueError: the loss is not spherical, or has an option that the layer would ignore.
+        ValueError: the loss lacks a method of :class:`SumsLoss`, or has an option that the layer would ignore.
     """
     if loss == SQUARED_ERROR:
         return None
@@ -59,7 +59,7 @@ def loss_per_sample(
     is the sum of its weights among the labels, or 0 if the class is not among the labels.
 
     Args:
-        loss: spherical loss. None: squared error.
+        loss: result of :func:`resolve`. None: squared error.
         s, q: sum of all scores, and sum of their squares: [m].
         a, labels, weight: score, class index and weight of each label: [m, K].
         n: number of classes.

@@ -24,7 +24,6 @@ def numbers_from(context, builder, array_type, array, start, count):
 
 
 def repeated(builder, number, count):
-    """Return an LLVM vector with ``count`` copies of a number."""
     none = ir.Constant(ir.VectorType(number.type, count), ir.Undefined)
     first = builder.insert_element(none, number, ir.IntType(32)(0))
     return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))

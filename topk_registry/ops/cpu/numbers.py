@@ -141,7 +141,6 @@ def log32(x):
 
 @borrowing
 def copy(source, out):
-    """Copy the numbers of ``source`` to ``out``. Both arrays have the same length."""
     # for out[:] = source, numba would also compile broadcasting, which kernels cannot use because it needs Python
     for i in range(len(out)):
         out[i] = source[i]

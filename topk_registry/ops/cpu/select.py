@@ -9,7 +9,7 @@ from topk_registry.ops.cpu.numbers import borrowing, compiled
 
 @borrowing
 def stripe_length(n, T):
-    """Return the length of the stripes into which :func:`largest` divides n scores to find T of them. 0: no stripes."""
+    """Return the length of the stripes into which :func:`largest` divides a row of n scores, or 0 to not divide it."""
     length = 64
     while length < 4 * T:
         length *= 2
@@ -18,7 +18,6 @@ def stripe_length(n, T):
 
 @compiled
 def scratch(n, T):
-    """Return memory for :func:`largest` with n scores and T = len(top): maxima, candidate classes and their scores."""
     return empty(stripe_length(n, T), np.float32), empty(n, np.int64), empty(n, np.float32)
 
 
@@ -28,9 +27,9 @@ def largest(row, top, where, space):
 
     Of equal scores, the score of the lower class comes first. ``space`` is memory from :func:`scratch`.
 
-    A long row is divided into stripes of equal length. ``maxima[j]`` is the largest score at position j of any stripe.
-    Let m be the T-th largest of these maxima. At least T scores of the row are at least m. Therefore, only the scores
-    that are at least m are sorted.
+    A long row is divided into stripes of equal length. ``maxima[j]`` is the maximum of the j-th scores of all stripes.
+    For example, the stripes (5, 1, 2) and (4, 7, 0) have the maxima (5, 7, 2). Let m be the T-th largest maximum. Then
+    at least T scores of the row are at least m. Therefore, only the scores that are at least m are sorted.
     """
     maxima, classes, scores = space
     T = len(top)

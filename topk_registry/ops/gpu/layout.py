@@ -1,4 +1,4 @@
-"""Memory layout of rows of scores, and the number of rows, tiles and warps per kernel program."""
+"""Memory layout of rows of scores, and the number of rows, tiles and warps per program, a group of GPU threads."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -32,9 +32,10 @@ def like_rows(shape: torch.Size, stride: int, dtype: torch.dtype, device: torch.
 
 
 def tiles(n: int, stride: int, size: int) -> Mapping[str, int | bool]:
-    """Return the compile-time constants of a kernel for rows of n numbers, such as R, N and TILES in ``tiles.py``.
+    """Return the compile-time constants of a kernel for rows of n numbers, for example R, the rows per program.
 
-    ``stride`` is the distance from one row to the next, in numbers. ``size`` is the size of a number in bytes.
+    ``tiles.py`` explains the constants. ``stride`` is the distance from one row to the next, in numbers. ``size`` is
+    the size of a number in bytes.
     """
     return _tiles(n, stride, size, TILE_OF_A_WARP)
 

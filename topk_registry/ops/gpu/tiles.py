@@ -1,11 +1,11 @@
 # type: ignore
 """Tiles of rows for kernels: positions, loads and stores.
 
-A program works on R rows. A row of n numbers is divided into TILES tiles of N numbers. If CACHED is True, all tiles of
-a row stay in registers. Otherwise, each pass over the row reads the tiles again. In memory, a row begins S numbers
-after the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and stores move whole vectors. If
-SHIFTED is True, a row may therefore begin inside of its first tile. ``shift`` is the number of entries of the first
-tile that precede the row.
+A program, a group of GPU threads, works on R rows. A row of n numbers is divided into TILES tiles of N numbers. If
+CACHED is True, all tiles of a row stay in registers. Otherwise, each pass over the row reads the tiles again. In
+memory, a row begins S numbers after the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and
+stores move whole vectors. If SHIFTED is True, a row may therefore begin inside of its first tile. ``shift`` is the
+number of entries of the first tile that precede the row.
 """
 
 import triton
@@ -26,7 +26,9 @@ def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
 def others(s_ptr, live, y, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
     """Return the scores of a tile [R, N]. The score of the label ``y`` and entries outside of the row become -inf.
 
-    ``live`` [R] is False for rows whose scores are not needed. If R > 1, these rows are not read.
+    ``tile`` is the index of the tile in its row. ``shift`` [R] is the number of entries of tile 0 that precede the row.
+    If R > 1, a row with False in ``live`` [R] is not read, and its scores become -inf. If R is 1, the row may be read
+    even if ``live`` is False.
     """
     place = tile * N + tl.arange(0, N)[None, :]
     pointers = s_ptr[:, None] + place
@@ -57,7 +59,7 @@ def masked(pointers, place, live, y, shift, n: tl.constexpr, SHIFTED: tl.constex
 def store(
     out_ptr, values, selected, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr
 ):
-    """Write the tile ``values`` [R, N] of each row with True in ``selected`` [R], or always if R is 1."""
+    """Write the tile ``values`` [R, N] of each row with True in ``selected`` [R]. If R is 1, ignore ``selected``."""
     place = tile * N + tl.arange(0, N)[None, :]
     pointers = out_ptr[:, None] + place
     values = values.to(out_ptr.dtype.element_ty)
@@ -85,9 +87,9 @@ def clear(
     value_ptr, gradient_ptr, row, shift, selected,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """For each row with True in ``selected`` [R], write loss 0 and gradient 0.
+    """Write loss 0 and gradient 0 for each row with True in ``selected`` [R].
 
-    If R is 1, the gradient is written for every value of ``selected``.
+    If R is 1, the gradient 0 is written even if ``selected`` is False.
     """
     tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=selected)
     for tile in range(TILES):
@@ -99,7 +101,6 @@ def tiles_of(
     s_ptr, live, y, shift, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
     CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return all tiles of the rows as a tuple. If ``CACHED`` is False, return an empty tuple."""
     cached = ()
     if CACHED:
         for tile in tl.static_range(TILES):
@@ -112,7 +113,7 @@ def tiles_and_largest(
     s_ptr, live, y, shift,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return the result of :func:`tiles_of`, and the largest score of each row except the score of the label, [R]."""
+    """Return all tiles if CACHED is True, else (). Also return the largest score of each row, without the label."""
     cached = tiles_of(s_ptr, live, y, shift, n, R, N, TILES, CACHED, SHIFTED)
     if CACHED:
         best = cached[0]

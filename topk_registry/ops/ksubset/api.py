@@ -11,8 +11,8 @@ from torch import Tensor
 from topk_registry.ops.backend import choose, load
 from topk_registry.ops.fused import Fused
 from topk_registry.ops.ksubset import autograd, graph
-from topk_registry.ops.ksubset.autograd import Parts
 from topk_registry.ops.ksubset.custom_op import smooth_topk as in_graph
+from topk_registry.ops.parts import Parts
 from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import number
 
@@ -25,10 +25,11 @@ def smooth_topk(
 ) -> Tensor:
     """Compute the smooth top-k loss sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row.
 
-    The mass q_c is the weight of class c in the target of the row. The margin m_c is the result of
-    ``topk_margins(logits, k, temperature=k * tau)`` for class c. A row whose masses are all 0 has loss 0 and gradient
-    0, even if its logits are NaN. In a row with at most k logits above -inf, the loss is inf if a class with the logit
-    -inf has mass, and 0 otherwise.
+    The mass q_c is the weight of class c in the target of the row. The margin m_c is the score of class c minus the
+    k-th largest score of the other classes, smoothed: the result of ``topk_margins(logits, k, temperature=k * tau)``.
+    If all masses of a row are 0, the loss and the gradient of the row are 0, even if its logits are NaN. If at most k
+    logits of a row are above -inf, these classes are certainly in the top k. Then the loss is 0 if all mass is on these
+    classes, and inf otherwise.
 
     The forward pass also computes the gradient. The backward pass only multiplies the gradient of each row by a number.
 
@@ -37,16 +38,16 @@ def smooth_topk(
         masses: object with four attributes, such as :class:`losses.targets.Masses`. ``dense`` [B, n] holds the masses
             of all classes. ``shares`` [B, m] holds the masses of the classes in ``labels`` [B, m], and ``even`` [B] is
             a mass that every class has in addition. An attribute that is not needed is None.
-        k: number of classes in a set, 1 <= k <= n - 1.
+        k: as in "k-th largest score", 1 <= k <= n - 1.
         tau: smoothing temperature, positive. Lower values approach a hard hinge.
         alpha: required margin, as one number or as one number per class [n]. ``alpha`` gets no gradient.
-        sums: if True, the function may return the sum of the losses [] in place of the losses [B].
+        sums: if True, return the sum [] of the losses or the losses [B], whichever is faster.
 
     Returns:
         Losses [B], in double precision for logits in double precision, else in single precision.
     """
     check(logits, k, k * tau)
-    parts = Parts(masses.labels, masses.shares, masses.even, masses.dense)
+    parts = Parts.of(masses, logits)
     if not isinstance(alpha, Tensor):
         alpha = torch.tensor(float(alpha), dtype=torch.float64)
     if alpha.ndim and alpha.shape != logits.shape[1:]:
@@ -54,7 +55,7 @@ def smooth_topk(
     if alpha.requires_grad:
         alpha = alpha.detach()
     way = route(logits, alpha, *parts)
-    if way is Route.KERNELS and [part for part in parts if part is not None and part.requires_grad]:
+    if way is Route.KERNELS and parts.needs_grad:
         way = Route.OPERATIONS  # only autograd computes the gradient with respect to masses
     definition = partial(autograd.losses_of, parts=parts, k=k, tau=tau, alpha=alpha)
     if way is Route.GRAPH:
@@ -146,7 +147,7 @@ def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
 
     Args:
         logits: scores [..., n]. A class with the score -inf is excluded.
-        k: number of classes in a set, 1 <= k <= n - 1.
+        k: as in "k-th largest score", 1 <= k <= n - 1.
         temperature: positive number by which the scores are divided.
 
     Returns:

@@ -1,10 +1,6 @@
-"""The smooth top-k loss in PyTorch operations.
-
-To limit memory, the gradient of the loss is computed for one block of rows at a time.
-"""
+"""The smooth top-k loss in PyTorch operations. To limit memory, the gradient is computed in blocks of rows."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,42 +8,11 @@ from torch import Tensor
 from topk_registry.ops.fused import by_definition
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import graph
+from topk_registry.ops.parts import Parts
 from topk_registry.ops.tensors import Route, route
 
 LEAST_TEMPERATURE = 1e-300  # has a finite reciprocal in double precision; margins already equal their limit at 0
 BLOCK = 1 << 24  # approximate number of values that a block of rows stores for its backward pass
-
-
-class Parts(NamedTuple):
-    """Masses: for each row of a batch and each class, the weight of the class in the target of the row.
-
-    The mass of class c in row r is the sum of dense[r, c], even[r], and shares[r, j] for each j with labels[r, j] = c.
-    A tensor that is None counts as 0.
-    """
-
-    labels: Tensor | None  # [B, m]
-    shares: Tensor | None  # [B, m], the masses of the labels
-    even: Tensor | None  # [B], the mass of every class
-    dense: Tensor | None  # [B, n], the mass of each class
-
-    @property
-    def has_labels_only(self) -> bool:
-        return self.labels is not None and self.labels.shape[1] == 1 and self.even is None and self.dense is None
-
-    def rows(self, rows: slice) -> "Parts":
-        return Parts(*(None if part is None else part[rows] for part in self))
-
-    def to(self, device: torch.device) -> "Parts":
-        return Parts(*(None if part is None else part.to(device) for part in self))
-
-    def table(self, like: Tensor) -> Tensor:
-        """Return the masses of all classes as one tensor with the shape [B, n] and the dtype of ``like``."""
-        q = torch.zeros_like(like) if self.dense is None else self.dense.to(like.dtype)
-        if self.even is not None:
-            q = q + self.even.to(like.dtype)[:, None]
-        if self.labels is not None and self.shares is not None:
-            q = q.scatter_add(1, self.labels, self.shares.to(like.dtype))
-        return q
 
 
 def working_dtype(s: Tensor, k: int, temperature: float) -> torch.dtype:

@@ -39,15 +39,16 @@ def losses(
 ) -> tuple[Tensor, Tensor]:
     """Compute the smooth top-k loss of each row, and the gradient of the losses with respect to the scores.
 
-    The loss of a row is sum_c q_c tau softplus((alpha_c - m_c / k) / tau). The margin m_c of class c is the result of
-    ``topk_margins(s, k, temperature=k * tau)``. The mass q_c is the weight of class c in the target of the row.
+    The loss of a row is sum_c q_c tau softplus((alpha_c - m_c / k) / tau). The margin m_c is the score of class c
+    minus the k-th largest score of the other classes, smoothed with temperature k tau. The mass q_c is the weight of
+    class c in the target of the row.
 
     Args:
         s: scores [B, n] in single precision on the CPU, with 2k <= n.
         masses: the tuple (labels [B, m], shares [B, m], even [B], dense [B, n]). ``dense`` holds the masses of all
             classes. If ``dense`` is None, ``shares`` holds the masses of the classes in ``labels``, and every class has
             the additional mass ``even``. If ``even`` is None, this additional mass is 0.
-        k: number of classes in a set, at most LARGEST_K.
+        k: as in "k-th largest score", at most LARGEST_K.
         tau: smoothing temperature of the loss.
         alpha: required margin, as one number [] or as one number per class [n].
         out: memory [B, n] for the gradient. This may be the memory of ``s``. By default, new memory is allocated.
@@ -143,7 +144,7 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
         label: label of each row [B]. For a label that is not from 0 to n - 1, the row's loss and gradient are NaN.
         share: mass of each label [B]. If the mass is 0, the row's loss and gradient are 0 for any label and scores.
         alpha: required margin of each class [n], or one number for all classes [1].
-        k, theta, tau: number of classes in a set; temperature of the margins, which is k tau; smoothing temperature.
+        k, theta, tau: k as in "k-th largest score"; temperature of the margins, which is k tau; smoothing temperature.
         value, gradient: output, losses [B] and their gradient with respect to the scores [B, n].
         memory: result of :func:`memory_for`.
     """

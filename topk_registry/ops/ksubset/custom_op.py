@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.fused import by_definition
-from topk_registry.ops.ksubset.autograd import Parts, losses_of
+from topk_registry.ops.ksubset.autograd import losses_of
+from topk_registry.ops.parts import Parts
 
 
 @torch.library.custom_op("topk_registry::smooth_topk", mutates_args=())
@@ -14,8 +15,8 @@ def smooth_topk(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute the losses [B] of :func:`api.smooth_topk` and their gradient [B, n].
 
-    ``labels``, ``shares``, ``even`` and ``dense`` are the masses, as in :class:`autograd.Parts`. The backend is chosen
-    when the graph runs.
+    ``labels``, ``shares``, ``even`` and ``dense`` are the masses, as in :class:`Parts`. The backend is chosen when the
+    graph runs.
     """
     from topk_registry.ops.ksubset.api import run  # circular import
 

@@ -160,16 +160,16 @@ def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) ->
 
 
 def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
-    """Return a number t per row [B, 1] that is subtracted from the scores x to prevent overflow of products of exp(x).
+    """Return a number t per row [B, 1]. The caller subtracts t from x, to prevent overflow of products of exp(x_i).
 
-    Let R_m be the sum of exp(x_i) over all classes except the m largest. Then t is the minimum of log(R_m / (k - m))
-    over m = 0..k-1. For k above SMALL_K, t is the result of :func:`tilt_to_mean`. All results are independent of t,
-    except for rounding errors.
+    Let R_m be the sum of exp(x_i) over all classes except the m largest. For k up to SMALL_K, t is the minimum of
+    log(R_m / (k - m)) over m = 0..k-1. For larger k, t is the result of :func:`tilt_to_mean`. Marginals and margins do
+    not depend on t, except for rounding errors.
 
     Args:
         x: the T largest scores in descending order, minus the k-th score and divided by the temperature [B, T].
         mass: sum of exp(x_i) over all other classes [B, 1].
-        k: number of classes in a set.
+        k: number of classes in the operator's random sets.
     """
     if k > SMALL_K:
         return tilt_to_mean(x, mass, k)
@@ -180,13 +180,14 @@ def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
 def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
     """Return the number t [B, 1] for which the sum of sigmoid(x_i - t) over all classes is about k - 1/2, by bisection.
 
-    As in :func:`tilt`, t is subtracted from x to prevent overflow. If each class is selected independently with
-    probability sigmoid(x_i - t), the most probable number of selected classes is k - 1 or k.
+    As in :func:`tilt`, the caller subtracts t from x to prevent overflow. Let p_i = sigmoid(x_i - t). The operator
+    needs the coefficients k - 1 and k of the polynomial prod_i (1 - p_i + p_i X). With this t, one of them is its
+    largest coefficient.
 
     Args:
         x: scores, minus the k-th largest score and divided by the temperature [B, T].
         mass: sum of exp(x_i) over classes that are not in x [B, 1]. These classes add mass * exp(-t) to the sum.
-        k: number of classes in a set, as an integer or as one number per row [B, 1].
+        k: number of classes in the operator's random sets, as an integer or as one number per row [B, 1].
     """
     size = torch.as_tensor(k, dtype=x.dtype, device=x.device)
     reach = (2.0 * size + x.shape[1] + mass).log() + math.log(2)  # t is between -reach and reach
@@ -255,13 +256,13 @@ def product_tree(factors: Tensor, k: int) -> list[Tensor]:
 
 
 def leave_one_out(levels: list[Tensor], start: Tensor, k: int, count: int) -> Tensor:
-    """For each of T factors, return the last ``count`` of the coefficients 0..k of the product of all other factors.
+    """For each of T factors, multiply all other factors. Return the coefficients k - count + 1 to k of each product.
 
     Args:
         levels: result of :func:`product_tree` for the factors.
         start: polynomial by which every product is multiplied [m, B, 1].
         k: highest degree.
-        count: number of coefficients per product. The first has the degree k - count + 1, which may be negative.
+        count: number of coefficients per product. The lowest degree, k - count + 1, may be negative.
 
     Returns:
         Tensor [count, B, T]. Coefficients of a negative degree are 0.
@@ -311,8 +312,8 @@ def product(a: Tensor, b: Tensor, first: int, low: int, high: int) -> Tensor:
 def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """For each class i, divide the polynomial c by 1 + w_i X, and return the coefficients k - 1 and k of the quotient.
 
-    The polynomial c is [k + 1, B, 1], the odds w are [B, n], and both results are [B, n]. For w_i < 1, the rounding
-    errors decrease from step to step.
+    The polynomial c is [k + 1, B, 1], the odds w are [B, n], and both results are [B, n]. The quotient has the
+    coefficients d_0 = c_0 and d_j = c_j - w_i d_{j-1}. For w_i < 1, each step reduces the rounding error of d_{j-1}.
     """
     d = c[0]
     for j in range(1, k):
@@ -321,7 +322,7 @@ def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 class State(NamedTuple):
-    """Summary of the scores of some classes for sets of k classes, in O(k) numbers per row.
+    """Summary of the scores of some classes, in O(k) numbers per row. Margins can be computed from the summary.
 
     :func:`merge` combines the states of different classes. At temperature theta, the odds of a class with score s are
     exp((s - a) / theta), where a is the k-th largest score of the classes in the state. If states are merged, a can
@@ -334,10 +335,11 @@ class State(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Result of :func:`finish`: numbers for the margin of one further class, and for the gradient of this margin.
+    """Numbers that are computed from a state, the summary of the scores of some classes.
 
-    Let w_i be the odds of the classes of the state. In the product of all factors 1 + w_i X, c_j is the coefficient of
-    X^j. The odds are multiplied by a number, and c is divided by a number, such that c_{k-1} = c_k = 1.
+    These numbers give the margin of any class that is not in the state, and the gradient of the margin. A class of the
+    state with score s has the odds w = scale exp((s - a) / theta). c_j is the coefficient of X^j in the product of the
+    factors 1 + w X, divided by the coefficient of X^k. The number ``scale`` is such that c_{k-1} = 1.
     """
 
     a: Tensor  # [B, 1], the k-th largest score
@@ -350,7 +352,7 @@ class Coefficients(NamedTuple):
 
 @torch.no_grad()
 def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
-    """Summarize the scores s [B, m] of m classes in a :class:`State` for sets of k classes.
+    """Summarize the scores s [B, m] of m classes: the 2k + 1 largest scores, and k power sums for the other classes.
 
     ``first_class`` is the index of the first of the m classes, and theta is the temperature. A class with the score
     -inf is excluded.
@@ -444,7 +446,7 @@ def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 
 def top_margins(state: State, theta: float) -> Tensor:
     """Return the margins of the k largest classes [B, k] in double precision, largest first.
 
-    The state must have been computed for sets of k + 1 classes. The number of power sums in the state is k + 1.
+    The state must be a result of ``summarize(s, k + 1, theta)``, or a result of :func:`merge` for such states.
     """
     k = state.P.shape[1] - 1
     gap = state.top.double() - state.top[:, k : k + 1].double()

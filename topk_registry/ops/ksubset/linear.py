@@ -36,7 +36,7 @@ class TopClasses(NamedTuple):
 class Problem(NamedTuple):
     """Parameters of a linear classifier whose classes are processed in chunks."""
 
-    k: int  # number of classes in a set
+    k: int  # as in "k-th largest score"
     theta: float  # temperature, by which scores are divided
     chunk: int  # number of classes per chunk
     dtype: torch.dtype  # dtype of matrix products
@@ -49,7 +49,7 @@ class Problem(NamedTuple):
 
 
 def min_classes(k: int) -> int:
-    """Return the smallest number of classes that the functions of this module support, for sets of k classes."""
+    """Return the smallest number of classes of a classifier for which the functions of this module support k."""
     return 2 * k + 4  # up to 2k + 3 classes are in the top group, and at least one class must be in the tail
 
 

@@ -68,7 +68,7 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
         even: mass that every class has in addition [B]. An array of length 0 stands for no additional mass.
         dense: masses of all classes [B, n] or [0, n].
         alpha: required margin of each class [n], or one number for all classes [1].
-        k, theta, tau: number of classes in a set; temperature of the margins, which is k tau; smoothing temperature.
+        k, theta, tau: k as in "k-th largest score"; temperature of the margins, which is k tau; smoothing temperature.
         value, gradient: output, losses [B] and their gradient with respect to the scores [B, n].
         memory: result of :func:`memory_for`.
     """

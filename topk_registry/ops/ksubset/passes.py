@@ -1,7 +1,7 @@
 """Loops over the scores of one row on the CPU, in single precision, compiled by numba.
 
-Long loops process blocks of scores that fit in the first-level cache. For each number that a loop reads, the loop does
-several steps of a recurrence, because loads and stores take most of the time.
+Long loops process blocks of scores that fit in the first-level cache. For each number that a loop reads, the loop
+computes several powers or steps of Horner's rule at once, because loads and stores take most of the time.
 """
 
 import math
@@ -123,7 +123,7 @@ def _four_powers(base, v, least):
 
 @compiled
 def coefficients(k):
-    """Return memory for FRONT zeros, followed by the coefficients c_0..c_k of a polynomial. All numbers are 0."""
+    """Return k + 1 zeros, memory for the coefficients c_0..c_k of a polynomial, with FRONT more zeros before c_0."""
     return zeros(FRONT + k + 1, np.float32)
 
 
@@ -200,15 +200,10 @@ def add_slopes(w, slopes, count, out, scratch):
 
 @borrowing
 def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scale, tau, g, dc, scratch):
-    """Return the sum of the losses of the classes with odds w, and write the gradient of this sum.
+    """Return the sum of the losses of the classes with odds w, and write the gradient of this sum to ``g`` and ``dc``.
 
-    The loss of a class is L = mass tau softplus((alpha - scale m) / tau), where m is the margin of the class. The
-    computation is as follows, where d_j and e_j are the coefficients of X^j in d and e:
-
-        v = odds_scale w,   d = c / (1 + v X),   e = d / (1 + v X),
-        x = d_k + gain v d_{k-1},   r = 1 / (x d_{k-1}),   chain = -mass scale r,
-        L = mass (alpha + scale (a - s) + tau (log(x / d_{k-1}) - shift)),
-        dL/ds = chain e_{k-1},   dL/dc_j = theta chain (-v)^(k-1-j) for j < k,   dL/dc_k = -theta chain d_{k-1}.
+    A class with the margin m has the loss mass tau softplus((alpha - scale m) / tau). The function computes the margin
+    from the coefficients k - 1 and k of the polynomial c / (1 + odds_scale w X), as in formula (9) of README.md.
 
     Args:
         row: scores s, padded with -inf.
@@ -216,13 +211,20 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         mass: mass of each class. The mass is 0 for classes that are computed elsewhere, and for the padding.
         alpha, gain: required margin and exp(-alpha / tau), for each class or as CACHE_BLOCK equal numbers.
         c: polynomial that :func:`polynomial.balanced` wrote, with coefficients c_0..c_k and c_{k-1} = c_k = 1.
-        a, odds_scale, shift: reference score and two numbers, for which odds_scale w = exp((s - a) / theta + shift).
+        a: reference score.
+        odds_scale, shift: numbers with odds_scale w = exp((s - a) / theta + shift).
         powers: number of coefficients before c_k that are used. All others are too small to change results.
         scale, tau: 1 / k, and smoothing temperature of the loss.
         g: output, the gradient with respect to the scores for constant c.
         dc: output, the gradient with respect to c, divided by theta and summed over the classes.
         scratch: memory for 4 CACHE_BLOCK numbers.
     """
+    # L is the loss of a class with the score s. theta is the temperature of the margin, and d_j and e_j are the
+    # coefficients of X^j in d and e. The steps are:
+    #     v = odds_scale w,   d = c / (1 + v X),   e = d / (1 + v X),
+    #     x = d_k + gain v d_{k-1},   r = 1 / (x d_{k-1}),   chain = -mass scale r,
+    #     L = mass (alpha + scale (a - s) + tau (log(x / d_{k-1}) - shift)),
+    #     dL/ds = chain e_{k-1},   dL/dc_j = theta chain (-v)^(k-1-j) for j < k,   dL/dc_k = -theta chain d_{k-1}.
     n, k, value = len(w), len(dc) - 1, 0.0
     powers = min(powers, k)
     per_class = len(alpha) > CACHE_BLOCK or len(alpha) == n

@@ -12,7 +12,7 @@ from topk_registry.ops.ksubset.passes import FRONT
 
 @borrowing
 def top_group(members, size, u, P, powers, p, q, before, after):
-    """Compute, for each lane, the product of the factors q + p X of a top group and the polynomial of a tail.
+    """For each lane, multiply the polynomial of the tail by the factors q + p X of the classes of the top group.
 
     A lane stands for a row of scores. The top group contains the classes of the row with the largest odds w. The factor
     of such a class has q = 1 / (1 + u w) and p = u w / (1 + u w). All other classes are the tail. The polynomial
@@ -24,8 +24,7 @@ def top_group(members, size, u, P, powers, p, q, before, after):
         u: number by which all odds of a lane are multiplied [lanes].
         P: power sums of the tails [k, lanes].
         powers: the power sums P_j with j > ``powers`` are 0.
-        p, q: output, coefficients of the factors [T, lanes]. If a lane has fewer than T classes, the other factors are
-            1.
+        p, q: output, coefficients of the factors [T, lanes]. If a lane has fewer classes, its last factors are 1.
         before, after: output, products [T + 1, k + 1, lanes] as in :func:`products`. before[0] is the tail's
             polynomial.
     """
@@ -114,9 +113,9 @@ def without(before, after, left_out, degree, e):
 def label_gradient(p, q, before, after, g):
     """Write the gradient of the label's margin with respect to the scores of the top group.
 
-    The margin of the label y is s_y + theta log(c_{k-1} / c_k) plus a constant, where c_j are the coefficients of the
-    product over all other classes. The gradient for class i is p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), where e_j are
-    the coefficients of the same product without class i.
+    The margin of the label y is s_y + theta log(c_{k-1} / c_k) plus a constant. Here theta is the temperature, and c_j
+    is the coefficient of X^j in the product of the factors of all classes except y. The gradient for class i is
+    p_i (e_{k-2} / c_{k-1} - e_{k-1} / c_k), where e_j is the coefficient of X^j in the same product without class i.
 
     Args:
         p, q: coefficients of the factors q_i + p_i X [T, lanes]. The function overwrites q.

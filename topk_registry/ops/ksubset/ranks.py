@@ -55,11 +55,11 @@ def exchange(state: State | None, score: Tensor | None, k: int, x: Tensor, p: "P
     A state is a :class:`graph.State`, a summary of scores. Both results are bitwise equal on all ranks.
 
     Args:
-        state: state of this rank's classes for sets of k classes, or None if this rank has no classes.
+        state: state of this rank's classes, or None if this rank has no classes.
         score: one score per row [B]. If ``score`` is None, this is the largest score of this rank's classes.
-        k: number of classes in a set.
+        k: number of power sums in a state.
         x: features [B, d], which give the batch size and the device.
-        p: parameters of the classifier. If ``p.group`` is None, the function only replaces arguments that are None.
+        p: parameters of the classifier. If ``p.group`` is None, this is the only rank, and nothing is exchanged.
     """
     B, T = len(x), 2 * k + 1
     if state is None:

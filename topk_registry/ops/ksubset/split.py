@@ -30,7 +30,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
 
     Args:
         row: scores, padded with -inf. Classes with the score -inf are excluded.
-        k: number of classes in a set.
+        k: number of classes in the operator's random sets.
         depth: k or k + 1.
         limit: maximum of u w_i in the tail.
         theta: temperature.
@@ -101,7 +101,6 @@ def _tilted(w, u):
 
 @compiled
 def scratch_space(n, depth):
-    """Return the scratch memory that :func:`split` needs for rows of n scores."""
     return empty(depth, np.float32), empty(depth, np.int64), select.scratch(n, depth)
 
 
@@ -134,7 +133,7 @@ def balance(members, mass, k, u):
     Args:
         members: odds E of the classes of the top group. The k-th largest of these odds is 1.
         mass: sum of the odds of all other classes.
-        k: number of classes in a set.
+        k: number of classes in the operator's random sets.
         u: lower bound of the result, where Newton's method starts, or 0 if no bound is known.
     """
     if u == 0:  # begin at the solution of sum_i min(u E_i, 1) + u mass = k, which is near: a few Newton steps suffice

@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
 from topk_registry.ops.backend import choose, load
 from topk_registry.ops.fused import Fused
+from topk_registry.ops.parts import Parts
 from topk_registry.ops.perturbed import custom_op, definition
 from topk_registry.ops.tensors import Route, check_dense, route
 from topk_registry.ops.values import integer, number
@@ -71,8 +73,7 @@ def perturbed_topk(
 
 def perturbed_hinge(
     logits: Tensor,
-    labels: Tensor | None,
-    shares: Tensor,
+    masses: Any,
     *,
     k: int,
     epsilon: float = 1.0,
@@ -81,64 +82,61 @@ def perturbed_hinge(
     scale: float = 1.0,
     sums: bool = False,
 ) -> Tensor:
-    """Return a hinge loss of labels against the k-th largest of scores plus noise, for each row s of the logits.
+    """Return a hinge loss of the target against the k-th largest of scores plus noise, for each row s of the logits.
 
-        loss = sum_j q_j scale max(0, alpha_{y_j} + f_eps(s) - s_{y_j})
+        loss = sum_c q_c scale max(0, alpha_c + f_eps(s) - s_c)
 
-    Here, f_eps(s) is the result of :func:`perturbed_topk` with noise from the global generator of torch. If all shares
-    of a row are 0, the loss and the gradient of this row are 0, even if logits are NaN. Second derivatives are 0. With
-    ``create_graph=True``, the gradient is computed from the same random draws as the loss.
+    Here, q_c is the mass of class c in the target of the row, and f_eps(s) is the result of :func:`perturbed_topk` with
+    noise from the global generator of torch. If all masses of a row are 0, the loss and the gradient of this row are 0,
+    even if logits are NaN. Second derivatives are 0. With ``create_graph=True``, the gradient is computed from the same
+    random draws as the loss.
 
     Args:
         logits: scores s [B, n].
-        labels: m classes y_1, ..., y_m per row [B, m], each in [0, n). None for all classes: m = n and y_j = j.
-        shares: factors q_1, ..., q_m of the labels [B, m].
+        masses: object with the attributes ``labels``, ``shares``, ``even`` and ``dense``, as in :func:`smooth_topk`.
         k: rank of the score that the labels are compared with, 1 <= k <= n.
         epsilon: standard deviation of the noise, in units of the scores.
         num_samples: number of random draws.
         alpha: required margin: one number, or one number per class [n]. The margin gets no gradient.
         scale: factor of the loss.
-        sums: if True, a kernel may return the sum [] of the losses instead, which saves a node of the autograd graph.
+        sums: if True, return the sum [] of the losses or the losses [B], whichever is faster.
 
     Returns:
         The losses [B], in the dtype of the logits, or in float32 for half-precision logits.
     """
     k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
     _check_shapes(logits, k, num_samples, None)
-    if shares.ndim != 2 or len(shares) != len(logits) or shares.shape != (logits if labels is None else labels).shape:
-        raise ValueError(f"shares must be [B, m] as labels are, or [B, n] without labels, got {list(shares.shape)}")
+    parts = Parts.of(masses, logits)
     if isinstance(alpha, Tensor):
         if alpha.shape != logits.shape[1:]:
             raise ValueError(f"alpha must be one number or one per class [{logits.shape[1]}], got {list(alpha.shape)}")
         alpha = alpha.detach()
     threshold = partial(_threshold, k=k, epsilon=epsilon, num_samples=num_samples)
-    kernels = route(logits, labels, shares) is Route.KERNELS and not shares.requires_grad
+    kernels = route(logits, *parts) is Route.KERNELS and not parts.needs_grad
     if not kernels or _backend(logits, k, epsilon, None) != "numba":
-        return _hinges(logits, threshold, labels, shares, alpha, scale)
+        return _hinges(logits, threshold, parts, alpha, scale)
     seed = torch.randint(SEEDS, ())
-    options = {"k": k, "epsilon": epsilon, "num_samples": num_samples, "alpha": alpha, "scale": scale}
-    kernel = partial(load("topk_registry.ops.perturbed.cpu").hinge, labels=labels, shares=shares, seed=seed, **options)
-    again = partial(
-        _hinges, threshold=partial(threshold, seed=seed), labels=labels, shares=shares, alpha=alpha, scale=scale
-    )
+    cpu, options = load("topk_registry.ops.perturbed.cpu"), {"parts": parts, "alpha": alpha, "scale": scale}
+    kernel = partial(cpu.hinge, seed=seed, k=k, epsilon=epsilon, num_samples=num_samples, **options)
+    again = partial(_hinges, threshold=partial(threshold, seed=seed), **options)
     return Fused.apply(logits, kernel, again, sums)  # pyright: ignore[reportReturnType]
 
 
 def _hinges(
-    logits: Tensor,
-    threshold: Callable[[Tensor], Tensor],
-    labels: Tensor | None,
-    shares: Tensor,
-    alpha: float | Tensor,
-    scale: float,
+    logits: Tensor, threshold: Callable[[Tensor], Tensor], parts: Parts, alpha: float | Tensor, scale: float
 ) -> Tensor:
-    s = torch.where((shares != 0).any(1, keepdim=True), _wide(logits), 0.0)
-    q, gap = shares.to(s.dtype), alpha.to(s) if isinstance(alpha, Tensor) else alpha
+    wide = _wide(logits)
+    labels, q = parts.labels, parts.shares
+    if q is None or parts.even is not None:
+        labels, q = None, parts.table(wide)
+    q = q.to(wide.dtype)
+    s = torch.where((q != 0).any(1, keepdim=True), wide, 0.0)
+    gap = alpha.to(s) if isinstance(alpha, Tensor) else alpha
     if labels is not None and isinstance(gap, Tensor):
         gap = gap[labels]
     violation = (gap + threshold(s)[:, None] - (s if labels is None else s.gather(1, labels))).clamp(min=0)
-    # If a share is 0, the product is 0 even if the loss is infinite or NaN. Finite losses are kept, because the
-    # gradient with respect to the share is the loss.
+    # If a mass is 0, the product is 0 even if the loss is infinite or NaN. Finite losses are kept, because the
+    # gradient with respect to the mass is the loss.
     return (q * scale * violation.masked_fill((q == 0) & ~violation.isfinite(), 0.0)).sum(1)
 
 

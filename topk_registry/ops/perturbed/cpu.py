@@ -1,12 +1,13 @@
 """The perturbed k-th largest score on the CPU, and the hinge loss with this score, compiled by numba.
 
-The perturbed score of a class is the score plus noise. Noise is computed only for classes whose perturbed score can be
-among the k largest. For each row, a search looks for a threshold that at least k perturbed scores reach in nearly every
-draw. A low threshold costs time, so on average at most 1.7 (k + 1.5 sqrt(k) + 2) perturbed scores may reach the
-threshold. The noise of a class is a function of a random number. If the first byte of this number exceeds a limit for
-the class, the perturbed score cannot reach the threshold, so the noise is not computed.
-If fewer than k perturbed scores reach the threshold, the same draw is computed again with a lower threshold. If even
-the lower threshold is too high, the draw is computed with all classes.
+The perturbed score of a class is the score plus noise. For each row, a search finds a threshold that at least k
+perturbed scores reach in nearly every draw. Noise is computed only for classes that can reach the threshold. To limit
+this work, at most 1.7 (k + 1.5 sqrt(k) + 2) perturbed scores may reach the threshold on average.
+
+The noise of a class is a function of a random number: the larger the number, the smaller the noise. Therefore, a class
+whose random number has a large first byte cannot reach the threshold, and its noise is not computed. How large the byte
+must be depends on the score of the class. If fewer than k perturbed scores reach the threshold, the same draw is
+computed again with a lower threshold. If even the lower threshold is too high, the draw is computed with all classes.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # numba's intrinsics are called without their first parameter
@@ -17,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from topk_registry.ops.cpu.blocks import fill, has_nan, largest_size
+from topk_registry.ops.cpu.blocks import BLOCK, fill, has_nan, largest_size
 from topk_registry.ops.cpu.driver import kernel, spans
 from topk_registry.ops.cpu.masks import lowest_bit, within
 from topk_registry.ops.cpu.memory import address_of, array, borrowed, empty
-from topk_registry.ops.cpu.numbers import compiled, inlined, number_32, summing
+from topk_registry.ops.cpu.numbers import compiled, copy, inlined, number_32, summing
+from topk_registry.ops.parts import Parts
 from topk_registry.ops.perturbed.noise import TABLE, first_bytes, normal, other_bytes, table
 from topk_registry.ops.tensors import laid_out
 
@@ -50,15 +52,14 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
         seed: int64 []. The noise is a function of the seed, the row index, the draw and the class.
         k, epsilon, num_samples: rank, standard deviation of the noise, number of draws.
     """
-    return _run(scores, seed, k, epsilon, num_samples, 0, 0.0, 1.0, None, None, None, None, None)
+    return _run(scores, seed, k, epsilon, num_samples, 0, 0.0, 1.0, None, None, None, None, None, None)
 
 
 def hinge(
     scores: Tensor,
     needs_grad: bool,
     *,
-    labels: Tensor | None,
-    shares: Tensor,
+    parts: Parts,
     seed: Tensor,
     k: int,
     epsilon: float,
@@ -66,23 +67,26 @@ def hinge(
     alpha: float | Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses [B], sum_j shares_j scale max(0, alpha_{y_j} + f(s) - s_{y_j}), and their gradient [B, n].
+    """Return the losses [B], sum_c q_c scale max(0, alpha_c + f(s) - s_c), and their gradient [B, n].
 
     Args:
         scores, seed, k, epsilon, num_samples: as in :func:`kth`. The first result of :func:`kth` is f(s).
         needs_grad: unused, because the gradient costs little.
-        labels, shares: m classes y_j per row [B, m], and one factor per label [B, m]. If ``labels`` is None,
-            ``shares`` [B, n] holds the factors of all classes.
+        parts: the mass q_c of each class c in each row.
         alpha: required margin, one number or one per class [n].
         scale: factor of the loss.
     """
     gradient = torch.empty(scores.shape, dtype=torch.float32)
-    one, gaps = (0.0, laid_out(alpha, torch.float64)) if isinstance(alpha, Tensor) else (float(alpha), None)
-    if labels is None:
-        m, y, q, masses = 0, None, None, laid_out(shares, torch.float32)
-    else:
-        m, y, q, masses = shares.shape[1], laid_out(labels, torch.int64), laid_out(shares, torch.float64), None
-    options = m, one, float(scale), gradient, y, q, gaps, masses
+    one, gaps = (0.0, alpha) if isinstance(alpha, Tensor) else (float(alpha), None)
+    labels, shares, even, dense = parts
+    arrays = (
+        None if t is None else laid_out(t, dtype)
+        for t, dtype in (
+            (labels, torch.int64), (shares, torch.float64), (gaps, torch.float64), (dense, torch.float32),
+            (even, torch.float32),
+        )
+    )  # fmt: skip
+    options = 0 if labels is None else labels.shape[1], one, float(scale), gradient, *arrays
     return _run(scores, seed, k, epsilon, num_samples, *options)[0], gradient
 
 
@@ -102,7 +106,7 @@ def _run(
 @kernel
 def body(job):
     """Compute rows for :func:`hinge` if there is memory for a gradient, and rows for :func:`kth` otherwise."""
-    field, real, key = array(job, 20, np.int64), array(job, 15, np.float64), array(job, 14, np.uint32)[12:]
+    field, real, key = array(job, 21, np.int64), array(job, 15, np.float64), array(job, 14, np.uint32)[12:]
     B, n, k, draws, block, m = field[1], field[2], field[3], field[4], field[5], field[12]
     epsilon, alpha, scale = real[7], real[13], real[14]
     s, quantiles = array(field[8], (B, n), np.float32), array(field[9], TABLE, np.float64)
@@ -110,60 +114,73 @@ def body(job):
     gradient, labels = array(field[15], (B, n), np.float32), array(field[16], (B, m), np.int64)
     shares, gaps = array(field[17], (B, m), np.float64), array(field[18], n if field[18] != 0 else 0, np.float64)
     masses = array(field[19], (B, n if field[19] != 0 else 0), np.float32)
-    memory, is_hinge = scratch(n), field[15] != 0
+    even = array(field[20], B if field[20] != 0 else 0, np.float32)
+    memory, is_hinge, of_all = scratch(n), field[15] != 0, field[19] != 0 or field[20] != 0
     space, guess = borrowed(memory), 0.0
     for start, stop in spans(job, block, B):
         for r in range(start, stop):
             if is_hinge:
-                fill(gradient[r], 0)
-                if largest_size(shares[r]) == 0 and largest_size(masses[r]) == 0:
+                if len(masses[r]) > 0:
+                    copy(masses[r], gradient[r])
+                else:
+                    fill(gradient[r], even[r] if len(even) > 0 else 0)
+                if not of_all and largest_size(shares[r]) == 0:
                     value[r] = 0
                     continue
             t, guess = of_row(s[r], r, k, epsilon, key, quantiles, index[r], guess, space)
             value[r] = t
             if is_hinge:
-                value[r] = hinges(s[r], t, labels[r], shares[r], masses[r], gaps, alpha, scale, index[r], gradient[r])
+                value[r] = hinges(s[r], t, labels[r], shares[r], gaps, alpha, scale, of_all, index[r], gradient[r])
 
 
 @compiled
-def hinges(row, threshold, labels, shares, masses, gaps, alpha, scale, index, g):
-    """Return the loss of a row, as :func:`hinge` defines it, and add the gradient of the loss to ``g`` [n].
+def hinges(row, threshold, labels, shares, gaps, alpha, scale, of_all, index, g):
+    """Return the loss of a row, as :func:`hinge` defines it, and write the gradient of the loss to ``g`` [n].
 
-    ``threshold`` is f(s). ``labels``, ``shares`` and ``scale`` are as in :func:`hinge`. ``masses`` holds the factors of
-    all classes, or is empty. ``gaps`` [n] holds the required margins. If ``gaps`` is empty, ``alpha`` is the required
-    margin of every class. ``index`` holds, for each draw, the class with the k-th largest perturbed score. The gradient
-    of ``threshold`` is spread evenly over these classes.
+    The mass of class c is ``g[c]`` before the call, plus ``shares[j]`` for each j with ``labels[j]`` = c. If ``of_all``
+    is False, all numbers in ``g`` are 0 before the call. ``threshold`` is f(s). ``gaps`` [n] holds the required
+    margins. If ``gaps`` is empty, ``alpha`` is the required margin of every class. ``index`` holds, for each draw, the
+    class with the k-th largest perturbed score. The gradient of ``threshold`` is spread evenly over these classes.
     """
-    if threshold != threshold:
-        fill(g, np.nan)
-        return np.nan
     cost, slope = 0.0, 0.0
-    for j in range(len(labels)):
-        y, mass = labels[j], scale * shares[j]
-        distance = violation(gaps[y] if len(gaps) > 0 else alpha, threshold, np.float64(row[y]))
-        if mass != 0 and not distance < 0:
-            cost += mass * distance
-            slope += mass
-            g[y] -= np.float32(mass)
-    if len(masses) > 0:
-        cost, slope = hinges_of_all(row, np.float32(threshold), masses, gaps, np.float32(alpha), np.float32(scale), g)
+    if of_all:
+        for j in range(len(labels)):
+            g[labels[j]] += np.float32(shares[j])
+        for start in range(0, len(row), BLOCK):
+            some, margins = slice(start, start + BLOCK), gaps[start : start + BLOCK]
+            distance, mass = hinges_of_all(
+                row[some], np.float32(threshold), margins, np.float32(alpha), np.float32(scale), g[some]
+            )
+            cost += np.float64(distance)
+            slope += np.float64(mass)
+    else:
+        for j in range(len(labels)):
+            y, mass = labels[j], scale * shares[j]
+            distance = violation(gaps[y] if len(gaps) > 0 else alpha, threshold, np.float64(row[y]))
+            if mass != 0 and not distance < 0:
+                cost += mass * distance
+                slope += mass
+                g[y] -= np.float32(mass)
+    if threshold != threshold and cost != cost:  # the scores contain NaN, and at least one class has a mass
+        fill(g, np.nan)
     for i in index:
         g[i] += np.float32(slope / len(index))
     return cost
 
 
 @summing
-def hinges_of_all(row, threshold, masses, gaps, alpha, scale, g):
-    """Return the sum of the hinges of all classes, and the slope of this sum with respect to ``threshold``.
+def hinges_of_all(row, threshold, gaps, alpha, scale, g):
+    """Return the sum of the losses of a block of classes, and the derivative of the sum with respect to ``threshold``.
 
-    Write the gradient of the sum with respect to ``row``, with a fixed threshold, to ``g``.
+    ``row``, ``gaps`` and ``g`` belong to the block. ``g`` holds the masses. Replace these by the gradient of the sum
+    with respect to ``row``, for constant ``threshold``. All arguments are as in :func:`hinges`.
     """
-    cost, slope = 0.0, 0.0
+    cost, slope = np.float32(0), np.float32(0)
     for i in range(len(row)):
         distance = violation(np.float32(gaps[i]) if len(gaps) > 0 else alpha, threshold, row[i])
-        mass = scale * masses[i] if masses[i] != 0 and not distance < 0 else np.float32(0)
-        cost += np.float64(mass * distance if mass != 0 else mass)  # so that no mass of 0 multiplies infinity
-        slope += np.float64(mass)
+        mass = scale * g[i] if g[i] != 0 and not distance < 0 else np.float32(0)
+        cost += mass * distance if mass != 0 else mass  # so that no mass of 0 multiplies infinity
+        slope += mass
         g[i] = -mass
     return cost, slope
 
@@ -175,7 +192,6 @@ def violation(gap, threshold, score):
 
 @compiled
 def scratch(n):
-    """Return scratch memory for :func:`of_row`: limits, first bytes, generator calls, uniform numbers and scores."""
     size = (n + PAD - 1) // PAD * PAD
     words, u, calls = empty(size // 8, np.uint64), empty(size, np.uint64), empty(size, np.uint64)
     return empty(size, np.uint8), words, calls, u, empty(size, np.float64)
@@ -231,8 +247,8 @@ def find_threshold(row, k, epsilon, guess, limit):
     """Return a threshold that at least k of the scores plus noise reach in about 99 of 100 draws.
 
     On average, at most 1.7 (k + 1.5 sqrt(k) + 2) scores plus noise reach the threshold. The search begins at ``guess``.
-    If no such threshold is found, return a lower threshold that more scores reach, or -inf. For the returned threshold,
-    write the limits of all classes to ``limit``, see :func:`tails`.
+    If no such threshold is found, return a lower threshold that more scores reach, or -inf. Also write ``limit[i]``:
+    class i cannot reach the returned threshold if the first byte of its random number exceeds this limit.
     """
     few, low, high, threshold, step = k + 1.5 * math.sqrt(k) + 2, -np.inf, np.inf, np.float64(guess), epsilon
     for _ in range(24 if few < len(row) else 0):
@@ -252,8 +268,7 @@ def find_threshold(row, k, epsilon, guess, limit):
 
 @inlined
 def set_limits(row, threshold, epsilon, limit):
-    """Call :func:`tails`. But if ``threshold`` is -inf, set every limit to 255 and return n: all classes reach -inf."""
-    if threshold == -np.inf:
+    if threshold == -np.inf:  # every class reaches this threshold
         fill(limit, 255)
         return np.float64(len(row))
     return np.float64(tails(row, np.float32(threshold), np.float32(1 / epsilon), limit))
@@ -288,9 +303,9 @@ def tail(x):
 def candidates(byte, limit, n, first, calls, u):
     """Find the classes i < n with ``byte[i] <= limit[i]``. Return the number m of these classes.
 
-    For each of these classes, write ``first + i`` to ``calls[:m]``. Called with this number, the generator gives the
-    last seven bytes of the random number of the class. Write the random number to ``u[:m]``, with first byte
-    ``byte[i]`` and 0 for the other bytes.
+    For each of these classes, write ``byte[i]``, the first of the eight bytes of its random number, to an entry of
+    ``u``. The other seven bytes become 0. :func:`other_bytes` generates these bytes later, as a function of the number
+    ``first + i``, which is written to the same entry of ``calls``.
     """
     m = 0
     for start in range(0, n, 64):

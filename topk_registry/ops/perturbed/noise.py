@@ -30,7 +30,7 @@ MANTISSA = np.int64((1 << 52) // STEPS - 1)
 
 @inlined
 def philox(call, row, use, key_0, key_1):
-    """Return two 64-bit words of random bits, a function of the arguments. ``use``: FIRST_BYTES or OTHER_BYTES."""
+    """Return two 64-bit words of random bits for :func:`first_bytes` or :func:`other_bytes`, depending on ``use``."""
     # the upper 32 bits of c0 to c3 and of the keys are ignored
     c0, c1, c2, c3 = call, call >> HIGH, row, ((row >> HIGH) << np.uint64(1)) | use
     for _ in range(ROUNDS):
@@ -53,7 +53,7 @@ def first_bytes(call, row, key, words):
 
 @compiled
 def other_bytes(call, row, key, u):
-    """Set the last 56 bits of each random number ``u[j]``, which are 0, to the generator's bits for ``call[j]``."""
+    """Replace the last 56 bits of each number ``u[j]``, all 0, by the bits that the generator gives for ``call[j]``."""
     key_0, key_1 = np.uint64(key[0]), np.uint64(key[1])
     for j in range(len(u)):
         word, _ = philox(call[j], row, OTHER_BYTES, key_0, key_1)

@@ -6,9 +6,9 @@ sets S of j classes. Let delta_j be the derivative of sigma_j with respect to e_
     delta_j = sigma_{j-1} - e_i delta_{j-1}                                         (upwards, exact)
     delta_j = sigma_j / e_i - sigma_{j+1} / e_i^2 + .. -+ sigma_{j+p-1} / e_i^p     (downwards, truncated at order p)
 
-Let r = e_l / e_i for a typical other class l, and let eps be the machine epsilon. The relative error of the first
-recursion is about eps/r, so this recursion loses precision if r is small. The relative error of the second recursion is
-about r^p. Both errors are equal at r = eps^(1/(p+1)). For smaller r, the implementation uses the second recursion.
+Suppose that e_l is about r e_i for the other classes l, and let eps be the machine epsilon. The relative error of the
+first recursion is about eps/r, which is large if r is small. The relative error of the second recursion is about r^p.
+Both errors are equal at r = eps^(1/(p+1)). For smaller r, the implementation uses the second recursion.
 """
 
 from typing import Any
@@ -51,11 +51,11 @@ class LogSigmas(torch.autograd.Function):
 
 
 def alternating_parts(x: Tensor, log_sigma: Tensor, k: int) -> list[tuple[Tensor, Tensor]]:
-    """Return two pairs P, N [B, n], for j = k - 1 and for j = k: exp(P) - exp(N) is d sigma_j / d exp(x_i).
+    """Return two pairs P, N [B, n], for j = k - 1 and for j = k. The derivative of sigma_j is exp(P) - exp(N).
 
-    This derivative is the alternating sum sigma_{j-1} - exp(x_i) sigma_{j-2} + ... Here exp(P) is the sum of the
-    positive terms, and exp(N) is the sum of the absolute values of the negative terms. ``log_sigma[j]`` [B, 1] is
-    log sigma_j for the scores ``x`` [B, n].
+    Here sigma_j is the sum of exp(sum_{i in S} x_i) over all sets S of j classes, and ``log_sigma[j]`` [B, 1] is its
+    logarithm. The derivative with respect to exp(x_i) is the sum sigma_{j-1} - exp(x_i) sigma_{j-2} + ... The sum of
+    the positive terms is exp(P). The sum of the absolute values of the negative terms is exp(N).
     """
     zero = torch.full_like(x, -torch.inf)
     parts = [(zero, zero), (log_sigma[0].expand_as(x), zero)]
@@ -68,8 +68,8 @@ def alternating_parts(x: Tensor, log_sigma: Tensor, k: int) -> list[tuple[Tensor
 def log_derivative(x: Tensor, log_sigma: Tensor, j: int, P: Tensor, N: Tensor, *, p: int) -> Tensor:
     """Return the derivative of log sigma_j with respect to each x_i [B, n].
 
-    The derivative is exp(x_i) (exp(P) - exp(N)) / sigma_j. :func:`alternating_parts` defines ``log_sigma``, P and N. If
-    P and N are nearly equal, this function sums the p terms of the second recursion (see the module) instead.
+    The derivative is exp(x_i) (exp(P) - exp(N)) / sigma_j, with sigma_j, P and N as in :func:`alternating_parts`. If P
+    and N are nearly equal, the function computes sum_{m < p} (-1)^m sigma_{j+m} exp(-m x_i) / sigma_j instead.
     """
     exact = torch.exp(x + P - log_sigma[j]) * -torch.expm1(N - P)
     series = sum((-1) ** i * torch.exp(log_sigma[j + i] - log_sigma[j] - i * x) for i in range(p))

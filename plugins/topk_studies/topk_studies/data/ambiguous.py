@@ -8,8 +8,9 @@ Such a sample contains no information about the class within the family:
     p(x | c) = (1 - a) q(x | code_c) + a q(x | code_family),        q(x | u) = Gaussian(u, feature_noise^2 I), in 8 bits
 
 The features are rounded to 8 bits and stored as the pixels of a small image, so that any image pipeline preserves the
-features. The rounding is part of q, so the probability of each class given x is exact. Each number of a code has two
-possible values, so log q is linear in the code. Therefore one matrix product gives the probabilities of 10,000 classes.
+features. The rounding is part of q, so the probability of each class given x is exact. Each number u_j of a code is -1
+or 1, so log q(x | u) = constant + sum_j u_j b_j, where b_j = (log q(x_j | 1) - log q(x_j | -1)) / 2. Therefore one
+product of the vectors b with the matrix of all codes gives the probabilities of 10,000 classes.
 """
 
 from math import erfc, log, sqrt
@@ -30,14 +31,13 @@ class Ambiguous(DrawnImages):
 
     There are ``families * fine`` classes. Class c belongs to family c mod ``families``. Each family has a random code,
     a vector of numbers -1 or 1. The code of a class is the code of its family with some signs flipped. The features of
-    a sample are the code of the class, or sometimes the code of the family, plus Gaussian noise. Sample i depends only
-    on the seed, the split and i, and on the options of the data set.
+    a sample are the code of the class or of the family, plus Gaussian noise.
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
         size: number of samples. None: 5000 for the split ``"train"``, and 2000 for the other splits.
         eval_size: number of samples in the splits other than ``"train"``. None: ``size``.
-        seed: seed of the codes and of every sample.
+        seed: seed of the codes and of every sample. With a larger ``size``, the first samples stay the same.
         families: number of families.
         fine: number of classes per family.
         side: height and width of the image that stores the features. There are d = 3 side^2 features.

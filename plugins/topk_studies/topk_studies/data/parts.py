@@ -1,4 +1,4 @@
-"""The three parts of the data of a comparison: images for training, for the choice of trials, and for results."""
+"""The three parts of the data of a comparison: images for training, for tuning, and for the results."""
 
 from collections.abc import Mapping
 from contextlib import suppress

@@ -36,7 +36,7 @@ def losses(
     Args:
         logits: scores [B, n] in single or half precision, with 2k <= n.
         masses: object with ``labels``, ``shares``, ``even`` and ``dense``, as for :func:`api.smooth_topk`.
-        k: number of classes in a set, at most MAX_K.
+        k: as in "k-th largest score", at most MAX_K.
         tau: smoothing temperature of the loss.
         alpha: required margin, as one number [] on any device or as one number per class [n].
         needs_grad: if False, the second result is None.

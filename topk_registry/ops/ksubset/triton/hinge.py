@@ -10,18 +10,19 @@ def store_hinge(
     row, selected, y, s_y, a, ratio, exp_minus_tilt, share, theta, theta_low, broken, value_ptr, alpha,
     tau, inverse_tau, inverse_tau_low, k: tl.constexpr, ALPHA: tl.constexpr,
 ):  # fmt: skip
-    """Write the loss share * tau * softplus((alpha_y - m / k) / tau) of rows, and return the derivative in m.
+    """Write the loss share * tau * softplus((alpha_y - m / k) / tau) of each row. Return the derivatives d loss / d m.
 
-    y is the label of a row, and s_y is its score. The margin m is (s_y - a) + theta log(ratio exp_minus_tilt).
+    y is the label of a row, s_y is its score, and m = (s_y - a) + theta log(ratio exp_minus_tilt) is its margin. All
+    other classes have odds w = exp((s - a) / theta) exp_minus_tilt, where s is the score of the class.
 
     Args:
         row: index of each row.
         selected: True for the rows that are written.
         a: reference score, which is subtracted from all scores of a row.
-        ratio: c_{k-1} / c_k, where c are the coefficients of the product over all other classes.
-        exp_minus_tilt: number by which the odds exp((s - a) / theta) are multiplied in c.
+        ratio: c_{k-1} / c_k, where c_j is the coefficient of X^j in the product of the factors 1 + w X.
+        exp_minus_tilt: number in the formulas of m and w, which prevents overflow of c.
         share: mass of the label.
-        theta, theta_low: two numbers with the sum theta.
+        theta, theta_low: two numbers whose sum is the temperature theta of the formulas.
         broken: True for the rows for which the loss and the derivative are set to NaN.
         value_ptr: output, losses.
         alpha, ALPHA, tau, inverse_tau, inverse_tau_low: as in :func:`gap_of` and :func:`hinge`.

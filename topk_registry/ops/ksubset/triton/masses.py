@@ -6,21 +6,14 @@ scores of the row. The number u, the tilt, prevents overflow, and cancels in the
 factors of all classes. As in label.py, the factors of the classes with large odds, the top group, are multiplied one by
 one. For all other classes, the tail, only sums of powers of their odds are needed.
 
-The margin of a class needs c without the factor of this class. Unless the row is flat (see label.py), u is such that
-the sum of w / (1 + w) over all classes is about k - 1/2. Without one of the k largest classes, the (k + 1)-th class
-is among the k largest, and may have much smaller odds. Therefore, u is chosen again for the margins of the k largest
-classes, such that the sum is about k + 1/2.
+The margin of a class is computed from c / (1 + w X), the product without the factor of this class. If a row is flat
+(see label.py), all its classes use the same u. In any other row, u is such that the sum of w / (1 + w) over all classes
+is about k - 1/2. Only the margins of the k largest classes use another u, for which this sum is about k + 1/2. Without
+the factor of one of these classes, the sum is then about k - 1/2 again.
 
-From here on, c and the odds are scaled such that c_{k-1} = c_k = 1. For a class of the tail with scaled odds v, let
-d = c / (1 + v X) and e = d / (1 + v X). Let ``chain`` be the derivative of the loss of this class with respect to
-c_{k-1}, divided by theta. The gradient with respect to the score of this class has two parts. The first part is chain
-e_{k-1}, where e_{k-1} = d_{k-1} - v e_{k-2}. The second part comes from the sum L of the losses of all classes, which
-depends on c. With
-
-    W_0 = (dL/dc_k) / theta = -sum chain d_{k-1},   W_r = (dL/dc_{k-r}) / theta = sum chain (-v)^(r-1) for r = 1..k-1,
-
-and W = sum_r W_r X^r, the second part is v times the coefficient of X^(k-1) in c W / (1 + v X). Therefore, a row needs
-four passes: for the largest score, for sums of powers of the odds, for the losses and W, and for the gradient.
+The gradient with respect to a score has two parts: one for constant c, and one because c depends on the score. The
+comment above :func:`mass_rows` has the formulas. A flat row needs four passes: for the largest score, for sums of
+powers of the odds, for the losses and the gradient with respect to c, and for the gradient with respect to the scores.
 
 If M is 0, the masses of all classes are given. Otherwise, the masses of M labels are given. If ``EVEN`` is set, every
 class has an additional mass. Without additional masses, only the losses of the labels are computed.
@@ -47,6 +40,14 @@ from topk_registry.ops.ksubset.triton.rows import (
 )
 
 
+# To compute the gradient, c and the odds are scaled such that c_{k-1} = c_k = 1. For a class of the tail with scaled
+# odds v, let d = c / (1 + v X) and e = d / (1 + v X). Let ``chain`` be the derivative of the loss of this class with
+# respect to c_{k-1}, divided by theta. For constant c, the gradient with respect to the score of this class is
+#     chain e_{k-1} = chain (d_{k-1} - v e_{k-2}).
+# Let L be the sum of the losses of all classes. The gradient with respect to c has the coefficients
+#     W_0 = (dL/dc_k) / theta = -sum chain d_{k-1},   W_r = (dL/dc_{k-r}) / theta = sum chain (-v)^(r-1), r = 1..k-1.
+# Let W = sum_r W_r X^r. If the row is flat, the dependence of c on the score adds v times the coefficient of X^(k-1) in
+# c W / (1 + v X) to the gradient. In any other row, the losses of the top group add further terms.
 @triton.jit
 def mass_rows(
     s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
@@ -185,10 +186,11 @@ def search_masses(
     k: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Compute the loss and the gradient of row ``here``. The arguments are as in :func:`mass_rows`.
+    """Compute the loss and the gradient of row ``here``.
 
     ``mass_rows`` calls this function for rows with a softmax probability above 1 / (2 k), and for invalid rows. A row
     is invalid if it contains NaN, if a label is out of range, or if at most k scores are above -inf.
+    If ``CACHED`` is set, ``cached`` holds the tiles of the row. All other arguments are as in ``mass_rows``.
     """
     LABELS_ONLY: tl.constexpr = M > 0 and not EVEN
     row = here + tl.arange(0, 1)
@@ -477,18 +479,19 @@ def tail_tile(
 
 @triton.jit
 def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
-    """Return (q L, chain, d_{k-1}, e_{k-2}) for classes of the tail, where L is the loss and q the mass of a class.
+    """Compute the losses of classes of the tail, and their derivatives. Return (q L, chain, d_{k-1}, e_{k-2}).
 
-    With d = c / (1 + v X) and e = d / (1 + v X), the loss L is tau log(1 + exp(required / tau) d_k / (v d_{k-1})).
-    ``chain`` is the derivative of q L with respect to c_{k-1}, divided by theta.
+    A class has the mass q and the loss L = tau log(1 + exp(required / tau) d_k / (v d_{k-1})). d_j and e_j are the
+    coefficients of X^j in d = c / (1 + v X) and e = d / (1 + v X). ``chain`` is the derivative of q L with respect to
+    c_{k-1}, divided by theta.
 
     Args:
         u: score minus a reference score.
-        v: balanced odds of the class: exp(u / theta) times a number.
+        v: odds of the class, exp(u / theta) 2^log_tilt, where theta = k tau is the temperature.
         required: required margin.
         gain: exp(-required / tau).
         c: balanced coefficients c_0..c_{k-2}, as :func:`rows.balanced` defines them. c_{k-1} and c_k are 1.
-        log_tilt: base-2 logarithm of v / exp(u / theta).
+        log_tilt: number in the formula of v.
     """
     d = tl.zeros_like(v) + 1.0
     e = tl.zeros_like(v)
@@ -568,8 +571,8 @@ def few_labels(label_ptr, share_ptr, even_ptr, row, there, M: tl.constexpr, EVEN
 
     Returns:
         (known, has_mass, labels, shares). ``known`` tells whether all labels of a row are in range. ``has_mass`` tells
-        whether the row has mass, or a label out of range. ``labels`` contains -1, followed by the M labels. ``shares``
-        contains the masses of the M labels, followed by the additional mass of every class.
+        whether the row has mass, or a label out of range. ``labels`` contains -1 (no class), then the M labels.
+        ``shares`` contains the masses of the M labels, followed by the additional mass of every class.
     """
     known = there
     labels = (row.to(tl.int32) * 0 - 1,)  # -1: no class

@@ -33,7 +33,7 @@ def least_rest(x, mass, lane, k: tl.constexpr):
         x: vector of the logarithms of the largest odds in descending order, followed by -inf.
         mass: sum of all other odds.
         lane: indices 0, 1, 2, ... of the entries of x.
-        k: number of classes in a set.
+        k: number of classes in the operator's random sets.
     """
     R = mass + tl.cumsum(tl.exp(tl.minimum(x, CAP)), 0, reverse=True)
     return tl.min(tl.where(lane < k, R / (k - lane), float("inf")), 0)

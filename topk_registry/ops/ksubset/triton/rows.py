@@ -1,8 +1,5 @@
 # type: ignore
-"""Functions of the Triton kernels for rows of scores.
-
-The functions compute sums of powers of odds, and find the classes with large odds.
-"""
+"""Functions of the Triton kernels that compute sums of powers of odds, and find the classes with large odds."""
 
 import triton
 import triton.language as tl
@@ -24,7 +21,7 @@ def flat_rows(sums, usable, k: tl.constexpr):
     Args:
         sums: k tiles [R, N]. The sum of tile j - 1 over a row is the sum of w^j over all classes of the row.
         usable: False for rows that must not count as flat [R].
-        k: number of classes in a set.
+        k: number of classes in the operator's random sets.
 
     Returns:
         (flat, base, c). ``flat`` [R] tells which rows are flat. ``base`` [R] is k / sum(w) for flat rows, else 1. c
@@ -59,9 +56,9 @@ def add(a, b, k: tl.constexpr):
 
 @triton.jit
 def balanced(c, back, of_margin, k: tl.constexpr):
-    """Return of_margin times the balanced coefficients c_j / (c_k rho^(k-j)) for j = 0..k-2, where rho = c_{k-1} / c_k.
+    """Return ``of_margin`` times the balanced coefficients c_j / (c_k rho^(k-j)) of c, for j = 0..k-2.
 
-    The argument ``back`` is 1 / rho. The balanced coefficients k - 1 and k are 1, and are not returned.
+    Here, rho is c_{k-1} / c_k, and ``back`` is 1 / rho. The coefficients k - 1 and k would be 1, and are not returned.
     """
     out = ()
     rho = of_margin * (back * back / c[k])
@@ -163,7 +160,7 @@ def tail_powers(
     """Return the sums of (u w)^j for j = 1..k, where w are the odds exp((s - a) * inverse) of classes.
 
     The sums are over the tail: all classes that are not in the top group. The last class of the top group is class i
-    with score v. ``tiles`` equals TILES, but is not a constant. All other arguments are as in :func:`top_group`.
+    with score v. ``tiles`` is TILES as a variable, so loops are not unrolled. Other arguments: see :func:`top_group`.
     """
     sums = powers(tl.zeros((1, N), tl.float32), k)
     if CACHED:
@@ -186,8 +183,8 @@ def next_largest(
 ):  # fmt: skip
     """Return the score and the index of the class that follows class i in descending order of scores.
 
-    Class i has the score v. Among equal scores, the class with the lower index comes first. If no class follows, the
-    result is (-inf, n). ``tiles`` equals TILES, but is not a constant. All other arguments are as in :func:`top_group`.
+    Class i has the score v. Of equal scores, the lower index comes first. If no class follows, the result is (-inf, n).
+    ``tiles`` is TILES as a variable, so loops are not unrolled. Other arguments: see :func:`top_group`.
     """
     best = tl.full((1, N), float("-inf"), tl.float32)
     at = tl.full((1, N), n, tl.int32)
@@ -238,7 +235,7 @@ def balance(x, mass, lane, depth, k: tl.constexpr):
     """Return the number u for which sum_i u E_i / (1 + u E_i) + u mass is about k - 1/2, where E = exp(x) are odds.
 
     ``x`` contains the logarithms of the largest odds in descending order, followed by -inf. ``lane`` contains the
-    indices of the entries of ``x``. ``mass`` is the sum of all other odds. ``depth`` equals k, but is not a constant.
+    indices of ``x``. ``mass`` is the sum of all other odds. ``depth`` is k as a variable, so loops are not unrolled.
     """
     E = tl.exp(tl.minimum(x, CAP))
     # begin where between k/2 and k classes are expected
