@@ -164,14 +164,14 @@ class WithSchedule(ClassificationLoss):
 class Growing(WithSchedule):
     """A schedule that leaves the range of numbers in its last epoch."""
 
+    first_change = None
+
     def set_epoch(self, epoch: int) -> None:
         self.factor = 1.0 if epoch < 9 else torch.inf
 
 
-class Undeclared(WithSchedule):
+class Undeclared(Growing):
     """A schedule that does not say when it begins: nobody is warned who leaves the epochs out."""
-
-    first_change = None
 
     def set_epoch(self, epoch: int) -> None:
         self.factor = 1 + (epoch >= 2)
