@@ -17,42 +17,36 @@ from topk_export.runtime.predictor import Predictor, read_ahead
 class ExportedFile:
     """An ONNX file that ``topk-registry export`` wrote, for commands that evaluate models.
 
+    A plug-in for another format registers a class with the same constructor, ``class_names`` and :meth:`run`.
+
     Args:
         path: path of the ONNX file.
         running: object with the attributes ``device``, ``batch_size`` and ``workers``. ``workers`` is the number of
             threads that read images, or None for the default of :class:`~topk_export.Predictor`.
+
+    Raises:
+        ModelFileError: the file is a multilabel file.
     """
 
     def __init__(self, path: Path, running: Any) -> None:
-        self.path, self.running = path, running
-
-    def open(self, images: Any) -> "_Opened":
-        """Load the model. ``images`` has no effect: the method ``run`` of the returned object takes the images.
-
-        Returns:
-            An object with the attribute ``class_names`` and the method ``run(images, keep)``. For each batch, ``run``
-            calls ``keep(logits, labels)`` with arrays of the shapes [B, n] and [B].
-
-        Raises:
-            ModelFileError: the file is a multilabel file.
-        """
-        workers = self.running.workers
+        workers = running.workers
         workers = None if workers is None else max(1, workers)  # 0 stands for the main process of a DataLoader
-        predictor = Predictor(self.path, device=self.running.device, workers=workers)
-        if predictor.metadata.multilabel:
-            raise ModelFileError(f"expected a file with one label per image, {self.path} is a multilabel file")
-        return _Opened(predictor, self.running)
-
-
-class _Opened:
-    def __init__(self, predictor: Predictor, running: Any) -> None:
-        self.predictor, self.running = predictor, running
+        self.predictor, self.running = Predictor(path, device=running.device, workers=workers), running
+        if self.predictor.metadata.multilabel:
+            raise ModelFileError(f"expected a file with one label per image, {path} is a multilabel file")
 
     @property
     def class_names(self) -> Sequence[str]:
         return self.predictor.metadata.class_names
 
     def run(self, images: Any, keep: Callable[[np.ndarray, np.ndarray], object]) -> None:
+        """For each batch of images, call ``keep(logits, labels)`` with arrays of the shapes [B, n] and [B].
+
+        Args:
+            images: object with the attributes ``dataset`` (pairs of image and label) and ``indexed``. If ``indexed`` is
+                False, the data set has no indices and no length, and is read in order.
+            keep: function of the logits and labels of a batch.
+        """
         predictor, dataset = self.predictor, images.dataset
 
         def read(item: Any) -> tuple[np.ndarray, int]:

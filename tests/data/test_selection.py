@@ -144,6 +144,7 @@ def test_the_next_image_of_the_selection_replaces_an_unreadable_one(capsys):
     data = Items(np.arange(10), unreadable=[3, 4])
     part = Selection(data, np.array([1, 3, 4, 7]), targets=np.array([5, 6, 7, 8]))
     assert [part[i] for i in range(4)] == [(1, 5), (7, 8), (7, 8), (7, 8)]
+    assert (list(zip(range(9), part, strict=False))[-1], part[-1]) == ((3, (7, 8)), (7, 8))  # a loop ends
     assert capsys.readouterr().err.count("cannot read") == 2
     with pytest.raises(UnreadableImageError, match="consecutive images"):
         Selection(data, np.array([3, 4]))[0]

@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 from tests.train.test_train import FOLDER
+from topk_registry import registry
 from topk_registry.cli.main import main
 from topk_registry.train import TrainConfig, Trainer
 from topk_registry.train.checkpoint import LAST
@@ -94,3 +96,26 @@ def test_a_run_on_batches_of_a_program_names_no_data(tmp_path, capsys):
     assert "specify the data" in capsys.readouterr().err
     data = ("--dataset", "topk/hierarchy", "--dataset-opt", "size=24", "superclasses=4", "fine=3")
     assert validate(tmp_path, path, *data)[1]["images"] == 24
+
+
+def test_a_file_in_the_format_of_a_plug_in(tmp_path, monkeypatch):
+    class Favorites:
+        """A model whose file holds the class that it always predicts."""
+
+        class_names = None
+
+        def __init__(self, path, running):
+            self.favorite = int(path.read_text())
+
+        def run(self, images, keep):
+            for _, label in images.dataset:
+                keep(np.eye(4, dtype=np.float32)[[self.favorite]], np.array([label]))
+
+    monkeypatch.setattr(registry.model_files, "_registered", {})
+    registry.model_files.register("favorite")(Favorites)
+    file = tmp_path / "model.favorite"
+    file.write_text("2")
+    status, metrics = validate(tmp_path, file, "--dataset", "topk/hierarchy", "--dataset-opt", "size=40", "fine=2",
+                               "superclasses=2")  # fmt: skip
+    assert (status, metrics["images"], metrics["weights"]) == (0, 40, "FAVORITE")
+    assert metrics["top1"] == pytest.approx(25, abs=3)

@@ -4,7 +4,7 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from PIL import Image
@@ -225,7 +225,6 @@ def check_depth(image: Image.Image) -> None:
     Pillow clips values below 0 and above 255, and converts every floating-point value from 0 to 1 to either 0 or 1.
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        extrema: Any = image.getextrema()
-        low, high = extrema
+        low, high = cast("tuple[float, float]", image.getextrema())
         if low < 0 or high > 255 or (image.mode == "F" and high <= 1 and low != high):
             raise ValueError(f"values from {low:g} to {high:g} (mode {image.mode}) need a conversion to 8 bits")

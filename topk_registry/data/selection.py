@@ -77,7 +77,8 @@ class Selection:
         return len(self.indices)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        for place in range(index, index + min(MAX_FAILURES, len(self))):
+        first = range(len(self))[index]  # IndexError after the last sample, which ends a loop over the data set
+        for place in range(first, first + min(MAX_FAILURES, len(self))):
             index = place % len(self)
             try:
                 image, target = self.dataset[int(self.indices[index])]

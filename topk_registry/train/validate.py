@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
 from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, TrainConfig, clean_settings
 from topk_registry.train.errors import TrainError
@@ -26,7 +27,7 @@ class Evaluated:
         path: path of the file.
         class_names: names of the classes in the order of the scores, or None.
         num_classes: number of classes, or 0 if this number is unknown before the model runs.
-        weights: ``"EMA"`` (exponential moving average of the weights), ``"model"`` or ``"ONNX"``.
+        weights: ``"EMA"`` (exponential moving average of the weights), ``"model"``, or a format such as ``"ONNX"``.
         preprocessing: image size, crop, channel means, standard deviations and interpolation. Empty for an ONNX file.
         config: configuration of the training run. None for an ONNX file.
         run: function ``(dataset, keep)`` that calls ``keep(scores [B, n], labels [B])`` for each batch. The softmax of
@@ -57,7 +58,7 @@ def open_model(
     weights: str = "ema",
     settings: dict[str, Any] | None = None,
 ) -> Evaluated:
-    """Open a checkpoint of ``timm train`` or of timm's training script, or an ONNX file of ``topk-registry export``.
+    """Open a checkpoint of ``timm train`` or of timm's training script, or a file in a registered format such as ONNX.
 
     Args:
         path: path of the file.
@@ -71,8 +72,8 @@ def open_model(
     path = Path(path)
     if not path.is_file():
         raise TrainError(f"there is no file {path}")
-    if path.suffix == ".onnx":
-        return _open_onnx(path, device, batch_size, workers)
+    if (kind := path.suffix[1:]) in registry.model_files:
+        return _open_file(kind, path, device, batch_size, workers)
     from timm.utils.checkpoint_saver import load_checkpoint_metadata
 
     from topk_registry.train import checkpoint, data, evaluation, loss, model
@@ -119,21 +120,20 @@ def open_model(
     return Evaluated(path, names, n, used, preprocessing, config, run, options, loader, network)
 
 
-def _open_onnx(path: Path, device: str, batch_size: int, workers: int) -> Evaluated:
+def _open_file(kind: str, path: Path, device: str, batch_size: int, workers: int) -> Evaluated:
     import torch
 
-    from topk_registry import registry
     from topk_registry.data.labels import is_indexed
 
     running = SimpleNamespace(device=device, batch_size=batch_size, workers=workers)
-    opened = registry.model_files.builder("onnx")(path, running).open(None)
+    opened = registry.model_files.builder(kind)(path, running)
     names: list[str] | None = list(opened.class_names or ()) or None
 
     def run(dataset: Any, keep: Callable[..., object]) -> object:
         images = SimpleNamespace(dataset=dataset, indexed=is_indexed(dataset))
         return opened.run(images, lambda scores, labels: keep(torch.from_numpy(scores), torch.from_numpy(labels)))
 
-    return Evaluated(path, names, len(names or ()), "ONNX", {}, None, run, {})
+    return Evaluated(path, names, len(names or ()), kind.upper(), {}, None, run, {})
 
 
 def measure(opened: Evaluated, dataset: Any, k: Sequence[int], progress: Callable[[int], bool]) -> dict[str, float]:
