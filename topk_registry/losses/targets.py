@@ -140,7 +140,7 @@ class Masses(NamedTuple):
 
 
 def _scale(rows: Tensor, reduction: str, sample_weight: Tensor | None) -> Tensor | None:
-    """Return ``sample_weight``, divided by sum(sample_weight * rows) for "mean". None means that all weights are 1."""
+    # rows [B] holds the factor of each row in the divisor of the mean, without the sample weight
     scale = None if sample_weight is None else sample_weight.to(rows)
     if reduction == "mean":
         scale = 1.0 / rows.sum() if scale is None else scale / (rows * scale).sum()

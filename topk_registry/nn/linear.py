@@ -38,9 +38,9 @@ def linear_smooth_topk(
 ) -> Tensor:
     """Compute the smooth top-k SVM loss of the logits ``F.linear(features, weight, bias)``.
 
-    If there are at most ``chunk`` classes, the function computes all logits at once. Otherwise, the function computes
-    the logits of ``chunk`` classes at a time, and the backward pass computes these logits again. Then the logits [B, n]
-    are never in memory at once. Loss and gradients are the same in both cases. The loss of a row with the label y is
+    With at most ``chunk`` or fewer than 2k + 4 classes, and no ``process_group``, all logits are computed at once.
+    Otherwise, the logits of ``chunk`` classes are computed at a time, and again in the backward pass, so the logits
+    [B, n] are never in memory at once. Loss and gradients are the same. The loss of a row with the label y is
 
         L = tau softplus(alpha / tau - l_y),    l_y = log(p / (1 - p)),
 
@@ -123,11 +123,11 @@ def linear_topk(
 ) -> TopClasses:
     """Return the k classes with the largest logits. The logits are ``F.linear(features, weight, bias)``.
 
-    The function computes the logits of one chunk of classes at a time. The result has the indices, the logits and the
-    top-k marginals of the k classes, each [B, k] in descending order. :class:`TopKHead` defines the top-k marginals.
+    As in :func:`linear_smooth_topk`, many classes are processed in chunks. The result has the indices, the logits and
+    the top-k marginals of the k classes, each [B, k] in descending order. :class:`TopKHead` defines the marginals.
 
-    The result is not differentiable. The other arguments are as in :func:`linear_smooth_topk`. With ``process_group``,
-    the result has only the rows of this rank.
+    The result is not differentiable. For the marginals, logits are divided by ``temperature``. The other arguments are
+    as in :func:`linear_smooth_topk`. With ``process_group``, the result has only the rows of this rank.
 
     Example:
         >>> linear_topk(torch.eye(3), torch.eye(3), None, 1).marginals.T
@@ -214,7 +214,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def _agree(check: Callable[[], Mapping[str, float]], k: int, group: Group) -> tuple[list[int], int, int]:
-    """If ``check`` fails on a rank, raise on all. Return each rank's number of rows, this rank's first class, n."""
+    """Run ``check``, raise its error on every rank, and return (rows per rank, first class here, all classes)."""
     of_ranks = agreed(check, group, may_differ=("number of rows", "classes"))
     first, n = first_class(of_ranks["classes"], group)
     if n <= 2 * k:
@@ -251,7 +251,7 @@ class LinearSmoothTopK(nn.Module):
     """A linear classifier and the smooth top-k SVM loss in one module, for a million classes or more.
 
     ``head(features, target)`` returns the training loss. ``head.topk(features)`` returns the k classes with the largest
-    logits. If there are more than ``chunk`` classes, neither call stores the logits of all classes at once.
+    logits. If there are more than ``chunk`` and at least 2k + 4 classes, neither call stores all logits at once.
 
     Args:
         in_features: length d of a feature vector.

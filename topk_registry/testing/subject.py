@@ -88,7 +88,7 @@ class Subject:
         return {"num_classes": self.num_classes, "class_counts": counts, "total_epochs": EPOCHS, **plain}
 
     def needs_rows(self) -> None:
-        """Skip the calling check if the loss is a BatchLoss, whose rows depend on each other."""
+        """Skip the check that calls this method if the loss is a BatchLoss, whose rows depend on each other."""
         if isinstance(self.build(), BatchLoss):
             raise NotApplicableError("is defined on a whole batch")
 

@@ -45,7 +45,7 @@ class Batch:
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Concatenate the samples of batches. Labels without effect fill up batches with fewer labels per sample."""
+    """Concatenate batches. If samples have fewer labels than others, pad with label 0, whose derivative is 0."""
     K = max(batch.labels.shape[1] for batch in batches)
 
     def column(name: str) -> Tensor:

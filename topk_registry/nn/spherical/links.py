@@ -56,7 +56,7 @@ def loss_per_sample(
     """Return the loss of each row [m]: the sum over labels of weight * (loss for this label).
 
     For the squared error, the loss is instead the sum over all n classes of (score - target)^2. The target of a class
-    is the sum of its weights among the labels, or 0 if the class is not among the labels.
+    is the sum of the weights of all labels equal to this class, or 0 without such labels.
 
     Args:
         loss: result of :func:`resolve`. None: squared error.
