@@ -33,9 +33,9 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
     """Compare the predicted class of each image with the label of the image.
 
     The labels look wrong if the accuracy is close to the accuracy of random guesses, or if folder names seem exchanged.
-    For example, most cats are predicted as dogs, and most dogs as cats. A class is confused if it has at least 3 images
-    and one wrong class is predicted for more than half of these images. Folder names seem exchanged if, for at least
-    two confused classes, the predicted wrong class is confused too. One confused class alone is accepted.
+    A class is confused if it has at least 3 images and one wrong class is predicted for more than half of these images.
+    Folder names seem exchanged if at least two confused classes are mostly predicted as confused classes. For example,
+    most cats are predicted as dogs, and most dogs as cats. If only cats are confused, no names seem exchanged.
 
     Args:
         predicted: class indices that a model predicts: [N].

@@ -237,7 +237,7 @@ def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
 
 
 def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, list[int]]:
-    """Return the labels [N] and the class sizes. With ``k_hot``, k-hot targets are allowed: all labels are 0 then."""
+    """Return the labels [N] and the class sizes. With ``k_hot``, images with several labels are one class: label 0."""
     targets = targets_of(dataset)
     if k_hot and targets is not None and targets.ndim == 2:
         return np.zeros(len(targets), np.int64), [len(targets)]

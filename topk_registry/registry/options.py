@@ -62,7 +62,7 @@ def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]
         what: name of ``builder`` in the message, such as "loss 'topk_nll'".
         builder: class or function that is called with the options.
         options: names of the given options.
-        also: names of further options for the list of options in the message.
+        also: names that the message lists in addition to the options of ``builder``. They are not accepted here.
     """
     named, takes_any = parameters(builder)
     known = [*named, *also]

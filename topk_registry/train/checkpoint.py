@@ -84,7 +84,7 @@ class Progress:
 
 
 class RunState:
-    """Mixin for timm's tasks that saves ``run_state`` in checkpoints, and loads the saved state into ``loaded``."""
+    """Mixin for timm's tasks. Checkpoints save the dict ``run_state``. Loading one stores the dict in ``loaded``."""
 
     criterion: nn.Module
     loss_record: dict[str, Any]

@@ -242,7 +242,7 @@ def _names(model: Any, logits: NDArray[Any]) -> list[str]:
 
 
 def _images(args: Any, config: TrainConfig | None) -> Any:
-    """Open the images of the flags, or else the images on which the run with this configuration evaluates."""
+    """Open the data set that the user chose by flags, or else the evaluation images of the run ``config``."""
     from topk_registry.data import open_dataset
     from topk_registry.train.data import open_evaluation
 
@@ -256,7 +256,7 @@ def _images(args: Any, config: TrainConfig | None) -> Any:
 
 
 def _other_split(args: Any, first: TrainConfig | None, config: TrainConfig | None) -> bool:
-    """Return whether the images are held out in the run ``first``, but maybe training images in the run ``config``."""
+    """Return whether the run ``config`` may have trained on the images that the run ``first`` held out."""
     from topk_registry.train.data import held_out_fraction
 
     if args.data_dir or args.dataset or args.split or first is None or not held_out_fraction(first):

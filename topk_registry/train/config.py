@@ -364,7 +364,7 @@ class TrainConfig:
 
     @property
     def metric(self) -> str:
-        """Name of the metric in results, such as ``macro_top5``. timm's name ``loss`` becomes ``nll`` or ``bce``."""
+        """Name of ``eval_metric`` in results: ``macro_top5`` for ``macro-top5``, ``nll`` or ``bce`` for ``loss``."""
         name = {"loss": "bce" if self.task == MULTILABEL else "nll"}.get(self.eval_metric, self.eval_metric)
         return name.replace("-", "_")
 

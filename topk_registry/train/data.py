@@ -233,8 +233,8 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 class LabelMixup(Mixup):
     """timm's mixup, but with :class:`LabelMixture` targets (two labels and their weights) instead of distributions.
 
-    timm gets the image indices 0, ..., B - 1 as labels of a batch of B images. Therefore entry (i, j) of timm's mixed
-    one-hot labels [B, B] is the weight of image j in mixed image i. This class needs only the diagonal.
+    timm gets the image indices 0, ..., B - 1 as labels, and mixes image i with image B - 1 - i. So entry (i, i) of
+    timm's mixed one-hot labels [B, B] is the weight of image i. The other weight is 1 minus this entry.
     """
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:

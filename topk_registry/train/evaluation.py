@@ -63,7 +63,7 @@ class SingleLabel:
         """Add a batch of B labels ``target``, and return the logits [B, n].
 
         If ``crops`` or ``probabilities`` is set, return the logarithms of the class probabilities instead. With crops,
-        the probabilities are averaged over the crops of an image. Images after the first B images are ignored.
+        the probabilities are averaged over the crops of an image. Images after the first B are repeats, and ignored.
         """
         likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
         ranked = [likelihood if self.probabilities else logits]

@@ -21,7 +21,7 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 class Report:
-    """Output of a run. Without ``primary``, print and write nothing. With ``quiet``, print nothing, draw no curves."""
+    """Output of a run, from its first process (``primary``) only. With ``quiet``, print nothing and draw no curves."""
 
     def __init__(self, *, primary: bool = True, quiet: bool = False) -> None:
         self.primary, self.quiet = primary, quiet
