@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import topk_export
+
 ROOT = Path(__file__).parents[1]
 needs_sphinx = pytest.mark.skipif(
     find_spec("sphinx") is None or find_spec("myst_nb") is None, reason="needs the extra docs"
@@ -32,6 +34,14 @@ def test_the_site_builds_without_notebooks(tmp_path):
     page = (tmp_path / "site" / "generated" / "losses" / "smooth_topk_svm.html").read_text()
     assert "tau" in page
     assert "choose.html" in (tmp_path / "site" / "index.html").read_text()
+    api = (tmp_path / "site" / "generated" / "api.html").read_text()
+    assert all(f'id="topk_export.{name}"' in api for name in topk_export.__all__)
+
+
+def test_all_names_of_topk_export_can_be_imported():
+    names = {}
+    exec("from topk_export import *", names)
+    assert names.keys() - {"__builtins__"} == set(dir(topk_export)) == set(topk_export._MODULES)
 
 
 @needs_sphinx

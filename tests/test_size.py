@@ -9,13 +9,13 @@ ROOT = Path(__file__).parents[1]
 CEILINGS = {
     "benchmarks": 698,
     "docs": 700,
-    "export/topk_export": 5282,
+    "export/topk_export": 5287,
     "plugins/template": 150,
     "plugins/topk_plugins": 2999,
     "plugins/topk_studies": 1836,
     "tests": 16926,
     "topk_registry/*.py": 200,
-    "topk_registry/cli": 449,
+    "topk_registry/cli": 450,
     "topk_registry/conformal": 519,
     "topk_registry/data": 1000,
     "topk_registry/distributions": 335,
@@ -24,7 +24,7 @@ CEILINGS = {
     "topk_registry/ops": 6531,
     "topk_registry/nn": 1496,
     "topk_registry/registry": 699,
-    "topk_registry/testing": 1197,
+    "topk_registry/testing": 1192,
     "topk_registry/train": 3895,
 }
 

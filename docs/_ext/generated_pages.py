@@ -13,6 +13,7 @@ import torch
 from matplotlib import pyplot as plt
 from sphinx.application import Sphinx
 
+import topk_export
 import topk_registry as tr
 from topk_registry.cli.commands import commands
 from topk_registry.cli.main import main as command_line
@@ -85,11 +86,10 @@ def api_page() -> Iterator[str]:
     values = {name: getattr(tr, name) for name in dir(tr) if name != "__version__"}
     public = [name for name, value in values.items() if not inspect.ismodule(value)]
     yield from documented("topk_registry", public)
-    for name, module in values.items():
-        if name not in public:
-            summary = (inspect.getdoc(module) or "").partition("\n")[0]
-            yield f"\n## topk_registry.{name}\n\n{summary}\n"
-            yield from documented(f"topk_registry.{name}", [one for one in module.__all__ if one not in public])
+    for module in (*filter(inspect.ismodule, values.values()), topk_export):
+        summary = (inspect.getdoc(module) or "").partition("\n")[0]
+        yield f"\n## {module.__name__}\n\n{summary}\n"
+        yield from documented(module.__name__, [one for one in module.__all__ if one not in public])
 
 
 def documented(module: str, names: list[str]) -> Iterator[str]:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from topk_export.source import load_source as load_source
     from topk_export.verify import verify_file as verify_file
 
+__all__ = [
+    "ClassScore", "DeviceError", "ExportError", "ImageError", "ModelFileError", "Prediction", "PredictionError",
+    "Predictor", "export_onnx", "load_source", "verify_file",
+]  # fmt: skip
+
 _MODULES = {
     "ClassScore": "runtime.ranking",
     "DeviceError": "errors",
@@ -43,4 +48,4 @@ if not TYPE_CHECKING:  # if a type checker saw __getattr__, it would accept ever
         raise AttributeError(f"module 'topk_export' has no attribute {name!r}; it has {', '.join(_MODULES)}")
 
     def __dir__() -> list[str]:
-        return list(_MODULES)
+        return __all__

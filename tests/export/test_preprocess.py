@@ -8,7 +8,7 @@ from timm.data import create_transform
 from tests.export.colours import encoded, noise, png_of
 from topk_export import ImageError
 from topk_export.errors import ImageTooLargeError
-from topk_export.runtime.preprocess import Preprocess, read_image, size_of_image
+from topk_export.runtime.preprocess import FORMATS, Preprocess, read_image, size_of_image
 
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 INCEPTION = {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
@@ -92,34 +92,25 @@ def test_images_of_every_mode_become_what_timm_makes_of_them(mode, settings, rec
     assert grey_levels_apart(recipe, ours, timm_input(recipe, image.copy())) < 1e-3
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM"])
+@pytest.mark.parametrize("form", FORMATS)
 def test_files_are_decoded_as_timm_does(form, tmp_path):
-    path, recipe = tmp_path / "image", Preprocess(**SETTINGS[0])
-    Image.fromarray(noise(500, 700)).save(path, form)
-    with Image.open(path) as image:
+    """With an orientation tag, which Pillow follows in TIFF files and in no other format."""
+    path, recipe, image = tmp_path / "image", Preprocess(**SETTINGS[0]), Image.fromarray(noise(500, 700))
+    (exif := image.getexif())[0x0112] = 6
+    image.save(path, form, exif=exif)
+    with path.open("rb") as file, Image.open(file) as image:  # as timm's readers: Pillow reads paths in another way
         theirs = timm_input(recipe, image)
     for source in (path, str(path), path.read_bytes()):
         assert grey_levels_apart(recipe, our_input(recipe, source), theirs) < 1e-3
 
 
-def rotated(folder) -> object:
-    image, path = Image.fromarray(noise(80, 120)), folder / "turned.jpg"
-    exif = image.getexif()
-    exif[0x0112] = 6  # the camera was turned by a quarter
-    image.save(path, exif=exif)
-    return path
-
-
-def test_the_exif_orientation_is_followed_only_on_request(tmp_path):
-    path, recipe = rotated(tmp_path), Preprocess(**SETTINGS[4])
-    with Image.open(path) as image:
-        assert grey_levels_apart(recipe, our_input(recipe, path), timm_input(recipe, image)) < 1e-3
-        turned = image.transpose(Image.Transpose.ROTATE_270)
-    assert grey_levels_apart(recipe, our_input(recipe, path, exif=True), timm_input(recipe, turned)) < 1e-3
-    deep = Image.fromarray(noise(80, 120, 1)[..., 0].astype(np.uint16))  # 16 bits per pixel
-    (exif := deep.getexif())[0x0112] = 6
-    deep.save(tmp_path / "deep.png", exif=exif)
-    assert read_image(tmp_path / "deep.png", exif=True).size == (80, 120)
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF"])
+@pytest.mark.parametrize("pixels", [noise(80, 120), noise(80, 120, 1)[..., 0].astype(np.uint16)], ids=["8 bits", "16"])
+def test_the_exif_orientation_is_followed_on_request(pixels, form, tmp_path):
+    path, image = tmp_path / "turned", Image.fromarray(pixels)
+    (exif := image.getexif())[0x0112] = 6  # the camera was turned by a quarter
+    (image.convert("L") if form == "JPEG" else image).save(path, form, exif=exif)
+    assert read_image(path, exif=True).size == (80, 120)
 
 
 def test_arrays_are_images():

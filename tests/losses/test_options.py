@@ -118,3 +118,22 @@ def test_a_plug_ins_options_are_held_to_their_ranges():
     with pytest.raises(ValueError, match="gamma must be a finite number above 0"):
         loss.gamma = 0.0
     loss.other = 3  # no option
+
+
+class Grouped(ClassificationLoss):
+    """Options that are buffers, of two dimensions and of integers."""
+
+    def __init__(self, costs, groups, **common):
+        super().__init__(**common)
+        self.register_buffer("costs", torch.tensor(costs))
+        self.register_buffer("groups", torch.tensor(groups))
+
+    def per_class(self, logits):
+        return logits.softmax(-1) @ self.costs[self.groups].to(logits)
+
+
+def test_a_plug_ins_buffers_keep_their_shape_and_dtype():
+    costs, groups = torch.rand(2, N).tolist(), [0, 1, 0, 1, 0, 1]
+    loss, (logits, label) = Grouped([[0.0] * N] * 2, [0] * N, weight=DECIMALS), batch()
+    loss.costs, loss.groups = costs, groups
+    assert torch.equal(loss(logits, label), Grouped(costs, groups, weight=DECIMALS)(logits, label))

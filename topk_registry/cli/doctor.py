@@ -12,7 +12,7 @@ from pathlib import Path
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser
 from topk_registry.cli.commands import commands
-from topk_registry.registry.discovery import installed_version, misspelt_groups
+from topk_registry.registry.discovery import OURS, installed_version, misspelt_groups
 from topk_registry.registry.errors import DisabledPluginError, PluginError
 
 REQUIRED = ("torch", "timm")
@@ -102,8 +102,9 @@ def _plugins(report: Report) -> None:
             try:
                 names.builder(info.name)
             except PluginError as error:
-                missing = isinstance(error.__cause__, ModuleNotFoundError) and str(error.__cause__.name)
-                of_an_extra = missing and missing.split(".")[0] != re.split("[.:]", info.value)[0]
-                noted = of_an_extra or isinstance(error, DisabledPluginError)
-                (report.notes if noted else report.problems).append(str(error))
+                cause, package = error.__cause__, re.split("[.:]", info.value)[0]
+                missing = isinstance(cause, ModuleNotFoundError) and str(cause.name).split(".")[0] != package
+                noted = isinstance(error, DisabledPluginError) or (missing and info.distribution == OURS)
+                hint = "; `pip check` lists missing packages" if missing and not noted else ""
+                (report.notes if noted else report.problems).append(f"{error}{hint}")
     report.problems += [message for message, _ in misspelt_groups()]

@@ -69,9 +69,9 @@ class Adjustable(KeepsNumbers):
         value = options_of(type(self))[name].checked(name, value)
         if name not in self._buffers or value is None:
             return value
-        tensor = numbers(value, name, or_one=True)
-        kept = (b for b in self.buffers() if b is self._buffers[name] or b.dtype == torch.float64)
-        return tensor if (like := next(kept, None)) is None else tensor.to(like)
+        tensor = torch.as_tensor(value, dtype=torch.float64).detach().clone()
+        like, kept = self._buffers[name], (b for b in self.buffers() if b.dtype == torch.float64)
+        return tensor.to(next(kept, tensor) if like is None else like)
 
 
 class Option(NamedTuple):

@@ -70,6 +70,8 @@ class Subject:
         loss = self.factory(**{**accepted_context(self.factory, self._context()), **self.options, **options})
         if isinstance(loss, nn.Module) and "_parameters" not in vars(loss):
             raise TypeError(f"{type(loss).__name__}.__init__ must call super().__init__()")
+        if callable(set_epoch := getattr(loss, "set_epoch", None)):  # as a trainer does before the first epoch
+            set_epoch(0)
         return loss
 
     def takes(self, option: str) -> bool:
