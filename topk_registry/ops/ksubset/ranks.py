@@ -52,12 +52,12 @@ def first_class(sizes: Sequence[float], group: Any) -> tuple[int, int]:
 def exchange(state: State | None, score: Tensor | None, k: int, x: Tensor, p: "Problem") -> tuple[State, Tensor]:
     """Return the state of the classes of all ranks, and for each row the maximum of ``score`` over the ranks [B].
 
-    A state is a :class:`graph.State`, a summary of scores. Both results are bitwise equal on all ranks.
+    A :class:`graph.State` summarizes the scores of some classes. Both results are bitwise equal on all ranks.
 
     Args:
         state: state of this rank's classes, or None if this rank has no classes.
-        score: one score per row [B]. If ``score`` is None, this is the largest score of this rank's classes.
-        k: number of power sums in a state.
+        score: one score per row [B]. Default: the largest score in ``state``.
+        k: as in top-k. A state contains k power sums.
         x: features [B, d], which give the batch size and the device.
         p: parameters of the classifier. If ``p.group`` is None, this is the only rank, and nothing is exchanged.
     """
