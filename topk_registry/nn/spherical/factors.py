@@ -189,7 +189,7 @@ class FactoredWeight(KeepsNumbers):
 
     @torch.no_grad()
     def fold(self) -> None:
-        """Set V to W, U to the identity and omega to 0. This does not change W. Then compute Q and w from V."""
+        """Store W = V U + 1 omega^T in V: set V = W, U = I, omega = 0. Compute Q = V^T V and w, the sum of V's rows."""
         self._fold_into_v()
         self.U_inverse_t = self.U.clone()
         self.Q, self.w = torch.zeros_like(self.Q), torch.zeros_like(self.w)
