@@ -34,7 +34,7 @@ from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, gu
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
 from topk_registry.data.agreement import agreement
-from topk_registry.data.folders import FolderError, class_map, listed, read_folders, split_folder
+from topk_registry.data.folders import FolderError, class_map, read_folders, split_folder
 
 SPLIT = "calibration"
 BATCH = 4096  # number of rows of logits per run of the ONNX nodes that compute scores or sets
@@ -69,6 +69,7 @@ class Calibration:
     class_names: tuple[str, ...]
     earlier: SetCounts | None = None  # coverage and set sizes of the input file on all images; None: it has no sets
     confused: Sequence[tuple[str, str]] = ()  # (A, B): for most images with the label A, the model predicts class B
+    note: str = ""  # describes `confused`
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as a dictionary of JSON values."""
@@ -111,9 +112,8 @@ class Calibration:
                 f"note        {facts['classes_in_every_set']} classes have fewer than {fewest(facts['alpha'])} "
                 "calibration images: they are in every set"
             )
-        if self.confused:
-            pairs = listed([f"{label!r} as {other!r}" for label, other in self.confused], 5)
-            out.append(f"note        images of these folders are mostly predicted as another class: {pairs}")
+        if self.note:
+            out.append(f"note        {self.note}")
         if too_low(int(self.counts.hits.sum()), self.counts.total, facts["samples"], facts["alpha"]):
             out.append("warning     the measured coverage is below the guarantee: are these the images of one source?")
         if facts["forced"]:
@@ -242,7 +242,7 @@ def calibrate_file(
     }
     _write(built, sets, metadata, facts, Path(model), output)
     seen = np.bincount(labels[calibrate], minlength=n)
-    return Calibration(sets, facts, counts, seen, names, earlier, agreed.confused)
+    return Calibration(sets, facts, counts, seen, names, earlier, agreed.confused, agreed.note)
 
 
 def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:

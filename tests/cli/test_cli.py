@@ -73,6 +73,14 @@ def test_a_disabled_or_broken_loss_is_listed_with_the_reason(fresh, capsys, monk
     assert "disabled by TOPK_REGISTRY_DISABLE" in capsys.readouterr().out
 
 
+def test_a_broken_loss_prints_the_full_error(fresh, capsys):
+    fresh.module("acme_losses", "raise OSError('disk full')\n")
+    assert cli.main(["losses", "acme"]) == 1
+    error = capsys.readouterr().err
+    assert "raise OSError('disk full')" in error
+    assert "'acme' of acme-losses 2.5" in error
+
+
 def test_an_unknown_name_is_one_line(fresh, capsys):
     assert cli.main(["losses", "acmee"]) == 2
     error = capsys.readouterr().err
@@ -106,6 +114,8 @@ def test_help_version_and_wrong_commands(capsys, monkeypatch):
     assert cli.main(["--version"]) == 0
     versions = [f"{name} {installed_version(name)}" for name in ("topk-registry", "timm")]
     assert capsys.readouterr().out == ", ".join(versions) + "\n"
+    assert cli.main(["loses"]) == 2
+    assert "the closest are losses" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("argument", "word"), [("losses", "topk_hinge"), ("--help", "export")])

@@ -2,6 +2,7 @@
 
 import functools
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,25 @@ def test_context_and_options_reach_the_factory():
     checks = iter_checks(WithSchedule, options={"power": 2.0}, num_classes=8)
     chosen = ("returns_differentiable_scalar", "set_epoch_is_harmless", "options_can_be_set")
     assert {check.run().status for check in checks if check.name in chosen} == {"passed"}
+
+
+class Forgetful(WithTemperature):
+    """Its parameter is saved, but loading does not put it back."""
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        state_dict.pop(prefix + "log_scale")
+
+
+class Locked(nn.CrossEntropyLoss):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+def of_one_dtype(logits, target):
+    if target.is_floating_point():
+        return -torch.einsum("bn,bn->b", target, logits.log_softmax(-1)).mean()
+    return F.cross_entropy(logits, target)
 
 
 class Rereading(ClassificationLoss):
@@ -435,14 +455,17 @@ SINGLE = [
     ("gradient_equals_differences", wrong_for_distributions, "expected gradient of one-hot targets at ["),
     ("gradient_descends", wrong_sign, "expected a step against the gradient to lower the loss, got +"),
     ("half_precision", shifted, "expected loss of torch.float16 logits and labels = "),
+    ("half_precision", of_one_dtype, "expected no error, got RuntimeError: "),
     ("large_logits", overflowing, "expected a finite loss of torch.float32 logits around 60, got nan"),
     ("large_logits", nan_in_half, "expected a finite loss of torch.float16 logits around 300, got nan"),
     ("cpu_autocast", multiplying, "expected loss under autocast = "),
     ("moves_to_meta", LostBuffer, "expected no error, got RuntimeError: Tensor on device cpu is not on the expected"),
     ("moves_to_meta", branching_on_data, "expected no error, got "),
+    ("state_dict_round_trip", Forgetful, "expected loss after load_state_dict = "),
     ("state_dict_round_trip", Restarting, "expected loss after load_state_dict = "),
     ("state_dict_round_trip", Remembering, "expected loss after load_state_dict = "),
     ("can_be_copied", NotPicklable, "expected no error, got "),
+    ("can_be_copied", Locked, "expected no error, got TypeError: cannot pickle"),
     ("compiles", branching_on_data, "expected no error, got "),
     ("compiles", row_by_row, "expected one graph for every batch size, got 3"),
     ("vmap", branching_on_data, "expected no error, got RuntimeError: vmap: It looks like you're"),

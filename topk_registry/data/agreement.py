@@ -22,6 +22,7 @@ class Agreement:
 
     accuracy: float  # top-1 accuracy, from 0 to 1; NaN if there are no images
     confused: list[tuple[str, str]]  # (label, other class that is predicted for more than half of the label's images)
+    note: str  # describes `confused`; empty if no class is confused
     problem: str  # reason why the labels look wrong; empty if the labels look right
 
     def check(self, *, force: bool = False) -> None:
@@ -51,10 +52,11 @@ def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], class
         if other != label and counts.sum() >= MIN_IMAGES and 2 * counts[other] > counts.sum():
             usual[label] = other
     confused = [(classes[label], classes[other]) for label, other in usual.items()]
+    pairs = listed([f"{label!r} as {other!r}" for label, other in confused], 5)
+    note = f"images of these folders are mostly predicted as another class: {pairs}" if confused else ""
     problems: list[str] = []
     if not accuracy > CHANCE_ODDS / (n - 1 + CHANCE_ODDS):
         problems.append(f"top-1 accuracy is {accuracy:.1%} on {len(labels)} images; random guesses have {1 / n:.1%}")
     if sum(other in usual for other in usual.values()) >= 2:
-        pairs = listed([f"{label!r} as {other!r}" for label, other in confused], 5)
-        problems.append(f"images of these folders are mostly predicted as another class: {pairs}")
-    return Agreement(accuracy, confused, "; ".join(problems))
+        problems.append(note)
+    return Agreement(accuracy, confused, note, "; ".join(problems))

@@ -101,10 +101,9 @@ def with_label_noise(dataset: Any, share: float, *, kind: str = "", seed: int = 
         dataset: data set with one label per image. If classes form groups, ``superclasses[c]`` is the group of class c.
         share: number from 0 to 1. With the kind ``"family"``, each label is replaced with this probability. With
             ``"uniform"``, exactly this fraction of the labels is replaced (up to rounding).
-        kind: With ``"family"``, the new label is drawn uniformly from the classes of the same group, so the new
-            label can equal the true label (Berrada et al. 2018, section 5.1). With ``"uniform"``, the new label is
-            drawn uniformly from all classes except the true class. Default: ``"family"`` if the data set has
-            the attribute ``superclasses``, else ``"uniform"``.
+        kind: With ``"family"``, the new label is drawn uniformly from the classes of the same group, so the new label
+            can equal the true label (Berrada et al. 2018, section 5.1). With ``"uniform"``, the new label is drawn
+            uniformly from all classes except the true class. Default: ``"family"`` if groups are known.
         seed: random seed.
     """
     if not 0.0 <= share <= 1.0:
@@ -183,8 +182,7 @@ def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection
     Each class with at least two samples also has at least one sample in the held-out part.
 
     Args:
-        fraction: fraction of the samples of each class that is held out. If targets are k-hot, the fraction of all
-            samples that is held out.
+        fraction: fraction of each class to hold out. If targets are k-hot, the fraction of all samples to hold out.
         seed: random seed.
     """
     if not 0.0 < fraction < 1.0:

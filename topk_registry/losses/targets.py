@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.losses.label_mixture import LabelMixture, widest
+from topk_registry.ops.parts import Parts
 from topk_registry.ops.tensors import Route, route
 
 __all__ = ["LabelMixture", "Masses", "Target"]
@@ -126,13 +127,7 @@ class Masses(NamedTuple):
 
     def table(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
         """Return the masses of all classes [B, n]. If ``dtype`` is None, the dtype of the stored masses is kept."""
-        if self.dense is not None:
-            return self.dense if dtype is None else self.dense.to(dtype)
-        assert self.labels is not None
-        assert self.shares is not None
-        shares = self.shares if dtype is None else self.shares.to(dtype)
-        even = shares.new_zeros(len(shares), 1) if self.even is None else self.even.to(shares)[:, None]
-        return even.expand(-1, n).scatter_add(1, self.labels, shares)
+        return Parts(self.labels, self.shares, self.even, self.dense).table(n, dtype)
 
     def usable(self, scores: Tensor) -> Tensor:
         """Return the scores with every ignored row set to 0, so that NaN in an ignored row causes no NaN gradient."""

@@ -22,14 +22,12 @@ class Parts(NamedTuple):
     def of(cls, masses: Any, logits: Tensor) -> "Parts":
         """Return the four attributes of ``masses`` as Parts. Raise a ValueError if shapes do not fit the logits."""
         parts = labels, shares, even, dense = cls(masses.labels, masses.shares, masses.even, masses.dense)
-        rows = logits.shape[:1]
+        rows, fits = logits.shape[:1], False
         if dense is not None:
             fits = dense.shape == logits.shape and labels is None and shares is None and even is None
         elif labels is not None and shares is not None:
             fits = labels.ndim == 2 and labels.shape[:1] == rows and shares.shape == labels.shape
             fits = fits and (even is None or even.shape == rows)
-        else:
-            fits = False
         if not fits:
             shapes = {name: t if t is None else list(t.shape) for name, t in parts._asdict().items()}
             raise ValueError(
@@ -52,11 +50,12 @@ class Parts(NamedTuple):
     def to(self, device: torch.device) -> "Parts":
         return Parts(*(None if part is None else part.to(device) for part in self))
 
-    def table(self, like: Tensor) -> Tensor:
-        """Return the masses of all classes as one tensor with the shape [B, n] and the dtype of ``like``."""
+    def table(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return the masses of all classes [B, n]. If ``dtype`` is None, the dtype of the stored masses is kept."""
         if self.dense is not None:
-            return self.dense.to(like.dtype)
+            return self.dense if dtype is None else self.dense.to(dtype)
         assert self.labels is not None
         assert self.shares is not None
-        q = torch.zeros_like(like) if self.even is None else self.even.to(like.dtype)[:, None].expand_as(like)
-        return q.scatter_add(1, self.labels, self.shares.to(like.dtype))
+        shares = self.shares if dtype is None else self.shares.to(dtype)
+        even = shares.new_zeros(len(shares), 1) if self.even is None else self.even.to(shares)[:, None]
+        return even.expand(-1, n).scatter_add(1, self.labels, shares)

@@ -174,7 +174,7 @@ def preprocessing_of(config: TrainConfig, model: nn.Module) -> dict[str, Any]:
         resolved = resolve_data_config(config.to_dict(), model=model, verbose=False)
     except AssertionError as error:
         raise TrainError("--mean and --std take one number, or one number per channel") from error
-    for name in ("mean", "std"):  # models with 3 channels have the default values of most models
+    for name in ("mean", "std"):  # timm's default has 3 values; a model with 1 channel needs 1
         resolved[name] = adapt_to_chs(resolved[name], resolved["input_size"][0])
     return {name: list(v) if isinstance(v := resolved[name], tuple) else v for name in PREPROCESSING}
 

@@ -42,7 +42,7 @@ def losses_of(logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor) -
         gap = alpha[parts.labels] if alpha.ndim else alpha
         losses = (shares * soft_hinge(gap - margins.gather(1, parts.labels) / k, tau))[:, 0]
     else:
-        q = parts.table(s)
+        q = parts.table(s.shape[1], s.dtype)
         has_mass = (q != 0).any(1, keepdim=True)
         margins = graph.margins(torch.where(has_mass, s, 0.0), k, k * tau)
         losses = torch.where(q != 0, q * soft_hinge(alpha - margins / k, tau), 0.0).sum(1)

@@ -128,7 +128,7 @@ def _hinges(
     wide = _wide(logits)
     labels, q = parts.labels, parts.shares
     if q is None or parts.even is not None:
-        labels, q = None, parts.table(wide)
+        labels, q = None, parts.table(wide.shape[1], wide.dtype)
     q = q.to(wide.dtype)
     s = torch.where((q != 0).any(1, keepdim=True), wide, 0.0)
     gap = alpha.to(s) if isinstance(alpha, Tensor) else alpha
