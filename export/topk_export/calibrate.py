@@ -1,7 +1,7 @@
 """Calibration: extend an exported ONNX file, so that the model also returns a prediction set for each image.
 
 A prediction set contains the true class with probability 1 - alpha or more, for an alpha that the user chooses. The set
-consists of the classes with a nonconformity score of at most a threshold. The score is small if a class fits the image.
+contains each class whose nonconformity score is at most a threshold. The score is small if the class fits the image.
 
 The calibration splits the labeled images at random into two parts. The first part determines the thresholds. The second
 part measures the coverage: the fraction of images with a set that contains the label. The calibration writes a new ONNX

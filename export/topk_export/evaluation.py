@@ -17,7 +17,7 @@ from topk_export.runtime.predictor import Predictor, read_ahead
 class ExportedFile:
     """An ONNX file that ``topk-registry export`` wrote, for commands that evaluate models.
 
-    A plug-in for another format registers a class with the same constructor, ``class_names`` and :meth:`run`.
+    A plug-in for another format registers a class that has this constructor, ``class_names`` and :meth:`run`.
 
     Args:
         path: path of the ONNX file.

@@ -147,7 +147,7 @@ class Preprocess:
         return (x - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width that the resize step gives to an image of ``height`` x ``width`` pixels.
+        """Return (height, width) after the resize step, for an image of ``height`` x ``width`` pixels.
 
         The result can be large for a small image: with the target size 256, 60000 x 1 becomes 15360000 x 256.
         """

@@ -337,9 +337,9 @@ class State(NamedTuple):
 class Coefficients(NamedTuple):
     """Numbers that are computed from a state, the summary of the scores of some classes.
 
-    These numbers give the margin of any class that is not in the state, and the gradient of the margin. A class of the
-    state with score s has the odds w = scale exp((s - a) / theta). c_j is the coefficient of X^j in the product of the
-    factors 1 + w X, divided by the coefficient of X^k. The number ``scale`` is such that c_{k-1} = 1.
+    These numbers give the margin, and the gradient of the margin, of any class that is not in the state. Let theta be
+    the temperature. A class of the state has the odds w = scale exp((score - a) / theta). c_j is the coefficient of X^j
+    in the product of 1 + w X over these classes, divided by the coefficient of X^k. ``scale`` makes c_{k-1} equal to 1.
     """
 
     a: Tensor  # [B, 1], the k-th largest score

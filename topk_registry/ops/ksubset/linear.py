@@ -34,7 +34,7 @@ class TopClasses(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Parameters of a linear classifier whose classes are processed in chunks."""
+    """Settings of a computation that processes the classes of a linear classifier in chunks."""
 
     k: int  # as in "k-th largest score"
     theta: float  # temperature, by which scores are divided
@@ -102,10 +102,10 @@ def linear_expected_hinge(
 
     Args:
         x, weight, bias: features [B, d], weight [n, d], and bias [n] or None.
-        mass: function ``mass(s [B, m], first)`` that returns the masses q [B, m] of the m classes from ``first`` on.
+        mass: function ``mass(s, first)``. For scores s [B, j] of the classes first, ..., first + j - 1: masses [B, j].
         alpha: required margin, [] or [n].
         tau: smoothing temperature of the loss.
-        p: parameters of the classifier, with theta = k tau.
+        p: settings of the computation. The temperature ``p.theta`` must be k tau.
     """
     losses = _ExpectedHinge.apply(x, weight, bias, mass, alpha, tau, p)
     assert isinstance(losses, Tensor)

@@ -137,14 +137,14 @@ def first_of_fours(stop, count):
 
 @borrowing
 def label_gradient(w, c, scale, slope, count, scratch):
-    """Replace the odds w of classes by the gradient of the loss with respect to the scores of these classes.
+    """Replace the odds w of all classes except the label by the gradient of the loss with respect to their scores.
 
     The gradient is slope v (d_{k-2} (1 + v) - 1) with v = scale w, where d_j is the coefficient of X^j in
     c / (1 + v X).
 
     Args:
         w: odds of the classes, replaced by the gradient.
-        c: polynomial that :func:`polynomial.balanced` wrote, with coefficients c_0..c_k and c_{k-1} = c_k = 1.
+        c: coefficients c_0..c_k of the product of 1 + v X over these classes, scaled such that c_{k-1} = c_k = 1.
         scale: number by which the odds are multiplied.
         slope: derivative of the loss with respect to the label's margin.
         count: number of coefficients before c_{k-1} that are used. All others are too small to change results.

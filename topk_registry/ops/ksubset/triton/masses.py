@@ -461,12 +461,12 @@ def tail_tile(
     kth, after, v, i, inverse, inverse_tau,
     M: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Load a tile of a row, and compute inputs of :func:`tail_hinges` for the classes of the tail.
+    """Load a tile of a row. Compute inputs of :func:`tail_hinges` for the tail: all classes but the top group.
 
+    The top group, see :func:`rows.top_group`, has the largest scores and ends with class i, which has the score v.
     Return the scores s minus ``kth``, the odds exp((s - after) inverse), the masses, the required margins alpha, and
-    exp(-alpha / tau). For classes of the top group, the first three results are 0. The last class of the top group is
-    class i with score v. ``kth`` and ``after`` are the k-th and the (k + 1)-th largest score of the row. All other
-    arguments are as in :func:`mass_rows` and :func:`rows.top_group`.
+    exp(-alpha / tau). For the top group, the first three results are 0. ``kth`` and ``after`` are the k-th and the
+    (k + 1)-th largest score of the row. All other arguments are as in :func:`mass_rows` and :func:`rows.top_group`.
     """
     s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
