@@ -44,13 +44,15 @@ def test_losses_are_listed_with_owner_status_and_summary(fresh, capsys):
     assert "acme_losses" not in sys.modules
 
 
-def test_one_loss_lists_its_options_with_defaults_and_ranges(capsys):
+def test_one_loss_lists_its_options_with_defaults_and_ranges(fresh, capsys):
     assert cli.main(["losses", "focal"]) == 0
     out = capsys.readouterr().out
     rows = [re.split(r" {2,}", line) for line in out[out.index("OPTION") :].splitlines()]
     assert ["gamma", "2.0", "[0, inf)", "0.5, 1.0, 2.0"] in rows
     assert ["label_smoothing", "0.0", "[0, 1]"] in rows
     assert cli.main(["losses", "ce"]) == 0
+    assert cli.main(["losses", "acme"]) == 0
+    assert capsys.readouterr().out.endswith("A loss of acme's.\n\nThe signature of this loss names no options.\n")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """``timm validate``: the accuracy that training printed, of the same weights on the same images."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -96,6 +97,13 @@ def test_a_run_on_batches_of_a_program_names_no_data(tmp_path, capsys):
     assert "specify the data" in capsys.readouterr().err
     data = ("--dataset", "topk/hierarchy", "--dataset-opt", "size=24", "superclasses=4", "fine=3")
     assert validate(tmp_path, path, *data)[1]["images"] == 24
+
+
+def test_a_disabled_format_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("TOPK_REGISTRY_DISABLE", "onnx")
+    (tmp_path / "model.onnx").touch()
+    assert validate(tmp_path, tmp_path / "model.onnx")[0] == 2
+    assert re.search(r"model file 'onnx' of .* is disabled by TOPK_REGISTRY_DISABLE", capsys.readouterr().err)
 
 
 def test_a_file_in_the_format_of_a_plug_in(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def _describe(name: str) -> int:
         rows.append((option, default, text, ", ".join(map(str, grid.get(option, ())))))
     print(f"{name} of {info.distribution or 'this process'} {info.version}".rstrip() + f" ({info.value})\n")
     print(f"{(info.summary if info.distribution == 'timm' else inspect.getdoc(unbound(factory))) or 'no docstring'}\n")
-    _print_table(rows)
+    _print_table(rows if len(rows) > 1 else [("The signature of this loss names no options.",)])
     return 0
 
 

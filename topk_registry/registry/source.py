@@ -28,7 +28,7 @@ def summary(module: str, name: str) -> str:
 
 def closest(name: str, names: Iterable[str]) -> str:
     """Return ``; did you mean 'X'?`` with the most similar X of ``names``, or an empty string if none is similar."""
-    close = get_close_matches(name, names, n=1, cutoff=0.7)
+    close = get_close_matches(name, names, n=1, cutoff=0.65)  # 2/3: two letters of three are right, as in tua for tau
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -67,12 +67,12 @@ def open_model(
         settings: settings that replace settings of the training run, such as another ``crop_pct``.
 
     Raises:
-        TrainError: the file cannot be opened.
+        TrainError, PluginError: the file cannot be opened, or the reader of its format is disabled or broken.
     """
     path = Path(path)
     if not path.is_file():
         raise TrainError(f"there is no file {path}")
-    if (kind := path.suffix[1:]) in registry.model_files:
+    if (kind := path.suffix[1:]) and registry.model_files.infos(kind):  # infos: disabled formats too
         return _open_file(kind, path, device, batch_size, workers)
     from timm.utils.checkpoint_saver import load_checkpoint_metadata
 
