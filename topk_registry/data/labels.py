@@ -53,7 +53,7 @@ def labels_of(dataset: Any) -> Labels:
 
 
 def class_names_of(dataset: Any) -> list[str] | None:
-    """Return the class names in the order of the indices, several names of a class joined by "/", or None if unset."""
+    """Return the class names, such as ["cat/kitty", "dog"] if class 0 has two names. Without names, return None."""
     if getattr(dataset, "classes", None) is not None:
         return [str(name) for name in dataset.classes]
     reader = getattr(dataset, "reader", dataset)

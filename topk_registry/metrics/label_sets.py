@@ -106,7 +106,7 @@ class LabelSetMetrics(StreamingMetric):
         }
 
     def _recall(self, scores: Tensor, labels: Tensor, k: int) -> Tensor:
-        """Return the sum over samples of the share of the sample's labels that have one of the k highest scores."""
+        """Compute the share of each sample's labels that have one of the k highest scores. Return the sum of shares."""
         last = scores.topk(min(k, self.n)).values[:, -1:]
         above, tied = scores > last, scores == last
         places = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)
