@@ -44,7 +44,7 @@ BUILTIN_DEFAULTS: dict[str, Any] = {
     "smoothing": 0.0,
     "workers": 0,
 }
-OWN_BATCHES = "own-batches"  # value of the setting "dataset" if a program passes data loaders to Trainer
+OWN_BATCHES = "own-batches"  # value of the setting "dataset" if the user passes data loaders to Trainer
 MULTILABEL_DEFAULTS: dict[str, Any] = {"loss": "bce", "smoothing": 0.0, "eval_metric": "map"}  # same as in timm
 
 # The flags that --help shows. --help-all shows every flag.

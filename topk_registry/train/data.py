@@ -404,7 +404,7 @@ def _ignore_signals(worker: int, then: Callable[[int], object] | None) -> None:
 
 
 class Crops:
-    """Transform of an image into 5 crops (corners and center), or 10 with mirror images, as uint8 [c, h, w]."""
+    """Transform of an image into 5 crops (corners and center), or 10 with mirror images. Each is uint8 [c, h, w]."""
 
     def __init__(self, preprocessing: dict[str, Any], crops: int) -> None:
         from timm.data.transforms import str_to_interp_mode
