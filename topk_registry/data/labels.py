@@ -33,7 +33,7 @@ def targets_of(dataset: Any) -> NDArray[Any] | None:
 
 
 def kept_labels_of(dataset: Any) -> Labels | None:
-    """Return the labels [N], or None if they cannot be read without the images. For k-hot targets, raise ValueError."""
+    """Return the labels [N], or None if only the images have the labels. For k-hot targets, raise ValueError."""
     kept = targets_of(dataset)
     if kept is not None and kept.ndim > 1:
         raise ValueError(MULTILABEL)

@@ -83,7 +83,7 @@ class LabelSetMetrics(StreamingMetric):
         self._kept.append((scores.cpu(), labels.cpu()))
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """Return the results by name. For ``map``, ``sync=True`` sends the scores of all samples to every rank."""
+        """Return the results by name. With ``sync=True``, the ranks exchange all scores to compute ``map``."""
         every = [self._kept]
         if sync and dist.is_available() and dist.is_initialized():
             every = [[] for _ in range(dist.get_world_size())]

@@ -184,7 +184,7 @@ class FactoredWeight(KeepsNumbers):
         self.steps += 1
 
     def condition(self) -> float:
-        """Return |U|_F |U^-1|_F / d, which measures how much U amplifies rounding errors in V. The minimum is 1."""
+        """Return |U|_F |U^-1|_F / d, at least 1. If this number is large, V U amplifies the rounding errors of V."""
         return float(self.U.norm() * self.U_inverse_t.norm()) / len(self.U)
 
     @torch.no_grad()
