@@ -37,12 +37,13 @@ def smooth_topk_loss(
     weight: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """Compute ``smooth_topk_svm``: a hinge loss on the top-k margin of the label, smoothed with temperature tau.
+    """Compute ``smooth_topk_svm``: a smooth hinge loss that becomes small once the label is in the top k classes.
 
-    For the label y, the loss is weight_y L_y with L_y = tau softplus((alpha_y - margin_y / k) / tau). The margin is
-    margin_y = k tau log(pi_y / (1 - pi_y)). Here pi_y is the top-k marginal of the label: the probability that a random
-    set of k classes contains y, where a set has a probability proportional to exp(sum of its logits / (k tau)). If the
-    target is a distribution q over labels, the loss of the sample is sum_c q_c weight_c L_c.
+        L_y = tau log(1 + exp(alpha_y / tau - l_y)),    l_y = log(pi_y / (1 - pi_y))
+
+    The loss for the label y is weight_y L_y. Here pi_y is the top-k marginal of the label: the probability that a
+    random set of k classes contains y, where a set has a probability proportional to exp(sum of its logits / (k tau)).
+    If the target is a distribution q over labels, the loss of the sample is sum_c q_c weight_c L_c.
 
     Args:
         logits: scores [B, n].
@@ -50,8 +51,8 @@ def smooth_topk_loss(
             index -100 has loss 0 and does not count in the mean.
         k: number of classes in each set, 1 <= k <= n - 1.
         tau: smoothing temperature, positive.
-        alpha: required margin: one number, or one number per class [n]. No gradient with respect to alpha is computed.
-        weight: one factor per class [n]. No gradient with respect to the weight is computed.
+        alpha: required margin: one number, or one alpha_c per class [n]. No gradient with respect to alpha is computed.
+        weight: one factor weight_c per class [n]. No gradient with respect to the weight is computed.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``. If the target has class indices, the mean is the sum divided by
             the sum of the weights of the labels, as in ``torch.nn.CrossEntropyLoss``.
 

@@ -6,8 +6,8 @@ An installed distribution defines a command by an entry point in its ``pyproject
     their-command = "their_package.their_module:main"
 
 The function ``main(argv: Sequence[str]) -> int`` gets the arguments after the command name and returns the exit status.
-``topk-registry --help`` prints the first line of the docstring of ``main``. The module is imported only when the
-command runs.
+``topk-registry --help`` shows the first line of the docstring of ``main``, and reads this line from the source file.
+The module is imported only when the command runs.
 """
 
 from topk_registry.registry.discovery import OURS, Plugin, installed_version

@@ -80,7 +80,7 @@ def _devices(report: Report) -> None:
 
 
 def _timm_command(report: Report) -> None:
-    """Report a problem if another distribution owns the command ``timm`` on PATH. pip does not detect this conflict."""
+    """Report a problem if the program ``timm`` on PATH is not the command ``timm`` that this distribution installs."""
     path = shutil.which("timm")
     if path is None:
         report.facts["timm command"] = "not on PATH"

@@ -11,8 +11,8 @@ index gets the lower rank.
     raps    aps + penalty * max(0, r - k_reg)          Angelopoulos et al. 2021
 
 ``penalty`` and ``k_reg`` are arguments of :class:`Score`. In the papers, ``aps`` and ``raps`` also have a random term.
-This module omits the random term, so the same logits always give the same set. With ``aps`` and ``raps``, a class with
-a rank above ``MAX_RANK`` has an infinite score.
+This module omits the random term, so the same logits always give the same set. With ``aps`` and ``raps``, classes with
+a rank above 1000 have an infinite score, because some ONNX runtimes can only sort a few thousand numbers.
 """
 
 import math
@@ -76,9 +76,9 @@ class Score:
         return scores
 
     def rank_penalty(self, count: int) -> np.ndarray:
-        """Return the penalty [count] in the score of the r-th most probable class, for r from 1 to ``count``.
+        """Return the array of penalty * max(0, r - k_reg) for the ranks r = 1, ..., ``count``.
 
-        Only ``raps`` has a penalty. For the other scores, return zeros.
+        Only ``raps`` has a penalty. For the other scores, the array contains zeros.
         """
         beyond = np.maximum(np.arange(1, count + 1) - self.k_reg, 0)
         return beyond * (self.penalty if self.name == "raps" else 0.0)

@@ -141,7 +141,7 @@ def all_levels(alpha: float, levels: Sequence[float] = LEVELS) -> tuple[float, .
 
 
 def check_size(count: int, alpha: float) -> None:
-    """Raise ValueError if ``count`` calibration samples are too few for a finite threshold at the level ``alpha``."""
+    """Raise ValueError if ``count`` is below ceil(1 / alpha) - 1: with so few samples, all thresholds are infinite."""
     if count < fewest(alpha):
         raise ValueError(
             f"{count} calibration samples are too few for alpha {alpha:g}: at least {fewest(alpha)} are needed"

@@ -33,10 +33,10 @@ class Agreement:
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
     """Compare the predicted class of each image with the label of the image.
 
-    The labels look wrong if the accuracy is close to the accuracy of random guesses, or if folder names seem exchanged.
     A class is confused if it has at least 3 images and one wrong class is predicted for more than half of these images.
-    Folder names seem exchanged if at least two confused classes are mostly predicted as confused classes. For example,
-    most cats are predicted as dogs, and most dogs as cats. If only cats are confused, no names seem exchanged.
+    The labels look wrong if the accuracy is close to the accuracy of random guesses. The labels also look wrong if two
+    or more classes are confused with a class that is confused too. For example, most cats are predicted as dogs, and
+    most dogs as cats. Then the folders of cats and dogs probably have exchanged names.
 
     Args:
         predicted: class indices that a model predicts: [N].

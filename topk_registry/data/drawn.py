@@ -35,7 +35,7 @@ class DrawnImages:
 
 
 def only_converts(transform: Any, size: tuple[int, ...]) -> bool:
-    """Return whether a transform of timm or torchvision only converts images of this size to uint8 tensors."""
+    """Return whether the only effect of a transform on images of this size is the conversion to uint8 tensors."""
     *steps, last = getattr(transform, "transforms", None) or [transform]
     return type(last).__name__ in ("PILToTensor", "MaybePILToTensor") and all(
         type(step).__name__ in ("Resize", "CenterCrop") and step.size in (size, list(size), min(size)) for step in steps
@@ -45,7 +45,7 @@ def only_converts(transform: Any, size: tuple[int, ...]) -> bool:
 def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:
     """Return the canonical name of a split, such as ``"validation"`` for ``"val"``, and the number of its samples.
 
-    ``"train"`` has ``size`` samples (default 5000), other splits ``eval_size`` (default: ``size`` if given, else 2000).
+    ``"train"`` has ``size`` samples (default 5000). Other splits have ``eval_size`` (default: ``size``, else 2000).
     """
     split = "train" if split in TRAINING else "validation" if split in EVALUATION else split
     if split not in SPLITS:

@@ -33,7 +33,7 @@ class ClassFolders:
 
 
 def natural_key(name: str) -> tuple[list[int | str], str]:
-    """Return a sort key for a name. As in timm, numbers sort by value. Case matters only in names equal otherwise."""
+    """Return a sort key for a name. As in timm, c2 is before c10. Case matters only for names such as cat and Cat."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name.lower())], name
 
 

@@ -33,7 +33,7 @@ def targets_of(dataset: Any) -> NDArray[Any] | None:
 
 
 def kept_labels_of(dataset: Any) -> Labels | None:
-    """Return the labels [N], or None if they cannot be read without the images. For k-hot targets, raise ValueError."""
+    """Return the labels [N], or None if only the images have the labels. For k-hot targets, raise ValueError."""
     kept = targets_of(dataset)
     if kept is not None and kept.ndim > 1:
         raise ValueError(MULTILABEL)
@@ -53,7 +53,7 @@ def labels_of(dataset: Any) -> Labels:
 
 
 def class_names_of(dataset: Any) -> list[str] | None:
-    """Return the class names in the order of the indices, several names of a class joined by "/", or None if unset."""
+    """Return the class names, such as ["cat/kitty", "dog"] if class 0 has two names. Without names, return None."""
     if getattr(dataset, "classes", None) is not None:
         return [str(name) for name in dataset.classes]
     reader = getattr(dataset, "reader", dataset)

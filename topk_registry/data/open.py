@@ -96,7 +96,7 @@ def open_dataset(
 
 
 def _open_registered(name: str, split: str, root: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Create a registered data set. Return it, and the options for changes such as label noise and subsets."""
+    """Create a registered data set. Return the data set, and the ``options`` for later changes, such as noise."""
     factory = registry.datasets.builder(short := name.removeprefix(PREFIX))
     named = parameters(factory)[0]
     own = {option: value for option, value in options.items() if option in named or option not in CHANGES}
@@ -169,7 +169,7 @@ def first_problem(dataset: Any, *, multilabel: bool = False) -> str:
 
 
 class FolderReader:
-    """A reader as in timm of one split of an image folder. ``reader[i]`` is (open file, class index)."""
+    """The image files of one split of a folder, as a timm reader: ``reader[i]`` is (open file, class index)."""
 
     def __init__(self, root: Path, split: str, suffixes: tuple[str, ...]) -> None:
         if not root.is_dir():

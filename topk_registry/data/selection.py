@@ -235,9 +235,8 @@ def class_balanced_epoch(labels: Labels, rng: np.random.Generator) -> Indices:
 
 
 def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, list[int]]:
-    """Return the labels [N] and the class sizes. With ``k_hot``, images with several labels are one class: label 0."""
     targets = targets_of(dataset)
-    if k_hot and targets is not None and targets.ndim == 2:
+    if k_hot and targets is not None and targets.ndim == 2:  # choose from all samples, not per class: all have label 0
         return np.zeros(len(targets), np.int64), [len(targets)]
     labels, names = labels_of(dataset), class_names_of(dataset)
     return labels, class_counts(labels, len(names) if names else int(labels.max()) + 1)

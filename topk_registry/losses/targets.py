@@ -30,7 +30,7 @@ INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 
 
 class Masses(NamedTuple):
-    """The masses of all classes in a batch of rows.
+    """The masses of a batch: the loss of row i is the sum over all classes c of mass[i, c] * (loss for label c).
 
     If ``dense`` is not None, ``dense`` holds all masses. Otherwise, class ``labels[i, j]`` of row i gets the mass
     ``shares[i, j]``, and every class of row i gets the mass ``even[i]`` in addition.
@@ -68,7 +68,7 @@ class Masses(NamedTuple):
         ignores: bool = True,
         dtype: torch.dtype = torch.float32,
     ) -> "Masses":
-        """Compute the masses of a target that :func:`check_target` has accepted.
+        """Compute mass[i, c] for a target. The loss of row i is the sum over c of mass[i, c] * (loss for label c).
 
         Args:
             target: class indices [B], a distribution [B, n] or a :class:`LabelMixture`.
@@ -76,9 +76,9 @@ class Masses(NamedTuple):
             weight: one factor per class, [n].
             label_smoothing: share of the probability of each row that is spread evenly over all classes.
             ignore_index: if the class index of a row is this number, all masses of the row are 0.
-            reduction: if ``"mean"``, the masses are divided by the divisor of the mean.
+            reduction: if ``"mean"``, the masses are divided so that the sum of all losses is the mean.
             sample_weight: one factor per row, [B].
-            ignores: result of :func:`check_target`. False means that no class index equals ``ignore_index``.
+            ignores: result of :func:`check_target` for the target. If False, no row is ignored.
             dtype: dtype of the logits. If the target is a distribution, its masses have at least this precision.
         """
         if weight is not None and weight.shape != (n,):
@@ -126,7 +126,7 @@ class Masses(NamedTuple):
         return cls(labels, shares, even, None, counts, *facts)
 
     def table(self, n: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the masses of all classes [B, n]. If ``dtype`` is None, the dtype of the stored masses is kept."""
+        """Return all masses (factors of the losses) as [B, n]. If ``dtype`` is None, the stored dtype is kept."""
         return Parts(self.labels, self.shares, self.even, self.dense).table(n, dtype)
 
     def usable(self, scores: Tensor) -> Tensor:
@@ -176,10 +176,10 @@ def check_logits(logits: Any, name: str = "logits") -> None:
 
 
 def check_target(logits: Tensor, target: Any, ignore_index: int = -100) -> bool:
-    """Raise an error unless the target fits logits [B, n]. Return whether a class index may be ``ignore_index``.
+    """Raise an error unless the target fits logits [B, n]. Return True if a class index could be ``ignore_index``.
 
-    On a CPU, each index must be in [0, n) or equal to ``ignore_index``. On a GPU, no index is checked here, because the
-    check would wait for the GPU. An invalid index then fails in a later operation, as in cross-entropy.
+    On a CPU, each index must be in [0, n) or equal to ``ignore_index``. On a GPU, indices are not checked, because the
+    check would wait for the GPU. The result is then True, and an invalid index fails later, as in cross-entropy.
     """
     B, n = logits.shape
     mixture = isinstance(target, LabelMixture)

@@ -10,8 +10,8 @@ class MarginalCalibration(StreamingMetric):
     """Calibration error of top-k marginals.
 
     Each sample x has k right answers: a set S(x) of k classes. The marginal pi_i(x) is the predicted probability that
-    class i is in S(x). Calibrated means that for 30 % of the pairs (x, i) with a marginal close to 0.3, class i is in
-    S(x), and likewise for every other number. The metric groups all pairs into bins b by their marginal. The error is
+    class i is in S(x). Marginals are calibrated if class i is in S(x) for 30 % of the pairs (x, i) with a marginal
+    close to 0.3, and likewise for every other number. The metric groups all pairs into bins b by marginal. The error is
 
         calibration_error = sum_b | sum_{(x, i) in b} (1[i in S(x)] - pi_i(x)) | / sum_{(x, i)} pi_i(x),
 
@@ -20,8 +20,8 @@ class MarginalCalibration(StreamingMetric):
 
     If the target is [B, n] with zeros and ones, S(x) contains the classes with 1. If the target is [B], each sample has
     only one label y. The metric treats y as a random class of S(x), and replaces 1[i in S(x)] by k 1[i = y], because
-    both have the same mean. Marginals that minimize the mean of -log pi_y(x) (the loss ``topk_nll``) are calibrated if
-    no class i has a probability P(y = i | x) above 1 / k.
+    both have the same mean. So marginals pi_i(x) = k P(y = i | x) are calibrated. If P(y = i | x) is above 1 / k, no
+    model can predict this marginal, because a marginal is at most 1.
 
     For a reliability diagram, ``metric.sums`` has three tensors with one number per bin: ``entries`` is the number of
     pairs, ``predicted`` the sum of their marginals, and ``observed`` the sum of 1[i in S(x)].

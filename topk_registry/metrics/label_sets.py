@@ -83,7 +83,7 @@ class LabelSetMetrics(StreamingMetric):
         self._kept.append((scores.cpu(), labels.cpu()))
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """Return the results by name. For ``map``, ``sync=True`` sends the scores of all samples to every rank."""
+        """Return the results by name. With ``sync=True``, the ranks exchange all scores to compute ``map``."""
         every = [self._kept]
         if sync and dist.is_available() and dist.is_initialized():
             every = [[] for _ in range(dist.get_world_size())]
@@ -106,7 +106,7 @@ class LabelSetMetrics(StreamingMetric):
         }
 
     def _recall(self, scores: Tensor, labels: Tensor, k: int) -> Tensor:
-        """Return the sum over samples of the share of the sample's labels that have one of the k highest scores."""
+        """Compute the share of each sample's labels that have one of the k highest scores. Return the sum of shares."""
         last = scores.topk(min(k, self.n)).values[:, -1:]
         above, tied = scores > last, scores == last
         places = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)

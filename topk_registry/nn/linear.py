@@ -38,9 +38,9 @@ def linear_smooth_topk(
 ) -> Tensor:
     """Compute the smooth top-k SVM loss of the logits ``F.linear(features, weight, bias)``.
 
-    With at most ``chunk`` or fewer than 2k + 4 classes, and no ``process_group``, all logits are computed at once.
-    Otherwise, the logits of ``chunk`` classes are computed at a time, and again in the backward pass, so the logits
-    [B, n] are never in memory at once. Loss and gradients are the same. The loss of a row with the label y is
+    If there are more than ``chunk`` classes (and at least 2k + 4), or with ``process_group``, the logits [B, n] are
+    never in memory at once. Instead, the logits of ``chunk`` classes are computed at a time, and again in the backward
+    pass. Loss and gradients do not depend on ``chunk``. The loss of a row with the label y is
 
         L = tau softplus(alpha / tau - l_y),    l_y = log(p / (1 - p)),
 
@@ -214,7 +214,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def _agree(check: Callable[[], Mapping[str, float]], k: int, group: Group) -> tuple[list[int], int, int]:
-    """Run ``check``, raise its error on every rank, and return (rows per rank, first class here, all classes)."""
+    # returns (number of rows of each rank, index of the first class of this rank, number of classes of all ranks)
     of_ranks = agreed(check, group, may_differ=("number of rows", "classes"))
     first, n = first_class(of_ranks["classes"], group)
     if n <= 2 * k:
@@ -251,7 +251,7 @@ class LinearSmoothTopK(nn.Module):
     """A linear classifier and the smooth top-k SVM loss in one module, for a million classes or more.
 
     ``head(features, target)`` returns the training loss. ``head.topk(features)`` returns the k classes with the largest
-    logits. If there are more than ``chunk`` and at least 2k + 4 classes, neither call stores all logits at once.
+    logits. If there are more than ``chunk`` classes (and at least 2k + 4), neither call stores all logits at once.
 
     Args:
         in_features: length d of a feature vector.

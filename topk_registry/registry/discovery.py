@@ -46,11 +46,11 @@ class Plugin:
         return f"{self.distribution}:{self.name}"
 
     def load(self) -> Any:
-        """Return the factory. If the plug-in comes from a distribution, import its module."""
+        """Return the class or function of the plug-in. If an installed distribution defines the plug-in, import it."""
         return self.factory or EntryPoint(self.name, self.value, "").load()
 
     def problem(self) -> str:
-        """Return a message if the package of the plug-in is not installed, else an empty string. Import nothing."""
+        """Return a message if Python does not find the package that defines the plug-in, else "". Import nothing."""
         package = re.split("[.:]", self.value)[0].strip()
         with suppress(Exception):  # find_spec can fail in a custom import finder; then load() reports the error
             if not self.factory and find_spec(package) is None:

@@ -62,7 +62,7 @@ def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]
         what: name of ``builder`` in the message, such as "loss 'topk_nll'".
         builder: class or function that is called with the options.
         options: names of the given options.
-        also: names that the message lists in addition to the options of ``builder``. They are not accepted here.
+        also: options that the caller applies itself, without ``builder``. The message lists these options too.
     """
     named, takes_any = parameters(builder)
     known = [*named, *also]

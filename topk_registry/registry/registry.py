@@ -28,7 +28,7 @@ class LossInfo:
     """Facts about a plug-in: a loss, data set, command or reader of model files. The plug-in is not imported.
 
     ``status`` is ``"available"``, ``"registered"`` (by code of this process), ``"broken"`` or ``"disabled"``.
-    ``"broken"`` means that the package of the plug-in is not installed, or that its import failed in this process.
+    ``"broken"`` means that Python does not find the package of the plug-in, or that its import failed in this process.
     """
 
     name: str  # name, or "distribution:name" if the name alone selects another plug-in or is ambiguous

@@ -1,4 +1,4 @@
-"""The conformance kit: checks that any trainer can use a loss. Use these checks in the tests of a plug-in.
+"""The conformance kit: checks of a loss, for the tests of a plug-in. A loss that passes works in any trainer.
 
 One test can run all checks:
 

@@ -85,7 +85,7 @@ def label_smoothing_is_a_soft_target(subject: Subject) -> None:
 
 @check
 def declared_options_work(subject: Subject) -> None:
-    """Check that options accept the values in ``loss.tuning_grid`` and the ends of their range, but none outside."""
+    """Check that options accept the values in ``loss.tuning_grid`` and the ends of their range, and reject others."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     if not ranges and not grid:
         raise NotApplicableError("declares no option_ranges and no tuning_grid")

@@ -44,7 +44,7 @@ class Subject:
 
     @classmethod
     def of(cls, loss: object, options: Mapping[str, Any] | None = None, num_classes: int = 16) -> "Subject":
-        """Return the subject of a loss: a registered name, a factory, a module, or a function ``(logits, target)``."""
+        """Return the subject for ``loss``, a registered name, factory, module or function ``(logits, target)``."""
         if isinstance(loss, str):
             return cls(get_loss_builder(loss), loss, options or {}, num_classes)
         name = getattr(loss, "__name__", None) or type(loss).__name__
@@ -159,7 +159,7 @@ class Subject:
 
 
 def seed(number: int) -> None:
-    """Set the seed on the CPU and all GPUs, without the stack trace that ``torch.manual_seed`` stores per call."""
+    """Set the seed on the CPU and all GPUs. ``torch.manual_seed`` is slower, as each call stores a stack trace."""
     torch.default_generator.manual_seed(number)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(number)

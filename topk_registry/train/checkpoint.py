@@ -71,9 +71,9 @@ class Progress:
     stale: int = 0
 
     def close(self, row: Row, value: float | None, decreasing: bool) -> None:
-        """Complete an epoch with the metrics ``row``, and update the best epoch.
+        """Append the metrics ``row`` of a completed epoch to the history, and update the best epoch.
 
-        ``value`` selects the best epoch. Without evaluation, it is None. With ``decreasing``, lower values are better.
+        ``value`` is the metric that selects the best epoch, or None. With ``decreasing``, lower values are better.
         """
         self.history.append(row)
         if value is not None and (self.best is None or (value < self.best if decreasing else value > self.best)):
@@ -84,7 +84,7 @@ class Progress:
 
 
 class RunState:
-    """Mixin for timm's tasks. Checkpoints save the dict ``run_state``. Loading one stores the dict in ``loaded``."""
+    """Mixin that saves ``run_state`` in checkpoints of a timm task (model and loss), and loads it into ``loaded``."""
 
     criterion: nn.Module
     loss_record: dict[str, Any]
@@ -102,11 +102,11 @@ class RunState:
 
 
 class SingleLabelTask(RunState, ClassificationTask):
-    """timm's task for images with one label, extended by the state of the run in checkpoints."""
+    """timm's task (model and loss) for images with one label. Its checkpoints also save the state of the run."""
 
 
 class SeveralLabelsTask(RunState, MultiLabelClassificationTask):
-    """timm's task for images with several labels, extended by the state of the run in checkpoints."""
+    """timm's task (model and loss) for images with several labels. Its checkpoints also save the state of the run."""
 
 
 def create_task(

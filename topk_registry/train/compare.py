@@ -135,7 +135,7 @@ def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floa
 
 
 def _resamples(images: int, count: int, seed: int) -> Iterator[Floats]:
-    """Yield blocks [b, N] of resamples. Entry (i, j) is the number of times that resample i has image j."""
+    """Yield arrays [b, N] for b resamples. Entry (i, j) is the number of times that resample i has image j."""
     rng = np.random.default_rng(seed)
     size = max(1, MAX_DRAWN // images)
     for start in range(0, count, size):

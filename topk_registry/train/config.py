@@ -44,7 +44,7 @@ BUILTIN_DEFAULTS: dict[str, Any] = {
     "smoothing": 0.0,
     "workers": 0,
 }
-OWN_BATCHES = "own-batches"  # value of the setting "dataset" if a program passes data loaders to Trainer
+OWN_BATCHES = "own-batches"  # value of the setting "dataset" if the user passes data loaders to Trainer
 MULTILABEL_DEFAULTS: dict[str, Any] = {"loss": "bce", "smoothing": 0.0, "eval_metric": "map"}  # same as in timm
 
 # The flags that --help shows. --help-all shows every flag.
@@ -347,7 +347,7 @@ class TrainConfig:
         return type(self)(**{name: getattr(self, name) for name in self.__dict__["_given"]} | settings)
 
     def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
-        """Return a copy for a run that gets its batches from a program instead of a data set.
+        """Return a copy for a run whose batches come from a loader that the user passes to ``Trainer``.
 
         Settings that were never set get the defaults of timm. An unset batch size becomes ``batch_size`` if given.
         """
@@ -364,7 +364,7 @@ class TrainConfig:
 
     @property
     def metric(self) -> str:
-        """Name of ``eval_metric`` in results: ``macro_top5`` for ``macro-top5``, ``nll`` or ``bce`` for ``loss``."""
+        """Name of ``eval_metric`` in results: "macro-top5" -> "macro_top5", "loss" -> "nll" (multi-label: "bce")."""
         name = {"loss": "bce" if self.task == MULTILABEL else "nll"}.get(self.eval_metric, self.eval_metric)
         return name.replace("-", "_")
 

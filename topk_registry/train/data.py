@@ -231,11 +231,7 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
 
 
 class LabelMixup(Mixup):
-    """timm's mixup, but with :class:`LabelMixture` targets (two labels and their weights) instead of distributions.
-
-    timm gets the image indices 0, ..., B - 1 as labels, and mixes image i with image B - 1 - i. So entry (i, i) of
-    timm's mixed one-hot labels [B, B] is the weight of image i. The other weight is 1 minus this entry.
-    """
+    """timm's mixup, but with :class:`LabelMixture` targets (two labels and their weights) instead of distributions."""
 
     def __init__(self, *, smoothing: float, **options: Any) -> None:
         super().__init__(**options, label_smoothing=0.0)
@@ -261,6 +257,8 @@ class LabelMixupCollate(FastCollateMixup):
 
 
 def _mixture(rows: Tensor, target: Tensor, smoothing: float) -> LabelMixture:
+    # rows [B, B] are timm's mixed one-hot vectors of the image indices 0, ..., B - 1. timm mixes image i with image
+    # B - 1 - i, so rows[i, i] is the weight of image i, and the weight of image B - 1 - i is 1 - rows[i, i].
     label, count = target.long(), len(rows)  # in timm's mode "half", count is half of the batch size
     return LabelMixture.mixed(label[:count], label.flip(0)[:count], rows.diagonal()).smooth(smoothing)
 
@@ -406,7 +404,7 @@ def _ignore_signals(worker: int, then: Callable[[int], object] | None) -> None:
 
 
 class Crops:
-    """Transform of an image into 5 crops (corners and center), or 10 with mirror images, as uint8 [c, h, w]."""
+    """Transform of an image into 5 crops (corners and center), or 10 with mirror images. Each is uint8 [c, h, w]."""
 
     def __init__(self, preprocessing: dict[str, Any], crops: int) -> None:
         from timm.data.transforms import str_to_interp_mode

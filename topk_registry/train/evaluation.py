@@ -60,10 +60,11 @@ class SingleLabel:
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Add a batch of B labels ``target``, and return the logits [B, n].
+        """Update the metrics with the first B images, whose labels are ``target`` [B], and return their logits [B, n].
 
         If ``crops`` or ``probabilities`` is set, return the logarithms of the class probabilities instead. With crops,
-        the probabilities are averaged over the crops of an image. Images after the first B are repeats, and ignored.
+        the probabilities are averaged over the crops of an image. Images after the first B are not counted: they repeat
+        other images, so that all processes have equal batches.
         """
         likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
         ranked = [likelihood if self.probabilities else logits]
@@ -146,8 +147,9 @@ def evaluate(
             many (above 100), medium (20 to 100) and few (below 20) training images.
         crops: number of crops per image. A batch has the first crops of all images, then the second crops of all images
             in the same order, and so on. 0: a batch has one view of each image.
-        temperature: temperature of the top-k marginals that are averaged over the crops.
-        calibration: if not 0, also measure the calibration error of the top-k marginals with this k.
+        temperature: temperature of :func:`topk_registry.topk_marginals`. With ``crops`` but without ``probabilities``,
+            classes are ranked by the mean of their marginals over the crops.
+        calibration: if not 0, also measure the calibration error of ``topk_marginals`` with k = ``calibration``.
         multilabel: whether images have several labels.
         channels_last: whether images are converted to the channels-last memory layout.
         keep: function that is called with scores [B, n] and the targets of each batch. The scores are log-probabilities

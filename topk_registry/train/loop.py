@@ -34,7 +34,7 @@ class Run:
         criterion: the loss.
         eval_loader: evaluation batches, or None.
         task: timm's object that combines model and loss.
-        own_parts: whether a program passed the model or the loaders to :class:`Trainer`.
+        own_parts: whether the user passed a model or loaders to :class:`Trainer`.
         control: process group on the CPU, in which all processes agree whether to stop. None for one process.
     """
 

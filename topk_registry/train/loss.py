@@ -110,7 +110,7 @@ class LossSpec:
         return " ".join(filter(None, [self.name, *given, f"(default: {', '.join(usual)})" if usual else "", owner]))
 
     def guess(self, num_classes: int) -> str:
-        """Return a note if the option ``k`` of the loss is greater than ``num_classes`` / 2, else ""."""
+        """Return a note if most random guesses are in the top k, because k > ``num_classes`` / 2. Else return ""."""
         k = {**self.record["defaults"], **self.options}.get("k")
         if not isinstance(k, int) or not num_classes // 2 < k <= num_classes:
             return ""

@@ -202,7 +202,7 @@ def create_optimizer(config: TrainConfig, model: nn.Module, criterion: nn.Module
 def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updates: int, decreasing: bool) -> Any:
     """Return timm's learning-rate schedule, and the number of epochs including warmup and cooldown.
 
-    ``updates`` is the number of updates per epoch. With ``decreasing``, lower values of the metric are better.
+    ``updates`` is the number of updates per epoch. With ``decreasing``, a plateau schedule prefers lower metrics.
     """
     settings: dict[str, Any] = scheduler_kwargs(config, decreasing_metric=decreasing)
     try:

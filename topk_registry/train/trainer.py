@@ -144,7 +144,7 @@ class Trainer:
 def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: Any, report: Report) -> Run:
     """Build all parts of a run, or raise a TrainError. If ``resume`` is set, load the checkpoint. Write no file.
 
-    ``own_model`` and the loaders are parts that a program passes to :class:`Trainer`, or None.
+    ``own_model`` and the loaders are the parts that the user passed to :class:`Trainer`, or None.
     """
     multilabel = config.task == MULTILABEL
     spec = LossSpec.resolve(config.loss, config.loss_opt, multilabel)

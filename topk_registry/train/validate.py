@@ -183,7 +183,7 @@ def validate(args: Any) -> dict[str, Any]:
     config = opened.config or TrainConfig(**{name: given[name] for name in DATA if name in given})
     if config.dataset == OWN_BATCHES:
         if not config.data_dir:
-            raise TrainError(f"{args.path} was trained on batches of a program: specify the data with DIR or --dataset")
+            raise TrainError(f"{args.path} was trained on your own loaders: specify the data with DIR or --dataset")
         config = config.replace(dataset="")
     dataset = data.open_evaluation(config, channels=(config.input_size or [3])[0])
     for note in getattr(dataset, "notes", ()):

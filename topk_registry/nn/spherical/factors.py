@@ -1,6 +1,6 @@
-"""The weight matrix W = V U + 1 omega^T of :class:`SphericalLinear`, and the SGD step that changes V, U and omega.
+"""The weight matrix W [n, d] of :class:`SphericalLinear`, stored as W = V U + 1 omega^T, and the SGD step.
 
-README.md in this folder explains these symbols. Numbers such as (3) refer to the formulas in README.md.
+V is [n, d], U is [d, d], omega is [d], and 1 is a vector of n ones. Numbers such as (3) are formulas in README.md.
 """
 
 import math
@@ -37,7 +37,7 @@ class Batch:
     dH: Tensor  # [m, d] gradient with respect to the features  # noqa: N815  the README's symbol
 
     def scaled(self, factor: Tensor | float) -> "Batch":
-        """Return a batch with the derivatives of the losses times ``factor``: one number [], or one per sample [m]."""
+        """Return a new batch, with the derivatives multiplied by ``factor``: one number, or one per sample [m]."""
         column = factor[:, None] if isinstance(factor, Tensor) and factor.ndim else factor
         scaled = {name: getattr(self, name) * factor for name in ("gs", "gq")}
         scaled |= {name: getattr(self, name) * column for name in ("ga", "dH")}
@@ -45,7 +45,7 @@ class Batch:
 
 
 def joined(batches: list[Batch]) -> Batch:
-    """Concatenate batches. If samples have fewer labels than others, pad with label 0, whose derivative is 0."""
+    """Concatenate batches. Samples with fewer labels than others are padded with labels that have no effect."""
     K = max(batch.labels.shape[1] for batch in batches)
 
     def column(name: str) -> Tensor:
@@ -58,7 +58,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
-    """Join the batches of all ranks, and divide the gradients by the number of ranks. Without batches, return None."""
+    """Join the batches of all ranks, with gradients divided by the number of ranks. Without batches, return None."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return own
     d, device = factors.Q.shape[0], factors.V.device
@@ -118,10 +118,10 @@ class FactoredWeight(KeepsNumbers):
         return self.V[classes].double()
 
     def sums(self, H: Tensor, labels: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return (H Q, s, q, a) of formula (3) in README.md, for features H [m, d] and labels [m, K].
+        """Return (H Q, s, q, a) for features H [m, d] and labels [m, K]. README.md has the formula (3).
 
-        H Q is [m, d], where Q = W^T W. s [m] is the sum of all n scores of a sample. q [m] is the sum of the squares of
-        these scores. a [m, K] are the scores of the labels.
+        H Q is [m, d]. Q is W^T W, where W [n, d] is the weight. s [m] is the sum of all n scores of a sample. q [m] is
+        the sum of the squares of these scores. a [m, K] are the scores of the labels.
         """
         HQ = H @ self.Q
         s = H @ self.w
@@ -184,7 +184,7 @@ class FactoredWeight(KeepsNumbers):
         self.steps += 1
 
     def condition(self) -> float:
-        """Return |U|_F |U^-1|_F / d, which measures how much U amplifies rounding errors in V. The minimum is 1."""
+        """Return |U|_F |U^-1|_F / d, at least 1. If this number is large, V U amplifies the rounding errors of V."""
         return float(self.U.norm() * self.U_inverse_t.norm()) / len(self.U)
 
     @torch.no_grad()
@@ -203,7 +203,7 @@ class FactoredWeight(KeepsNumbers):
         return self.V.double().mm(self.U).add_(self.omega).to(self.V.dtype)
 
     def _inverse(self, x: Batch, U: Tensor, BH: Tensor, rho: float) -> tuple[Tensor, Tensor] | None:
-        """Return U^-T and R^T of formula (8) in README.md, for ``U`` after the step. If R is imprecise, return None."""
+        # returns U^-T and R^T of formula (8) in README.md, for U after the step; None if R is imprecise
         m, d = x.H.shape
         before = x.H @ self.U_inverse_t.T
         if rho == 0:

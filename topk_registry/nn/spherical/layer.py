@@ -197,7 +197,7 @@ class SphericalLinear(nn.Module):
     def to_linear(self) -> nn.Linear:
         """Return an ``nn.Linear`` that computes the same scores as this layer.
 
-        The method ``probabilities(scores)`` of a registered spherical loss converts the scores to probabilities.
+        For the probabilities of the classes, call ``layer.loss.probabilities(scores)``. The loss ``"mse"`` has none.
         """
         W = self.factors.dense()
         linear = nn.Linear(self.in_features, self.num_classes, self.bias, device=W.device, dtype=W.dtype)
