@@ -168,6 +168,26 @@ def distance_to_law(found, a, b):
     return max((expected - i).max(), (i + 1 / len(found) - expected).max())
 
 
+@pytest.mark.parametrize("name", SCORES)
+def test_each_class_has_the_promised_coverage_on_both_sides(name):
+    """The mean coverage of class c over calibrations is from 1 - alpha to 1 - alpha + 1 / (n_c + 1)."""
+    alpha, repetitions, fresh, counts = 0.1, 400, 50, np.array([19, 20, 28])  # the means are 0.9, 0.905 and 0.931
+    rng, coverage = np.random.default_rng(5), np.zeros(3)
+
+    def rows(counts):
+        labels = np.repeat(np.arange(3), counts)
+        return rng.standard_normal((len(labels), 10)) + (np.diag([0.8, 1.2, 1.6]) @ np.eye(3, 10))[labels], labels
+
+    for _ in range(repetitions):
+        sets = calibrate(*rows(counts), alpha=alpha, score=BUILT[name], rule="per-class", levels=())
+        logits, labels = rows(3 * [fresh])
+        coverage += sets(logits)[np.arange(3 * fresh), labels].reshape(3, fresh).mean(1) / repetitions
+    # one repetition has at most the variance of its Beta law and that of a share of ``fresh`` rows
+    error = 4 * np.sqrt(alpha * (1 - alpha) * (1 / (counts + 2) + 1 / fresh) / repetitions)
+    assert (coverage >= 1 - alpha - error).all()
+    assert (coverage <= 1 - alpha + 1 / (counts + 1) + error).all()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
