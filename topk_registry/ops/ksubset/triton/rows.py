@@ -56,9 +56,9 @@ def add(a, b, k: tl.constexpr):
 
 @triton.jit
 def balanced(c, back, of_margin, k: tl.constexpr):
-    """Return ``of_margin`` times the balanced coefficients c_j / (c_k rho^(k-j)) of c, for j = 0..k-2.
+    """Return the balanced coefficients c_j / (c_k rho^(k-j)) of c, times a number ``of_margin``, for j = 0..k-2.
 
-    Here, rho is c_{k-1} / c_k, and ``back`` is 1 / rho. The coefficients k - 1 and k would be 1, and are not returned.
+    Here, rho is c_{k-1} / c_k, and ``back`` is 1 / rho. The balanced coefficients k - 1 and k are 1 for every c.
     """
     out = ()
     rho = of_margin * (back * back / c[k])
