@@ -263,10 +263,10 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 
 
 def too_low(hits: int, total: int, samples: int, alpha: float) -> bool:
-    """Return True if the probability of at most ``hits`` hits in ``total`` images is below 1 %.
+    """Return whether too few prediction sets contain the label: ``hits`` of the ``total`` sets.
 
-    A hit is an image whose prediction set contains the label. The probability is computed for the case that the
-    ``total`` images and the ``samples`` calibration images come from the same source.
+    Suppose that the ``samples`` calibration images and the ``total`` other images are of one source. The function
+    returns True if at most ``hits`` sets then contain the label with a probability of less than 1 %.
     """
     # A set contains the label if the score of the label is at most the j-th smallest calibration score. So at most
     # `hits` sets contain the label if at least j of the j + `hits` smallest scores are calibration scores.

@@ -153,7 +153,7 @@ def digest_of_table(sets: PredictionSets) -> str:
 
 
 def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[str, str]:
-    """Append nodes that compute the scores [B, n], and whether a row has NaN [B, 1]. Return both tensor names."""
+    """Append nodes that compute scores [B, n] and mark rows with NaN [B, 1]. Return the names of both tensors."""
     scaled = LOGITS if temperature == 1 else add("Div", LOGITS, add.constant("temperature", [temperature]))
     p = add("Softmax", scaled, axis=-1)
     total = add("ReduceSum", p, add.constant("row", [1], np.int64), keepdims=1)

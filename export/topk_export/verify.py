@@ -123,7 +123,7 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def sample_input(metadata: Metadata, batch: int = max(BATCHES)) -> np.ndarray:
-    """Return a batch of random images in the input format of the model: a grid of 4 x 4 random colors, plus noise.
+    """Return a batch of random images in the input format of the model: 4 x 4 random blocks of color, plus noise.
 
     The images are the same in each call. If mean and standard deviation of the preprocessing are unknown, the values
     are between -1 and 1.
@@ -156,10 +156,10 @@ def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarra
 
         pi_i = e_i sigma_{k-1}(e without e_i) / sigma_k(e)
 
-    sigma_k(e) is the coefficient of X^k in the product of all factors 1 + e_i X. The product without factor i is the
-    product of all earlier factors times the product of all later factors. All terms are positive, so rounding errors
-    stay small. To avoid overflow, the function divides all e_i of a row by one number, and each factor by the sum of
-    its coefficients. Both steps divide the numerator and the denominator of pi_i by the same number.
+    sigma_k(e) is the coefficient of X^k in the product of all factors 1 + e_i X. To avoid overflow, the function first
+    subtracts one number from all logits of a row, and divides each factor by 1 + e_i. Neither step changes pi_i. The
+    product without factor i is the product of all earlier factors times the product of all later factors. All terms of
+    these products are positive, so rounding errors stay small.
 
     Args:
         logits: float [batch, n] with n > k. The value -inf excludes a class.
@@ -199,17 +199,17 @@ def _many(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _times(c: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """Multiply the polynomial with the coefficients in each row of ``c`` by q + p X, and drop the power X^(k + 1)."""
+    """Multiply the polynomials with the coefficients ``c`` [batch, k + 1] by q + p X, and drop the power X^(k+1)."""
     product = c * q[:, None]
     product[:, 1:] += c[:, :-1] * p[:, None]
     return product
 
 
 def _shift(x: np.ndarray, k: int) -> np.ndarray:
-    """Return the number t [batch, 1] with sum_i sigmoid(x_i - t) = k - 1/2, for each row x = logits / temperature.
+    """Return the number t [batch, 1] that :func:`marginals` subtracts from x: sum_i sigmoid(x_i - t) = k - 1/2.
 
     If each class i is drawn with the probability sigmoid(x_i - t), the mean number of drawn classes is k - 1/2. So the
-    probabilities that k - 1 or k classes are drawn do not underflow. :func:`marginals` computes these probabilities.
+    probabilities that k - 1 or k classes are drawn, which :func:`marginals` needs, do not underflow.
     """
     low = np.where(np.isfinite(x), x, np.inf).min(-1, keepdims=True) - 50.0
     high = x.max(-1, keepdims=True) + 50.0

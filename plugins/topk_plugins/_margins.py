@@ -8,10 +8,9 @@ from topk_registry.options import numbers
 
 
 def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
-    """Return the margin of each class c [n], divided by the largest margin: (min_j n_j / n_c)^(1/4).
+    """Return the required margin of each class [n], divided by the largest margin: (min_j n_j / n_c)^(1/4).
 
-    A margin is the amount by which the label's logit must exceed other logits. n_c is the number of training samples of
-    class c. A class without samples gets the count of the rarest class that has samples.
+    Here n_c is the number of training samples of class c, as :func:`checked_counts` returns it from ``class_counts``.
 
     Example:
         >>> relative_gaps([16, 1, 0]).tolist()

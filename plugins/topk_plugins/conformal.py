@@ -1,4 +1,4 @@
-"""Losses for small prediction sets: sets of classes that contain the label with a chosen probability (Stutz 2022)."""
+"""Losses that train a model for small prediction sets (Stutz et al. 2022, Noorani et al. 2025)."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ LEAST = 1e-8  # added before the logarithm, as in the authors' code
 
 
 class ConformalTraining(BatchLoss):
-    """Size of prediction sets: sets of classes that contain the label with a probability of about 1 - alpha.
+    """Size of conformal prediction sets, which the loss computes and calibrates within each batch.
 
         L = log(mean over i in P of (1 - C_i(y_i) + lambda (sum_c C_i(c) - kappa)_+)) + mu cross-entropy,
         C_i(c) = sigmoid((log p_i(c) - q) / tau)
@@ -104,10 +104,9 @@ class ConformalTraining(BatchLoss):
         return value
 
     def quantile(self, own: Tensor, counted: Tensor) -> Tensor:
-        """Return the threshold q []. A prediction set has all classes with a log-probability of at least q.
+        """Return the threshold q []: the r-th smallest of ``own`` [m], the log-probabilities of the labels.
 
-        q is the r-th smallest of ``own`` [m], the log-probabilities of the labels. Only the rows for which ``counted``
-        [m] is True are used. If there are c such rows, r = max(1, floor(alpha (c + 1))) for the option ``alpha``.
+        Only rows with ``counted`` [m] = True are used. If c rows are used, then r = max(1, floor(alpha (c + 1))).
         """
         known = own.detach().masked_fill(~counted, torch.inf)
         count = counted.sum()
@@ -132,13 +131,13 @@ class ConformalTraining(BatchLoss):
 
 
 class LowVarianceConformalTraining(ConformalTraining):
-    """``conformal_training``, a loss for small prediction sets, with a low-variance gradient of the threshold q.
+    """``conformal_training`` with a low-variance gradient of the threshold: a mean of the gradients of several rows.
 
         gradient of q = mean over the N nearest rows j of the gradient of log p_j(y_j)
 
-    The prediction set of a row has all classes whose log-probability is at least q. In each batch, the fraction
-    ``calibration`` of the rows determines q. The N nearest rows are the N of these rows for which log p_j(y_j), the
-    log-probability of the label of row j, is nearest to q. In ``conformal_training``, the default of N is 1.
+    Here q is the threshold of the prediction sets, and log p_j(y_j) is the log-probability of the label of row j. One
+    part of each batch sets q: the fraction ``calibration`` of the rows. The nearest rows are the N rows of this part
+    whose log-probabilities are nearest to q. In ``conformal_training``, the default of N is 1.
 
     - Use when: You train for small prediction sets with small batches, in which the gradient of one row is noisy.
     - Avoid when: The part that sets q has only a few more than N rows, because the mean then includes rows far from q.

@@ -203,19 +203,18 @@ def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
 
 
 def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Return numbers t and slope that give the probabilities of the ranks of any class c with a low score.
+    """Return numbers t and slope that give the rank probabilities of any class c that scores below its rivals.
 
-    The soft ranking contains c and m - 1 other classes, the rivals, which all score at least as high as c. The
-    probability that c has rank r is sigmoid(-(t_r + slope_r d)). Here d is the lowest score of the rivals minus the
-    score of c, divided by tau. t and slope do not depend on the score of c.
+    The probability that c has rank r among c and the rivals is sigmoid(-(t_r + slope_r d)). Here d is the lowest score
+    of the rivals minus the score of c, divided by tau. t and slope do not depend on the score of c.
 
     Args:
         ranking: options of the ranking, with R ranks.
-        rivals: scores of the rivals [B, m - 1]. A rival with the score -inf is ignored.
+        rivals: scores of the m - 1 rivals [B, m - 1]. A rival with the score -inf is ignored.
         low: lowest score of the rivals that are not ignored [B, 1].
 
     Returns:
-        t [R + 1, B] and slope [R + 1]. Entry r gives the probability of rank r. Entry 0 gives the softmax probability.
+        t [R + 1, B] and slope [R + 1]. Entry r is for rank r. Entry 0 is for the softmax probability of c.
     """
     kept, m = rivals > -torch.inf, rivals.shape[1] + 1
     x = torch.where(kept, rivals - low, 0.0) / ranking.tau

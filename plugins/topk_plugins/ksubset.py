@@ -1,4 +1,4 @@
-"""Loss for images with several labels: -log of the probability of the set of labels, among all sets of its size."""
+"""Likelihood of the set of labels of an image with several labels, among all sets of the same size."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -32,7 +32,7 @@ class KSubsetNLL(ClassificationLoss):
       probability. Otherwise, log sigma_k is interpolated linearly between the two integers k around the sum.
     - Class indices [B]. The loss is then the cross-entropy of x.
 
-    With e = ``label_smoothing``, a target row q becomes (1 - e) q + e mean(q), so the sum of the row stays the same.
+    The fraction ``label_smoothing`` of the sum of each target row is spread evenly over all classes.
 
     The loss reads the number of labels of each row from the target. This read synchronizes with a GPU, and causes a
     graph break under ``torch.compile``. Under ``torch.func.vmap`` over targets, the loss cannot read this number, and
@@ -85,10 +85,10 @@ class KSubsetNLL(ClassificationLoss):
         return -(logits / self.temperature).log_softmax(-1)
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses [B] of the rows, or None if the base class should compute cross-entropy instead.
+        """Return the losses [B] of the rows, or None. After None, the base class computes cross-entropy instead.
 
-        ``masses`` contains the target. For class indices, the result is None, because this loss then equals
-        cross-entropy. The only exception is a loss with both class weights and label smoothing.
+        If the target contains class indices, this loss equals cross-entropy, and the method returns None. With both
+        class weights and label smoothing, the two losses differ, and the method returns its own losses.
         """
         target = masses.target
         n, dtype = logits.shape[1], torch.promote_types(logits.dtype, torch.float32)

@@ -238,9 +238,9 @@ class ALDRKL(ClassificationLoss):
     solutions. Then lambda jumps as the logits change, and the loss is not continuous. Near a jump, single and double
     precision may give different results. For alpha below 1.2, the loss does not always find the largest solution.
 
-    If the target of a sample is a distribution q over the classes, the formulas stay the same, but z becomes
-    s - sum_c q_c s_c + gap (1 - q), as in the authors' code. This loss differs from the mean of L(s, c) under q. With
-    class weights w, the loss of a sample is W times the loss for the distribution w_c q_c / W, where W = sum_c w_c q_c.
+    If the target of a sample is a distribution q over the classes, then z = s - sum_c q_c s_c + gap (1 - q), as in the
+    authors' code. There is one lambda per sample, so this loss is not sum_c q_c L(s, c).
+    With class weights w and W = sum_c w_c q_c, the sample's loss is W times the loss for the distribution w_c q_c / W.
 
     - Use when: Labels are noisy, a wrong label can be any class, and you cannot correct the labels.
     - Avoid when: Labels are clean. Also avoid this loss if each step must be as fast as with cross-entropy, because the

@@ -51,10 +51,10 @@ class SmoothTopKSVM(SeveralSizes):
         k_weights: weight of each k. The loss divides the weights by their sum. None: equal weights.
         combine: how several values of k become one loss. ``"mean"``: the weighted mean of the losses of each k.
             ``"likelihood"``: -tau log sum_j P_j sigmoid(l_j - alpha / tau). P_j is the weight of the j-th value of k,
-            and l_j is the log-odds l_y for this value, with max(k) tau in place of k tau.
+            and l_j is the log-odds l_y for this value. In l_j, max(k) tau replaces k tau.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
-    Shape: logits [B, n]; target: labels [B] int64, a distribution [B, n], or a few labels per row (``LabelMixture``).
+    Shape: logits [B, n]; target [B] int64, a distribution [B, n] or a :class:`LabelMixture`.
 
     Example:
         >>> loss = create_loss("smooth_topk_svm", k=5)
@@ -151,7 +151,7 @@ class SmoothTopKSVM(SeveralSizes):
         return self.tau * mixture_nll(torch.stack(tables), self.shares)
 
     def _checked_alpha(self, logits: Tensor) -> Tensor:
-        alpha = self.alpha
+        alpha = self._buffers["alpha"]  # much faster than self.alpha
         if alpha.ndim and alpha.numel() != logits.shape[1]:
             raise ValueError(f"alpha has {alpha.numel()} entries, logits have {logits.shape[1]} classes")
         return alpha
@@ -193,7 +193,7 @@ class TopKNLL(SmoothTopKSVM):
         k_weights: weight of each k. The loss divides the weights by their sum. None: equal weights.
         combine: how several values of k become one loss. ``"mean"``: the weighted mean of the losses of each k.
             ``"likelihood"``: -tau log sum_j P_j pi_j. P_j is the weight of the j-th value of k, and pi_j is the
-            marginal pi_y for this value, with max(k) tau in place of k tau.
+            marginal pi_y for this value. In pi_j, max(k) tau replaces k tau.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
     Example:

@@ -7,9 +7,9 @@ For logits s, the weight of class i is
 For ``SoftTopK``, F is the sigmoid. For ``LapSum``, F is the cumulative distribution function of the Laplace
 distribution: F(u) = e^u / 2 for u <= 0 and 1 - e^-u / 2 for u > 0.
 
-For ``LapSum``, let x = s / tau. Then m - B e^b + A e^-b = k, which is a quadratic equation for e^b. Here m is the
-number of entries x_i above b, B is the sum of e^{-x_i} / 2 over these entries, and A is the sum of e^{x_i} / 2 over
-the other entries. A sort of x gives m, A and B.
+Let x = s / tau. For ``LapSum``, the sum of the weights is m - B e^b + A e^-b. Here m is the number of entries x_i above
+b, A is the sum of e^{x_i} / 2 over the entries below b, and B is the sum of e^{-x_i} / 2 over the entries above b. A
+sort of x gives m, A and B. Then b is the solution of a quadratic equation in e^b.
 
 The threshold of ``SoftTopK`` differs from the threshold of ``LapSum`` by at most log 2. Therefore ``SoftTopK`` starts
 Newton's method at the threshold of ``LapSum``. All computations are in double precision. For both losses, autograd

@@ -88,16 +88,21 @@ class Masses(NamedTuple):
             q = target.to(torch.promote_types(torch.promote_types(target.dtype, dtype), torch.float32))
             if label_smoothing:
                 q = torch.lerp(q, torch.full_like(q, 1 / n), label_smoothing)
-            factor = _scale(q.new_ones(len(q)), reduction, sample_weight)
+            factor: Any = None
+            if sample_weight is not None:
+                factor = _scale(q.new_ones(len(q)), reduction, sample_weight)
+            elif reduction == "mean" and len(q):
+                factor = 1.0 / len(q)
             if weight is not None:
                 factor = weight.to(q) if factor is None else weight.to(q) * factor
             return cls(None, None, None, q if factor is None else q * factor, None, *facts)
         if not ignores and weight is None and sample_weight is None and isinstance(target, Tensor):
             rows = target.shape[0]
             share = 1.0 / rows if reduction == "mean" and rows else 1.0
-            even = _equal(rows, label_smoothing * share / n)[:, 0] if label_smoothing else None
-            shares = _equal(rows, (1.0 - label_smoothing) * share)
-            return cls(target.long().unsqueeze(1), shares, even, None, None, *facts)
+            even = _equal(label_smoothing * share / n, rows) if label_smoothing else None
+            shares = _equal((1.0 - label_smoothing) * share, rows, 1)
+            labels = target if target.dtype == torch.int64 else target.long()
+            return cls(labels.unsqueeze(1), shares, even, None, None, *facts)
         if isinstance(target, LabelMixture):
             mixture, counts = target.smooth(label_smoothing), None
             rows = torch.ones_like(mixture.shares[:, 0])
@@ -143,9 +148,9 @@ def _scale(rows: Tensor, reduction: str, sample_weight: Tensor | None) -> Tensor
 
 
 @lru_cache(maxsize=16)
-def _equal(rows: int, mass: float) -> Tensor:
+def _equal(mass: float, *shape: int) -> Tensor:
     with torch.inference_mode(False):
-        return torch.full((rows, 1), mass, dtype=torch.float64)
+        return torch.full(shape, mass, dtype=torch.float64)
 
 
 def is_readable(t: Tensor) -> bool:
@@ -200,7 +205,8 @@ def check_target(logits: Tensor, target: Any, ignore_index: int = -100) -> bool:
     labels = parts[0]
     if dense or not labels.numel() or not is_readable(labels):
         return not (dense or mixture)
-    low, high = [bound.item() for bound in labels.aminmax()]
+    low, high = labels.aminmax()
+    low, high = low.item(), high.item()
     if low >= 0 and high < n:
         return not mixture and low <= ignore_index <= high
     labels = labels.long()  # in uint8, an ignore_index of -100 would become 156

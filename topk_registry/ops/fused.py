@@ -14,10 +14,10 @@ Kernel = Callable[[Tensor, bool], tuple[Tensor, Tensor | None]]
 
 
 class Fused(torch.autograd.Function):
-    """Losses [B] of logits [B, n], computed by a kernel together with the gradient.
+    """Losses [B] of logits [B, n], or the sum [] of the losses, computed by a kernel together with the gradient.
 
-    ``kernel(logits, needs_grad)`` returns the losses [B] and their gradient [B, n] with respect to the logits.
-    The gradient may be None if ``needs_grad`` is False. If ``sums`` is True, the result is the sum [] of the losses.
+    ``kernel(logits, needs_grad)`` returns the losses [B] or their sum [], and the gradient [B, n] of the sum with
+    respect to the logits. The gradient may be None if ``needs_grad`` is False.
 
     The forward pass stores the gradient, and the backward pass scales the stored gradient in place. A second backward
     pass through the same graph therefore calls the kernel again. If ``torch.autograd.grad`` is called with
@@ -27,22 +27,22 @@ class Fused(torch.autograd.Function):
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx, logits: Tensor, kernel: Kernel, definition: Callable[[Tensor], Tensor], sums: bool = False
+        ctx, logits: Tensor, kernel: Kernel, definition: Callable[[Tensor], Tensor]
     ) -> Tensor:
         losses, ctx.gradient = kernel(logits, ctx.needs_input_grad[0])
         ctx.kernel, ctx.definition = kernel, definition
         ctx.save_for_backward(logits)
-        return losses.sum() if sums else losses
+        return losses
 
     @staticmethod
     def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         (logits,) = ctx.saved_tensors
         if torch.is_grad_enabled() or not is_plain(g):
-            return by_definition(ctx.definition, logits, g), None, None, None
+            return by_definition(ctx.definition, logits, g), None, None
         gradient, ctx.gradient = ctx.gradient, None
         if gradient is None:
             gradient = ctx.kernel(logits, True)[1]
-        return scaled_in_place(gradient, g, logits.dtype), None, None, None
+        return scaled_in_place(gradient, g, logits.dtype), None, None
 
 
 def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Tensor) -> Tensor:

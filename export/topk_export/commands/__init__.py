@@ -1,1 +1,1 @@
-"""Commands of the export package. The function ``main(argv)`` of a command's module returns the exit status."""
+"""Commands of the export package, one module per command. ``main(argv)`` runs a command and returns the exit status."""

@@ -195,8 +195,8 @@ def _center(image: Image.Image, height: int, width: int, fill: tuple[int, ...]) 
 def _to_8_bit(image: Image.Image, name: str) -> Image.Image:
     """Convert an image with 16-bit, 32-bit or float pixels to 8 bits. Return any other image unchanged.
 
-    If all values are floats from 0 to 1, the values are multiplied by 255. If all values are from 0 to 255, the values
-    are rounded. Other values raise ImageError, because Pillow's conversion would clip such values.
+    If all values are floats from 0 to 1, the values are multiplied by 255. Otherwise, if all values are from 0 to 255,
+    the values are rounded. Other values raise ImageError, because Pillow's conversion would clip such values.
     """
     if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
         return image

@@ -16,13 +16,13 @@ validation split, the learning rates of the grid were raised by one step, becaus
   validation split. For ``smooth_topk_svm`` with k = 5, the study also selects tau. Tuning uses 60 families and a seed
   that no result uses. Runs with other k use the tau of k = 5. Runs with other numbers of families use the learning rate
   and the tau of 60 families.
-- Questions: Does ``smooth_topk_svm`` with k = 5 differ from cross-entropy in top-5 and in top-1 accuracy? Does
-  ``smooth_topk_svm`` differ from cross-entropy with label smoothing 0.1? Both questions are asked for the default tau
-  and for the selected tau, with 60 families and 8 seeds per kind of noise.
+- Questions: Does ``smooth_topk_svm`` with k = 5 differ from cross-entropy in top-5 and in top-1 accuracy? Does the loss
+  differ from cross-entropy with label smoothing 0.1? Both questions are asked for the default tau and for the selected
+  tau, with 60 families and 8 seeds per kind of noise.
 - Additional results, with 4 seeds: 20 and 150 families, other k, other losses, and cross-entropy with fewer steps. The
   runs with fewer steps were added after the first results.
-- Additional metrics: top-2 accuracy, top-3 accuracy, calibration error, and size of prediction sets at 90 % coverage.
-  The last two metrics are measured after temperature scaling on the validation split.
+- Additional metrics: top-2 and top-3 accuracy. After temperature scaling on the validation split: calibration error,
+  and size of prediction sets at 90 % coverage.
 - Intervals: 95 %, by Student's t over the paired differences of the seeds, not corrected for the number of comparisons.
 """
 
@@ -189,12 +189,11 @@ class Trained:
 def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
     """Yield pairs: the options of a run, and the seeds with which the caller of this function trains the run.
 
-    The runs that answer the questions of the protocol come first. Before this function yields a loss, the function
-    itself trains the loss with each learning rate and each tau of the grid, and selects the run with the best top-5
-    accuracy on the validation split.
+    The runs that answer the questions of the protocol come first.
 
     Args:
-        runs: storage that trains each run once and keeps the metrics of the run.
+        runs: storage of the runs. To find the best options, this function trains further runs and compares their top-5
+            accuracies on the validation split.
     """
 
     def tuned(noise: str, loss: str, *options: Mapping[str, float], **more: Any) -> dict[str, Any]:

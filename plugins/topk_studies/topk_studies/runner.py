@@ -144,7 +144,7 @@ class Cell(NamedTuple):
         return [{**self.shared, **trial, "seed": TUNING_SEED, "val_split": "validation"} for trial in self.trials]
 
     def results(self, chosen: int | None, seeds: Sequence[int]) -> list[Flags]:
-        """Return the flags of the runs for the results, one run per seed. Each run uses trial number ``chosen``.
+        """Return the flags of the runs for the results, one run per seed. Each run has the flags of trial ``chosen``.
 
         If ``chosen`` is None, because all trials diverged, return an empty list.
         """

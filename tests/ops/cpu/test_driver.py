@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from topk_registry.ops.cpu import driver
-from topk_registry.ops.cpu.driver import kernel, spans
+from topk_registry.ops.cpu.driver import add_up, kernel, spans
 from topk_registry.ops.cpu.memory import array
 
 PROGRAM = (
@@ -22,23 +22,29 @@ PROGRAM = (
 
 @kernel
 def rows_taken(job):
-    """Count how often each row is taken."""
-    _, B, block = array(job, 3, np.int64)
-    counts = array(array(job, 4, np.int64)[3], B, np.int64)
+    """Count how often each row is taken, and add up the numbers of the rows."""
+    _, _, B, block, counts, numbers, total = array(job, 7, np.int64)
+    counts, numbers, total = array(counts, B, np.int64), array(numbers, B, np.float32), array(total, 1, np.float32)
+    done = 0
     for i, j in spans(job, block, B):
         for r in range(i, j):
             counts[r] += 1
+            numbers[r] += np.float32(1 / (r + 1))
+        done += j - i
+    add_up(job, done, numbers, total)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("openmp", [True, False])
-def test_each_row_is_taken_once(threads, openmp, monkeypatch):
+def test_each_row_is_taken_once_and_the_sum_is_of_all_rows(threads, openmp, monkeypatch):
     if not openmp:
         monkeypatch.setattr(driver, "_openmp", lambda: None)
     for B, block in ((0, 1), (1, 4), (1000, 7)):
-        counts = torch.zeros(B, dtype=torch.int64)
-        rows_taken.run(threads, B, block, counts)
+        counts, numbers, total = torch.zeros(B, dtype=torch.int64), torch.zeros(B), torch.empty(())
+        rows_taken.run(threads, B, block, counts, numbers, total)
         assert (counts == 1).all()
+        expected = sum(1 / (r + 1) for r in range(B))
+        assert total.item() == pytest.approx(expected, rel=1e-6)
 
 
 def run(folder: Path, before: str = "") -> tuple[str, str]:

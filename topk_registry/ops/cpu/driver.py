@@ -1,8 +1,9 @@
 """Compile a kernel at its first use, and run it on the threads of torch.
 
-A kernel is a C function ``body(job)``. The job is an array with 8 bytes per entry. The first entry counts the rows that
-threads have taken. The other entries are the arguments: integers, floats and addresses of tensors. All threads run the
-same body with the same job. Each thread takes rows by :func:`spans` until no row is left.
+A kernel is a C function ``body(job)``. The job is an array with 8 bytes per entry. The first two entries count the rows
+that threads have taken and the rows that threads have finished. The other entries are the arguments: integers, floats
+and addresses of tensors. All threads run the same body with the same job. Each thread takes rows by :func:`spans` until
+no row is left.
 
 The kernels use the OpenMP threads of torch. After an operation, these threads keep their cores busy for a few
 milliseconds while they wait for work, so other threads would compete with them. If torch has no OpenMP, the kernels use
@@ -25,6 +26,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from numba import types
 from numba.core.caching import FunctionCache, NullCache
@@ -36,7 +38,7 @@ from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 from torch import Tensor
 
-from topk_registry.ops.cpu.numbers import Compiler, compiled
+from topk_registry.ops.cpu.numbers import Compiler, compiled, summing
 
 NUMBERS = frozenset((int, float))
 C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -75,36 +77,57 @@ def _job(values: tuple[Tensor | float | None, ...]) -> ctypes.Array:
     layout, memory = _layout(tuple(map(type, values)))
     addresses: Any = values
     job = memory()
-    layout.pack_into(job, 0, 0, *[v if type(v) in NUMBERS else v.data_ptr() if v is not None else 0 for v in addresses])
+    layout.pack_into(
+        job, 0, 0, 0, *[v if type(v) in NUMBERS else v.data_ptr() if v is not None else 0 for v in addresses]
+    )
     return job
 
 
 @cache
 def _layout(kinds: tuple[type, ...]) -> tuple[struct.Struct, type[ctypes.Array]]:
-    layout = struct.Struct("=q" + "".join("d" if kind is float else "q" for kind in kinds))
+    layout = struct.Struct("=qq" + "".join("d" if kind is float else "q" for kind in kinds))
     return layout, ctypes.c_char * layout.size
 
 
 @intrinsic
-def _take(typing_context, job, count):
+def _count(typing_context, job, entry, number):
     def codegen(context, builder, signature, arguments):
-        job, count = arguments
-        counter = builder.bitcast(job, count.type.as_pointer())
-        return builder.atomic_rmw("add", counter, count, "monotonic")
+        job, entry, number = arguments
+        counter = builder.gep(builder.bitcast(job, number.type.as_pointer()), [entry])
+        return builder.atomic_rmw("add", counter, number, "acq_rel")
 
-    return types.int64(types.voidptr, types.int64), codegen
+    return types.int64(types.voidptr, types.int64, types.int64), codegen
 
 
-take: Any = _take  # take(job, count): take the next ``count`` rows of a job and return the index of the first row
+count_up: Any = _count  # count_up(job, entry, number): add a number to entry 0 or 1 of a job; return the entry before
 
 
 @compiled
 def spans(job, block, count):
     """Yield row ranges (start, stop) of at most ``block`` rows for this thread, until all ``count`` rows are taken."""
-    start = take(job, block)
+    start = count_up(job, 0, block)
     while start < count:
         yield start, min(start + block, count)
-        start = take(job, block)
+        start = count_up(job, 0, block)
+
+
+@compiled
+def add_up(job, done, losses, total):
+    """Write the sum of all losses [B] to ``total`` [1], or nothing if ``total`` is empty.
+
+    Each thread calls this function after its last row. ``done`` is the number of rows of this thread. The thread that
+    finishes last computes the sum, so the result does not depend on the number of threads.
+    """
+    if len(total) > 0 and count_up(job, 1, done) + done == len(losses):
+        total[0] = _sum(losses)
+
+
+@summing
+def _sum(x):
+    total = 0.0
+    for i in range(len(x)):
+        total += np.float64(x[i])
+    return total
 
 
 @cache

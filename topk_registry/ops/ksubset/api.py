@@ -64,28 +64,30 @@ def smooth_topk(
         way = Route.OPERATIONS  # in compiled graphs, the compiler fuses these operations
     if way is Route.OPERATIONS:
         return definition(logits)
-    kernel = partial(run, masses=masses, parts=parts, k=k, tau=tau, alpha=alpha)
-    return Fused.apply(logits, kernel, definition, sums)  # pyright: ignore[reportReturnType]
+    kernel = partial(run, masses=masses, parts=parts, k=k, tau=tau, alpha=alpha, sums=sums)
+    return Fused.apply(logits, kernel, definition)  # pyright: ignore[reportReturnType]
 
 
 def run(
-    logits: Tensor, needs_grad: bool, *, masses: Any, parts: Parts, k: int, tau: float, alpha: Tensor
+    logits: Tensor, needs_grad: bool, *, masses: Any, parts: Parts, k: int, tau: float, alpha: Tensor, sums: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the losses [B] of :func:`smooth_topk` and their gradient [B, n] with numba, Triton or PyTorch operations.
 
-    The gradient is with respect to the logits. The default backend is the fastest that supports the arguments and
-    passes its self-test. ``parts`` contains the tensors of ``masses``. If ``needs_grad`` is False, the gradient may be
-    None.
+    The gradient is with respect to the logits. If ``needs_grad`` is False, the gradient may be None. If ``sums`` is
+    True, return the sum [] of the losses in place of the losses. The default backend is the fastest that supports the
+    arguments and passes its self-test. ``parts`` contains the tensors of ``masses``.
     """
     backend = _backend(logits, k, tau, parts.has_labels_only)
     if backend == "numba":
         s = logits.float()
         cpu = load("topk_registry.ops.ksubset.cpu")
-        return cpu.losses(s, parts, k, tau, alpha, out=None if s is logits else s)
+        return cpu.losses(s, parts, k, tau, alpha, sums=sums, out=None if s is logits else s)
     if backend == "triton":
         triton = load("topk_registry.ops.ksubset.triton.backend")
-        return triton.losses(logits, masses, k, tau, alpha, needs_grad)
-    return autograd.losses_and_gradient(logits, parts, k, tau, alpha, needs_grad)
+        losses, gradient = triton.losses(logits, masses, k, tau, alpha, needs_grad)
+    else:
+        losses, gradient = autograd.losses_and_gradient(logits, parts, k, tau, alpha, needs_grad)
+    return losses.sum() if sums else losses, gradient
 
 
 def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:

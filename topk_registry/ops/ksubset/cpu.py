@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.driver import kernel, spans
+from topk_registry.ops.cpu.driver import add_up, kernel, spans
 from topk_registry.ops.cpu.memory import array, borrowed, empty, zeros
 from topk_registry.ops.cpu.numbers import ZERO, borrowing, compiled, largest_integer
 from topk_registry.ops.ksubset import mass_rows, passes, polynomial
@@ -35,7 +35,14 @@ Memory = namedtuple("Memory", "space x odds scratch c size u most a of_label whe
 
 
 def losses(
-    s: Tensor, masses: tuple[Tensor | None, ...], k: int, tau: float, alpha: Tensor, out: Tensor | None = None
+    s: Tensor,
+    masses: tuple[Tensor | None, ...],
+    k: int,
+    tau: float,
+    alpha: Tensor,
+    *,
+    sums: bool = False,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the smooth top-k loss of each row, and the gradient of the losses with respect to the scores.
 
@@ -51,10 +58,11 @@ def losses(
         k: as in "k-th largest score", at most LARGEST_K.
         tau: smoothing temperature of the loss.
         alpha: required margin, as one number [] or as one number per class [n].
+        sums: whether to return the sum of the losses.
         out: memory [B, n] for the gradient. This may be the memory of ``s``. By default, new memory is allocated.
 
     Returns:
-        The losses [B] and the gradient [B, n], both in single precision.
+        The losses [B] or their sum [], and the gradient [B, n], both in single precision.
     """
     labels, shares, even, dense = masses
     B, n = s.shape
@@ -62,20 +70,21 @@ def losses(
     if stride != 1 or pitch < n or s.is_neg():
         s, pitch = laid_out(s, torch.float32), n
     value, gradient = s.new_empty(B), s.new_empty(B, n) if out is None else out
+    total = s.new_empty(()) if sums else None
     alpha, tau = laid_out(alpha, torch.float64), max(tau, LEAST_TAU)
     m = 0 if labels is None else labels.shape[1]
     labels = None if labels is None else laid_out(labels, torch.int64)
     shares = None if shares is None else laid_out(shares, torch.float64)
     threads, block = _threads_and_block(k, B, n, torch.get_num_threads())
     sizes = B, n, pitch, k, block, m, alpha.numel()
-    common = *sizes, float(tau), s, value, gradient, alpha, labels, shares
+    common = *sizes, float(tau), s, value, gradient, alpha, labels, shares, total
     if m == 1 and even is None and dense is None:
         label_body.run(threads, *common)
     else:
         even = None if even is None else laid_out(even, torch.float64)
         dense = None if dense is None else laid_out(dense, torch.float32)
         mass_body.run(threads, *common, even, dense)
-    return value, gradient
+    return value if total is None else total, gradient
 
 
 @lru_cache(maxsize=1024)
@@ -88,35 +97,40 @@ def _threads_and_block(k: int, B: int, n: int, most: int) -> tuple[int, int]:
 
 @borrowing
 def _read(job):
-    # the values of a job are the arguments of run in :func:`losses`, after a counter of rows
-    _, B, n, pitch, k, block, m, gaps = array(job, 8, np.int64)
-    tau, field = array(job, 9, np.float64)[8], array(job, 17, np.int64)
-    s, value = array(field[9], (B, pitch), np.float32), array(field[10], B, np.float32)
-    gradient, alpha = array(field[11], (B, n), np.float32), array(field[12], gaps, np.float64)
-    labels, shares = array(field[13], (B, m), np.int64), array(field[14], (B, m), np.float64)
-    return B, n, k, block, tau, s, value, gradient, alpha, labels, shares
+    # the values of a job are the arguments of run in :func:`losses`, after two counters of rows
+    _, _, B, n, pitch, k, block, m, gaps = array(job, 9, np.int64)
+    tau, field = array(job, 10, np.float64)[9], array(job, 19, np.int64)
+    s, value = array(field[10], (B, pitch), np.float32), array(field[11], B, np.float32)
+    gradient, alpha = array(field[12], (B, n), np.float32), array(field[13], gaps, np.float64)
+    labels, shares = array(field[14], (B, m), np.int64), array(field[15], (B, m), np.float64)
+    total = array(field[16], 1 if field[16] != 0 else 0, np.float32)
+    return B, n, k, block, tau, s, value, gradient, alpha, labels, shares, total
 
 
 @kernel
 def label_body(job):  # rows with one label each
-    B, n, k, block, tau, s, value, gradient, alpha, labels, shares = _read(job)
-    memory = memory_for(block, n, k)
+    B, n, k, block, tau, s, value, gradient, alpha, labels, shares, total = _read(job)
+    memory, done = memory_for(block, n, k), ZERO
     for i, j in spans(job, block, B):
         label_rows(s[i:j], labels[i:j, 0], shares[i:j, 0], alpha, k, k * tau, tau, value[i:j], gradient[i:j], memory)
+        done += j - i
+    add_up(job, done, value, total)
 
 
 @kernel
 def mass_body(job):  # rows with masses for several classes
-    B, n, k, block, tau, s, value, gradient, alpha, labels, shares = _read(job)
-    field = array(job, 17, np.int64)
-    even = array(field[15], B if field[15] != 0 else 0, np.float64)
-    dense = array(field[16], (B if field[16] != 0 else 0, n), np.float32)
-    memory = mass_rows.memory_for(block, n, k, alpha, tau)
+    B, n, k, block, tau, s, value, gradient, alpha, labels, shares, total = _read(job)
+    field = array(job, 19, np.int64)
+    even = array(field[17], B if field[17] != 0 else 0, np.float64)
+    dense = array(field[18], (B if field[18] != 0 else 0, n), np.float32)
+    memory, done = mass_rows.memory_for(block, n, k, alpha, tau), ZERO
     for i, j in spans(job, block, B):
         mass_rows.mass_rows(
             s[i:j], labels[i:j], shares[i:j], even[i:j], dense[i:j], alpha, k, k * tau, tau, value[i:j],
             gradient[i:j], memory,
         )  # fmt: skip
+        done += j - i
+    add_up(job, done, value, total)
 
 
 @compiled

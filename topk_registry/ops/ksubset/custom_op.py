@@ -21,7 +21,7 @@ def smooth_topk(
     from topk_registry.ops.ksubset.api import run  # circular import
 
     parts = Parts(labels, shares, even, dense)
-    losses, gradient = run(logits, True, masses=parts, parts=parts, k=k, tau=tau, alpha=alpha)
+    losses, gradient = run(logits, True, masses=parts, parts=parts, k=k, tau=tau, alpha=alpha, sums=False)
     assert gradient is not None
     return losses, gradient.to(torch.promote_types(logits.dtype, torch.float32))
 

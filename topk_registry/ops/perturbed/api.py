@@ -117,9 +117,9 @@ def perturbed_hinge(
         return _hinges(logits, threshold, parts, alpha, scale)
     seed = torch.randint(SEEDS, ())
     cpu, options = load("topk_registry.ops.perturbed.cpu"), {"parts": parts, "alpha": alpha, "scale": scale}
-    kernel = partial(cpu.hinge, seed=seed, k=k, epsilon=epsilon, num_samples=num_samples, **options)
+    kernel = partial(cpu.hinge, seed=seed, k=k, epsilon=epsilon, num_samples=num_samples, sums=sums, **options)
     again = partial(_hinges, threshold=partial(threshold, seed=seed), **options)
-    return Fused.apply(logits, kernel, again, sums)  # pyright: ignore[reportReturnType]
+    return Fused.apply(logits, kernel, again)  # pyright: ignore[reportReturnType]
 
 
 def _hinges(

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.cpu.blocks import BLOCK, fill, has_nan, largest_size
-from topk_registry.ops.cpu.driver import kernel, spans
+from topk_registry.ops.cpu.driver import add_up, kernel, spans
 from topk_registry.ops.cpu.masks import lowest_bit, within
 from topk_registry.ops.cpu.memory import address_of, array, borrowed, empty
-from topk_registry.ops.cpu.numbers import compiled, copy, inlined, number_32, summing
+from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, inlined, number_32, summing
 from topk_registry.ops.parts import Parts
 from topk_registry.ops.perturbed.noise import TABLE, first_bytes, normal, other_bytes, table
 from topk_registry.ops.tensors import laid_out
@@ -52,7 +52,8 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
         seed: int64 []. The noise is a function of the seed, the row index, the draw and the class.
         k, epsilon, num_samples: rank, standard deviation of the noise, number of draws.
     """
-    return _run(scores, seed, k, epsilon, num_samples, 0, 0.0, 1.0, None, None, None, None, None, None)
+    index = torch.empty(len(scores), num_samples, dtype=torch.int64)
+    return _run(scores, seed, k, epsilon, num_samples, index, 0, 0.0, 1.0, *[None] * 7), index
 
 
 def hinge(
@@ -66,6 +67,7 @@ def hinge(
     num_samples: int,
     alpha: float | Tensor,
     scale: float,
+    sums: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return the losses [B], sum_c q_c scale max(0, alpha_c + f(s) - s_c), and their gradient [B, n].
 
@@ -75,7 +77,9 @@ def hinge(
         parts: the mass q_c of each class c in each row.
         alpha: required margin, one number or one per class [n].
         scale: factor of the loss.
+        sums: whether to return the sum [] of the losses instead.
     """
+    total = torch.empty(()) if sums else None
     gradient = torch.empty(scores.shape, dtype=torch.float32)
     one, gaps = (0.0, alpha) if isinstance(alpha, Tensor) else (float(alpha), None)
     labels, shares, even, dense = parts
@@ -83,54 +87,57 @@ def hinge(
         None if t is None else laid_out(t, dtype)
         for t, dtype in (
             (labels, torch.int64), (shares, torch.float64), (gaps, torch.float64), (dense, torch.float32),
-            (even, torch.float32),
+            (even, torch.float64),
         )
     )  # fmt: skip
-    options = 0 if labels is None else labels.shape[1], one, float(scale), gradient, *arrays
-    return _run(scores, seed, k, epsilon, num_samples, *options)[0], gradient
+    options = 0 if labels is None else labels.shape[1], one, float(scale), gradient, *arrays, total
+    losses = _run(scores, seed, k, epsilon, num_samples, None, *options)
+    return losses if total is None else total, gradient
 
 
-def _run(
-    scores: Tensor, seed: Tensor, k: int, epsilon: float, draws: int, *options: Tensor | float | None
-) -> tuple[Tensor, Tensor]:
-    s = laid_out(scores.detach(), torch.float32)
+def _run(scores: Tensor, seed: Tensor, k: int, epsilon: float, draws: int, *options: Tensor | float | None) -> Tensor:
+    s = laid_out(scores, torch.float32)
     B, n = s.shape
-    value, index = s.new_empty(B), s.new_empty(B, draws, dtype=torch.int64)
+    value = s.new_empty(B)
     threads = max(1, min(torch.get_num_threads(), B, B * n * draws // LEAST_WORK))
     block = max(1, min(SCORES_AT_ONCE // n, -(-B // threads)))
-    if B:
-        body.run(threads, B, n, k, draws, block, int(seed), float(epsilon), s, table(), value, index, *options)
-    return value, index
+    body.run(threads, B, n, k, draws, block, seed, float(epsilon), s, table(), value, *options)
+    return value
 
 
 @kernel
 def body(job):
     """Compute rows for :func:`hinge` if there is memory for a gradient, and rows for :func:`kth` otherwise."""
-    field, real, key = array(job, 21, np.int64), array(job, 15, np.float64), array(job, 14, np.uint32)[12:]
-    B, n, k, draws, block, m = field[1], field[2], field[3], field[4], field[5], field[12]
-    epsilon, alpha, scale = real[7], real[13], real[14]
-    s, quantiles = array(field[8], (B, n), np.float32), array(field[9], TABLE, np.float64)
-    value, index = array(field[10], B, np.float32), array(field[11], (B, draws), np.int64)
-    gradient, labels = array(field[15], (B, n), np.float32), array(field[16], (B, m), np.int64)
-    shares, gaps = array(field[17], (B, m), np.float64), array(field[18], n if field[18] != 0 else 0, np.float64)
-    masses = array(field[19], (B, n if field[19] != 0 else 0), np.float32)
-    even = array(field[20], B if field[20] != 0 else 0, np.float32)
-    memory, is_hinge, of_all = scratch(n), field[15] != 0, field[19] != 0 or field[20] != 0
-    space, guess = borrowed(memory), 0.0
+    field, real = array(job, 23, np.int64), array(job, 16, np.float64)
+    B, n, k, draws, block, m = field[2], field[3], field[4], field[5], field[6], field[13]
+    key, epsilon, alpha, scale = array(field[7], 2, np.uint32), real[8], real[14], real[15]
+    s, quantiles = array(field[9], (B, n), np.float32), array(field[10], TABLE, np.float64)
+    value, index = array(field[11], B, np.float32), array(field[12], (B if field[12] != 0 else 0, draws), np.int64)
+    gradient, labels = array(field[16], (B, n), np.float32), array(field[17], (B, m), np.int64)
+    shares, gaps = array(field[18], (B, m), np.float64), array(field[19], n if field[19] != 0 else 0, np.float64)
+    masses = array(field[20], (B, n if field[20] != 0 else 0), np.float32)
+    even = array(field[21], B if field[21] != 0 else 0, np.float64)
+    total = array(field[22], 1 if field[22] != 0 else 0, np.float32)
+    memory, is_hinge, of_all = scratch(n), field[16] != 0, field[20] != 0 or field[21] != 0
+    space, classes, guess, done = borrowed(memory), empty(draws, np.int64), 0.0, ZERO
     for start, stop in spans(job, block, B):
         for r in range(start, stop):
             if is_hinge:
                 if len(masses[r]) > 0:
                     copy(masses[r], gradient[r])
                 else:
-                    fill(gradient[r], even[r] if len(even) > 0 else 0)
+                    fill(gradient[r], np.float32(even[r]) if len(even) > 0 else np.float32(0))
                 if not of_all and largest_size(shares[r]) == 0:
                     value[r] = 0
                     continue
-            t, guess = of_row(s[r], r, k, epsilon, key, quantiles, index[r], guess, space)
+            if len(index) > 0:
+                classes = index[r]
+            t, guess = of_row(s[r], r, k, epsilon, key, quantiles, classes, guess, space)
             value[r] = t
             if is_hinge:
-                value[r] = hinges(s[r], t, labels[r], shares[r], gaps, alpha, scale, of_all, index[r], gradient[r])
+                value[r] = hinges(s[r], t, labels[r], shares[r], gaps, alpha, scale, of_all, classes, gradient[r])
+        done += stop - start
+    add_up(job, done, value, total)
 
 
 @compiled

@@ -8,7 +8,9 @@ Such a sample contains no information about the class within the family:
     p(x | c) = (1 - a) q(x | code_c) + a q(x | code_family),        q(x | u) = Gaussian(u, feature_noise^2 I), in 8 bits
 
 The features are rounded to 8 bits and stored as the pixels of a small image, so that any image pipeline preserves the
-features. The rounding is part of q, so the probability of each class given x is exact.
+features. The rounding is part of q, so the probability of each class given x is exact. Each number u_j of a code is -1
+or 1, so log q(x | u) = constant + sum_j u_j b_j, where b_j = (log q(x_j | 1) - log q(x_j | -1)) / 2. Therefore one
+product of the vectors b with the matrix of all codes gives the probabilities of 10,000 classes.
 """
 
 from math import erfc, log, sqrt
@@ -135,7 +137,7 @@ class Ambiguous(DrawnImages):
 
     def _posterior(self, rows: NDArray[np.uint8]) -> Matrix:
         table = np.array([_log_levels(127.5 + self._scale * u, self._scale * self.noise) for u in (-1.0, 1.0)])
-        slope = 0.5 * (table[1] - table[0])[rows]  # [b, d]: log q(x | u) = constant + slope u, because u is -1 or 1
+        slope = 0.5 * (table[1] - table[0])[rows]  # [b, d]: log q(x | u) is linear in u, up to a constant
         own, family = slope @ self._codes.T, (slope @ self._family_codes.T)[:, self._family]  # [b, n]
         with np.errstate(divide="ignore"):  # log 0 for an ambiguity of 0 or 1
             likelihood = np.logaddexp(np.log1p(-self.ambiguity) + own, np.log(self.ambiguity) + family)
