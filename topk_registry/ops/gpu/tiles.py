@@ -24,7 +24,7 @@ def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def others(s_ptr, live, y, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """Return the scores of a tile [R, N]. The score of the label ``y`` and entries outside of the row become -inf.
+    """Return the scores of a tile [R, N] of R rows. The label ``y`` and entries outside of the row become -inf.
 
     ``tile`` is the index of the tile in its row. ``shift`` [R] is the number of entries of tile 0 that precede the row.
     If R > 1, a row with False in ``live`` [R] is not read, and its scores become -inf. If R is 1, the row may be read

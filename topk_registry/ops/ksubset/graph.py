@@ -14,7 +14,7 @@ chunks. These five functions need 2k <= n and record no gradients.
 
 A polynomial is a tensor [coefficients, B, classes], with the coefficient of the lowest degree first. The code avoids
 the operator Sigmoid, because onnxruntime computes Sigmoid inaccurately far below zero. The code avoids MatMul, because
-GPUs round the inputs of MatMul to TF32, and because quantizers replace MatMul.
+GPUs round the inputs of MatMul to TF32, and because quantizers convert MatMul to integers.
 """
 
 import math

@@ -464,7 +464,7 @@ def tail_tile(
     """Load a tile of a row. Compute inputs of :func:`tail_hinges` for the tail: all classes but the top group.
 
     The top group, see :func:`rows.top_group`, has the largest scores and ends with class i, which has the score v.
-    Return the scores s minus ``kth``, the odds exp((s - after) inverse), the masses, the required margins alpha, and
+    Return s - kth for the scores s, the odds exp((s - after) inverse), the masses, the required margins alpha, and
     exp(-alpha / tau). For the top group, the first three results are 0. ``kth`` and ``after`` are the k-th and the
     (k + 1)-th largest score of the row. All other arguments are as in :func:`mass_rows` and :func:`rows.top_group`.
     """

@@ -87,7 +87,7 @@ def top_group(
     k: tl.constexpr, TP: tl.constexpr, LANES: tl.constexpr,
     n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Find the top group of one row: the classes with w u > LIMIT.
+    """Find the top group of one row: the classes with w u above the constant LIMIT.
 
     The odds of a class with score s are w = exp((s - a) * inverse), where a is the depth-th largest score. The number u
     is such that the sum of w u / (1 + w u) over all classes is about depth - 1/2. The function finds the classes in
@@ -98,7 +98,7 @@ def top_group(
         scores_ptr, live, y, shift: position of the row, see :func:`tiles.others`. Class y is left out.
         known: if False, the row is invalid.
         depth: k, but not a constant. The compiler would unroll loops over a constant, and run out of registers.
-        inverse: 1 / theta.
+        inverse: 1 / theta, the reciprocal of the temperature.
         TP, LANES: maximum number of classes, and length of ``top`` and ``where``, which is TP or 2 TP.
 
     Returns:
