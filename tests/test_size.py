@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 696,
+    "benchmarks": 702,
     "docs": 700,
     "export/topk_export": 5287,
     "plugins/template": 150,
@@ -22,7 +22,7 @@ CEILINGS = {
     "topk_registry/losses": 900,
     "topk_registry/metrics": 380,
     "topk_registry/ops": 6576,
-    "topk_registry/nn": 1496,
+    "topk_registry/nn": 1495,
     "topk_registry/registry": 699,
     "topk_registry/testing": 1192,
     "topk_registry/train": 3895,

@@ -177,8 +177,8 @@ class KSubset(Distribution):
     def rsample(self, sample_shape: Any = ()) -> Tensor:
         """Draw random sets as :meth:`sample` does, but with a gradient.
 
-        The backward pass uses the gradient of the marginals as the gradient of the draw (straight-through). This
-        gradient estimate is biased, but its variance is low.
+        In the backward pass, the draw has the gradient of :attr:`marginals`, which are the probabilities that the set
+        contains each class (straight-through). This gradient estimate is biased, but its variance is low.
         """
         pi = self.marginals
         return self.sample(sample_shape) + (pi - pi.detach())

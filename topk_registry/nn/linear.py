@@ -90,6 +90,11 @@ def linear_smooth_topk(
         options = {"weight": class_weight, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
         return Masses.of(target, n, **options, reduction=reduction, ignores=ignores, dtype=x.dtype)
 
+    def losses_of(x: Tensor, target: Tensor | LabelMixture, first: int, n: int) -> Tensor:
+        masses = masses_of(target, n, x)
+        p = _problem(x, k, k * tau, chunked.chunk_size(x, chunk), first, process_group)
+        return _losses(masses.usable(x), weight, bias, masses, alpha, tau, p)
+
     def check() -> Mapping[str, float]:
         facts = _check_layer(features, weight, bias, k, chunk)
         number(tau, "tau", above=0)
@@ -103,11 +108,10 @@ def linear_smooth_topk(
             masses = masses_of(target, len(weight), features)
             logits = F.linear(masses.usable(features), weight, bias)
             return _reduced(smooth_topk(logits, masses, k=k, tau=tau, alpha=alpha), reduction)
-    elif isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
+        return _in_chunks(losses_of, features, target, len(weight), reduction)
+    if isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
         raise ValueError("with a process_group, targets must be class indices, without label smoothing")
-    return _in_chunks(
-        features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, process_group
-    )  # fmt: skip
+    return _over_ranks(losses_of, features, target, check, k, reduction, process_group)
 
 
 @outside_graphs
@@ -159,24 +163,21 @@ def _needs_chunks(features: Tensor, weight: Tensor, k: int, chunk: int | None) -
 
 
 @outside_graphs
-def _in_chunks(
-    features, weight, bias, target, check, masses_of, alpha, k, tau, reduction, chunk, group
-) -> Tensor:  # fmt: skip
+def _in_chunks(losses_of, features, target, n, reduction) -> Tensor:
     # the sum is outside of compiled graphs too: a graph with the losses as input would read losses.grad, which warns
-    x, first, n, sizes = features, 0, len(weight), [len(features)]
-    if group is not None:
-        sizes, first, n = _agree(check, k, group)
-        x, target = gather_rows(features, sizes, group), gather_rows(target.long(), sizes, group)
-        if x.requires_grad:
-            x.register_hook(lambda g: g * len(sizes))
-    masses = masses_of(target, n, x)
-    p = _problem(x, k, k * tau, chunked.chunk_size(x, chunk), first, group)
-    losses = _losses(masses.usable(x), weight, bias, masses, alpha, tau, p)
-    if group is not None and reduction == "none":
-        own = OwnRows.apply(losses, sizes, group)
-        assert isinstance(own, Tensor)
-        return own
-    return _reduced(losses, reduction)
+    return _reduced(losses_of(features, target, 0, n), reduction)
+
+
+@outside_graphs
+def _over_ranks(losses_of, features, target, check, k, reduction, group) -> Tensor:
+    sizes, first, n = _agree(check, k, group)
+    x = gather_rows(features, sizes, group)
+    if x.requires_grad:
+        x.register_hook(lambda g: g * len(sizes))
+    losses = losses_of(x, gather_rows(target.long(), sizes, group), first, n)
+    result = OwnRows.apply(losses, sizes, group) if reduction == "none" else _reduced(losses, reduction)
+    assert isinstance(result, Tensor)
+    return result
 
 
 def _losses(
@@ -230,9 +231,7 @@ def _problem(x: Tensor, k: int, theta: float, chunk: int, first: int = 0, group:
     return Problem(k, max(theta, smallest), chunk, dtype, first, group)
 
 
-def _check_layer(
-    features: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int | None
-) -> dict[str, float]:  # fmt: skip
+def _check_layer(features: Tensor, weight: Tensor, bias: Tensor | None, k: int, chunk: int | None) -> dict[str, float]:
     """Raise a ValueError unless the arguments fit together. Return the sizes and k as a dictionary."""
     shapes = [None if t is None else list(t.shape) for t in (features, weight, bias)]
     fits = features.ndim == 2 and weight.ndim == 2 and features.shape[1] == weight.shape[1]

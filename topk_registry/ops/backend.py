@@ -35,7 +35,7 @@ _problems: dict[tuple[Any, ...], str] = {}  # results of self-tests: the problem
 
 
 def choose(device: torch.device, backend: str | None, self_test: SelfTest) -> str:
-    """Return ``backend`` if the user chose no other backend and the self-test passes. Otherwise, return "torch".
+    """Return ``backend``, or "torch" if ``backend`` is None, the user chose another backend, or the self-test fails.
 
     Args:
         device: device of the scores.
@@ -118,7 +118,7 @@ def use_backend(name: str) -> Iterator[None]:
 
 
 def preferred() -> str:
-    """Return the name given to :func:`use_backend`, else the value of the environment variable, else "auto"."""
+    """Return the name from :func:`use_backend`, else the environment variable TOPK_REGISTRY_BACKEND, else "auto"."""
     return _wanted.get() or _from_environment()
 
 

@@ -20,7 +20,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of(cls, masses: Any, logits: Tensor) -> "Parts":
-        """Return the four attributes of ``masses`` as Parts. Raise a ValueError if shapes do not fit the logits."""
+        """Return labels, shares, even and dense of ``masses``. Raise a ValueError if shapes do not fit the logits."""
         parts = labels, shares, even, dense = cls(masses.labels, masses.shares, masses.even, masses.dense)
         rows, fits = logits.shape[:1], False
         if dense is not None:

@@ -33,8 +33,8 @@ class Route(Enum):
 def route(*tensors: Tensor | None) -> Route:
     """Return the way in which an operator must compute its result from these tensors.
 
-    The way is GRAPH if the operator is traced or a tensor has no values, OPERATIONS within a transform of
-    ``torch.func`` or for a subclass of Tensor, and KERNELS for plain tensors. Arguments that are None are ignored.
+    The way is GRAPH (a torch.library operator) if the call is traced or a tensor has no values, OPERATIONS (PyTorch
+    operations) within a transform of ``torch.func`` or for a subclass of Tensor, and KERNELS for plain tensors.
     """
     if torch.compiler.is_compiling():
         return Route.GRAPH

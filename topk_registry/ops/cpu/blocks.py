@@ -42,7 +42,7 @@ def ones(count, kind):
 def largest_of(x):
     """Return the largest number, or -inf for an empty array.
 
-    If a NaN has sign bit 0, return NaN. A NaN with sign bit 1 is ignored.
+    If a number is NaN with sign bit 0, return NaN. NaN with sign bit 1 is ignored, but :func:`has_nan` finds it.
     """
     best = place_of(x.dtype.type(-np.inf))
     for i in range(len(x)):

@@ -4,8 +4,8 @@
 A program, a group of GPU threads, works on R rows. A row of n numbers is divided into TILES tiles of N numbers. If
 CACHED is True, all tiles of a row stay in registers. Otherwise, each pass over the row reads the tiles again. In
 memory, a row begins S numbers after the previous row. A tile begins at a multiple of VECTOR numbers, so that loads and
-stores move whole vectors. If SHIFTED is True, a row may therefore begin inside of its first tile. ``shift`` is the
-number of entries of the first tile that precede the row.
+stores move whole vectors. If S is not a multiple of VECTOR, SHIFTED is True, and the first tile can begin before the
+row. ``shift`` is the number of entries of the first tile that precede the row.
 """
 
 import triton
@@ -14,7 +14,7 @@ import triton.language as tl
 
 @triton.jit
 def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
-    """Return the position in memory of the first tile of a row, and how many entries of this tile precede the row."""
+    """Return where the first tile of a row begins, row * S rounded down to a multiple of VECTOR, and the remainder."""
     if S % VECTOR == 0:
         return row * S, (row * 0).to(tl.int32)
     else:
@@ -24,7 +24,7 @@ def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
 
 @triton.jit
 def others(s_ptr, live, y, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr):
-    """Return the scores of a tile [R, N]. The score of the label ``y`` and entries outside of the row become -inf.
+    """Return the scores of a tile [R, N] of R rows. The label ``y`` and entries outside of the row become -inf.
 
     ``tile`` is the index of the tile in its row. ``shift`` [R] is the number of entries of tile 0 that precede the row.
     If R > 1, a row with False in ``live`` [R] is not read, and its scores become -inf. If R is 1, the row may be read
@@ -59,7 +59,7 @@ def masked(pointers, place, live, y, shift, n: tl.constexpr, SHIFTED: tl.constex
 def store(
     out_ptr, values, selected, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr
 ):
-    """Write the tile ``values`` [R, N] of each row with True in ``selected`` [R]. If R is 1, ignore ``selected``."""
+    """Write the tile ``values`` for rows with True in ``selected`` [R]. If R is 1, the caller checks ``selected``."""
     place = tile * N + tl.arange(0, N)[None, :]
     pointers = out_ptr[:, None] + place
     values = values.to(out_ptr.dtype.element_ty)
@@ -89,7 +89,7 @@ def clear(
 ):  # fmt: skip
     """Write loss 0 and gradient 0 for each row with True in ``selected`` [R].
 
-    If R is 1, the gradient 0 is written even if ``selected`` is False.
+    If R is 1, the gradient 0 is written even if ``selected`` is False, so the caller must check ``selected``.
     """
     tl.store(value_ptr + row, tl.zeros((R,), tl.float32), mask=selected)
     for tile in range(TILES):
@@ -113,7 +113,7 @@ def tiles_and_largest(
     s_ptr, live, y, shift,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return all tiles if CACHED is True, else (). Also return the largest score of each row, without the label."""
+    """Return (tiles, largest): all tiles, or () if not CACHED, and each row's largest score but the label's."""
     cached = tiles_of(s_ptr, live, y, shift, n, R, N, TILES, CACHED, SHIFTED)
     if CACHED:
         best = cached[0]

@@ -41,10 +41,10 @@ def smooth_topk(
         k: as in "k-th largest score", 1 <= k <= n - 1.
         tau: smoothing temperature, positive. Lower values approach a hard hinge.
         alpha: required margin, as one number or as one number per class [n]. ``alpha`` gets no gradient.
-        sums: if True, return the sum [] of the losses or the losses [B], whichever is faster.
+        sums: if True, the result may be the sum [] of the losses, because some backends compute the sum faster.
 
     Returns:
-        Losses [B], in double precision for logits in double precision, else in single precision.
+        Losses [B] or their sum [], in double precision for logits in double precision, else in single precision.
     """
     check(logits, k, k * tau)
     parts = Parts.of(masses, logits)

@@ -14,7 +14,7 @@ chunks. These five functions need 2k <= n and record no gradients.
 
 A polynomial is a tensor [coefficients, B, classes], with the coefficient of the lowest degree first. The code avoids
 the operator Sigmoid, because onnxruntime computes Sigmoid inaccurately far below zero. The code avoids MatMul, because
-GPUs round the inputs of MatMul to TF32, and because quantizers replace MatMul.
+GPUs round the inputs of MatMul to TF32, and because quantizers convert MatMul to integers.
 """
 
 import math
@@ -181,11 +181,11 @@ def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
     """Return the number t [B, 1] for which the sum of sigmoid(x_i - t) over all classes is about k - 1/2, by bisection.
 
     As in :func:`tilt`, the caller subtracts t from x to prevent overflow. Let p_i = sigmoid(x_i - t). The operator
-    needs the coefficients k - 1 and k of the polynomial prod_i (1 - p_i + p_i X). With this t, one of them is its
-    largest coefficient.
+    needs the coefficients k - 1 and k of the polynomial prod_i (1 - p_i + p_i X). With this t, one of these two
+    coefficients is the largest coefficient of the polynomial.
 
     Args:
-        x: scores, minus the k-th largest score and divided by the temperature [B, T].
+        x: scores of T classes, minus the k-th largest score and divided by the temperature [B, T].
         mass: sum of exp(x_i) over classes that are not in x [B, 1]. These classes add mass * exp(-t) to the sum.
         k: number of classes in the operator's random sets, as an integer or as one number per row [B, 1].
     """
@@ -324,9 +324,9 @@ def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
 class State(NamedTuple):
     """Summary of the scores of some classes, in O(k) numbers per row. Margins can be computed from the summary.
 
-    :func:`merge` combines the states of different classes. At temperature theta, the odds of a class with score s are
-    exp((s - a) / theta), where a is the k-th largest score of the classes in the state. If states are merged, a can
-    only increase, so odds can only decrease.
+    The state holds the 2k + 1 largest scores and, for the other classes, sums of powers of the odds. At temperature
+    theta, a class with score s has the odds exp((s - a) / theta), where a is the k-th largest score of the classes in
+    the state. :func:`merge` combines the states of different classes.
     """
 
     top: Tensor  # [B, T], the 2k + 1 largest scores in descending order, or all scores if there are fewer
@@ -352,10 +352,10 @@ class Coefficients(NamedTuple):
 
 @torch.no_grad()
 def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
-    """Summarize the scores s [B, m] of m classes: the 2k + 1 largest scores, and k power sums for the other classes.
+    """Summarize the scores s [B, m]: the 2k + 1 largest scores, and sums of powers of the odds of the other classes.
 
-    ``first_class`` is the index of the first of the m classes, and theta is the temperature. A class with the score
-    -inf is excluded.
+    ``first_class`` is the index of the first of the m classes. At temperature theta, the odds of a class with score s
+    are exp((s - a) / theta), where a is the k-th largest score. A class with the score -inf is excluded.
     """
     top, classes = s.topk(min(2 * k + 1, s.shape[1]), dim=-1)
     e = ((s - _reference(top, k)) / theta).scatter(1, classes, -torch.inf).exp()
@@ -446,7 +446,8 @@ def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 
 def top_margins(state: State, theta: float) -> Tensor:
     """Return the margins of the k largest classes [B, k] in double precision, largest first.
 
-    The state must be a result of ``summarize(s, k + 1, theta)``, or a result of :func:`merge` for such states.
+    The state must be a result of ``summarize(s, k + 1, theta)``, or a result of :func:`merge` for such states. For each
+    of the k largest classes, the k-th largest score of the others is the (k + 1)-th largest score of all classes.
     """
     k = state.P.shape[1] - 1
     gap = state.top.double() - state.top[:, k : k + 1].double()

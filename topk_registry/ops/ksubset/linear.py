@@ -83,7 +83,7 @@ def linear_label_margins(x: Tensor, weight: Tensor, bias: Tensor | None, label: 
         x: features [B, d].
         weight, bias: weight [m, d] and bias [m] of the classes of this rank. The bias may be None.
         label: class indices [B] over the classes of all ranks.
-        p: parameters of the classifier.
+        p: settings, such as k, the temperature ``p.theta`` and the process group ``p.group``.
     """
     margins = _LabelMargins.apply(x, weight, bias, label, p)
     assert isinstance(margins, Tensor)

@@ -37,7 +37,7 @@ def _odds(row, a, inverse, w):
 def odds(row, a, theta, w):
     """Write the odds w = exp(min((s - a) / theta, 0)) of the scores s in ``row``, and return the sum of the odds.
 
-    Odds below 2^FLOOR become 0. If a score is NaN, its odds are NaN.
+    Here, a is a reference score, and theta is the temperature. Odds below 2^FLOOR become 0. The odds of NaN are NaN.
     """
     mass, inverse = 0.0, np.float32(LOG2E / theta)
     for start in range(0, len(row), CACHE_BLOCK):
@@ -200,23 +200,23 @@ def add_slopes(w, slopes, count, out, scratch):
 
 @borrowing
 def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scale, tau, g, dc, scratch):
-    """Return the sum of the losses of the classes with odds w, and write the gradient of this sum to ``g`` and ``dc``.
+    """Return the sum of the losses of the tail of a row: the classes with small odds. Also compute its gradient.
 
-    A class with the margin m has the loss mass tau softplus((alpha - scale m) / tau). The function computes the margin
-    from the coefficients k - 1 and k of the polynomial c / (1 + odds_scale w X), as in formula (9) of README.md.
+    A class with the margin m has the loss mass tau softplus((alpha - scale m) / tau). Let c be the product of one
+    factor per class of the row. A class of the tail has the factor 1 + odds_scale w X. The margin of this class is
+    computed from the coefficients k - 1 and k of the product without its factor, as in formula (9) of README.md.
 
     Args:
         row: scores s, padded with -inf.
-        w: odds of the classes, and 0 for all classes that are computed elsewhere.
-        mass: mass of each class. The mass is 0 for classes that are computed elsewhere, and for the padding.
+        w: odds of the classes of the tail, and 0 for all other classes.
+        mass: mass of each class of the tail, and 0 for all other classes and for the padding.
         alpha, gain: required margin and exp(-alpha / tau), for each class or as CACHE_BLOCK equal numbers.
-        c: polynomial that :func:`polynomial.balanced` wrote, with coefficients c_0..c_k and c_{k-1} = c_k = 1.
-        a: reference score.
-        odds_scale, shift: numbers with odds_scale w = exp((s - a) / theta + shift).
+        c: coefficients c_0..c_k as :func:`polynomial.balanced` wrote them, so c_{k-1} = c_k = 1.
+        a, odds_scale, shift: numbers with odds_scale w = exp((s - a) / theta + shift). theta is the temperature.
         powers: number of coefficients before c_k that are used. All others are too small to change results.
         scale, tau: 1 / k, and smoothing temperature of the loss.
-        g: output, the gradient with respect to the scores for constant c.
-        dc: output, the gradient with respect to c, divided by theta and summed over the classes.
+        g: output, the gradient with respect to the scores as if c did not depend on the scores.
+        dc: output, the gradient with respect to c_0..c_k, divided by theta.
         scratch: memory for 4 CACHE_BLOCK numbers.
     """
     # L is the loss of a class with the score s. theta is the temperature of the margin, and d_j and e_j are the

@@ -59,7 +59,7 @@ def exchange(state: State | None, score: Tensor | None, k: int, x: Tensor, p: "P
         score: one score per row [B]. Default: the largest score in ``state``.
         k: as in top-k. A state contains k power sums.
         x: features [B, d], which give the batch size and the device.
-        p: parameters of the classifier. If ``p.group`` is None, this is the only rank, and nothing is exchanged.
+        p: settings of the computation. If ``p.group`` is None, this is the only rank, and nothing is exchanged.
     """
     B, T = len(x), 2 * k + 1
     if state is None:

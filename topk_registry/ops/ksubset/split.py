@@ -31,7 +31,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
     Args:
         row: scores, padded with -inf. Classes with the score -inf are excluded.
         k: number of classes in the operator's random sets.
-        depth: k or k + 1.
+        depth: k if the row is without its label, or k + 1 if the margins of all classes are computed.
         limit: maximum of u w_i in the tail.
         theta: temperature.
         space: result of :func:`scratch_space`.

@@ -99,10 +99,10 @@ def perturbed_hinge(
         num_samples: number of random draws.
         alpha: required margin: one number, or one number per class [n]. The margin gets no gradient.
         scale: factor of the loss.
-        sums: if True, return the sum [] of the losses or the losses [B], whichever is faster.
+        sums: if True, the result may be the sum [] of the losses, because some backends compute the sum faster.
 
     Returns:
-        The losses [B], in the dtype of the logits, or in float32 for half-precision logits.
+        The losses [B] or their sum [], in the dtype of the logits, or in float32 for half-precision logits.
     """
     k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
     _check_shapes(logits, k, num_samples, None)

@@ -179,8 +179,8 @@ def hinges(row, threshold, labels, shares, gaps, alpha, scale, of_all, index, g)
 def hinges_of_all(row, threshold, gaps, alpha, scale, g):
     """Return the sum of the losses of a block of classes, and the derivative of the sum with respect to ``threshold``.
 
-    ``row``, ``gaps`` and ``g`` belong to the block. ``g`` holds the masses. Replace these by the gradient of the sum
-    with respect to ``row``, for constant ``threshold``. All arguments are as in :func:`hinges`.
+    ``row``, ``gaps`` and ``g`` belong to the block. ``g`` holds the masses. The function replaces them by the
+    gradient of the sum with respect to ``row``, for constant ``threshold``. All arguments are as in :func:`hinges`.
     """
     cost, slope = np.float32(0), np.float32(0)
     for i in range(len(row)):

@@ -53,7 +53,7 @@ def first_bytes(call, row, key, words):
 
 @compiled
 def other_bytes(call, row, key, u):
-    """Replace the last 56 bits of each number ``u[j]``, all 0, by the bits that the generator gives for ``call[j]``."""
+    """Set the last 56 bits of each number ``u[j]``, which are 0, to the bits that the generator gives for call[j]."""
     key_0, key_1 = np.uint64(key[0]), np.uint64(key[1])
     for j in range(len(u)):
         word, _ = philox(call[j], row, OTHER_BYTES, key_0, key_1)

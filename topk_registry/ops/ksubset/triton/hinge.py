@@ -22,7 +22,7 @@ def store_hinge(
         ratio: c_{k-1} / c_k, where c_j is the coefficient of X^j in the product of the factors 1 + w X.
         exp_minus_tilt: number in the formulas of m and w, which prevents overflow of c.
         share: mass of the label.
-        theta, theta_low: two numbers whose sum is the temperature theta of the formulas.
+        theta, theta_low: temperature theta of the formulas, as the sum of two numbers in single precision.
         broken: True for the rows for which the loss and the derivative are set to NaN.
         value_ptr: output, losses.
         alpha, ALPHA, tau, inverse_tau, inverse_tau_low: as in :func:`gap_of` and :func:`hinge`.
@@ -55,7 +55,7 @@ def gap_of(alpha, y, known, ALPHA: tl.constexpr):
 def hinge(margin, alpha, tau, inverse_tau, inverse_tau_low, k: tl.constexpr):
     """Return the loss tau softplus((alpha - margin / k) / tau), and its derivative with respect to the margin.
 
-    1 / tau is the sum of ``inverse_tau`` and ``inverse_tau_low``.
+    For more precision, 1 / tau is passed as two numbers in single precision: inverse_tau + inverse_tau_low.
     """
     zero = tl.full((), 0.0, tl.float64)
     violation = alpha - tl.full((), 1.0 / k, tl.float64) * margin

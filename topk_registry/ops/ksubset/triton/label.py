@@ -45,8 +45,8 @@ def label_rows(
         value_ptr: output, losses [B].
         gradient_ptr: output, gradient in the memory layout of the scores.
         depth: k, but not a constant. The compiler would unroll loops over a constant, and run out of registers.
-        theta, theta_low, inverse: theta + theta_low is the temperature k tau, and ``inverse`` is its reciprocal.
-        tau, inverse_tau, inverse_tau_low: smoothing temperature, and its reciprocal as a sum of two numbers.
+        theta, theta_low, inverse: k tau as the sum of two numbers in single precision, and the reciprocal of k tau.
+        tau, inverse_tau, inverse_tau_low: smoothing temperature, and 1 / tau as the sum of two such numbers.
         TP: power of two, length of the vectors that have one entry per class with large odds.
         R, N, TILES, CACHED, VECTOR, SHIFTED: tiles of a program, see :mod:`topk_registry.ops.gpu.tiles`.
     """

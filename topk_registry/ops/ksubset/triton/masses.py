@@ -7,9 +7,9 @@ factors of all classes. As in label.py, the factors of the classes with large od
 one. For all other classes, the tail, only sums of powers of their odds are needed.
 
 The margin of a class is computed from c / (1 + w X), the product without the factor of this class. If a row is flat
-(see label.py), all its classes use the same u. In any other row, u is such that the sum of w / (1 + w) over all classes
-is about k - 1/2. Only the margins of the k largest classes use another u, for which this sum is about k + 1/2. Without
-the factor of one of these classes, the sum is then about k - 1/2 again.
+(see label.py), one u serves all its margins. In any other row, there are two values of u. For the margins of the k
+largest classes, the sum of w / (1 + w) over all classes is about k + 1/2. Leaving out one of these classes reduces the
+sum by about 1. For the margins of all other classes, the sum is about k - 1/2.
 
 The gradient with respect to a score has two parts: one for constant c, and one because c depends on the score. The
 comment above :func:`mass_rows` has the formulas. A flat row needs four passes: for the largest score, for sums of
@@ -464,7 +464,7 @@ def tail_tile(
     """Load a tile of a row. Compute inputs of :func:`tail_hinges` for the tail: all classes but the top group.
 
     The top group, see :func:`rows.top_group`, has the largest scores and ends with class i, which has the score v.
-    Return the scores s minus ``kth``, the odds exp((s - after) inverse), the masses, the required margins alpha, and
+    Return s - kth for the scores s, the odds exp((s - after) inverse), the masses, the required margins alpha, and
     exp(-alpha / tau). For the top group, the first three results are 0. ``kth`` and ``after`` are the k-th and the
     (k + 1)-th largest score of the row. All other arguments are as in :func:`mass_rows` and :func:`rows.top_group`.
     """
@@ -483,15 +483,13 @@ def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
 
     A class has the mass q and the loss L = tau log(1 + exp(required / tau) d_k / (v d_{k-1})). d_j and e_j are the
     coefficients of X^j in d = c / (1 + v X) and e = d / (1 + v X). ``chain`` is the derivative of q L with respect to
-    c_{k-1}, divided by theta.
+    c_{k-1}, divided by theta. The gradient follows from the last three results.
 
     Args:
         u: score minus a reference score.
-        v: odds of the class, exp(u / theta) 2^log_tilt, where theta = k tau is the temperature.
-        required: required margin.
-        gain: exp(-required / tau).
-        c: balanced coefficients c_0..c_{k-2}, as :func:`rows.balanced` defines them. c_{k-1} and c_k are 1.
-        log_tilt: number in the formula of v.
+        v, log_tilt: odds of the class, v = exp(u / theta) 2^log_tilt, where theta = k tau is the temperature.
+        required, gain: required margin and exp(-required / tau).
+        c: coefficients c_0..c_{k-2} of the product of 1 + v X over all classes, scaled such that c_{k-1} = c_k = 1.
     """
     d = tl.zeros_like(v) + 1.0
     e = tl.zeros_like(v)
@@ -571,8 +569,8 @@ def few_labels(label_ptr, share_ptr, even_ptr, row, there, M: tl.constexpr, EVEN
 
     Returns:
         (known, has_mass, labels, shares). ``known`` tells whether all labels of a row are in range. ``has_mass`` tells
-        whether the row has mass, or a label out of range. ``labels`` contains -1 (no class), then the M labels.
-        ``shares`` contains the masses of the M labels, followed by the additional mass of every class.
+        whether the row has mass, or a label out of range. ``labels`` is a tuple: -1 (unused), then the M labels.
+        ``shares`` is a tuple: the masses of the M labels, then the additional mass of every class.
     """
     known = there
     labels = (row.to(tl.int32) * 0 - 1,)  # -1: no class

@@ -56,9 +56,9 @@ def add(a, b, k: tl.constexpr):
 
 @triton.jit
 def balanced(c, back, of_margin, k: tl.constexpr):
-    """Return ``of_margin`` times the balanced coefficients c_j / (c_k rho^(k-j)) of c, for j = 0..k-2.
+    """Return the balanced coefficients c_j / (c_k rho^(k-j)) of c, times a number ``of_margin``, for j = 0..k-2.
 
-    Here, rho is c_{k-1} / c_k, and ``back`` is 1 / rho. The coefficients k - 1 and k would be 1, and are not returned.
+    Here, rho is c_{k-1} / c_k, and ``back`` is 1 / rho. The balanced coefficients k - 1 and k are 1 for every c.
     """
     out = ()
     rho = of_margin * (back * back / c[k])
@@ -87,7 +87,7 @@ def top_group(
     k: tl.constexpr, TP: tl.constexpr, LANES: tl.constexpr,
     n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Find the top group of one row: the classes with w u > LIMIT.
+    """Find the top group of one row: the classes with w u above the constant LIMIT.
 
     The odds of a class with score s are w = exp((s - a) * inverse), where a is the depth-th largest score. The number u
     is such that the sum of w u / (1 + w u) over all classes is about depth - 1/2. The function finds the classes in
@@ -98,7 +98,7 @@ def top_group(
         scores_ptr, live, y, shift: position of the row, see :func:`tiles.others`. Class y is left out.
         known: if False, the row is invalid.
         depth: k, but not a constant. The compiler would unroll loops over a constant, and run out of registers.
-        inverse: 1 / theta.
+        inverse: 1 / theta, the reciprocal of the temperature.
         TP, LANES: maximum number of classes, and length of ``top`` and ``where``, which is TP or 2 TP.
 
     Returns:
