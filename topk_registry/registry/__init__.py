@@ -1,6 +1,6 @@
 """The registries, which find losses, data sets and readers of model files by name.
 
-This package imports the standard library only.
+This package imports only the standard library, so listing losses does not import torch.
 
 A plug-in is an entry point. An installed distribution declares the entry point of a loss in its ``pyproject.toml``:
 

@@ -167,7 +167,7 @@ def name_of(config: TrainConfig) -> str:
 
 
 def held_out_fraction(config: TrainConfig) -> float:
-    """Return the fraction in ``--val-split``, or 0 if the flag has the name of a split."""
+    """Return the fraction of training images that ``--val-split`` holds out, or 0 if the flag names a split."""
     try:
         fraction = float(config.val_split)
     except ValueError:

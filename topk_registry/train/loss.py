@@ -225,8 +225,8 @@ def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
 def class_weights(how: str, counts: Sequence[float] | None, num_classes: int) -> list[float]:
     """Return one weight per class, or raise a TrainError.
 
-    ``how`` is a file, numbers joined by commas, ``inv_freq`` or ``effective_num``. The methods ``inv_freq`` and
-    ``effective_num`` compute weights with mean 1 from ``counts`` [n], the number of training images per class.
+    ``how`` is a file with weights, numbers joined by commas, ``inv_freq`` or ``effective_num``. The methods
+    ``inv_freq`` and ``effective_num`` compute weights with mean 1 from ``counts`` [n], the training images per class.
     """
     from timm.loss import resolve_class_weights
 
