@@ -58,8 +58,9 @@ class Images:
 class Calibration:
     """Result of :func:`calibrate_file`.
 
-    The calibration split the labeled images into two parts. The first part determined the thresholds. The second part
-    measured the coverage (the fraction of prediction sets that contain the label) and the sizes of the sets.
+    The calibration split the labeled images into two parts. The first part determined the thresholds: a prediction set
+    contains each class with a nonconformity score of at most a threshold. The second part measured the coverage (the
+    fraction of sets that contain the label) and the sizes of the sets.
     """
 
     sets: PredictionSets  # the nonconformity score and the thresholds
@@ -72,7 +73,7 @@ class Calibration:
     note: str = ""  # describes `confused`
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report as a dictionary of JSON values."""
+        """Return the results of the calibration as a dictionary of JSON values."""
         classes = [
             {
                 "name": name,
@@ -87,7 +88,7 @@ class Calibration:
         return {**self.facts, **report, "classes": classes}
 
     def lines(self) -> list[str]:
-        """Return the report as lines of text."""
+        """Return the results of the calibration as lines of text."""
         facts, summary = self.facts, self.counts.summary()
         low, high = facts["coverage_interval"]
         options = ", ".join(f"{key} {value:g}" for key, value in facts["options"].items())
@@ -263,10 +264,10 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 
 
 def too_low(hits: int, total: int, samples: int, alpha: float) -> bool:
-    """Return whether too few prediction sets contain the label: ``hits`` of the ``total`` sets.
+    """Return whether too few prediction sets contain the label: ``hits`` sets, for ``total`` images.
 
-    Suppose that the ``samples`` calibration images and the ``total`` other images are of one source. The function
-    returns True if at most ``hits`` sets then contain the label with a probability of less than 1 %.
+    The thresholds of the sets come from ``samples`` other images. Suppose that all images are from one source. The
+    function returns True if the probability of ``hits`` or fewer such sets is then below 1 %.
     """
     # A set contains the label if the score of the label is at most the j-th smallest calibration score. So at most
     # `hits` sets contain the label if at least j of the j + `hits` smallest scores are calibration scores.

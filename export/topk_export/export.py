@@ -165,7 +165,7 @@ class Exported(nn.Module):
     """Module that the export converts to ONNX. The outputs are the logits, then the outputs of :class:`Head`.
 
     If ``metadata.in_graph`` is True, the module first normalizes uint8 images. The backbone then computes the logits
-    with the precision ``dtype``. :class:`Head` computes all other outputs from the logits in float32.
+    in the given ``dtype``, such as float16. :class:`Head` computes all other outputs from the logits in float32.
     """
 
     shift: Tensor

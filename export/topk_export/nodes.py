@@ -8,9 +8,9 @@ For each class, the nodes compute a nonconformity score, which is small if the c
 of the model selects a level: the largest level that is not above ``alpha``. The set contains each class with a score of
 at most the threshold of this level. The set always contains the class with the largest probability.
 
-The set contains all classes in two cases: ``alpha`` is below the smallest level or above the largest level, or a
-probability of the image is NaN. If the model has an input ``allowed``, classes that are not allowed are removed from
-the set.
+If ``alpha`` is not between the smallest and the largest level, the set contains all classes. The set also contains all
+classes if a probability of the image is NaN. If the model has an input ``allowed``, classes that are not allowed are
+removed from the set.
 
 The calibration computes the scores of labeled images with the same nodes (:func:`score_model`). Therefore these scores
 have the same rounding errors as the scores that the exported model computes. All nodes are standard ONNX operators.
@@ -153,7 +153,7 @@ def digest_of_table(sets: PredictionSets) -> str:
 
 
 def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[str, str]:
-    """Append nodes that compute scores [B, n] and mark rows with NaN [B, 1]. Return the names of both tensors."""
+    """Append nodes for the scores [B, n] and for a mask [B, 1] of rows that contain NaN. Return both tensor names."""
     scaled = LOGITS if temperature == 1 else add("Div", LOGITS, add.constant("temperature", [temperature]))
     p = add("Softmax", scaled, axis=-1)
     total = add("ReduceSum", p, add.constant("row", [1], np.int64), keepdims=1)

@@ -152,14 +152,13 @@ def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarra
     """Compute the top-k marginals: for each class, the probability that the class is in a random set of k classes.
 
     The probability of a set is proportional to the product of e_i = exp(logit_i / temperature) over the classes i in
-    the set. sigma_k(e) denotes the sum of these products over all sets of k classes. The marginal of class i is
+    the set. Let sigma_k(e) be the sum of these products over all sets of k classes. The marginal of class i is
 
         pi_i = e_i sigma_{k-1}(e without e_i) / sigma_k(e)
 
-    sigma_k(e) is the coefficient of X^k in the product of all factors 1 + e_i X. To avoid overflow, the function first
-    subtracts one number from all logits of a row, and divides each factor by 1 + e_i. Neither step changes pi_i. The
-    product without factor i is the product of all earlier factors times the product of all later factors. All terms of
-    these products are positive, so rounding errors stay small.
+    sigma_k(e) is the coefficient of X^k in the product of all factors 1 + e_i X. The function multiplies these factors.
+    All terms are positive, so rounding errors stay small. To avoid overflow, the function first subtracts one number
+    from all logits of a row, which does not change pi_i.
 
     Args:
         logits: float [batch, n] with n > k. The value -inf excludes a class.
@@ -184,7 +183,7 @@ def marginals(logits: np.ndarray, k: int, temperature: float = 1.0) -> np.ndarra
 def _many(x: np.ndarray, k: int) -> np.ndarray:
     batch, n = x.shape
     e = np.exp(np.minimum(x - _shift(x, k), 500.0))
-    q, p = 1 / (1 + e), e / (1 + e)
+    q, p = 1 / (1 + e), e / (1 + e)  # the factor 1 + e_i X, divided by 1 + e_i, is q_i + p_i X
     prefix = np.zeros((n + 1, batch, k + 1))
     prefix[0, :, 0] = 1
     for i in range(n):
@@ -206,10 +205,10 @@ def _times(c: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
 
 
 def _shift(x: np.ndarray, k: int) -> np.ndarray:
-    """Return the number t [batch, 1] that :func:`marginals` subtracts from x: sum_i sigmoid(x_i - t) = k - 1/2.
+    """Return the number t [batch, 1] with sum_i sigmoid(x_i - t) = k - 1/2. ``_many`` subtracts t from x.
 
-    If each class i is drawn with the probability sigmoid(x_i - t), the mean number of drawn classes is k - 1/2. So the
-    probabilities that k - 1 or k classes are drawn, which :func:`marginals` needs, do not underflow.
+    Draw each class i independently with the probability sigmoid(x_i - t). The mean number of drawn classes is k - 1/2,
+    so the probability that exactly k classes are drawn does not underflow. ``_many`` divides by this probability.
     """
     low = np.where(np.isfinite(x), x, np.inf).min(-1, keepdims=True) - 50.0
     high = x.max(-1, keepdims=True) + 50.0

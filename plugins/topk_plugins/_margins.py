@@ -8,9 +8,9 @@ from topk_registry.options import numbers
 
 
 def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:
-    """Return the required margin of each class [n], divided by the largest margin: (min_j n_j / n_c)^(1/4).
+    """Return margins [n] that are larger for rarer classes, with the maximum 1: (min_j n_j / n_c)^(1/4) for class c.
 
-    Here n_c is the number of training samples of class c, as :func:`checked_counts` returns it from ``class_counts``.
+    Here n_c is the number of training samples of class c. A class without samples has the margin 1.
 
     Example:
         >>> relative_gaps([16, 1, 0]).tolist()

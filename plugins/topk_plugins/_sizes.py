@@ -74,8 +74,9 @@ def _each(value: Any) -> Iterable[Any]:
 
 
 def mixture_nll(losses: Tensor, shares: Sequence[float]) -> Tensor:
-    """Return -log sum_j P_j exp(-L_j) for the losses L [J, ...] and the shares P [J]. The result has the shape [...].
+    """Return the negative log-likelihood of a mixture, -log sum_j P_j exp(-L_j), in the shape [...].
 
+    L [J, ...] are the J ``losses``, which are negative log-likelihoods, and P [J] are their ``shares`` with the sum 1.
     Results near 0 are precise. Where all J losses are infinite, the result is infinite and its gradient is 0.
     """
     least = losses.detach().amin(0)

@@ -25,7 +25,7 @@ LEAST = -1e30  # replaces -inf, because inf - inf is NaN
 
 
 class Ranking(NamedTuple):
-    """Options of a soft ranking of the classes, and the weight of each rank in the likelihood of the label."""
+    """Options of a soft ranking, which gives each class a probability for each rank, and the weights of the ranks."""
 
     weights: tuple[float, ...]  # weight of the softmax, then weights of the ranks 1, 2, ...
     k: int  # the largest k; at least k + 1 scores of a row must be above -inf
@@ -203,18 +203,18 @@ def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
 
 
 def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Return numbers t and slope that give the rank probabilities of any class c that scores below its rivals.
+    """Return t and slope, with which the caller computes the rank probabilities of a class c with the lowest score.
 
-    The probability that c has rank r among c and the rivals is sigmoid(-(t_r + slope_r d)). Here d is the lowest score
-    of the rivals minus the score of c, divided by tau. t and slope do not depend on the score of c.
+    Class c is ranked below m - 1 other classes, its rivals. The probability that c has rank r is sigmoid(-(t_r +
+    slope_r d)), where d = (lowest score of the rivals - score of c) / tau. t and slope do not depend on the score of c.
 
     Args:
         ranking: options of the ranking, with R ranks.
-        rivals: scores of the m - 1 rivals [B, m - 1]. A rival with the score -inf is ignored.
+        rivals: scores of the rivals [B, m - 1]. A rival with the score -inf is ignored.
         low: lowest score of the rivals that are not ignored [B, 1].
 
     Returns:
-        t [R + 1, B] and slope [R + 1]. Entry r is for rank r. Entry 0 is for the softmax probability of c.
+        t [R + 1, B] and slope [R + 1]. Entry r is for rank r. With entry 0, the formula gives the softmax probability.
     """
     kept, m = rivals > -torch.inf, rivals.shape[1] + 1
     x = torch.where(kept, rivals - low, 0.0) / ranking.tau

@@ -32,7 +32,7 @@ class KSubsetNLL(ClassificationLoss):
       probability. Otherwise, log sigma_k is interpolated linearly between the two integers k around the sum.
     - Class indices [B]. The loss is then the cross-entropy of x.
 
-    The fraction ``label_smoothing`` of the sum of each target row is spread evenly over all classes.
+    With ``label_smoothing`` e, the loss replaces a target row t by (1 - e) t + e mean(t).
 
     The loss reads the number of labels of each row from the target. This read synchronizes with a GPU, and causes a
     graph break under ``torch.compile``. Under ``torch.func.vmap`` over targets, the loss cannot read this number, and
@@ -85,10 +85,10 @@ class KSubsetNLL(ClassificationLoss):
         return -(logits / self.temperature).log_softmax(-1)
 
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses [B] of the rows, or None. After None, the base class computes cross-entropy instead.
+        """Return the losses [B] of the rows, or None if the base class shall compute cross-entropy instead.
 
-        If the target contains class indices, this loss equals cross-entropy, and the method returns None. With both
-        class weights and label smoothing, the two losses differ, and the method returns its own losses.
+        If the target contains class indices, this loss equals cross-entropy, so the method returns None. Exception:
+        With both class weights and label smoothing, this loss differs from cross-entropy. The method returns losses.
         """
         target = masses.target
         n, dtype = logits.shape[1], torch.promote_types(logits.dtype, torch.float32)

@@ -240,7 +240,7 @@ class ALDRKL(ClassificationLoss):
 
     If the target of a sample is a distribution q over the classes, then z = s - sum_c q_c s_c + gap (1 - q), as in the
     authors' code. There is one lambda per sample, so this loss is not sum_c q_c L(s, c).
-    With class weights w and W = sum_c w_c q_c, the sample's loss is W times the loss for the distribution w_c q_c / W.
+    With class weights w, let W = sum_c w_c q_c. The loss of the sample is W times the loss for the target w_c q_c / W.
 
     - Use when: Labels are noisy, a wrong label can be any class, and you cannot correct the labels.
     - Avoid when: Labels are clean. Also avoid this loss if each step must be as fast as with cross-entropy, because the

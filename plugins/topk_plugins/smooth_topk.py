@@ -181,8 +181,7 @@ class TopKNLL(SmoothTopKSVM):
     marginals, ``TopKHead(k, temperature=k * tau)``.
 
     - Use when: You show k answers per sample and the marginal of each answer.
-    - Avoid when: You show one answer, or a wrong label can be any class. With tau = 1, the gradient falls more
-      slowly than the gradient of ``smooth_topk_svm`` as the label's logit rises above the k-th largest logit.
+    - Avoid when: You show one answer, or a wrong label can be any class.
     - Evidence: In this project's study on characters from fonts, top-5 accuracy of this loss minus top-5 accuracy of
       ``smooth_topk_svm`` is +0.7 points if wrong labels are similar to the true class, -0.2 points for clean labels,
       and -1.3 points if a wrong label can be any class.

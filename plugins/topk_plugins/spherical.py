@@ -61,8 +61,8 @@ class LogSphericalSoftmax(_LogLikelihood):
     - Use when: There are so many classes that the cost of the output layer must not depend on the number of classes. In
       this case, use the loss in the layer ``SphericalLinear``.
     - Avoid when: The logits of all classes fit in memory. In this case, start with cross-entropy. Also avoid this loss
-      if probabilities must be close to 1. For a linear layer without bias on d features, let P_i be the highest
-      probability that class i can reach, whatever the features are. The sum of the n numbers P_i is at most d + 1.
+      if probabilities must be close to 1. With a linear layer without bias on d features, fewer than
+      2 (d + 1) classes can ever reach a probability above 1/2, however many classes there are.
 
     Args:
         epsilon: positive number that keeps the loss finite if the label's logit is 0. This number needs tuning.

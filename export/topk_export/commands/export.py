@@ -10,7 +10,7 @@ _DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", 
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Export a trained classifier to an ONNX file that also computes top-k marginals."""
+    """Export a trained classifier to an ONNX file, and print the path of the file."""
     args = _parser().parse_args(argv)
     say("importing torch")
     from topk_export.export import export_onnx

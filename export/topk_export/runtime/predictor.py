@@ -112,7 +112,7 @@ class Predictor:
         return partial(type(self), self.path, **self._options), ()
 
     def mask_of(self, names: Iterable[str]) -> np.ndarray:
-        """Return a mask, bool [num_classes], that is True for the named classes.
+        """Return a mask for the model input ``allowed``: bool [num_classes], True for the classes in ``names``.
 
         Raises:
             ValueError: ``names`` is empty, or a name is not a class of the model. The message suggests similar names.

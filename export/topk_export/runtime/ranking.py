@@ -46,7 +46,7 @@ class Prediction:
 
 
 def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
-    """Raise :class:`ModelFileError` if the output names ``outputs`` lack an output that predictions need."""
+    """Raise :class:`ModelFileError` if predictions need a model output whose name is not in ``outputs``."""
     needed = (LOGITS, "probabilities") if metadata.multilabel else (LOGITS, "marginals", "probabilities")
     present = set(outputs)
     if missing := [name for name in needed if name not in present]:

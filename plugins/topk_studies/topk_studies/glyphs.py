@@ -187,13 +187,13 @@ class Trained:
 
 
 def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
-    """Yield pairs: the options of a run, and the seeds with which the caller of this function trains the run.
+    """Yield one pair per run of the results: the options, and the seeds. The caller trains the run with these seeds.
 
     The runs that answer the questions of the protocol come first.
 
     Args:
-        runs: storage of the runs. To find the best options, this function trains further runs and compares their top-5
-            accuracies on the validation split.
+        runs: storage that also trains runs. This function uses ``runs`` only for tuning: it selects the options with
+            the best top-5 accuracy on the validation split.
     """
 
     def tuned(noise: str, loss: str, *options: Mapping[str, float], **more: Any) -> dict[str, Any]:

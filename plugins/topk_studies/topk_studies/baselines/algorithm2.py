@@ -1,14 +1,14 @@
 """Algorithm 2 of Berrada, Zisserman and Kumar (2018): the gradient of elementary symmetric polynomials.
 
 Let x be the scores of a row, and e_i = exp(x_i). The polynomial sigma_j is the sum of exp(sum_{i in S} x_i) over all
-sets S of j classes. Let delta_j be the derivative of sigma_j with respect to e_i. Two recursions compute delta_j:
+sets S of j classes. Let delta_j be the derivative of sigma_j with respect to e_i. There are two formulas for delta_j:
 
-    delta_j = sigma_{j-1} - e_i delta_{j-1}                                         (upwards, exact)
-    delta_j = sigma_j / e_i - sigma_{j+1} / e_i^2 + .. -+ sigma_{j+p-1} / e_i^p     (downwards, truncated at order p)
+    delta_j = sigma_{j-1} - e_i delta_{j-1}                                         (recursion, exact)
+    delta_j = sigma_j / e_i - sigma_{j+1} / e_i^2 + .. -+ sigma_{j+p-1} / e_i^p     (series, truncated after p terms)
 
 Suppose that e_l is about r e_i for the other classes l, and let eps be the machine epsilon. The relative error of the
-first recursion is about eps/r, which is large if r is small. The relative error of the second recursion is about r^p.
-Both errors are equal at r = eps^(1/(p+1)). For smaller r, the implementation uses the second recursion.
+recursion is about eps/r, from rounding. The relative error of the series is about r^p, from truncation. Both errors are
+equal at r = eps^(1/(p+1)). For smaller r, the implementation uses the series.
 """
 
 from typing import Any

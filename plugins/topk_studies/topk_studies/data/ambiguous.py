@@ -2,15 +2,15 @@
 
 The classes form families, and the samples of different classes overlap. Each family has a random code, a vector of d
 numbers -1 or 1. The code of a class is the code of the family with some signs flipped. A sample of class c is drawn
-around the code of c. With the probability a (``ambiguity``), the sample is instead drawn around the code of the family.
-Such a sample contains no information about the class within the family:
+around the code of c. With the probability a (``ambiguity``), the sample is instead drawn around the code of the family,
+and then contains no information about the class within the family. The probability of the features x is
 
     p(x | c) = (1 - a) q(x | code_c) + a q(x | code_family),        q(x | u) = Gaussian(u, feature_noise^2 I), in 8 bits
 
 The features are rounded to 8 bits and stored as the pixels of a small image, so that any image pipeline preserves the
-features. The rounding is part of q, so the probability of each class given x is exact. Each number u_j of a code is -1
-or 1, so log q(x | u) = constant + sum_j u_j b_j, where b_j = (log q(x_j | 1) - log q(x_j | -1)) / 2. Therefore one
-product of the vectors b with the matrix of all codes gives the probabilities of 10,000 classes.
+features. The rounding is part of q, so the probability of each class given x is exact. All numbers of a code u are -1
+or 1, so log q(x | u) = g + b u, where the number g and the vector b depend only on x. Therefore one product of the
+vectors b with the matrix of all codes gives the probabilities of all classes, even of 10,000.
 """
 
 from math import erfc, log, sqrt
