@@ -25,7 +25,7 @@ B = TypeVar("B", bound=Builder)
 
 @dataclass(frozen=True)
 class LossInfo:
-    """Facts, read without an import, about a plug-in: a loss, data set, command or reader of model files.
+    """Facts about a plug-in: a loss, data set, command or reader of model files. The plug-in is not imported.
 
     ``status`` is ``"available"``, ``"registered"`` (by code of this process), ``"broken"`` or ``"disabled"``.
     ``"broken"`` means that Python does not find the package of the plug-in, or that its import failed in this process.
