@@ -48,10 +48,11 @@ class Focal(SoftmaxLoss):
         self.gamma = number(gamma, "gamma", at_least=0)
 
     def curve(self, nll: Tensor) -> Tensor:
+        finite = nll.clamp(max=100.0)  # then 1 - p rounds to 1; for nll = inf, the gradient would be inf * 0
         if self.gamma == 2.0:  # a square is faster than a power
-            return nll * torch.expm1(-nll).square()
+            return nll * torch.expm1(-finite).square()
         # one_minus_p is above 0, because for gamma < 1 the power has an infinite slope at p = 1
-        return nll * one_minus_p(nll) ** self.gamma
+        return nll * one_minus_p(finite) ** self.gamma
 
     def extra_repr(self) -> str:
         return f"gamma={self.gamma:g}, {super().extra_repr()}"

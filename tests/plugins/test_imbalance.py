@@ -48,6 +48,11 @@ def test_a_class_ruled_out_by_its_score_costs_nothing(loss):
         assert value.isfinite()
         assert gradient.isfinite().all()
         assert gradient[0, 2] == 0
+    value = loss(logits, torch.tensor([2]))  # the label itself is ruled out
+    (gradient,) = torch.autograd.grad(value, logits)
+    assert value == torch.inf
+    assert gradient.isfinite().all()
+    assert gradient[0, 2] < 0 < gradient[0, 1]
 
 
 def test_drw_starts_at_its_epoch_and_means_its_weights():

@@ -1,4 +1,4 @@
-"""The command ``topk-registry doctor`` prints versions, devices, backends and plug-ins, then notes and problems."""
+"""The command ``topk-registry doctor`` prints versions, devices, backends, plug-ins, and problems."""
 
 import platform
 import re
@@ -21,9 +21,9 @@ OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime
 
 @dataclass
 class Report:
-    """What ``doctor`` prints: ``facts`` such as ``{"torch": "2.9.0"}``, notes, and problems of the installation."""
+    """What ``doctor`` prints: facts, notes (such as a disabled plug-in) and problems (such as a broken plug-in)."""
 
-    facts: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)  # such as {"torch": "2.9.0"}
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 

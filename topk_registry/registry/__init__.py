@@ -1,6 +1,6 @@
 """The registries, which find losses, data sets and readers of model files by name.
 
-This package imports the standard library only.
+This package imports only the standard library, so listing losses does not import torch.
 
 A plug-in is an entry point. An installed distribution declares the entry point of a loss in its ``pyproject.toml``:
 
@@ -14,7 +14,7 @@ imports no plug-in. Creating a loss imports the module of the factory.
 If several losses have the same name, a loss that this process registered with ``register_loss`` takes priority. The
 losses of this project come next, and the losses of all other distributions come last. If two other
 distributions define the name, the use of the name raises an error, and ``distribution:name`` selects one of the losses.
-No plug-in can have the name of a timm loss.
+The registry also has the losses of timm, such as ``bce``. No plug-in can take the name of a timm loss.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -65,7 +65,7 @@ def create_loss(name: str, **options: Any) -> "nn.Module":
 
     Raises:
         TypeError: the loss has no such option. The message lists the options of the loss.
-        PluginError: the name is unknown, ambiguous or disabled, or the plug-in is broken.
+        PluginError: the name is unknown or ambiguous, or the plug-in is broken or disabled by an environment variable.
 
     Example:
         >>> loss = create_loss("topk_hinge", k=3)

@@ -46,7 +46,7 @@ class Plugin:
         return f"{self.distribution}:{self.name}"
 
     def load(self) -> Any:
-        """Return the class or function of the plug-in. If an installed distribution defines the plug-in, import it."""
+        """Return the class or function of the plug-in, and import its module if necessary."""
         return self.factory or EntryPoint(self.name, self.value, "").load()
 
     def problem(self) -> str:
@@ -111,7 +111,7 @@ def discover(group: str) -> tuple[list[Plugin], list[str]]:
 
 
 def misspelt_groups() -> Iterator[tuple[str, set[str]]]:
-    """For each misspelt entry-point group, such as ``topk_registry.loses``, yield a message and its entry points."""
+    """For each misspelt entry-point group (``topk_registry.loses``), yield a message and the names of its plug-ins."""
     for dist in distributions():
         with suppress(Exception):  # discover() reads the same file and reports the error
             for group in sorted(dist.entry_points.groups - set(GROUPS)):

@@ -10,7 +10,7 @@ class UnknownPluginError(PluginError, LookupError):
 
 
 class AmbiguousPluginError(PluginError, LookupError):
-    """Several distributions have a plug-in with the requested name. ``distribution:name`` selects the plug-in."""
+    """Several distributions have a plug-in with the requested name. ``distribution:name`` selects one of them."""
 
 
 class DisabledPluginError(PluginError, LookupError):

@@ -65,7 +65,7 @@ class Registry:
         return self._discover()[1]
 
     def names(self, filter: str | Sequence[str] = "", *, exclude: str | Sequence[str] = "") -> list[str]:
-        """Return the names of the plug-ins in alphabetical order, without importing a plug-in. Leave out disabled ones.
+        """Return the names of all plug-ins that are not disabled, in alphabetical order, without importing a plug-in.
 
         Args:
             filter: one or more patterns with wildcards, as in ``timm.list_models``. Only names that match a pattern are
@@ -74,7 +74,7 @@ class Registry:
             exclude: one or more patterns. Names that match a pattern are not returned.
 
         Example:
-            >>> list_losses("topk_hinge*", exclude="*_convex")
+            >>> list_losses("topk_hinge*", exclude="*_convex")  # for losses, this method is called list_losses
             ['topk_hinge', 'topk_hinge_calibrated']
         """
         return sorted(name for name, owners in self._by_name().items() if any(_hit(p, filter, exclude) for p in owners))
@@ -89,7 +89,7 @@ class Registry:
     def info(self, name: str) -> LossInfo:
         """Return facts about a plug-in, such as its distribution and its version, without importing the plug-in.
 
-        If the name is unknown, ambiguous or disabled, the method raises a ``PluginError``.
+        If the name is unknown or ambiguous, or an environment variable disables the plug-in, raise a ``PluginError``.
         """
         return self._info(self._pick(name), name)
 
@@ -120,12 +120,12 @@ class Registry:
         The decorated class or function takes the options of the plug-in and returns the object, such as the loss.
 
         Args:
-            name: name of the plug-in. The name of a timm loss raises an error.
+            name: name of the plug-in. A name that the registry reserves, such as a timm loss, raises an error.
             override: If a plug-in with this name exists and ``override`` is False, the decorator raises an error. If
                 True, the new plug-in replaces it in this process. ``distribution:name`` still selects the old plug-in.
 
         Example:
-            >>> @register_loss("my_loss")
+            >>> @register_loss("my_loss")  # for losses, this method is called register_loss
             ... def my_loss(scale: float = 1.0):
             ...     return lambda logits, target: scale * logits.logsumexp(-1).mean()
         """

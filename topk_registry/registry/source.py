@@ -1,4 +1,4 @@
-"""A summary of a plug-in from its source file, without an import, and a suggestion for a misspelled name."""
+"""Read the summary of a plug-in from its source file, without an import, and suggest a name for a misspelled name."""
 
 import ast
 from collections.abc import Iterable

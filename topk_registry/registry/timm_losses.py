@@ -21,7 +21,7 @@ TAKE_K_HOT = ("bce", "asl", "poly", "twoway", "zlpr", "db")  # timm.loss.MULTI_L
 
 
 def reserved() -> dict[str, Plugin]:
-    """Return the plug-in of each timm loss, by the name of the loss."""
+    """Return a dictionary with one plug-in per timm loss. The keys are the names of the losses."""
     version = installed_version("timm") or ""
     return {name: Plugin(name, f"{__name__}:{name}", "timm", version, about=SUMMARIES[name]) for name in SUMMARIES}
 

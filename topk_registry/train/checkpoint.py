@@ -84,12 +84,12 @@ class Progress:
 
 
 class RunState:
-    """Mixin that saves ``run_state`` in checkpoints of a timm task (model and loss), and loads it into ``loaded``."""
+    """Mixin for a timm task (model and loss): each checkpoint of the task also saves the state of the run."""
 
     criterion: nn.Module
     loss_record: dict[str, Any]
-    run_state: dict[str, Any]
-    loaded: dict[str, Any]
+    run_state: dict[str, Any]  # saved in the next checkpoint
+    loaded: dict[str, Any]  # the run_state in the checkpoint that was loaded
 
     def get_task_state(self, module: nn.Module | None = None, ema: bool = False) -> dict[str, Any]:
         return {} if ema else self.run_state

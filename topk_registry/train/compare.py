@@ -31,7 +31,7 @@ class Difference:
     """The difference of one measure, such as top-1 accuracy, between two models.
 
     Args:
-        measure: name such as ``top1``, ``macro top5`` or ``nll``. Accuracies are in percent.
+        measure: ``top1``, ``macro top5`` (mean over the classes), ``nll`` and so on. Accuracies are in percent.
         first, second: values of the two models.
         difference: second - first.
         low, high: 95 % bootstrap interval of the difference.
@@ -135,7 +135,7 @@ def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floa
 
 
 def _resamples(images: int, count: int, seed: int) -> Iterator[Floats]:
-    """Yield arrays [b, N] for b resamples. Entry (i, j) is the number of times that resample i has image j."""
+    """Yield ``count`` resamples as rows, several rows at a time. Entry j of a row: how often image j was drawn."""
     rng = np.random.default_rng(seed)
     size = max(1, MAX_DRAWN // images)
     for start in range(0, count, size):

@@ -438,8 +438,8 @@ def read_config(file: str) -> dict[str, Any]:
 def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the ``settings`` that this trainer has. A string is parsed like the argument of the flag.
 
-    Some settings exist only in timm's script. They are dropped if the value is timm's default, else a ConfigError is
-    raised. An unknown name raises a ConfigError. A value None is dropped if the setting does not accept None.
+    A setting that only timm's script has is dropped if its value is timm's default, and else raises a ConfigError. An
+    unknown name raises a ConfigError. A value None is dropped if the setting does not accept None.
     """
     hints, cleaned = _hints(), {}
     for name, value in settings.items():

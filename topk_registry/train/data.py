@@ -167,7 +167,7 @@ def name_of(config: TrainConfig) -> str:
 
 
 def held_out_fraction(config: TrainConfig) -> float:
-    """Return the fraction in ``--val-split``, or 0 if the flag has the name of a split."""
+    """Return the fraction of training images that ``--val-split`` holds out, or 0 if the flag names a split."""
     try:
         fraction = float(config.val_split)
     except ValueError:
@@ -178,7 +178,7 @@ def held_out_fraction(config: TrainConfig) -> float:
 
 
 def check_splits(config: TrainConfig, fraction: float) -> None:
-    """Raise a DataError if an image folder has no subfolder for a split. If a ``fraction`` is held out, do nothing."""
+    """Raise a DataError if an image folder lacks the training or evaluation split and no ``fraction`` is held out."""
     root = Path(config.data_dir or "")
     if config.dataset not in FOLDERS or config.task == MULTILABEL or not root.is_dir() or fraction:
         return

@@ -60,11 +60,11 @@ class SingleLabel:
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Update the metrics with the first B images, whose labels are ``target`` [B], and return their logits [B, n].
+        """Update the metrics with a batch. Return the logits [B, n] of the B images with labels ``target`` [B].
 
-        If ``crops`` or ``probabilities`` is set, return the logarithms of the class probabilities instead. With crops,
-        the probabilities are averaged over the crops of an image. Images after the first B are not counted: they repeat
-        other images, so that all processes have equal batches.
+        A batch can have more than B images: the other images are copies that give all processes equal batches, and do
+        not count. If ``crops`` or ``probabilities`` is set, return the logarithms of the class probabilities instead
+        of the logits. With crops, the probabilities are averaged over the crops of an image.
         """
         likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
         ranked = [likelihood if self.probabilities else logits]

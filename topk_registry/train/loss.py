@@ -109,12 +109,12 @@ class LossSpec:
         usual = [f"{name}={value}" for name, value in self.record["defaults"].items() if value is not None]
         return " ".join(filter(None, [self.name, *given, f"(default: {', '.join(usual)})" if usual else "", owner]))
 
-    def guess(self, num_classes: int) -> str:
-        """Return a note if most random guesses are in the top k, because k > ``num_classes`` / 2. Else return ""."""
+    def note_on_k(self, num_classes: int) -> str:
+        """Return a note if k is so large that even k random classes mostly contain the label. Else return ""."""
         k = {**self.record["defaults"], **self.options}.get("k")
         if not isinstance(k, int) or not num_classes // 2 < k <= num_classes:
             return ""
-        return f"k={k} of {num_classes} classes: a random guess is in the top {k} in {100 * k / num_classes:.0f} %"
+        return f"k={k} of {num_classes} classes: {k} random classes contain the label in {100 * k / num_classes:.0f} %"
 
     def build(self, facts: Facts) -> nn.Module:
         """Build the loss from options and values of the run. Raise a TrainError if the loss rejects an option."""
@@ -152,14 +152,14 @@ class LossSpec:
 
 
 def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
-    """Return the loss of a run. If ``ce`` (cross-entropy) has class weights, the loss is PyTorch's, not timm's."""
+    """Return the loss of a run. timm's ``ce`` takes no class weights, so with class weights ``ce`` is PyTorch's."""
     if facts.class_weight is not None and spec.name == "ce" and not facts.multilabel:
         return nn.CrossEntropyLoss(torch.tensor(facts.class_weight), label_smoothing=facts.smoothing)
     return spec.build(facts)
 
 
 def over_ranks(criterion: nn.Module) -> nn.Module:
-    """If the loss depends on the whole batch, let the loss use the rows of all processes. Return the loss."""
+    """Return the loss. If it depends on the whole batch or has class weights, it uses the batches of all processes."""
     if number_of_ranks() > 1 and isinstance(criterion, BatchLoss):
         return criterion.over_ranks()
     if number_of_ranks() > 1 and isinstance(criterion, ClassificationLoss) and criterion.class_weight is not None:
@@ -225,8 +225,8 @@ def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
 def class_weights(how: str, counts: Sequence[float] | None, num_classes: int) -> list[float]:
     """Return one weight per class, or raise a TrainError.
 
-    ``how`` is a file, numbers joined by commas, ``inv_freq`` or ``effective_num``. The methods ``inv_freq`` and
-    ``effective_num`` compute weights with mean 1 from ``counts`` [n], the number of training images per class.
+    ``how`` is a file with weights, numbers joined by commas, ``inv_freq`` or ``effective_num``. The methods
+    ``inv_freq`` and ``effective_num`` compute weights with mean 1 from ``counts`` [n], the training images per class.
     """
     from timm.loss import resolve_class_weights
 

@@ -96,7 +96,7 @@ def cpu_has_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
 
 
 def device_of(name: str) -> str:
-    """Return ``name``, but "cuda" or "cpu" for "auto". If torch has no such device, raise a TrainError."""
+    """Return ``name``. For "auto", return "cuda" or "cpu". If torch has no device ``name``, raise a TrainError."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

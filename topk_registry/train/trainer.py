@@ -306,10 +306,10 @@ def run_epochs(run: Run) -> None:
 
 
 def measure(run: Run, loss: float) -> Row | None:
-    """Evaluate the model, and the EMA weights if the run has them. If a signal to stop arrived, return None.
+    """Evaluate the model after an epoch, and the EMA weights if the run has them. Return the metrics by name.
 
-    Otherwise, return ``loss`` (the training loss), the learning rate and the metrics by name. Without evaluation data,
-    or if the setting ``val_interval`` skips the evaluation of this epoch, there are no metrics.
+    The result also has the learning rate and ``loss``, the training loss. Without evaluation data, or if the setting
+    ``val_interval`` skips this epoch, nothing is evaluated. If a signal stops the evaluation, return None.
     """
     config, compute, epoch = run.config, run.compute, run.progress.epoch
     row: Row = {"epoch": epoch + 1, "train_loss": loss, "lr": run.lr}
@@ -346,7 +346,7 @@ def measure_weights(run: Run, ema: bool) -> dict[str, float] | None:
 
 
 def evaluation_options(config: TrainConfig, compute: Compute, criterion: object, counts: Any) -> dict[str, Any]:
-    """Return keyword arguments for :func:`evaluate`. ``counts``: number of training images per class, or None."""
+    """Return arguments for :func:`evaluate`. ``counts``: number of training images per class, or None."""
     metric = config.metric
     size = "".join(letter for letter in metric.partition("top")[2] if letter.isdecimal())
     temperature = config.marginal_temperature or getattr(criterion, "temperature", None) or 1.0
@@ -472,7 +472,7 @@ def _print_plan(run: Run) -> None:
     processes = f", {compute.world_size} processes" if compute.distributed else ""
     batch = config.batch_size * compute.world_size * config.grad_accum_steps
     updates = run.num_epochs * run.updates_per_epoch
-    notes = [*compute.warnings, run.spec.guess(n)]
+    notes = [*compute.warnings, run.spec.note_on_k(n)]
     if config.smoothing and not (config.mixes or run.spec.takes_smoothing):
         notes.append(f"--smoothing {config.smoothing:g} has no effect: loss {config.loss!r} has no label smoothing")
     if config.class_weight and (weights := run.task.loss_record.get("class_weight")):

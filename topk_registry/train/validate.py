@@ -30,8 +30,8 @@ class Evaluated:
         weights: ``"EMA"`` (exponential moving average of the weights), ``"model"``, or a format such as ``"ONNX"``.
         preprocessing: image size, crop, channel means, standard deviations and interpolation. Empty for an ONNX file.
         config: configuration of the training run. None for an ONNX file.
-        run: function ``(dataset, keep)`` that calls ``keep(scores [B, n], labels [B])`` for each batch. The softmax of
-            the scores gives the class probabilities, even if the loss defines probabilities in another way.
+        run: function ``(dataset, keep)`` that calls ``keep(scores [B, n], labels [B])`` for each batch. The scores
+            are logits or log-probabilities, so that their softmax gives the class probabilities.
         options: keyword arguments of :func:`evaluate`. Empty for an ONNX file.
         loader: function that takes a data set and returns a data loader. None for an ONNX file.
         model: the model as a module. None for an ONNX file.
@@ -172,7 +172,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def validate(args: Any) -> dict[str, Any]:
-    """Evaluate the model of the flags ``args``. Return metrics, image count, kind of weights, and preprocessing."""
+    """Evaluate the model that the flags name. Return metrics, image count, kind of weights and preprocessing."""
     given = {name: value for name in (*DATA, *OVERRIDES) if (value := getattr(args, name, None)) is not None}
     given |= {name: value for name in ("model", "num_classes", "multi_crop", "marginal_temperature", "loss", "amp")
               if (value := getattr(args, name, None)) is not None}  # fmt: skip
