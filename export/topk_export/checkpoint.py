@@ -28,7 +28,7 @@ EMA_KEYS = ("state_dict_ema", "model_ema")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights of a checkpoint, and the facts that the checkpoint records."""
+    """Weights of a checkpoint, the name of its model, and the arguments of the training run."""
 
     path: Path
     state: dict[str, Any]  # the weights by name, as for load_state_dict

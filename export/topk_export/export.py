@@ -186,7 +186,7 @@ class Exported(nn.Module):
         return logits, *self.head(logits)
 
     def scores(self, x: Tensor) -> Tensor:
-        """Return the logits [batch, n] in the dtype of the backbone."""
+        """Return the logits [batch, n] of the images ``x``, in the dtype of the model's weights."""
         if self.in_graph:
             x = (x.permute(0, 3, 1, 2).float() - self.shift) / self.scale
         return self.backbone(x.to(self.dtype))

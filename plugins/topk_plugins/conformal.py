@@ -104,9 +104,9 @@ class ConformalTraining(BatchLoss):
         return value
 
     def quantile(self, own: Tensor, counted: Tensor) -> Tensor:
-        """Return the threshold q []: the r-th smallest of ``own`` [m], the log-probabilities of the labels.
+        """Return the threshold q []: a prediction set has the classes with log-probabilities of at least q.
 
-        Only rows with ``counted`` [m] = True are used. If c rows are used, then r = max(1, floor(alpha (c + 1))).
+        q is the r-th smallest of the c label log-probabilities ``own[counted]``, with r = max(1, floor(alpha (c + 1))).
         """
         known = own.detach().masked_fill(~counted, torch.inf)
         count = counted.sum()

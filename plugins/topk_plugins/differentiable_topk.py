@@ -25,7 +25,7 @@ LEAST = -1e30  # replaces -inf, because inf - inf is NaN
 
 
 class Ranking(NamedTuple):
-    """Options of a soft ranking, which gives each class a probability for each rank, and the weights of the ranks."""
+    """Options of a soft ranking (a probability for each class and rank), and the weight of each rank in the loss."""
 
     weights: tuple[float, ...]  # weight of the softmax, then weights of the ranks 1, 2, ...
     k: int  # the largest k; at least k + 1 scores of a row must be above -inf
@@ -105,9 +105,9 @@ class DifferentiableTopK(SeveralSizes):
     def ranking(self) -> Ranking:
         """Return the options of the soft ranking, with the weight of each rank in the likelihood.
 
-        The likelihood of the label y is sum_j w_j sum_{r <= k_j} P[r, y], where w_j is the weight of the value k_j of
-        k. Therefore the weight of rank r is the sum of w_j over all j with k_j >= r. With ``top1="softmax"``, the
-        softmax probability replaces P[1, y] for k_j = 1, and gets the weight w_j.
+        The likelihood of the label y is sum_j w_j sum_{r <= k_j} P[r, y]. Here w_j is the weight of the value k_j of k,
+        and P[r, y] is the probability that y has rank r. Therefore the weight of rank r is the sum of w_j over all j
+        with k_j >= r. With ``top1="softmax"``, the softmax probability replaces P[1, y] for k_j = 1.
         """
         softmax = self.top1 == "softmax"
         ranked = [(k, share) for k, share in zip(self.sizes, self.shares, strict=True) if k > 1 or not softmax]

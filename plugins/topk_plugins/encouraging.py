@@ -50,8 +50,8 @@ class Encouraging(SoftmaxLoss):
         log_end: LE, the probability above which a tangent replaces the logarithm, in [0, 1]. 1: no tangent.
         bonus_start: labels with a probability below this number get no bonus, in [0, 1).
         rho: factor of the bonus, at least 0. For rho = 0, the loss is cross-entropy.
-        schedule: factor f by which rho or LE is multiplied in each epoch, as a function of t = min(1, epoch /
-            total_epochs). ``"constant"``: f = 1. ``"linear"``: f = t. ``"cosine"``: f = (1 - cos(pi t)) / 2.
+        schedule: factor f as a function of t = min(1, epoch / total_epochs). The loss uses f rho in place of rho, or
+            f LE in place of LE. ``"constant"``: f = 1. ``"linear"``: f = t. ``"cosine"``: f = (1 - cos(pi t)) / 2.
             ``"exponential"``: f = exp(rate (t - 1)) for a positive rate, else f = 1 - exp(rate t).
         scheduled: option that f multiplies: ``"bonus"`` for rho, ``"log_end"`` for LE.
         rate: rate of the exponential schedule.

@@ -87,8 +87,8 @@ class KSubsetNLL(ClassificationLoss):
     def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
         """Return the losses [B] of the rows, or None if the base class shall compute cross-entropy instead.
 
-        If the target contains class indices, this loss equals cross-entropy, so the method returns None. Exception:
-        With both class weights and label smoothing, this loss differs from cross-entropy. The method returns losses.
+        If the target contains class indices, this loss equals cross-entropy, so the method returns None. With both
+        class weights and label smoothing, this loss differs from cross-entropy, so the method returns its own losses.
         """
         target = masses.target
         n, dtype = logits.shape[1], torch.promote_types(logits.dtype, torch.float32)

@@ -8,12 +8,12 @@ For ``SoftTopK``, F is the sigmoid. For ``LapSum``, F is the cumulative distribu
 distribution: F(u) = e^u / 2 for u <= 0 and 1 - e^-u / 2 for u > 0.
 
 Let x = s / tau. For ``LapSum``, the sum of the weights is m - B e^b + A e^-b. Here m is the number of entries x_i above
-b, A is the sum of e^{x_i} / 2 over the entries below b, and B is the sum of e^{-x_i} / 2 over the entries above b. A
-sort of x gives m, A and B. Then b is the solution of a quadratic equation in e^b.
+b, A is the sum of e^{x_i} / 2 over the entries below b, and B is the sum of e^{-x_i} / 2 over the entries above b. To
+find m, the loss tries each entry as the threshold. Then b is the solution of a quadratic equation in e^b.
 
-The threshold of ``SoftTopK`` differs from the threshold of ``LapSum`` by at most log 2. Therefore ``SoftTopK`` starts
-Newton's method at the threshold of ``LapSum``. All computations are in double precision. For both losses, autograd
-differentiates two final Newton steps, so that b has a correct first and second derivative with respect to x.
+The thresholds of ``SoftTopK`` and ``LapSum`` differ by at most log 2. Therefore ``SoftTopK`` starts Newton's method at
+the other threshold. Both use double precision. Autograd differentiates two final Newton steps, so that b has correct
+first and second derivatives.
 """
 
 import math

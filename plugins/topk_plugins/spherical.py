@@ -19,7 +19,7 @@ NEWTON_STEPS = 6
 
 
 class _LogLikelihood(ClassificationLoss):
-    """Base class: negative log-likelihood if (logit + shift)^2 + epsilon replaces the exponential of the softmax."""
+    """Base class: -log of the label's probability, with probabilities proportional to (logit + shift)^2 + epsilon."""
 
     epsilon: float = 1.0
     shift: float = 0.0  # added to all logits

@@ -225,7 +225,7 @@ class Guard:
     """ASGI middleware that checks the Host and Origin headers, counts requests, and adds security headers to answers.
 
     ``hosts`` are the names that the Host header may contain. While the service stops, each answer tells the
-    client to close the connection, so that the client opens a new connection for the next request.
+    client to close the connection.
     """
 
     def __init__(self, app: ASGIApp, service: Service, hosts: frozenset[str]) -> None:

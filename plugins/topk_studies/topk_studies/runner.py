@@ -133,7 +133,7 @@ def pairs(options: Mapping[str, Any]) -> list[str]:
 
 
 class Cell(NamedTuple):
-    """One loss (``contestant``) under one condition, with the flags that all runs share and the flags of each trial."""
+    """One loss under one condition of the study, the flags that all its runs share, and the flags of each trial."""
 
     condition: str
     contestant: Contestant
@@ -144,9 +144,9 @@ class Cell(NamedTuple):
         return [{**self.shared, **trial, "seed": TUNING_SEED, "val_split": "validation"} for trial in self.trials]
 
     def results(self, chosen: int | None, seeds: Sequence[int]) -> list[Flags]:
-        """Return the flags of the runs for the results, one run per seed. Each run has the flags of trial ``chosen``.
+        """Return the flags of the runs for the results, one run per seed. ``chosen`` is the index of a trial.
 
-        If ``chosen`` is None, because all trials diverged, return an empty list.
+        The runs have the flags of this trial. If ``chosen`` is None, because all trials diverged, return an empty list.
         """
         trial = {} if chosen is None else self.trials[chosen]
         return [{**self.shared, **trial, "seed": seed, "val_split": "test"} for seed in seeds if trial]

@@ -64,7 +64,7 @@ class Contestant:
 
     @property
     def options(self) -> list[dict[str, Any]]:
-        """Options of the loss: one dict per combination of the alternative values."""
+        """All combinations of the values of the loss options. ``a=1|2, b=3`` has two: a=1, b=3 and a=2, b=3."""
         try:
             call = ast.parse("f(" + (self.text.partition("(")[2] or ")"), mode="eval").body
             if not self.loss or not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
@@ -75,7 +75,7 @@ class Contestant:
         return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
 
     def trials(self, count: int, rates: Rates) -> list[dict[str, Any]]:
-        """Return the flags of ``count`` trials.
+        """Return the flags of ``count`` training runs (trials), each with other loss options or another learning rate.
 
         The trials are divided evenly among the combinations of options. If there is a remainder, the first combinations
         get one more trial each. For each combination, :func:`spread` gives the learning rates in the range ``rates``.
