@@ -21,7 +21,7 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 class Report:
-    """Output of a run, only if ``primary`` (first process). With ``quiet``, print nothing and draw no curves."""
+    """Output of a run. Only the first process (``primary``) writes. With ``quiet``, it prints and draws nothing."""
 
     def __init__(self, *, primary: bool = True, quiet: bool = False) -> None:
         self.primary, self.quiet = primary, quiet
