@@ -1,4 +1,4 @@
-"""The command ``topk-registry check NAME`` checks that any trainer can use a registered loss."""
+"""The command ``topk-registry check NAME`` checks that any trainer can use the loss NAME."""
 
 import sys
 from collections import Counter

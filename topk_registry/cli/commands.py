@@ -33,7 +33,7 @@ commands: Registry = Registry("topk_registry.commands", "command", reserved=_RES
 
 
 def summaries() -> str:
-    """Return the part of ``--help`` that lists all commands, each with its summary or the error of its plug-in."""
+    """Return the list of commands in ``--help``: per command its summary, or the error if its plug-in is broken."""
     groups: dict[str, list[str]] = {"Train and evaluate": [*TRAINING], "Losses and plug-ins": [*LOSSES]}
     infos = {info.name: info for info in commands.infos()}
     for name, info in infos.items():

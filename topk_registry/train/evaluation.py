@@ -37,7 +37,7 @@ class MeanNLL(StreamingMetric):
 
 
 class SingleLabel:
-    """Metrics of images with one label: NLL, and in percent top-k accuracies over images and over classes (macro)."""
+    """Metrics of images with one label: NLL, and top-k accuracies in percent, over images and over classes (macro)."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class SingleLabel:
 
 
 class MultiLabel:
-    """Metrics of images with several labels: binary cross-entropy, and in percent mAP, F1 and top-k recall."""
+    """Metrics of images with several labels: binary cross-entropy, and mAP, F1 and top-k recall in percent."""
 
     def __init__(self, num_classes: int, k: Sequence[int], *, device: torch.device) -> None:
         self.metric = LabelSetMetrics(num_classes, k=list(k), device=device)

@@ -21,7 +21,7 @@ PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
 
 class Report:
-    """Output of a run, from its first process (``primary``) only. With ``quiet``, print nothing and draw no curves."""
+    """Output of a run, only if ``primary`` (first process). With ``quiet``, print nothing and draw no curves."""
 
     def __init__(self, *, primary: bool = True, quiet: bool = False) -> None:
         self.primary, self.quiet = primary, quiet
@@ -111,7 +111,7 @@ class Report:
         write_text(self.folder / "curves.svg", draw(self.title, history))
 
     def open_loggers(self, names: Sequence[str], settings: Mapping[str, Any], update: int) -> None:
-        """Open the loggers in ``names``. If a run resumes after ``update`` updates, TensorBoard drops later entries."""
+        """Open the loggers ``names``. TensorBoard drops old entries after ``update``, the number of updates so far."""
         assert self.folder is not None
         if "tensorboard" in names:
             from torch.utils.tensorboard import SummaryWriter
@@ -140,7 +140,7 @@ def check_loggers(names: Sequence[str]) -> None:
 
 
 def best_row(progress: Progress) -> Row:
-    """Return the metrics of the best epoch, of the last epoch if no epoch was evaluated, or {} without epochs."""
+    """Return the metrics of the best epoch, else of the last epoch (if no epoch was evaluated), else {}."""
     rows = [row for row in progress.history if row["epoch"] - 1 == progress.best_epoch] or progress.history[-1:]
     return rows[0] if rows else {}
 
