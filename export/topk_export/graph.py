@@ -58,7 +58,7 @@ def save(model: Any, path: Path, *, source: Path | None = None) -> None:
     Args:
         model: the ModelProto. The function removes the tensors in ``PATH.data`` from this object.
         path: the ONNX file to write, in another folder than ``source``.
-        source: folder with the external weights of ``model``. None: ``model`` has no external weights.
+        source: folder with the external weights (weights in other files) of ``model``. None: there are none.
     """
     import onnx
     from onnx.external_data_helper import uses_external_data

@@ -1,4 +1,4 @@
-"""Sparse top-k loss: a loss on a mask over the classes. Most entries of the mask are exactly 0 or 1.
+"""Sparse top-k loss, which computes a soft mask of the top k classes. Most entries of the mask are exactly 0 or 1.
 
 A mask mu has one number from 0 to 1 per class. For scores x = s / tau, the best mask with sum k is
 
