@@ -54,7 +54,7 @@ class SmoothTopKSVM(SeveralSizes):
             and l_j is the log-odds l_y for this value. In l_j, max(k) tau replaces k tau.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
-    Shape: logits [B, n]; target [B] int64, a distribution [B, n] or a :class:`LabelMixture`.
+    Shape: logits [B, n]; target: labels [B] int64, a distribution [B, n], or a few labels per row (``LabelMixture``).
 
     Example:
         >>> loss = create_loss("smooth_topk_svm", k=5)
