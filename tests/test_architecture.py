@@ -1,10 +1,13 @@
-"""Import directions, by import-linter's contracts in pyproject.toml."""
+"""Import directions, by import-linter's contracts in pyproject.toml, and whether every module can be imported."""
 
 import os
 import shutil
 import subprocess
 import sys
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import walk_packages
 
 import pytest
 
@@ -55,3 +58,15 @@ def test_a_forbidden_import_is_found(tmp_path, contract):
     status, report = lint(tmp_path, contract)
     assert status == 1
     assert statement.split()[1].partition(".")[0] in report
+
+
+@pytest.mark.parametrize("package", ["topk_registry", "topk_export", "topk_plugins", "topk_studies"])
+def test_every_module_can_be_imported(package):
+    modules = walk_packages(import_module(package).__path__, f"{package}.")
+    names = [module.name for module in modules if not module.name.endswith(".__main__")]  # which runs the command
+    for name in names:
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if find_spec(str(error.name).partition(".")[0]):  # not an optional dependency that is missing here
+                raise

@@ -112,7 +112,7 @@ def forbidden(graph: Any) -> list[str]:
 
 
 def domains(model: Any) -> list[str]:
-    """Return the operator domains that a ModelProto uses, except the default domain of ONNX."""
+    """Return the domains (namespaces of operators) that a ModelProto uses, except the default domain of ONNX."""
     used = {node.domain for node in model.graph.node} | {entry.domain for entry in model.opset_import}
     return sorted((used | {function.domain for function in model.functions}) - {"", "ai.onnx"})
 

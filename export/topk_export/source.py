@@ -315,7 +315,7 @@ def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
 
 
 def _torchvision_config(name: str) -> dict[str, Any]:
-    """Return the preprocessing of torchvision's weights for a model. If there are no weights, some values are empty."""
+    """Return the preprocessing of a torchvision model's published weights. If there are none, some values are empty."""
     weights = _torchvision_weights(name)
     if weights is None:
         unknown = dict.fromkeys(("input_size", "mean", "std"), ())

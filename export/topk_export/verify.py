@@ -123,7 +123,7 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
 
 
 def sample_input(metadata: Metadata, batch: int = max(BATCHES)) -> np.ndarray:
-    """Return a batch of random images in the input format of the model: 4 x 4 random blocks of color, plus noise.
+    """Return a batch of random images in the input format of the model: a grid of 4 x 4 random colors, plus noise.
 
     The images are the same in each call. If mean and standard deviation of the preprocessing are unknown, the values
     are between -1 and 1.
@@ -198,7 +198,7 @@ def _many(x: np.ndarray, k: int) -> np.ndarray:
 
 
 def _times(c: np.ndarray, q: np.ndarray, p: np.ndarray) -> np.ndarray:
-    """Multiply the polynomials with the coefficients ``c`` [batch, k + 1] by q + p X, and drop the power X^(k+1)."""
+    """Multiply the polynomial with the coefficients in each row of ``c`` by q + p X, and drop the power X^(k + 1)."""
     product = c * q[:, None]
     product[:, 1:] += c[:, :-1] * p[:, None]
     return product

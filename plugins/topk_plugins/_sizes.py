@@ -11,13 +11,13 @@ from topk_registry.options import integer, number
 
 
 class SeveralSizes(TopKLoss):
-    """Base class of losses that take one value of k or several values.
+    """Base class of top-k losses with one value of k, or with several values and one weight per value.
 
-    The attribute ``sizes`` has all values of k that have a positive weight. The attribute ``shares`` has the weights of
-    these values, divided by the sum of the weights. The attribute ``k`` is the largest value in ``sizes``.
+    With several values, the loss combines one loss per value. ``sizes`` has all values of k with a positive weight, and
+    ``shares`` has their weights, divided by the sum of the weights. The attribute ``k`` is the largest of the sizes.
 
     Args:
-        k: one integer of at least 1, or several different integers.
+        k: number of classes that should include the label, at least 1, or several different such numbers.
         k_weights: one non-negative weight per value of k. None: equal weights.
         options: keyword arguments of :class:`TopKLoss`.
     """

@@ -1,4 +1,4 @@
-"""Losses that train a model for small prediction sets (Stutz et al. 2022, Noorani et al. 2025)."""
+"""Losses for small prediction sets: sets of classes that contain the label with a chosen probability (Stutz 2022)."""
 
 from typing import ClassVar
 
@@ -13,7 +13,7 @@ LEAST = 1e-8  # added before the logarithm, as in the authors' code
 
 
 class ConformalTraining(BatchLoss):
-    """Size of conformal prediction sets, which the loss computes and calibrates within each batch.
+    """Size of prediction sets: sets of classes that contain the label with a probability of about 1 - alpha.
 
         L = log(mean over i in P of (1 - C_i(y_i) + lambda (sum_c C_i(c) - kappa)_+)) + mu cross-entropy,
         C_i(c) = sigmoid((log p_i(c) - q) / tau)
@@ -131,13 +131,13 @@ class ConformalTraining(BatchLoss):
 
 
 class LowVarianceConformalTraining(ConformalTraining):
-    """``conformal_training`` with a low-variance gradient of the threshold: a mean of the gradients of several rows.
+    """``conformal_training``, a loss for small prediction sets, with a low-variance gradient of the threshold q.
 
         gradient of q = mean over the N nearest rows j of the gradient of log p_j(y_j)
 
-    Here q is the threshold of the prediction sets, and log p_j(y_j) is the log-probability of the label of row j. One
-    part of each batch sets q: the fraction ``calibration`` of the rows. The nearest rows are the N rows of this part
-    whose log-probabilities are nearest to q. In ``conformal_training``, the default of N is 1.
+    The prediction set of a row has all classes whose log-probability is at least q. In each batch, the fraction
+    ``calibration`` of the rows determines q. The N nearest rows are the N of these rows for which log p_j(y_j), the
+    log-probability of the label of row j, is nearest to q. In ``conformal_training``, the default of N is 1.
 
     - Use when: You train for small prediction sets with small batches, in which the gradient of one row is noisy.
     - Avoid when: The part that sets q has only a few more than N rows, because the mean then includes rows far from q.

@@ -1,4 +1,4 @@
-"""Likelihood of the set of labels of an image with several labels, among all sets of the same size."""
+"""Loss for images with several labels: -log of the probability of the set of labels, among all sets of its size."""
 
 from collections.abc import Sequence
 from typing import ClassVar

@@ -6,10 +6,7 @@ from topk_registry import ClassificationLoss
 
 
 class _SigmoidLoss(ClassificationLoss):
-    """Base class: the mean over the classes of abs(p - t)^power, for p = sigmoid(logits) and the one-hot label t.
-
-    Subclasses set the attribute ``power`` to 1 or 2.
-    """
+    """Base class: the mean over the classes of abs(p - t)^power, for p = sigmoid(logits) and the one-hot label t."""
 
     power: int
 

@@ -40,7 +40,7 @@ class SmoothTopKSVM(SeveralSizes):
       logits. If macro accuracy on a long tail of rare classes matters, use ``logit_adjustment``.
     - Evidence: If wrong labels are similar to the true class, top-5 accuracy is higher than with cross-entropy: by 2.7
       to 5.2 points in the paper (CIFAR-100), and by 1.6 to 12.3 points in this project's studies on generated data. On
-      characters from fonts, the difference is +2.1 points with 20 fonts in the training set, and -0.4 points with 150
+      characters from fonts, the difference is +2.6 points with 20 fonts in the training set, and -0.7 points with 150
       fonts. Top-1 accuracy can be 8 points lower.
 
     Args:
@@ -54,7 +54,7 @@ class SmoothTopKSVM(SeveralSizes):
             and l_j is the log-odds l_y for this value. In l_j, max(k) tau replaces k tau.
         weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
 
-    Shape: logits [B, n]; target [B] int64, a distribution [B, n] or a :class:`LabelMixture`.
+    Shape: logits [B, n]; target: labels [B] int64, a distribution [B, n], or a few labels per row (``LabelMixture``).
 
     Example:
         >>> loss = create_loss("smooth_topk_svm", k=5)
@@ -183,8 +183,8 @@ class TopKNLL(SmoothTopKSVM):
     - Use when: You show k answers per sample and the marginal of each answer.
     - Avoid when: You show one answer, or a wrong label can be any class.
     - Evidence: In this project's study on characters from fonts, top-5 accuracy of this loss minus top-5 accuracy of
-      ``smooth_topk_svm`` is +0.7 points if wrong labels are similar to the true class, -0.2 points for clean labels,
-      and -1.3 points if a wrong label can be any class.
+      ``smooth_topk_svm`` is +0.1 points if wrong labels are similar to the true class, -0.5 points for clean labels,
+      and -1.2 points if a wrong label can be any class.
 
     Args:
         k: number of classes in S, 1 <= k <= n - 1, or a list of several such numbers.

@@ -37,7 +37,7 @@ class _LogLikelihood(ClassificationLoss):
         return self.log_weights(wide(logits)).softmax(-1)
 
     def log_weights(self, scores: Tensor) -> Tensor:
-        """Return log((score + shift)^2 + epsilon) for each score. Softmax over the classes gives the probabilities."""
+        """Return log((score + self.shift)^2 + self.epsilon). Softmax over the classes gives the probabilities."""
         # log(x^2 + y^2) without x^2, which overflows in float32 from x = 2e19 on; ONNX has no hypot
         x, y = (scores + self.shift).abs(), scores.new_full((), math.sqrt(self.epsilon))
         larger = torch.maximum(x, y)
@@ -120,8 +120,8 @@ class SphericalBound(ClassificationLoss):
         L(o, c) = m - o_c + (xi/t) ((D-1)/D - D u^2/4) + D log(1 + e^-xi) + lambda(xi) sum_i (o_i - m)^2
 
     Here o are the D logits of one sample, c is the label, m is the mean of the logits, t = tanh(xi/2), u = 1 - t and
-    lambda(xi) = t / (4 xi). Every number xi > 0 gives an upper bound. The loss uses the tightest bound. For this bound,
-    xi^2 (1 - (1 - 2/D)^2 / t^2) = mean_i (o_i - m)^2. Predict with the softmax, as with cross-entropy.
+    lambda(xi) = t / (4 xi). Every number xi > 0 gives an upper bound. For each sample, the loss uses the xi with the
+    lowest bound. Predict with the softmax, as with cross-entropy.
 
     - Use when: You need an upper bound on cross-entropy that is quadratic in the logits, for example to update weights
       in closed form.

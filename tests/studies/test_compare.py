@@ -166,7 +166,8 @@ def test_a_dry_run_lists_the_trials_and_trains_nothing(tmp_path, capsys):
         (["--losses", "ce", "--eval-metric", "top8"], "top8 of 8 classes"),
         (["--losses", "ce", "--eval-metric", "best"], "--eval-metric must be"),
         (["--losses", "ce", "--data-dir", "/no/such/place", "--dataset", "topk/folder"], "does not exist"),
-        (["--losses", "ce", "--test-split", "tset"], "split must be one of"),
+        (["--losses", "ce", "--data-dir", ".", "--dataset", ""], "of image folder in '.': . has no"),
+        (["--losses", "ce", "--test-split", "tset"], "of topk/hierarchy: split must be one of"),
         (["--losses", "ce", "--output", "/no/such/place/x.json"], "there is no folder"),
     ],
 )
@@ -179,7 +180,8 @@ def test_what_cannot_be_compared_is_a_line_before_anything_is_trained(tmp_path, 
     except SystemExit as error:
         status = error.code
     assert status == 2
-    assert words in capsys.readouterr().err
+    assert words in (error := capsys.readouterr().err)
+    assert "topk/parts" not in error  # but the user's data set
     assert not list(tmp_path.iterdir())
 
 
@@ -261,7 +263,7 @@ def test_cifar100_needs_its_folder_and_sets_the_rates(tmp_path, monkeypatch, cap
             main(["cifar100", *flags])
         assert words in capsys.readouterr().err
     assert main(["cifar100", "--data-dir", "."]) == 2
-    assert "Dataset not found" in capsys.readouterr().err
+    assert "of torch/cifar100 in '.': Dataset not found" in capsys.readouterr().err
 
 
 @pytest.mark.slow

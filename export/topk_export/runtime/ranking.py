@@ -18,7 +18,7 @@ class ClassScore:
     Args:
         index, name: index and name of the class.
         probability: softmax probability of the class. In multilabel files, sigmoid(logit / temperature).
-        marginal: top-k marginal of the class, as :func:`topk_export.export_onnx` defines it. None in multilabel files.
+        marginal: probability that the class is in a random set of k classes (top-k marginal). None if multilabel.
     """
 
     index: int

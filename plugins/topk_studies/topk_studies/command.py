@@ -14,7 +14,7 @@ from topk_registry.cli import INTERRUPTED, ArgumentParser, positive, within
 from topk_registry.registry.discovery import installed_version
 from topk_registry.train import TrainConfig, TrainError
 from topk_registry.train.config import create_parser, flag_of, read_config
-from topk_studies.studies import DATA, STUDIES, Flags, Study
+from topk_studies.studies import DATA, PARTS, STUDIES, Flags, Study
 
 # flags of `timm train` that a study sets for each run
 SET = ("loss", "loss_opt", "seed", "output", "experiment", "overwrite", "resume", "dry_run")
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
             return _list(table, args.seeds)
         rows = run(study, base, range(args.seeds), runs)
     except TrainError as error:
-        say(f"{parser.prog}: {error}")
+        say(f"{parser.prog}: {error}".replace(PARTS, base["dataset_opt"].get("of") or "image folder"))
         return 2
     except KeyboardInterrupt:
         command = shlex.join(["topk-registry", "study", *argv])

@@ -11,7 +11,7 @@ from topk_registry.registry.options import tuning_grid
 from topk_registry.train import TrainConfig
 from topk_registry.train.config import MULTILABEL, flag_of
 from topk_registry.train.model import resolve_learning_rate
-from topk_studies.studies import Contestant, Rates, Study
+from topk_studies.studies import PARTS, Contestant, Rates, Study
 
 QUESTION = "Which loss is best on this data?"
 TIMM_OPTIONS = {"class_map": "class_map", "dataset_download": "download", "input_key": "input_key"}
@@ -87,7 +87,7 @@ def flags_of(config: TrainConfig, test_split: str) -> tuple[dict[str, Any], str]
     note = f"trials are chosen on {chosen}, results are on {test_split}"
     if not test_split:
         note = f"no test split: trials are chosen on one half of each class of {chosen}, results are on the other half"
-    return {**kept, "dataset": "topk/parts", "dataset_opt": options}, note
+    return {**kept, "dataset": PARTS, "dataset_opt": options}, note
 
 
 def _has_test_split(config: TrainConfig) -> bool:

@@ -16,13 +16,13 @@ validation split, the learning rates of the grid were raised by one step, becaus
   validation split. For ``smooth_topk_svm`` with k = 5, the study also selects tau. Tuning uses 60 families and a seed
   that no result uses. Runs with other k use the tau of k = 5. Runs with other numbers of families use the learning rate
   and the tau of 60 families.
-- Questions: Does ``smooth_topk_svm`` with k = 5 differ from cross-entropy in top-5 and in top-1 accuracy? Does the loss
-  differ from cross-entropy with label smoothing 0.1? Both questions are asked for the default tau and for the selected
-  tau, with 60 families and 8 seeds per kind of noise.
+- Questions: Does ``smooth_topk_svm`` with k = 5 differ from cross-entropy in top-5 and in top-1 accuracy? Does
+  ``smooth_topk_svm`` differ from cross-entropy with label smoothing 0.1? Both questions are asked for the default tau
+  and for the selected tau, with 60 families and 8 seeds per kind of noise.
 - Additional results, with 4 seeds: 20 and 150 families, other k, other losses, and cross-entropy with fewer steps. The
   runs with fewer steps were added after the first results.
-- Additional metrics: top-2 and top-3 accuracy. After temperature scaling on the validation split: calibration error,
-  and size of prediction sets at 90 % coverage.
+- Additional metrics: top-2 accuracy, top-3 accuracy, calibration error, and size of prediction sets at 90 % coverage.
+  The last two metrics are measured after temperature scaling on the validation split.
 - Intervals: 95 %, by Student's t over the paired differences of the seeds, not corrected for the number of comparisons.
 """
 
@@ -189,7 +189,9 @@ class Trained:
 def study(runs: Runs) -> Iterator[tuple[dict[str, Any], range]]:
     """Yield one pair per run of the results: the options, and the seeds. The caller trains the run with these seeds.
 
-    The runs that answer the questions of the protocol come first.
+    The runs that answer the questions of the protocol come first. Before this function yields a loss, the function
+    itself trains the loss with each learning rate and each tau of the grid, and selects the run with the best top-5
+    accuracy on the validation split.
 
     Args:
         runs: storage that also trains runs. This function uses ``runs`` only for tuning: it selects the options with

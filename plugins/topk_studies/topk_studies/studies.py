@@ -8,6 +8,7 @@ from typing import Any
 
 Flags = Mapping[str, Any]  # fields of topk_registry.train.TrainConfig
 Rates = tuple[float, float]  # lowest and highest learning rate
+PARTS = "topk/parts"  # data set that opens a part of the data set in its option "of"
 
 _COMMON: Flags = {
     "batch_size": 64,
@@ -27,8 +28,7 @@ DATA: dict[str, Flags] = {
     "vectors": {**_COMMON, "dataset": "topk/ambiguous", "model": "topk_mlp", "epochs": 12,
                 "dataset_opt": {"feature_noise": 3.0, "ambiguity": 0.1}, "opt_kwargs": {"fused": True}},
     # --data-dir contains cifar-100-python; 45,000 images are for training, 5000 select trials
-    "cifar100": {"dataset": "topk/parts",
-                 "dataset_opt": {"of": "torch/cifar100", "val_split": 0.1, "test_split": "test"},
+    "cifar100": {"dataset": PARTS, "dataset_opt": {"of": "torch/cifar100", "val_split": 0.1, "test_split": "test"},
                  "model": "resnet18", "img_size": 64, "epochs": 100, "weight_decay": 5e-4, "smoothing": 0.0,
                  "scale": [0.5, 1.0], "color_jitter": 0.0},
 }  # fmt: skip

@@ -137,7 +137,7 @@ class Ambiguous(DrawnImages):
 
     def _posterior(self, rows: NDArray[np.uint8]) -> Matrix:
         table = np.array([_log_levels(127.5 + self._scale * u, self._scale * self.noise) for u in (-1.0, 1.0)])
-        slope = 0.5 * (table[1] - table[0])[rows]  # [b, d]: log q(x | u) is linear in u, up to a constant
+        slope = 0.5 * (table[1] - table[0])[rows]  # [b, d]: log q(x | u) = constant + slope u, because u is -1 or 1
         own, family = slope @ self._codes.T, (slope @ self._family_codes.T)[:, self._family]  # [b, n]
         with np.errstate(divide="ignore"):  # log 0 for an ambiguity of 0 or 1
             likelihood = np.logaddexp(np.log1p(-self.ambiguity) + own, np.log(self.ambiguity) + family)
