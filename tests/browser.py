@@ -37,17 +37,3 @@ def chromium() -> Iterator[Any]:
 def complaints(browser: Any) -> list[str]:
     """Severe messages of the console since the last call: failed scripts, and loads that a page's policy blocked."""
     return [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
-
-
-@contextmanager
-def window(browser: Any, width: int, *, scheme: str = "light") -> Iterator[None]:
-    """The page in a window of this width and a colour scheme; Chromium's own windows are at least 500 wide."""
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
-    try:
-        yield
-    finally:
-        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})

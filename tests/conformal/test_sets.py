@@ -28,10 +28,10 @@ BUILT = {"lac": Score("lac"), "aps": Score("aps"), "raps": RAPS}
 KS_LEVEL = 0.001  # chance that one test of the law rejects a correct implementation
 
 
-def model_rows(count, n=8, seed=0, sharpness=2.0):
+def model_rows(count, n=8, seed=0):
     """Logits [count, n] and labels drawn from a softmax that is less sharp than the model's."""
     rng = np.random.default_rng(seed)
-    logits = sharpness * rng.standard_normal((count, n)) * rng.uniform(0.3, 1.5, (count, 1))
+    logits = 2.0 * rng.standard_normal((count, n)) * rng.uniform(0.3, 1.5, (count, 1))
     return logits, (0.7 * logits + rng.gumbel(size=logits.shape)).argmax(-1)
 
 

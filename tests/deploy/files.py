@@ -8,35 +8,27 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
-from tests.export.colours import encoded
+from tests.export.colours import COLOURS, encoded
 from topk_export.graph import optional_input
 from topk_export.runtime.metadata import ALLOWED, LOGITS, Metadata
 from topk_export.runtime.preprocess import Preprocess
 
-COLORS = {
-    "black": (0, 0, 0),
-    "white": (255, 255, 255),
-    "red": (230, 30, 40),
-    "green": (30, 160, 60),
-    "blue": (30, 60, 200),
-    "yellow": (250, 220, 40),
-    "pink": (250, 160, 200),
-    "<b>grey\u202e": (128, 128, 128),  # a name that a page and a terminal must escape
-}
+COLORS = {name: COLOURS[name] for name in ("black", "white", "red", "green", "blue", "yellow", "pink")}
+COLORS["<b>grey\u202e"] = COLOURS["grey"]  # a name that a page and a terminal must escape
 NAMES = tuple(COLORS)
-SIZE = 8
+SIZE, SCALE = 8, 20.0
 
 
-def write_file(path: Path, *, lists: bool = True, names: tuple[str, ...] = NAMES, scale: float = 20.0) -> Path:
-    """Write a classifier of colors: logits are minus the squared distance of the mean color, times ``scale``.
+def write_file(path: Path, *, lists: bool = True) -> Path:
+    """Write a classifier of colors: logits are minus the squared distance of the mean color, times ``SCALE``.
 
     It has k = 1, so the marginals are the softmax over the allowed classes.
     """
     c = np.asarray(list(COLORS.values()), np.float32) / 255
     n = len(c)
     constants = {
-        "weight": (2 * scale * c).T,
-        "bias": -scale * (c**2).sum(-1),
+        "weight": (2 * SCALE * c).T,
+        "bias": -SCALE * (c**2).sum(-1),
         "axes": np.array([2, 3], np.int64),
         "excluded": np.float32(-np.inf),
     }
@@ -59,24 +51,24 @@ def write_file(path: Path, *, lists: bool = True, names: tuple[str, ...] = NAMES
     if lists:
         optional_input(model, ALLOWED, np.ones((1, n), bool), ["lists", n])
     recipe = Preprocess((3, SIZE, SIZE), (0.0,) * 3, (1.0,) * 3, interpolation="bilinear", crop_pct=1.0)
-    metadata = Metadata(k=1, temperature=1.0, num_classes=n, class_names=names, preprocess=recipe, backbone="colors")
+    metadata = Metadata(k=1, temperature=1.0, num_classes=n, class_names=NAMES, preprocess=recipe, backbone="colors")
     for key, value in metadata.to_props().items():
         model.metadata_props.add(key=key, value=value)
     onnx.save(model, str(path))
     return path
 
 
-def softmax_logits(pixels: np.ndarray, scale: float = 20.0) -> np.ndarray:
+def softmax_logits(pixels: np.ndarray) -> np.ndarray:
     """Logits [N, n] of the file for images of one color, uint8 [N, 3]."""
     x, c = pixels / 255, np.asarray(list(COLORS.values())) / 255
-    return scale * (2 * x @ c.T - (c**2).sum(-1))
+    return SCALE * (2 * x @ c.T - (c**2).sum(-1))
 
 
-def labeled_colors(count: int, seed: int = 0, scale: float = 20.0) -> tuple[np.ndarray, np.ndarray]:
+def labeled_colors(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Colors uint8 [N, 3], and labels drawn from the probabilities of the file."""
     rng = np.random.default_rng(seed)
     pixels = rng.integers(0, 256, (count, 3)).astype(np.uint8)
-    logits = softmax_logits(pixels, scale)
+    logits = softmax_logits(pixels)
     return pixels, (logits + rng.gumbel(size=logits.shape)).argmax(-1)
 
 

@@ -10,10 +10,9 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
-from tests.export.colours import COLOURS, MEAN, STD, colours_by
+from tests.export.colours import COLOURS, MEAN, STD, colours_by, png
 from topk_export import Predictor, export_onnx, graph
 
 DATA = {"input_size": (3, 8, 8), "crop_pct": 1.0, "interpolation": "bilinear", "mean": MEAN, "std": STD}
@@ -93,10 +92,9 @@ def edited(model_file: Path, tmp_path: Path) -> Callable[..., Path]:
 def picture(tmp_path: Path) -> Callable[..., Path]:
     """A file of one colour."""
 
-    def write(colour: str, name: str | None = None, size: tuple[int, int] = (60, 50)) -> Path:
-        path = tmp_path / (name or f"{colour}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", size, COLOURS[colour]).save(path)
+    def write(colour: str) -> Path:
+        path = tmp_path / f"{colour}.png"
+        path.write_bytes(png(colour))
         return path
 
     return write

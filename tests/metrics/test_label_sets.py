@@ -105,7 +105,7 @@ def test_nan_is_the_worst_score():
     logits, target = torch.tensor([[math.nan, 1.0], [0.0, math.nan]]), torch.tensor([[1, 0], [0, 1]])
     found = measured_of_two(logits, target)
     assert found["map"] == 0.5  # behind the other sample
-    assert found["top1_recall"] == 0.0
+    assert found["top1_recall"] == found["top2_recall"] == 0.0
     without_labels = measured_of_two(torch.full((1, 2), math.nan), torch.zeros(1, 2))
     assert without_labels["exact_match"] == 0.0
 
@@ -117,7 +117,7 @@ def test_targets_below_a_half_are_no_labels(kind):
 
 
 def measured_of_two(logits, target):
-    metric = LabelSetMetrics(2, k=1)
+    metric = LabelSetMetrics(2, k=(1, 2))
     metric.update(logits, target)
     return metric.compute()
 

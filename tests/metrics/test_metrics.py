@@ -65,11 +65,11 @@ def test_constant_scores_are_at_chance_level(dtype):
 
 def test_nan_scores_are_not_hits():
     nan, inf = math.nan, math.inf
-    metric = TopKAccuracy(1, num_classes=3)
+    metric = TopKAccuracy((1, 3, 5), num_classes=3)
     metric.update(
         torch.tensor([[nan, nan, nan], [nan, 1.0, 0.0], [0.0, 1.0, nan], [0.0, inf, -inf]]), torch.ones(4).long()
     )
-    assert metric.compute()["top1"] == 0.25
+    assert [metric.compute()[f"top{k}"] for k in (1, 3, 5)] == [0.25, 0.75, 0.75]
 
 
 def test_ignored_rows_and_reset():

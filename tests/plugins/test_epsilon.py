@@ -11,22 +11,9 @@ from topk_registry import create_loss
 B, N = 40, 9
 
 
-def batch(dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-    scores = 3 * torch.randn(B, N, dtype=torch.float64, generator=generator)
-    return scores.to(dtype), torch.arange(B) % N
-
-
-def members(scores, k):
-    return torch.zeros_like(scores).scatter(1, scores.topk(k).indices, 1.0)
-
-
-def epsilon_softmax(scores, k, m):
-    return (scores.softmax(-1) + m * members(scores, k)) / (1 + k * m)
-
-
 def test_special_cases():
-    scores, label = batch()
+    scores = 3 * torch.randn(B, N, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    label = torch.arange(B) % N
     plain = create_loss("epsilon_softmax", m=0.0, alpha=2.0, beta=0.0)(scores, label)
     torch.testing.assert_close(plain, 2 * F.cross_entropy(scores, label))
     absolute = create_loss("epsilon_softmax", alpha=0.0, beta=1.0)(scores, label)

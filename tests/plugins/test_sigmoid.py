@@ -22,10 +22,6 @@ def formula(s: list[float], y: int, a: int) -> float:
     return sum(sigmoid(-score if c == y else score) ** a for c, score in enumerate(s)) / len(s)
 
 
-def scores(scale: float = 2.0) -> Tensor:
-    return scale * torch.randn(8, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
 def table(loss: type, logits: Tensor) -> Tensor:
     rows = [[formula(row, c, POWER[loss]) for c in range(N)] for row in logits.tolist()]
     return torch.tensor(rows, dtype=torch.float64)

@@ -73,8 +73,8 @@ def test_a_bootstrap_of_three_images_is_that_of_all_resamples():
 
 def test_equal_scores_share_their_credit():
     flat = np.zeros((4, 4))
-    (d, *_) = compare_scores([flat, flat], np.arange(4), k=(2,), resamples=10)[0]
-    assert (d.first, d.second, d.gained, d.p) == (50.0, 50.0, 0, 1.0)
+    (d, *_), nan = compare_scores([flat, flat, flat * np.nan], np.arange(4), k=(2, 5), resamples=10)
+    assert (d.first, d.second, d.gained, d.p, nan[0].second, nan[1].second) == (50.0, 50.0, 0, 1.0, 0.0, 0.0)
 
 
 def test_the_table_names_every_model(scores):

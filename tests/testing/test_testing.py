@@ -314,10 +314,6 @@ def branching_on_data(logits, target):
     return F.cross_entropy(logits.clamp(max=100) if logits.max() > 100 else logits, target)
 
 
-def weighted(weight, logits, target):
-    return F.cross_entropy(logits, target, weight=weight)
-
-
 class Restarting(Wrong):
     """It counts its calls, and forgets the count when it is saved."""
 

@@ -276,11 +276,8 @@ def _inner(weight: Tensor, x: Tensor) -> Tensor:
 
 
 def _nll_of_mode(x: Tensor, k: Tensor, in_mode: Tensor, one_k: int | None) -> Tensor:
-    """Return -log P(S) of the most probable set S, which ``in_mode`` marks: [...].
-
-    Computing the terms of log P(S) separately would be imprecise, because they can be large and nearly equal.
-    """
-    n = x.shape[-1]
+    """For logits x [..., n], return -log P(S) of the most probable set S: [...]. ``in_mode`` marks the classes in S."""
+    n = x.shape[-1]  # the terms of log P(S) can be large and nearly equal, so their difference would be imprecise
     largest = one_k or (n - 1 if is_hidden(k) else int(k.max()) if k.numel() else 1)
     rows, sizes = x.reshape(-1, n), k.reshape(-1)
     levels, u = _tree(rows, sizes, largest)
@@ -292,11 +289,12 @@ def _nll_of_mode(x: Tensor, k: Tensor, in_mode: Tensor, one_k: int | None) -> Te
 
 
 def _tree(x: Tensor, k: Tensor, largest: int) -> tuple[list[Tensor], Tensor]:
-    """Return the levels of a binary tree whose leaves are the classes, and u = x - t, where t is one number per row.
+    """Return the levels of a binary tree whose leaves are the classes, and a number u_i for each class i.
 
-    Suppose that each class i is drawn independently with probability sigmoid(u_i). If exactly k classes are drawn, the
-    set of drawn classes has the distribution of :class:`KSubset` for every t. This function chooses t such that drawing
-    k classes is likely. A tree node holds the probabilities that 0, 1, ..., ``largest`` leaves below it are drawn.
+    For logits x, u_i is x_i - t, with one number t per row. Suppose that each class i is drawn independently with
+    probability sigmoid(u_i). If exactly k classes are drawn, the set of drawn classes has the distribution of
+    :class:`KSubset` for every t. This function chooses t such that drawing k classes is likely. A tree node holds the
+    probabilities that 0, 1, ..., ``largest`` leaves below it are drawn. ``largest`` is the largest k of all rows.
     """
     t = graph.tilt_to_mean(x.detach(), torch.zeros_like(x[:, :1]), k[:, None])
     u = x - t

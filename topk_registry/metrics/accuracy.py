@@ -72,8 +72,8 @@ class TopKAccuracy(StreamingMetric):
         label = torch.where(valid, labels, 0)
         own = logits.detach().gather(1, label[:, None])
         above = (~(logits <= own)).sum(1).to(hits.dtype)  # not logits > own, so that NaN counts as above
-        tied = (logits == own).sum(1).to(hits.dtype).clamp(min=1)
-        credit = torch.stack([((size - above) / tied).clamp(0, 1) for size in self.k])  # [len(k), B]
+        tied = (logits == own).sum(1).to(hits.dtype)  # 0 if the label's score is NaN
+        credit = torch.stack([torch.minimum((size - above).clamp(min=0), tied) for size in self.k]) / tied.clamp(min=1)
         hits.index_add_(1, label, valid * credit)
         seen.index_add_(0, label, valid.to(seen.dtype))
 

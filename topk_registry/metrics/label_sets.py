@@ -66,8 +66,8 @@ class LabelSetMetrics(StreamingMetric):
             raise ValueError(f"expected logits and targets [batch, {self.n}], got {shapes}")
         self.follow(logits)
         logits, sums = logits.detach().float(), self.sums
-        labels = target >= 0.5
-        scores = torch.where(logits.isnan(), torch.where(labels, -math.inf, math.inf), logits)
+        labels, nan = target >= 0.5, logits.isnan()
+        scores = torch.where(nan, torch.where(labels, -math.inf, math.inf), logits)
         claimed = scores.sigmoid() >= self.threshold
         right = claimed & labels
         for name, each in (("right", right), ("claimed", claimed), ("true", labels)):
@@ -78,7 +78,8 @@ class LabelSetMetrics(StreamingMetric):
         loss = nn.functional.binary_cross_entropy_with_logits(logits, target.to(logits), reduction="none")
         sums["bce"] += loss.to(sums["bce"].dtype).mean(1).sum()
         sums["seen"] += len(logits)
-        sums["recall"] += torch.stack([self._recall(scores, labels, k) for k in self.k])
+        found = torch.stack([self._hits(scores, labels & ~nan, k) for k in self.k])  # [len(k), B]
+        sums["recall"] += (found / labels.sum(1).clamp(min=1)).sum(1)
         sums["labelled"] += labels.any(1).sum()
         self._kept.append((scores.cpu(), labels.cpu()))
 
@@ -105,13 +106,12 @@ class LabelSetMetrics(StreamingMetric):
             "bce": ratio(totals["bce"], seen),
         }
 
-    def _recall(self, scores: Tensor, labels: Tensor, k: int) -> Tensor:
-        """Compute the share of each sample's labels that have one of the k highest scores. Return the sum of shares."""
+    def _hits(self, scores: Tensor, labels: Tensor, k: int) -> Tensor:
+        """Return the number of each sample's labels that have one of the k highest scores: [B]."""
         last = scores.topk(min(k, self.n)).values[:, -1:]
         above, tied = scores > last, scores == last
         places = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)
-        hits = (above & labels).sum(1) + places * (tied & labels).sum(1)
-        return (hits.to(self.sums["recall"].dtype) / labels.sum(1).clamp(min=1)).sum()
+        return ((above & labels).sum(1) + places * (tied & labels).sum(1)).to(self.sums["recall"].dtype)
 
 
 def average_precision(scores: Tensor, labels: Tensor) -> Tensor:

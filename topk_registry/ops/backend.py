@@ -76,15 +76,11 @@ def _fault(backend: str, device: torch.device, self_test: SelfTest) -> str:
     if find_spec(backend) is None:
         return f"{backend} is not installed (pip install {backend})"
     try:
-        return "" if in_clean_thread(lambda: self_test(device)) else f"{backend} is installed but its results are wrong"
+        with ThreadPoolExecutor(1) as thread:  # without autocast, fake tensors and torch.func transforms of the caller
+            works = thread.submit(self_test, device).result()
+        return "" if works else f"{backend} is installed but its results are wrong"
     except Exception as error:
         return f"{backend} is installed but cannot be used here ({error!r})"
-
-
-def in_clean_thread(function: Callable[[], Any]) -> Any:
-    """Call a function in a new thread, with fake tensors, torch.func and autocast turned off. Return the result."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(function).result()
 
 
 def check_name(name: str, what: str, names: Iterable[str] = NAMES) -> None:

@@ -127,8 +127,8 @@ def compare_scores(
 def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floats:
     scores = scores.astype(np.float64)
     own = scores[np.arange(len(labels)), labels][:, None]
-    better, equal = (scores > own).sum(1), (scores == own).sum(1)
-    credits = [np.clip((size - better) / equal, 0.0, 1.0) for size in k]
+    better, equal = (~(scores <= own)).sum(1), (scores == own).sum(1)  # NaN counts as in TopKAccuracy
+    credits = [np.clip(size - better, 0, equal) / np.maximum(equal, 1) for size in k]
     shifted = scores - scores.max(1, keepdims=True)
     nll = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
     return np.stack([*credits, nll], 1)

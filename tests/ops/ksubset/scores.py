@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-TAUS = (1e-4, 1e-2, 0.1, 1.0, 10.0)
 KINDS = ("gaussian", "flat", "tied", "outlier", "block", "wide", "shifted")
 
 

@@ -42,7 +42,8 @@ def ones(count, kind):
 def largest_of(x):
     """Return the largest number, or -inf for an empty array.
 
-    If a number is NaN with sign bit 0, return NaN. NaN with sign bit 1 is ignored, but :func:`has_nan` finds it.
+    Numbers are compared by their bits. Therefore, NaN with a plus sign is above inf, and NaN with a minus sign is below
+    -inf. To find every NaN, use :func:`has_nan`.
     """
     best = place_of(x.dtype.type(-np.inf))
     for i in range(len(x)):

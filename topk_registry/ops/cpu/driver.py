@@ -52,9 +52,9 @@ class Kernel:
         self.body = cache(lambda: C_BODY(_compiled(function).address))
 
     def run(self, threads: int, *values: Tensor | float | None) -> None:
-        """Run the body on ``threads`` threads. The ``values`` are the arguments of the body.
+        """Call the kernel's function ``body(job)`` on ``threads`` threads. The array ``job`` holds the ``values``.
 
-        For a tensor, the body gets the address of the memory, which must be contiguous. For None, the body gets 0.
+        For a tensor, ``job`` holds the address of the memory, which must be contiguous. For None, ``job`` holds 0.
         """
         job = _job(values)
         if threads == 1:
@@ -104,7 +104,7 @@ count_up: Any = _count  # count_up(job, entry, number): add a number to entry 0 
 
 @compiled
 def spans(job, block, count):
-    """Yield row ranges (start, stop) of at most ``block`` rows for this thread, until all ``count`` rows are taken."""
+    """Yield ranges (start, stop) of up to ``block`` rows. Threads with the same ``job`` share all ``count`` rows."""
     start = count_up(job, 0, block)
     while start < count:
         yield start, min(start + block, count)

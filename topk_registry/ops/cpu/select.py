@@ -9,7 +9,7 @@ from topk_registry.ops.cpu.numbers import borrowing, compiled
 
 @borrowing
 def stripe_length(n, T):
-    """Return the length of the stripes into which :func:`largest` divides n scores to find T of them, or 0 for none."""
+    """Return the stripe length that :func:`largest` uses to find the T largest of n scores, or 0 for no stripes."""
     length = 64
     while length < 4 * T:
         length *= 2

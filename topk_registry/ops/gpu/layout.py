@@ -1,4 +1,4 @@
-"""Memory layout of rows of scores, and the number of rows, tiles and warps per program, a group of GPU threads."""
+"""Memory layout of rows of scores, and how many rows, tiles and warps a Triton program (a group of threads) has."""
 
 from collections.abc import Mapping
 from functools import cache

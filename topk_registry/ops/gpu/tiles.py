@@ -14,7 +14,10 @@ import triton.language as tl
 
 @triton.jit
 def aligned(row, S: tl.constexpr, VECTOR: tl.constexpr):
-    """Return where the first tile of a row begins, row * S rounded down to a multiple of VECTOR, and the remainder."""
+    """Return (start, shift): where the first tile of a row begins, and how many numbers later the row begins.
+
+    A row begins at row * S. Tiles begin at multiples of VECTOR, so ``start`` is row * S rounded down to a multiple.
+    """
     if S % VECTOR == 0:
         return row * S, (row * 0).to(tl.int32)
     else:
@@ -59,7 +62,10 @@ def masked(pointers, place, live, y, shift, n: tl.constexpr, SHIFTED: tl.constex
 def store(
     out_ptr, values, selected, shift, tile, n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr
 ):
-    """Write the tile ``values`` for rows with True in ``selected`` [R]. If R is 1, the caller checks ``selected``."""
+    """Write a tile of R rows: the numbers ``values`` [R, N], for each row with True in ``selected`` [R].
+
+    If R is 1, the tile is written even if ``selected`` is False, so the caller must check ``selected``.
+    """
     place = tile * N + tl.arange(0, N)[None, :]
     pointers = out_ptr[:, None] + place
     values = values.to(out_ptr.dtype.element_ty)
@@ -87,7 +93,7 @@ def clear(
     value_ptr, gradient_ptr, row, shift, selected,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Write loss 0 and gradient 0 for each row with True in ``selected`` [R].
+    """For each of R rows, write loss 0 and gradient 0 if the row has True in ``selected`` [R].
 
     If R is 1, the gradient 0 is written even if ``selected`` is False, so the caller must check ``selected``.
     """
@@ -113,7 +119,11 @@ def tiles_and_largest(
     s_ptr, live, y, shift,
     n: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Return (tiles, largest): all tiles, or () if not CACHED, and each row's largest score but the label's."""
+    """Return (tiles, largest) for R rows, each divided into tiles of N scores.
+
+    If ``CACHED`` is set, ``tiles`` contains all tiles. Otherwise, ``tiles`` is (). ``largest`` [R] is the largest score
+    of each row. The score of the label ``y`` does not count.
+    """
     cached = tiles_of(s_ptr, live, y, shift, n, R, N, TILES, CACHED, SHIFTED)
     if CACHED:
         best = cached[0]

@@ -75,7 +75,8 @@ def run(
 
     The gradient is with respect to the logits. If ``needs_grad`` is False, the gradient may be None. If ``sums`` is
     True, return the sum [] of the losses in place of the losses. The default backend is the fastest that supports the
-    arguments and passes its self-test. ``parts`` contains the tensors of ``masses``.
+    arguments and passes its self-test. ``masses`` and ``parts`` hold the same tensors: Triton reads ``masses``, and all
+    other backends read ``parts``.
     """
     backend = _backend(logits, k, tau, parts.has_labels_only)
     if backend == "numba":
@@ -102,10 +103,7 @@ def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
 
 
 def usual_backend(device: torch.device) -> str:
-    """Return the name of the backend that computes losses on a device, for float32 logits and one label per row.
-
-    The name is "numba", "triton" or "torch".
-    """
+    """Return "numba", "triton" or "torch": the backend for losses of float32 logits with one label per row."""
     return _backend(torch.empty(0, 100, device=device), 5, 0.1, True)
 
 

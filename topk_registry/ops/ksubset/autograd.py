@@ -28,10 +28,10 @@ def working_dtype(s: Tensor, k: int, temperature: float) -> torch.dtype:
 def losses_of(logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor) -> Tensor:
     """Return the smooth top-k loss of each row [B], computed by differentiable PyTorch operations.
 
-    The loss of a row is sum_c q_c tau softplus((alpha_c - m_c / k) / tau). Here q_c is the mass of class c in
-    ``parts``. The margin m_c is the score of class c minus the k-th largest score of the other classes, smoothed with
-    temperature k tau. A row without mass has loss 0. ``alpha`` is one number [] or one number per class [n]. The losses
-    are in double precision for logits in double precision, else in single precision.
+    The loss of a row is sum_c q_c tau softplus((alpha_c - m_c / k) / tau). The mass q_c, which ``parts`` holds, is the
+    weight of class c in the target of the row. The margin m_c is the score of class c minus the k-th largest score of
+    the other classes, smoothed with temperature k tau. A row without mass has loss 0. ``alpha`` is one number [] or one
+    number per class [n]. The losses are in double precision for logits in double precision, else in single precision.
     """
     tau = max(tau, LEAST_TEMPERATURE)
     s = logits.to(working_dtype(logits, k, k * tau))

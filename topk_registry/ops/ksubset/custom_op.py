@@ -15,8 +15,8 @@ def smooth_topk(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute the losses [B] of :func:`api.smooth_topk` and their gradient [B, n].
 
-    ``labels``, ``shares``, ``even`` and ``dense`` are the masses, as in :class:`Parts`. The backend is chosen when the
-    graph runs.
+    ``labels``, ``shares``, ``even`` and ``dense`` define the weight of each class in the target of each row, as in
+    :class:`Parts`. The backend is chosen when the graph runs.
     """
     from topk_registry.ops.ksubset.api import run  # circular import
 

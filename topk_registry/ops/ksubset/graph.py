@@ -162,14 +162,14 @@ def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) ->
 def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
     """Return a number t per row [B, 1]. The caller subtracts t from x, to prevent overflow of products of exp(x_i).
 
-    Let R_m be the sum of exp(x_i) over all classes except the m largest. For k up to SMALL_K, t is the minimum of
-    log(R_m / (k - m)) over m = 0..k-1. For larger k, t is the result of :func:`tilt_to_mean`. Marginals and margins do
-    not depend on t, except for rounding errors.
+    Marginals and margins do not depend on t, except for rounding errors. Let R_m be the sum of exp(x_i) over all
+    classes except the m largest. For k up to SMALL_K, t is the minimum of log(R_m / (k - m)) over m = 0..k-1, which is
+    formula (5) of README.md in this folder. For larger k, t is the result of :func:`tilt_to_mean`.
 
     Args:
         x: the T largest scores in descending order, minus the k-th score and divided by the temperature [B, T].
         mass: sum of exp(x_i) over all other classes [B, 1].
-        k: number of classes in the operator's random sets.
+        k: as in top-k.
     """
     if k > SMALL_K:
         return tilt_to_mean(x, mass, k)
@@ -180,14 +180,14 @@ def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
 def tilt_to_mean(x: Tensor, mass: Tensor, k: int | Tensor) -> Tensor:
     """Return the number t [B, 1] for which the sum of sigmoid(x_i - t) over all classes is about k - 1/2, by bisection.
 
-    As in :func:`tilt`, the caller subtracts t from x to prevent overflow. Let p_i = sigmoid(x_i - t). The operator
-    needs the coefficients k - 1 and k of the polynomial prod_i (1 - p_i + p_i X). With this t, one of these two
-    coefficients is the largest coefficient of the polynomial.
+    As in :func:`tilt`, the caller subtracts t from x to prevent overflow. Let p_i = sigmoid(x_i - t). The caller needs
+    the coefficients k - 1 and k of the polynomial prod_i (1 - p_i + p_i X). With this t, one of these two coefficients
+    is the largest coefficient of the polynomial, so neither of them underflows.
 
     Args:
         x: scores of T classes, minus the k-th largest score and divided by the temperature [B, T].
         mass: sum of exp(x_i) over classes that are not in x [B, 1]. These classes add mass * exp(-t) to the sum.
-        k: number of classes in the operator's random sets, as an integer or as one number per row [B, 1].
+        k: as in top-k, an integer or one number per row [B, 1].
     """
     size = torch.as_tensor(k, dtype=x.dtype, device=x.device)
     reach = (2.0 * size + x.shape[1] + mass).log() + math.log(2)  # t is between -reach and reach
@@ -335,11 +335,12 @@ class State(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Numbers that are computed from a state, the summary of the scores of some classes.
+    """Numbers that are computed from a :class:`State`, the summary of the scores of some classes.
 
-    These numbers give the margin, and the gradient of the margin, of any class that is not in the state. Let theta be
-    the temperature. A class of the state has the odds w = scale exp((score - a) / theta). c_j is the coefficient of X^j
-    in the product of 1 + w X over these classes, divided by the coefficient of X^k. ``scale`` makes c_{k-1} equal to 1.
+    These numbers give the margin, and the gradient of the margin, of any class that is not in the state. A class of the
+    state has the odds w = scale exp((score - a) / theta), where a is the k-th largest score and theta is the
+    temperature. c_j is the coefficient of X^j in the product of 1 + w X over these classes, divided by the coefficient
+    of X^k. Therefore, c_k is 1. The number ``scale`` is chosen such that c_{k-1} is 1, too.
     """
 
     a: Tensor  # [B, 1], the k-th largest score
@@ -366,7 +367,8 @@ def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
 def merge(states: Sequence[State], theta: float) -> State:
     """Combine the states of disjoint chunks of classes, and return the state of all these classes.
 
-    The power sums of the result are in double precision. Equal states in the same order give bitwise equal results.
+    A state summarizes the scores of a chunk. The power sums of the result are in double precision. Ranks that merge the
+    same states in the same order get bitwise equal results.
     """
     k = states[0].P.shape[1]
     top, order = torch.cat([state.top for state in states], 1).sort(dim=1, descending=True, stable=True)
@@ -392,9 +394,9 @@ def _tilted(P: Tensor, shift: Tensor) -> Tensor:
 
 @torch.no_grad()
 def finish(state: State, theta: float) -> Coefficients:
-    """Compute the :class:`Coefficients` for the classes of a state, at temperature theta.
+    """Compute the numbers from which margins follow, see :class:`Coefficients`, at temperature theta.
 
-    At least k scores of each row must be above -inf.
+    The state summarizes the scores of some classes. At least k of these scores must be above -inf in each row.
     """
     k, a = state.P.shape[1], state.top[:, state.P.shape[1] - 1 : state.P.shape[1]]
     x = (state.top.double() - a.double()) / theta
@@ -444,10 +446,11 @@ def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 
 
 @torch.no_grad()
 def top_margins(state: State, theta: float) -> Tensor:
-    """Return the margins of the k largest classes [B, k] in double precision, largest first.
+    """Return the margins of the k classes with the largest scores [B, k] in double precision, largest first.
 
-    The state must be a result of ``summarize(s, k + 1, theta)``, or a result of :func:`merge` for such states. For each
-    of the k largest classes, the k-th largest score of the others is the (k + 1)-th largest score of all classes.
+    The margin of a class is its score minus the k-th largest score of the other classes, smoothed with temperature
+    theta. For the k largest classes, this k-th largest score is the (k + 1)-th largest score of all classes. Therefore,
+    ``state`` must be a result of ``summarize(s, k + 1, theta)``, or a result of :func:`merge` for such states.
     """
     k = state.P.shape[1] - 1
     gap = state.top.double() - state.top[:, k : k + 1].double()

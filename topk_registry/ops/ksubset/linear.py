@@ -114,10 +114,7 @@ def linear_expected_hinge(
 
 @torch.no_grad()
 def linear_topk_classes(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> TopClasses:
-    """Return the k classes with the largest scores of each row, among the classes of all ranks.
-
-    The result has no gradient.
-    """
+    """Return the k classes with the largest scores of each row among the classes of all ranks, without a gradient."""
     state = _state(x, weight, bias, p.k + 1, p)
     marginals = torch.sigmoid(graph.top_margins(state, p.theta) / p.theta)
     return TopClasses(state.classes[:, : p.k], state.top[:, : p.k].to(p.dtype), marginals.to(p.wide))

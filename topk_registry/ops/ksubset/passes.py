@@ -123,7 +123,7 @@ def _four_powers(base, v, least):
 
 @compiled
 def coefficients(k):
-    """Return k + 1 zeros, memory for the coefficients c_0..c_k of a polynomial, with FRONT more zeros before c_0."""
+    # memory for the coefficients c_0..c_k of a polynomial, with zeros before c_0, which first_of_fours explains
     return zeros(FRONT + k + 1, np.float32)
 
 
@@ -202,9 +202,9 @@ def add_slopes(w, slopes, count, out, scratch):
 def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scale, tau, g, dc, scratch):
     """Return the sum of the losses of the tail of a row: the classes with small odds. Also compute its gradient.
 
-    A class with the margin m has the loss mass tau softplus((alpha - scale m) / tau). Let c be the product of one
-    factor per class of the row. A class of the tail has the factor 1 + odds_scale w X. The margin of this class is
-    computed from the coefficients k - 1 and k of the product without its factor, as in formula (9) of README.md.
+    A class with the margin m has the loss mass tau softplus((alpha - scale m) / tau). For a class of the tail with the
+    odds w, m is computed from the polynomial c / (1 + odds_scale w X), by formula (9) of README.md in this folder. The
+    polynomial c is the product of one such factor 1 + odds_scale w X per class of the row.
 
     Args:
         row: scores s, padded with -inf.
@@ -212,7 +212,8 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         mass: mass of each class of the tail, and 0 for all other classes and for the padding.
         alpha, gain: required margin and exp(-alpha / tau), for each class or as CACHE_BLOCK equal numbers.
         c: coefficients c_0..c_k as :func:`polynomial.balanced` wrote them, so c_{k-1} = c_k = 1.
-        a, odds_scale, shift: numbers with odds_scale w = exp((s - a) / theta + shift). theta is the temperature.
+        a, odds_scale, shift: a is a reference score. The others are numbers for which odds_scale w equals
+            exp((s - a) / theta + shift), where theta is the temperature.
         powers: number of coefficients before c_k that are used. All others are too small to change results.
         scale, tau: 1 / k, and smoothing temperature of the loss.
         g: output, the gradient with respect to the scores as if c did not depend on the scores.

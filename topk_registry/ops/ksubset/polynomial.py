@@ -93,15 +93,9 @@ def _times(c, q, p, out):
 
 @borrowing
 def without(before, after, left_out, degree, e):
-    """Write one coefficient of a product that omits one factor.
+    """Write to ``e`` [lanes] the coefficient of X^degree in before[0] times all factors except factor ``left_out``.
 
-    The product is before[0] times all factors except the factor ``left_out``. This product equals before[left_out]
-    times after[left_out + 1].
-
-    Args:
-        before, after: products [T + 1, k + 1, lanes] that :func:`products` wrote.
-        left_out, degree: index of the omitted factor, and degree of the coefficient.
-        e: output, the coefficient for each lane [lanes].
+    This product is before[left_out] times after[left_out + 1]. :func:`products` wrote ``before`` and ``after``.
     """
     e[:] = 0
     for j in range(degree + 1):

@@ -1,7 +1,8 @@
 """Kernels, compiled by numba, that split the classes of a row of scores into a top group and a tail.
 
-The top group contains the classes with large odds. Later steps multiply the factors of these classes one by one. The
-tail contains all other classes. Later steps only need sums of powers of the odds of the tail.
+A class with the odds w has the factor 1 + w X, and margins follow from products of factors. The top group contains the
+classes with large odds. Later steps multiply the factors of these classes one by one. The tail contains all other
+classes. Later steps only need sums of powers of the odds of the tail.
 
 If no softmax probability of a row exceeds limit / k, the top group is empty. Here ``limit`` is an argument of
 :func:`split`. Such a row is called flat, and needs no search for the largest scores.
@@ -30,7 +31,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
 
     Args:
         row: scores, padded with -inf. Classes with the score -inf are excluded.
-        k: number of classes in the operator's random sets.
+        k: as in top-k.
         depth: k if the row is without its label, or k + 1 if the margins of all classes are computed.
         limit: maximum of u w_i in the tail.
         theta: temperature.
@@ -128,13 +129,10 @@ def to_odds(scores, a, theta):
 
 @borrowing
 def balance(members, mass, k, u):
-    """Return the number u for which sum_i u E_i / (1 + u E_i) + u mass is about k - 1/2.
+    """Return the number v for which sum_i v E_i / (1 + v E_i) + v mass is about k - 1/2, by Newton's method.
 
-    Args:
-        members: odds E of the classes of the top group. The k-th largest of these odds is 1.
-        mass: sum of the odds of all other classes.
-        k: number of classes in the operator's random sets.
-        u: lower bound of the result, where Newton's method starts, or 0 if no bound is known.
+    ``members`` contains the odds E of the classes of the top group. The k-th largest of these odds is 1. ``mass`` is
+    the sum of the odds of all other classes. ``u`` is a lower bound of v, or 0 if no bound is known.
     """
     if u == 0:  # begin at the solution of sum_i min(u E_i, 1) + u mass = k, which is near: a few Newton steps suffice
         least = 1.0

@@ -107,7 +107,7 @@ def _run(scores: Tensor, seed: Tensor, k: int, epsilon: float, draws: int, *opti
 
 @kernel
 def body(job):
-    """Compute rows for :func:`hinge` if there is memory for a gradient, and rows for :func:`kth` otherwise."""
+    """Compute rows for :func:`hinge` if ``job``, the array of arguments, contains a gradient, else for :func:`kth`."""
     field, real = array(job, 23, np.int64), array(job, 16, np.float64)
     B, n, k, draws, block, m = field[2], field[3], field[4], field[5], field[6], field[13]
     key, epsilon, alpha, scale = array(field[7], 2, np.uint32), real[8], real[14], real[15]
@@ -254,8 +254,10 @@ def find_threshold(row, k, epsilon, guess, limit):
     """Return a threshold that at least k of the scores plus noise reach in about 99 of 100 draws.
 
     On average, at most 1.7 (k + 1.5 sqrt(k) + 2) scores plus noise reach the threshold. The search begins at ``guess``.
-    If no such threshold is found, return a lower threshold that more scores reach, or -inf. Also write ``limit[i]``:
-    class i cannot reach the returned threshold if the first byte of its random number exceeds this limit.
+    If no such threshold is found, return a lower threshold that more scores reach, or -inf.
+
+    The noise of a class is computed from a random number: the larger the number, the smaller the noise. The function
+    also writes ``limit[i]``: class i cannot reach the threshold if the first byte of its number exceeds this limit.
     """
     few, low, high, threshold, step = k + 1.5 * math.sqrt(k) + 2, -np.inf, np.inf, np.float64(guess), epsilon
     for _ in range(24 if few < len(row) else 0):

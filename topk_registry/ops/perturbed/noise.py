@@ -30,7 +30,7 @@ MANTISSA = np.int64((1 << 52) // STEPS - 1)
 
 @inlined
 def philox(call, row, use, key_0, key_1):
-    """Return two 64-bit words of random bits for :func:`first_bytes` or :func:`other_bytes`, depending on ``use``."""
+    """Return two 64-bit words of random bits, a function of the arguments. ``use`` is FIRST_BYTES or OTHER_BYTES."""
     # the upper 32 bits of c0 to c3 and of the keys are ignored
     c0, c1, c2, c3 = call, call >> HIGH, row, ((row >> HIGH) << np.uint64(1)) | use
     for _ in range(ROUNDS):

@@ -2,8 +2,10 @@
 
 The kernels read scores in single or half precision, and compute mostly in single precision. The order of sums depends
 on the alignment of the row in memory. Therefore, the result of a row depends on the row and on its address in memory,
-but not on other rows. If a row contains NaN, or a label is not a class from 0 to n - 1, the loss and the gradient of
-the row are NaN. If no class has a weight in the target of a row, both are 0 instead. No function waits for the GPU.
+but not on other rows. If a row contains NaN, the loss and the gradient of the row are NaN. If no class has a weight in
+the target of the row, both are 0 instead. A label with a weight must be a class from 0 to n - 1. Otherwise, the loss
+and the gradient of the row are NaN, or, for more than MAX_LABELS labels per row, a device-side assert fails, as in
+torch's cross-entropy. No function waits for the GPU.
 """
 
 from collections.abc import Mapping

@@ -2,9 +2,10 @@
 """The smooth top-k loss of rows with one label each, and its gradient, in one Triton kernel.
 
 A class with the score s has the odds w = exp((s - a) / theta) and the factor 1 + w X. The number a is one of the scores
-of the row, and theta is the temperature. If no softmax probability of a row exceeds 1 / (2 k), the row is called flat.
-A flat row needs three passes: for the largest score, for sums of powers of the odds, and for the gradient. In any other
-row, :func:`rows.top_group` finds the classes with large odds one by one, and their factors are multiplied one by one.
+of the row, and theta is the temperature. The margin of the label follows from the product of the factors of all other
+classes. If no softmax probability of a row exceeds 1 / (2 k), the row is called flat. A flat row needs three passes:
+for the largest score, for sums of powers of the odds, and for the gradient. In any other row, :func:`rows.top_group`
+finds the classes with large odds one by one, and their factors are multiplied one by one.
 """
 
 import triton

@@ -6,10 +6,11 @@ scores of the row. The number u, the tilt, prevents overflow, and cancels in the
 factors of all classes. As in label.py, the factors of the classes with large odds, the top group, are multiplied one by
 one. For all other classes, the tail, only sums of powers of their odds are needed.
 
-The margin of a class is computed from c / (1 + w X), the product without the factor of this class. If a row is flat
-(see label.py), one u serves all its margins. In any other row, there are two values of u. For the margins of the k
-largest classes, the sum of w / (1 + w) over all classes is about k + 1/2. Leaving out one of these classes reduces the
-sum by about 1. For the margins of all other classes, the sum is about k - 1/2.
+The margin of a class is computed from c / (1 + w X), the product without the factor of this class. This is precise if
+the sum of w / (1 + w) over the classes of the product is about k - 1/2. Leaving out one of the k largest classes
+reduces the sum by about 1, and leaving out any other class changes the sum less. Therefore, there are two values of u:
+one for the margins of the k largest classes, and one for the margins of all other classes. If a row is flat (see
+label.py), one u serves all its margins.
 
 The gradient with respect to a score has two parts: one for constant c, and one because c depends on the score. The
 comment above :func:`mass_rows` has the formulas. A flat row needs four passes: for the largest score, for sums of
@@ -461,13 +462,9 @@ def tail_tile(
     kth, after, v, i, inverse, inverse_tau,
     M: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
-    """Load a tile of a row. Compute inputs of :func:`tail_hinges` for the tail: all classes but the top group.
-
-    The top group, see :func:`rows.top_group`, has the largest scores and ends with class i, which has the score v.
-    Return s - kth for the scores s, the odds exp((s - after) inverse), the masses, the required margins alpha, and
-    exp(-alpha / tau). For the top group, the first three results are 0. ``kth`` and ``after`` are the k-th and the
-    (k + 1)-th largest score of the row. All other arguments are as in :func:`mass_rows` and :func:`rows.top_group`.
-    """
+    # inputs of tail_hinges for a tile with the scores s: s - kth, the odds exp((s - after) inverse), the masses, the
+    # required margins alpha, and exp(-alpha / tau). ``kth`` and ``after`` are the k-th and the (k + 1)-th largest score
+    # of the row. The first three are 0 for the top group, whose last class is class i with the score v.
     s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     in_group = (s > v) | ((s == v) & (col <= i))
@@ -481,15 +478,16 @@ def tail_tile(
 def tail_hinges(u, v, q, required, gain, c, tau, log_tilt, k: tl.constexpr):
     """Compute the losses of classes of the tail, and their derivatives. Return (q L, chain, d_{k-1}, e_{k-2}).
 
-    A class has the mass q and the loss L = tau log(1 + exp(required / tau) d_k / (v d_{k-1})). d_j and e_j are the
-    coefficients of X^j in d = c / (1 + v X) and e = d / (1 + v X). ``chain`` is the derivative of q L with respect to
+    Let c be the product of 1 + v X over all classes, where v are the odds of a class. For a class with the odds v, d_j
+    and e_j are the coefficients of X^j in d = c / (1 + v X) and e = d / (1 + v X). A class with the mass q has the loss
+    q L with L = tau log(1 + exp(required / tau) d_k / (v d_{k-1})). ``chain`` is the derivative of q L with respect to
     c_{k-1}, divided by theta. The gradient follows from the last three results.
 
     Args:
         u: score minus a reference score.
         v, log_tilt: odds of the class, v = exp(u / theta) 2^log_tilt, where theta = k tau is the temperature.
         required, gain: required margin and exp(-required / tau).
-        c: coefficients c_0..c_{k-2} of the product of 1 + v X over all classes, scaled such that c_{k-1} = c_k = 1.
+        c: coefficients c_0..c_{k-2}. The odds and c are scaled such that c_{k-1} = c_k = 1.
     """
     d = tl.zeros_like(v) + 1.0
     e = tl.zeros_like(v)
@@ -569,8 +567,9 @@ def few_labels(label_ptr, share_ptr, even_ptr, row, there, M: tl.constexpr, EVEN
 
     Returns:
         (known, has_mass, labels, shares). ``known`` tells whether all labels of a row are in range. ``has_mass`` tells
-        whether the row has mass, or a label out of range. ``labels`` is a tuple: -1 (unused), then the M labels.
-        ``shares`` is a tuple: the masses of the M labels, then the additional mass of every class.
+        whether the row has mass. Rows with a label out of range count as rows with mass, because their loss is NaN
+        instead of 0. ``labels`` is a tuple: -1 (unused), then the M labels. ``shares`` is a tuple: the masses of the M
+        labels, then the additional mass of every class.
     """
     known = there
     labels = (row.to(tl.int32) * 0 - 1,)  # -1: no class

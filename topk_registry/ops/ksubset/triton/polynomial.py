@@ -29,11 +29,8 @@ def least_rest(x, mass, lane, k: tl.constexpr):
 
     To prevent overflow of products of odds, the kernels divide all odds by about this number.
 
-    Args:
-        x: vector of the logarithms of the largest odds in descending order, followed by -inf.
-        mass: sum of all other odds.
-        lane: indices 0, 1, 2, ... of the entries of x.
-        k: number of classes in the operator's random sets.
+    x contains the logarithms of the largest odds in descending order, followed by -inf. ``mass`` is the sum of all
+    other odds. ``lane`` contains the indices 0, 1, 2, ... of x.
     """
     R = mass + tl.cumsum(tl.exp(tl.minimum(x, CAP)), 0, reverse=True)
     return tl.min(tl.where(lane < k, R / (k - lane), float("inf")), 0)

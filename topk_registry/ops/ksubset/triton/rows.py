@@ -19,9 +19,9 @@ def flat_rows(sums, usable, k: tl.constexpr):
     In a flat row, the polynomial of all classes is computed from power sums of the odds w = exp((s - max s) / theta).
 
     Args:
-        sums: k tiles [R, N]. The sum of tile j - 1 over a row is the sum of w^j over all classes of the row.
+        sums: k arrays [R, N] for R rows. Row r of array j - 1 adds up to the sum of w^j over all classes of row r.
         usable: False for rows that must not count as flat [R].
-        k: number of classes in the operator's random sets.
+        k: as in top-k.
 
     Returns:
         (flat, base, c). ``flat`` [R] tells which rows are flat. ``base`` [R] is k / sum(w) for flat rows, else 1. c
