@@ -23,8 +23,7 @@ def same_run(one, other):
         assert a["python"] == b["python"]
         assert torch.equal(a["torch"], b["torch"])
         assert torch.equal(a["numpy"][1], b["numpy"][1])
-    histories = [saved["task_state"]["progress"]["history"] for saved in (one, other)]
-    assert histories[0] == histories[1]
+    assert one["task_state"]["progress"] == other["task_state"]["progress"]
 
 
 class Stops:
@@ -92,6 +91,20 @@ def test_resume_of_timms_checkpoint_says_what_it_restored(train, tmp_path):
     assert run.status == 0, run.err
     assert "not the random state" in run.out
     assert len(run.summary) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"), [("other", ()), ("run", ("--model-ema",)), ("run", ("--eval-metric", "macro-top5"))]
+)
+def test_the_best_epoch_is_best_by_this_metric_in_this_folder(train, name, flags):
+    first = train("--epochs", "1")
+    saved = first.checkpoint()
+    saved["task_state"]["progress"]["best"] = saved["metric"] = 101.0
+    torch.save(saved, changed := first.folder / "changed.pth.tar")
+    run = train("--epochs", "2", *flags, "--resume", changed, name=name)
+    assert run.checkpoint()["task_state"]["progress"]["best_epoch"] == 1, run.err
+    assert run.checkpoint("model_best.pth.tar")["epoch"] == 1
+    assert "nan" not in run.out
 
 
 def test_half_a_file_is_never_a_checkpoint(train, tmp_path, monkeypatch):

@@ -60,6 +60,7 @@ class Progress:
         best: best value of the metric that selects checkpoints, or None before the first evaluation.
         best_epoch: index of the best epoch, counted from 0.
         stale: number of evaluations since the best evaluation.
+        metric: name of the metric that selects checkpoints.
     """
 
     epoch: int = 0
@@ -67,6 +68,7 @@ class Progress:
     best: float | None = None
     best_epoch: int | None = None
     stale: int = 0
+    metric: str = ""
 
     def close(self, row: Row, value: float | None, decreasing: bool) -> None:
         """Append the metrics ``row`` of a completed epoch to the history, and update the best epoch.

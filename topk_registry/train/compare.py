@@ -214,7 +214,7 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         dataset = _aligned(_images(args, first), model, name)
         about += [] if scores else list(getattr(dataset, "notes", ()))
         batches: list[tuple[Floats, Integers]] = []
-        model.run(dataset, lambda x, y, batches=batches: batches.append((_array(x), _array(y))))
+        model.run(dataset, lambda x, y, batches=batches: batches.append((x.cpu().numpy(), y.cpu().numpy())))
         logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
         if bad := int((~np.isfinite(logits).all(1)).sum()):
             raise ValueError(f"{name} has scores that are not finite for {bad} of {len(labels)} images")
@@ -231,10 +231,6 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
             raise ValueError(f"{names[0]} and {name} read different images or labels")
         scores.append(logits[:, columns])
     return names, scores, first_labels, about
-
-
-def _array(values: Any) -> NDArray[Any]:
-    return values.detach().cpu().numpy() if hasattr(values, "detach") else np.asarray(values)
 
 
 def _names(model: Any, logits: NDArray[Any]) -> list[str]:

@@ -153,11 +153,7 @@ class TrainConfig:
         "", "class weights of the loss: inv_freq or effective_num, a file, or numbers joined by commas", metavar="HOW"
     )
     normalize_classifier: float | None = _LOSS(
-        None,
-        "replace the classifier with a cosine classifier of this scale",
-        metavar="SCALE",
-        within="(0, inf)",
-        const=1.0,
+        None, "use a cosine classifier of this scale", metavar="SCALE", within="(0, inf)", const=1.0
     )
     learn_scale: bool = _LOSS(False, "train the scale of the cosine classifier")
 

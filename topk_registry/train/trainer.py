@@ -247,6 +247,11 @@ def open_folder(run: Run) -> None:
         dist.broadcast_object_list(names, src=0)
     folder = run.folder = names[0]
     assert folder is not None
+    progress, source = run.progress, Path(config.resume).parent if config.resume not in ("", "auto") else folder
+    continues = progress.metric in ("", run.metric) and source.resolve() == folder.resolve()
+    if not continues:  # the best epoch was best by another metric, or its checkpoint is in another folder
+        progress.best, progress.best_epoch, progress.stale = None, None, 0
+    progress.metric = run.metric
     if not run.compute.primary:
         return
     run.report.folder = folder
@@ -273,7 +278,7 @@ def open_folder(run: Run) -> None:
         max_history=config.checkpoint_hist,
         task=run.task,
     )
-    if run.progress.epoch and (folder / LAST).exists():
+    if continues and progress.epoch and (folder / LAST).exists():
         run.saver.load_state_dict_from_checkpoint(str(folder / LAST))
     run.report.open_loggers(config.log, settings, run.progress.epoch * run.updates_per_epoch)
 
@@ -404,10 +409,9 @@ def _fail(message: str, status: int) -> int:
 def _interrupted(run: Run) -> Interrupted:
     error = Interrupted(run.stop.signum or 15)
     kept = f"epoch {run.progress.epoch} is saved" if run.progress.epoch else "no epoch is complete"
-    command = (
-        "" if run.folder is None or run.own_parts else f"; continue with\n  {checkpoint.continue_command(run.folder)}"
-    )
-    error.args = (f"stopped by signal {error.signum}: {kept}{command}",)
+    if run.folder is not None and not run.own_parts:
+        kept += f"; continue with\n  {checkpoint.continue_command(run.folder)}"
+    error.args = (f"stopped by signal {error.signum}: {kept}",)
     return error
 
 
