@@ -13,6 +13,8 @@ from itertools import accumulate, combinations, pairwise
 from math import fsum
 
 import numpy as np
+import torch
+from torch import Tensor
 
 EXACT = Context(prec=60, Emax=MAX_EMAX, Emin=MIN_EMIN)
 FAR = Decimal(10) ** 15
@@ -27,7 +29,7 @@ def subset_log_odds(x: Sequence[float], k: int) -> list[float]:
     return [float(np.log(fsum(weights[held])) - np.log(fsum(weights[~held]))) for held in holds.T]
 
 
-def mp_log_odds(x: Sequence[float], k: int) -> list[float]:
+def mp_log_odds(x: Sequence[float | Decimal], k: int) -> list[float]:
     """Log-odds l_i = log(e_i sigma_{k-1}(e without i) / sigma_k(e without i)), exact before the last rounding."""
     with localcontext(EXACT):
         return [float(odds.ln()) for odds in _odds([Decimal(v) for v in x], k)]
@@ -54,6 +56,16 @@ def mp_smooth_svm(s: Sequence[float], y: int, k: int, tau: float, alpha: float =
         gradient = [float(g * w * (d1 / c[k] - d2 / c[k - 1])) for w, (d1, d2) in zip(e, without, strict=True)]
         gradient.insert(y, float(-g))
         return float(Decimal(tau) * (max(z, Decimal(0)) + (1 + fading).ln())), gradient
+
+
+def smooth_svm_over_masses(s: Tensor, q: Tensor, k: int, tau: float, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums [B] of the losses of rows s [B, n] at all classes, times the masses q [B, n], and gradients [B, n]."""
+    losses, gradients = torch.zeros(len(s), dtype=torch.float64), torch.zeros(s.shape, dtype=torch.float64)
+    for i, y in q.nonzero().tolist():
+        loss, gradient = mp_smooth_svm(s[i].tolist(), y, k, tau, float(alpha[y] if alpha.ndim else alpha))
+        losses[i] += float(q[i, y]) * loss
+        gradients[i] += float(q[i, y]) * torch.tensor(gradient, dtype=torch.float64)
+    return losses, gradients
 
 
 def _odds(x: list[Decimal], k: int) -> list[Decimal]:

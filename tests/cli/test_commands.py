@@ -1,11 +1,9 @@
 """Commands come in by entry points, and a plug-in's is listed and run as our own are."""
 
-import argparse
 import sys
 
 import pytest
 
-from topk_registry.cli import ArgumentParser
 from topk_registry.cli import main as cli
 from topk_registry.cli.commands import CORE, commands
 
@@ -105,41 +103,6 @@ def test_a_usage_error_is_one_line_that_points_to_help(name, capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert f"{name} --help" in error
-
-
-def flags_of(name: str, monkeypatch: pytest.MonkeyPatch) -> list[argparse.Action]:
-    """The flags of a command, and its other arguments."""
-    seen = []
-
-    def stop(parser, *_):
-        seen.extend(parser._actions)
-        raise SystemExit
-
-    monkeypatch.setattr(ArgumentParser, "parse_args", stop)
-    with pytest.raises(SystemExit):
-        cli.main([name])
-    return seen
-
-
-@pytest.mark.parametrize("name", [name for name in OURS if name in CORE])
-def test_every_flag_has_a_help_that_stands_by_itself(name, monkeypatch):
-    seen = flags_of(name, monkeypatch)
-    of_another = ("its ", "their ", "those ", "of ", "(", "default", "as in timm")
-    assert not [action.dest for action in seen if not action.help or action.help.startswith(of_another)]
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in OURS if name in CORE and name not in ("train", "validate")]
-)  # whose settings have ranges, see flags.py
-def test_every_number_that_a_flag_takes_has_a_range(name, monkeypatch):
-    seen = flags_of(name, monkeypatch)
-    assert not [action.dest for action in seen if action.type in (int, float) and not action.choices]
-
-
-@pytest.mark.parametrize("name", OURS)
-def test_flags_and_help_stay_within_two_screens(name, monkeypatch):
-    seen = flags_of(name, monkeypatch)
-    assert len([action for action in seen if action.option_strings]) <= (110 if name == "train" else 25)
 
 
 @pytest.mark.parametrize("flag", ["--exlude", "--excl"])  # misspelt, and a part of the flag

@@ -3,7 +3,7 @@
 import pytest
 
 from topk_registry.cli import ArgumentParser
-from topk_registry.cli.commands import commands
+from topk_registry.cli.commands import CORE, commands
 from topk_registry.train import config
 
 COMMANDS = [name for name in commands.names("topk-registry:*") if name != "run"]
@@ -11,22 +11,39 @@ NUMBERS = ("int", "float", "integer", "number")
 MAY_BE_NEGATIVE = {"--mean"}
 
 
-class ParserFoundError(Exception):
-    pass
-
-
 def parser_of(command, monkeypatch):
     found = []
 
-    def stop(parser, args=None, namespace=None):
+    def stop(parser, *_):
         found.append(parser)
-        raise ParserFoundError
+        raise SystemExit
 
     with monkeypatch.context() as patch:
         patch.setattr(ArgumentParser, "parse_args", stop)
-        with pytest.raises(ParserFoundError):
+        with pytest.raises(SystemExit):
             commands.builder(command)([])
     return found[0]
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name in CORE])
+def test_every_flag_has_a_help_that_stands_by_itself(name, monkeypatch):
+    of_another = ("its ", "their ", "those ", "of ", "(", "default", "as in timm")
+    actions = parser_of(name, monkeypatch)._actions
+    assert not [action.dest for action in actions if not action.help or action.help.startswith(of_another)]
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in COMMANDS if name in CORE and name not in ("train", "validate")]
+)  # whose settings have ranges, see flags.py
+def test_every_number_that_a_flag_takes_has_a_range(name, monkeypatch):
+    actions = parser_of(name, monkeypatch)._actions
+    assert not [action.dest for action in actions if action.type in (int, float) and not action.choices]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_flags_and_help_stay_within_two_screens(name, monkeypatch):
+    flags = [action for action in parser_of(name, monkeypatch)._actions if action.option_strings]
+    assert len(flags) <= (110 if name == "train" else 25)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -82,7 +83,7 @@ def test_class_lists_and_alpha(port, predictor):
 def test_requests_of_different_alpha_and_lists_share_the_model(port, predictor):
     """Batches mix requests; each gets its own level and its own class list."""
     rng = np.random.default_rng(0)
-    wanted, wrong = [], []
+    wanted = []
     for i in range(48):
         image, alpha = png(rng.integers(0, 256, 3)), (0.01, 0.1, 0.4)[i % 3]
         names = ["red", "blue", NAMES[i % 8]] if i % 2 else None
@@ -92,15 +93,10 @@ def test_requests_of_different_alpha_and_lists_share_the_model(port, predictor):
         fields = {"alpha": str(alpha)} | ({"allow": "\n".join(names)} if names else {})
         body, kind = form([image], **fields)
         answer = first(predict(port, body, kind=kind)[1])
-        if [entry["index"] for entry in answer["set"]] != [entry.index for entry in expected.set]:
-            wrong.append(answer)
+        assert [entry["index"] for entry in answer["set"]] == [entry.index for entry in expected.set]
 
-    threads = [threading.Thread(target=ask, args=each) for each in wanted]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert wrong == []
+    with ThreadPoolExecutor(len(wanted)) as clients:
+        list(clients.map(ask, *zip(*wanted, strict=True)))  # which raises what one of them raised
 
 
 def test_health_page_metrics_and_model(port, set_file):
@@ -280,10 +276,8 @@ class Gate:
 def test_a_full_queue_is_503_and_health_stays_200(predictor):
     gate = Gate(predictor)
     with served(gate, queue=4, images=4, batch=2) as port:
-        answers = []
-        threads = [threading.Thread(target=lambda: answers.append(predict(port, PIXEL))) for _ in range(4)]
-        for thread in threads:
-            thread.start()
+        clients = ThreadPoolExecutor(4)
+        answers = [clients.submit(predict, port, PIXEL) for _ in range(4)]
         wait_until(lambda: "topk_images_in_progress 4" in request(port, "GET", "/metrics")[1])
         status, answer, headers = request(port, "POST", "/predict", PIXEL, {"Content-Type": "image/png"})
         assert status == 503
@@ -291,9 +285,8 @@ def test_a_full_queue_is_503_and_health_stays_200(predictor):
         assert headers["retry-after"] == "1"
         assert request(port, "GET", "/healthz")[0] == 200
         gate.open.set()
-        for thread in threads:
-            thread.join(PATIENCE)
-        assert [(status, name_of(answer)) for status, answer in answers] == [(200, "red")] * 4
+        found = [answer.result(PATIENCE) for answer in answers]
+        assert [(status, name_of(answer)) for status, answer in found] == [(200, "red")] * 4
         wait_until(lambda: "topk_images_in_progress 0" in request(port, "GET", "/metrics")[1])
 
 

@@ -107,8 +107,7 @@ def test_half_precision_is_computed_in_float32(dtype, kind):
     wanted = value_and_gradient(CrossEntropy(), logits.to(inside), target)
     assert value.dtype == inside
     assert gradient.dtype == dtype
-    torch.testing.assert_close(value, wanted[0], rtol=0, atol=0)
-    torch.testing.assert_close(gradient, wanted[1].to(dtype), rtol=0, atol=0)
+    torch.testing.assert_close((value, gradient), (wanted[0], wanted[1].to(dtype)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -136,8 +135,7 @@ def test_ignored_rows_cost_nothing_whatever_their_scores(broken, smoothing):
     logits[1] = broken
     logits[4, 3] = broken
     value, gradient = value_and_gradient(loss, logits, target)
-    torch.testing.assert_close(value, wanted[0])
-    torch.testing.assert_close(gradient, wanted[1])
+    torch.testing.assert_close((value, gradient), wanted)
     assert not gradient[target == -100].any()
 
 

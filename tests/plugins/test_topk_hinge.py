@@ -80,31 +80,21 @@ def test_every_path_is_the_formula(loss, n, k, kind):
 
 
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("loss", [TopKSVM, TopKHinge, TopKHingeCalibrated])
-def test_of_tied_rivals_one_alone_is_pushed(loss, dense):
-    """All rivals tie with the label: of the n - 1 at the threshold exactly one takes the gradient."""
+@pytest.mark.parametrize("loss", LOSSES)
+def test_of_tied_rivals_one_alone_is_pushed_and_k_by_the_convex_hinge(loss, dense):
+    """All rivals tie with the label: of the n - 1 at the threshold exactly one takes the gradient, or k a part each."""
+    size = 1 / 3 if loss is TopKSVM else 1.0
+    shares = [1 / 3, 1 / 3, 1 / 3, 0, 0] if loss is TopKHingeConvex else [size, 0, 0, 0, 0]
     for label in range(6):
         logits = scores("flat", 6)[:1].requires_grad_()
         target = torch.eye(6, dtype=torch.float64)[[label]] if dense else torch.tensor([label])
         (gradient,) = torch.autograd.grad(build(loss, 3)(logits, target), logits)
-        size = 1 / 3 if loss is TopKSVM else 1.0
         pushed = gradient[0, torch.arange(6) != label].sort(descending=True).values
         if gradient.any():  # the calibrated hinge may choose the label as its own threshold
             torch.testing.assert_close(gradient[0, label].item(), -size)
-            assert pushed.tolist() == pytest.approx([size, 0, 0, 0, 0])
+            assert pushed.tolist() == pytest.approx(shares)
         else:
             assert loss is TopKHingeCalibrated
-
-
-@pytest.mark.parametrize("dense", [False, True])
-def test_of_tied_rivals_k_are_pushed_by_the_convex_hinge(dense):
-    for label in range(6):
-        logits = scores("flat", 6)[:1].requires_grad_()
-        target = torch.eye(6, dtype=torch.float64)[[label]] if dense else torch.tensor([label])
-        (gradient,) = torch.autograd.grad(TopKHingeConvex(3)(logits, target), logits)
-        assert gradient[0, label].item() == pytest.approx(-1)
-        rest = gradient[0, torch.arange(6) != label].sort(descending=True).values
-        assert rest.tolist() == pytest.approx([1 / 3, 1 / 3, 1 / 3, 0, 0])
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -1,4 +1,8 @@
-"""Characters from fonts: splits by family, a common baseline, fonts that lack characters are left out."""
+"""Characters from fonts: splits by family, a common baseline, fonts that lack characters, and the page of results."""
+
+import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -76,3 +80,35 @@ def test_errors_name_what_is_wrong(fonts, tmp_path):
         Glyphs("tests", root=fonts)
     with pytest.raises(ValueError, match="fonts"):
         Glyphs("train", root=tmp_path)
+
+
+TUNED = "smooth_topk_svm, k=5, tuned"
+PAGE = {  # row of docs/reference/results.md: loss in glyphs.json, metric, number of families
+    "Top-5: cross-entropy with label smoothing 0.1": ("ce, label_smoothing=0.1", "test_top5", 60),
+    "Top-5: `smooth_topk_svm` with the default tau, 0.1": ("smooth_topk_svm, k=5, tau=0.1", "test_top5", 60),
+    "Top-5: `smooth_topk_svm` with tuned tau": (TUNED, "test_top5", 60),
+    "Top-1: `smooth_topk_svm` with tuned tau": (TUNED, "test_top1", 60),
+    "Top-5: cross-entropy with 120 steps instead of 240": ("ce, 120 steps", "test_top5", 60),
+    "Top-5: `generalised_cross_entropy` with q = 0.3": ("generalised_cross_entropy, q=0.3", "test_top5", 60),
+    "Top-5 with 20 families: `smooth_topk_svm` with tuned tau": (TUNED, "test_top5", 20),
+    "Top-5 with 150 families: `smooth_topk_svm` with tuned tau": (TUNED, "test_top5", 150),
+    "Top-5: `smooth_topk_svm` with k = 2": ("smooth_topk_svm, k=2, tuned", "test_top5", 60),
+    "Top-5: `smooth_topk_svm` with k = 3": ("smooth_topk_svm, k=3, tuned", "test_top5", 60),
+    "Top-5: `topk_nll`": ("topk_nll, k=5", "test_top5", 60),
+    "Top-5: `noised_topk`": ("noised_topk, k=5", "test_top5", 60),
+    "Top-1: `noised_topk`": ("noised_topk, k=5", "test_top1", 60),
+    "Top-5: `focal`": ("focal", "test_top5", 60),
+    "Top-1: `generalised_cross_entropy` with q = 0.3": ("generalised_cross_entropy, q=0.3", "test_top1", 60),
+}
+
+
+@pytest.mark.parametrize("row", PAGE)
+def test_the_results_page_states_the_stored_results(row):
+    docs, (loss, metric, families) = Path(__file__).parents[2] / "docs", PAGE[row]
+    stored = json.loads((docs / "results" / "glyphs.json").read_text())["rows"]
+    cells = re.search(rf"^\| {re.escape(row)} \|(.*)\|$", (docs / "reference" / "results.md").read_text(), re.M)[1]
+    for noise, cell in zip(("confusion", "clean", "uniform"), cells.split("|"), strict=True):
+        name = loss.replace("tuned", "tau=1" if noise == "uniform" else "tau=0.1")
+        (result,) = (r for r in stored if (r["families"], r["noise"], r["loss"]) == (families, noise, name))
+        stated = [float(number) for number in re.findall(r"[-+]?\d+\.\d", cell)[:2]]
+        assert stated == pytest.approx(result[metric]["minus ce"], abs=0.0501)

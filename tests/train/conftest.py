@@ -36,7 +36,7 @@ class Finished:
             return list(csv.DictReader(file))
 
     def checkpoint(self, name="last.pth.tar"):
-        return checkpoint.load_checkpoint_metadata(str(self.folder / name))
+        return checkpoint.read_checkpoint(self.folder / name)
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ import torch
 
 from topk_registry.train import TrainConfig, TrainError, checkpoint
 from topk_registry.train.checkpoint import LAST, Saver
-from topk_registry.train.config import flag_of
 
 FOUR = ("--epochs", "4", "--loss", "noised_topk", "--drop", "0.2", "--reprob", "0.3")
 
@@ -73,17 +72,22 @@ def test_resume_auto_refuses_other_settings(train):
     assert "lr: 0.01 -> 0.5" in run.err
 
 
-def test_resume_of_another_model(train, tmp_path):
+@pytest.mark.parametrize(
+    ("flags", "words"), [(("--model-kwargs", "width=8"), "topk_convnet"), (("--opt", "sgd"), "optimizer 'adamw'")]
+)
+def test_resume_of_another_model_or_optimizer(train, tmp_path, flags, words):
     train("--epochs", "1")
-    run = train("--model-kwargs", "width=8", "--resume", tmp_path / "run" / LAST, name="other")
+    run = train(*flags, "--resume", tmp_path / "run" / LAST, name="other")
     assert run.status == 2
-    assert "topk_convnet" in run.err
+    assert words in run.err
 
 
 def test_resume_of_timms_checkpoint_says_what_it_restored(train, tmp_path):
     saved = train("--epochs", "1").checkpoint()
-    del saved["task_state"]
+    del saved["task_state"], saved["args"]
     torch.save(saved, tmp_path / "timms.pth.tar")
+    run = train("--resume", tmp_path / "timms.pth.tar", "--opt", "sgd", name="other")
+    assert (run.status, "has another optimizer" in run.err) == (2, True), run.err
     run = train("--resume", tmp_path / "timms.pth.tar", name="other")
     assert run.status == 0, run.err
     assert "not the random state" in run.out
@@ -132,7 +136,7 @@ def test_killed_between_the_steps_of_a_checkpoint(tmp_path, monkeypatch):
 
 
 def test_settings_of_the_continued_run_are_named_right():
-    assert all(hasattr(TrainConfig(), name) for name in checkpoint.FREE), flag_of
+    assert all(hasattr(TrainConfig(), name) for name in checkpoint.FREE)
     with pytest.raises(TrainError, match="folder"):
         checkpoint.resume_path(TrainConfig(resume="."))
 
@@ -195,6 +199,6 @@ def test_two_processes_stop_at_signals_and_resume_alike(start, tmp_path):
     assert status == 0, out
     assert "after epoch 2" in out
     paths = [tmp_path / name / LAST for name in ("whole", "parts")]
-    one, other = (checkpoint.load_checkpoint_metadata(str(path)) for path in paths)
+    one, other = map(checkpoint.read_checkpoint, paths)
     assert len(one["task_state"]["generators"]) == 2
     same_run(one, other)

@@ -60,6 +60,16 @@ def test_errors_are_two_with_a_reason(train, tmp_path, capsys, monkeypatch):
     torch.save(run.checkpoint()["state_dict"], tmp_path / "weights.pth")
     assert validate(tmp_path, tmp_path / "weights.pth")[0] == 2
     assert "--model" in capsys.readouterr().err
+    other = tmp_path / "other.pth"
+    for content, reason in (
+        (b"", "it is empty"),
+        ([1], "it contains a list"),
+        ({"model": "resnet18"}, "it contains a str"),
+        (torch.nn.ReLU(), "it contains a torch.nn.modules.activation.ReLU, which can run code"),
+    ):
+        other.write_bytes(content) if isinstance(content, bytes) else torch.save(content, other)
+        assert validate(tmp_path, other, "--model", "topk_convnet")[0] == 2
+        assert f"{other} is not a checkpoint: {reason}" in capsys.readouterr().err
     monkeypatch.setenv("TOPK_REGISTRY_DISABLE", "onnx")
     (tmp_path / "model.onnx").touch()
     assert validate(tmp_path, tmp_path / "model.onnx")[0] == 2
@@ -102,7 +112,7 @@ def test_a_run_on_batches_of_a_program_names_no_data(tmp_path, capsys):
     assert validate(tmp_path, path, *data)[1]["images"] == 24
 
 
-def test_a_file_in_the_format_of_a_plug_in(tmp_path, monkeypatch):
+def test_a_file_in_the_format_of_a_plug_in(tmp_path, monkeypatch, capsys):
     class Favorites:
         """A model whose file holds the class that it always predicts."""
 
@@ -123,3 +133,6 @@ def test_a_file_in_the_format_of_a_plug_in(tmp_path, monkeypatch):
                                "superclasses=2")  # fmt: skip
     assert (status, metrics["images"], metrics["weights"]) == (0, 40, "FAVORITE")
     assert metrics["top1"] == pytest.approx(25, abs=3)
+    for flags in (("--mean", "0"), ("--multi-crop", "5"), ("--amp",), ("--num-classes", "4"), ("--loss", "focal")):
+        assert validate(tmp_path, file, "--dataset", "topk/hierarchy", *flags)[0] == 2
+        assert f"{flags[0]}: without effect" in capsys.readouterr().err

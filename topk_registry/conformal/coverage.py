@@ -1,7 +1,7 @@
 """Exact confidence intervals for a proportion, such as the share of test samples whose set contains the true class.
 
-The interval ends are quantiles of Beta distributions. For integers a and b, the distribution function of Beta(a, b) is
-a sum of binomial probabilities: P(Beta(a, b) <= x) = P(Binomial(a + b - 1, x) >= a).
+The ends of the interval are quantiles of Beta distributions. A quantile is found by bisection of the distribution
+function. For integers a and b, this function is P(Beta(a, b) <= x) = P(Binomial(a + b - 1, x) >= a).
 """
 
 import math

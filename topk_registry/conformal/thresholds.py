@@ -46,10 +46,10 @@ def threshold(scores: np.ndarray, alpha: float) -> float:
 def threshold_table(
     scores: np.ndarray, labels: np.ndarray, n: int, *, rule: str = "marginal", levels: Sequence[float] = LEVELS
 ) -> np.ndarray:
-    """Return the thresholds for several miscoverage levels, with one row per level: [G, 1] or [G, n].
+    """Return the thresholds of prediction sets, with one row per miscoverage level: [G, 1] or [G, n].
 
-    The threshold for a level alpha is infinite if it is computed from fewer than ceil(1 / alpha) - 1 scores. A class
-    with an infinite threshold is in every prediction set.
+    A set contains each class whose nonconformity score is at most the threshold. The score is high if the class fits
+    the sample badly. From fewer than ceil(1 / alpha) - 1 scores, the threshold for a level alpha is infinite.
 
     Args:
         scores: nonconformity score of each calibration sample at its label: [N].

@@ -33,10 +33,10 @@ class Agreement:
 def agreement(predicted: NDArray[np.integer], labels: NDArray[np.integer], classes: Sequence[str]) -> Agreement:
     """Compare the predicted class of each image with the label of the image.
 
-    A class is confused if it has at least 3 images and one wrong class is predicted for more than half of these images.
-    The labels look wrong if the accuracy is close to the accuracy of random guesses. The labels also look wrong if two
-    or more classes are confused with a class that is confused too. For example, most cats are predicted as dogs, and
-    most dogs as cats. Then the folders of cats and dogs probably have exchanged names.
+    Class c is confused with class d if c has at least 3 images, and d is predicted for more than half of these images.
+    The labels look wrong if the accuracy is close to the accuracy of random guesses. The labels also look wrong if at
+    least two classes are each confused with a class that is itself confused. For example, cats are confused with dogs,
+    and dogs with cats. Then the folders of cats and dogs probably have exchanged names.
 
     Args:
         predicted: class indices that a model predicts: [N].

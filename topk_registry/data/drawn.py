@@ -45,7 +45,7 @@ def only_converts(transform: Any, size: tuple[int, ...]) -> bool:
 def split_and_size(split: str, size: int | None, eval_size: int | None) -> tuple[str, int]:
     """Return the canonical name of a split, such as ``"validation"`` for ``"val"``, and the number of its samples.
 
-    ``"train"`` has ``size`` samples (default 5000). Other splits have ``eval_size`` (default: ``size``, else 2000).
+    ``"train"`` has ``size`` samples (default 5000). Other splits have ``eval_size``, else ``size``, else 2000.
     """
     split = "train" if split in TRAINING else "validation" if split in EVALUATION else split
     if split not in SPLITS:

@@ -29,8 +29,8 @@ class Hierarchy(DrawnImages):
 
     Args:
         split: ``"train"``, ``"validation"`` or ``"test"``.
-        size: number of images of the split. Default: 5000 for ``"train"``, 2000 for the other splits.
-        eval_size: number of images of the validation split and of the test split. Default: ``size``.
+        size: number of images of the training split. Default: 5000.
+        eval_size: number of images of the validation or test split. Default: ``size`` if given, else 2000.
         seed: seed of all random numbers.
         superclasses: number of superclasses.
         fine: number of classes per superclass.

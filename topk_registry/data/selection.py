@@ -98,7 +98,7 @@ def with_label_noise(dataset: Any, share: float, *, kind: str = "", seed: int = 
     """Replace the labels of random samples, and return the data set with the new labels.
 
     Args:
-        dataset: data set with one label per image. If classes form groups, ``superclasses[c]`` is the group of class c.
+        dataset: data set with one label per image. ``dataset.superclasses``, if any, has the group of each class.
         share: number from 0 to 1. With the kind ``"family"``, each label is replaced with this probability. With
             ``"uniform"``, exactly this fraction of the labels is replaced (up to rounding).
         kind: With ``"family"``, the new label is drawn uniformly from the classes of the same group, so the new label

@@ -115,7 +115,7 @@ class ClassificationLoss(Adjustable):
 
     @property
     def class_weight(self) -> Tensor | None:
-        """Class weights [n] in the current epoch, or None if all classes have weight 1."""
+        """Class weights [n], or None if all classes have weight 1. A subclass may change the weights per epoch."""
         return self._buffers["weight"]  # much faster than self.weight
 
     @property

@@ -1,4 +1,4 @@
-"""Calibration error of top-k marginals: the difference between predicted probabilities and observed frequencies."""
+"""Calibration error of top-k marginals: predicted probabilities that a class is among the k right answers."""
 
 import torch
 from torch import Tensor
@@ -20,8 +20,8 @@ class MarginalCalibration(StreamingMetric):
 
     If the target is [B, n] with zeros and ones, S(x) contains the classes with 1. If the target is [B], each sample has
     only one label y. The metric treats y as a random class of S(x), and replaces 1[i in S(x)] by k 1[i = y], because
-    both have the same mean. So marginals pi_i(x) = k P(y = i | x) are calibrated. If P(y = i | x) is above 1 / k, no
-    model can predict this marginal, because a marginal is at most 1.
+    both have the same mean. Then the marginals pi_i(x) = k P(y = i | x) are calibrated. If P(y = i | x) is
+    above 1 / k, no model can predict k P(y = i | x), because a marginal is at most 1.
 
     For a reliability diagram, ``metric.sums`` has three tensors with one number per bin: ``entries`` is the number of
     pairs, ``predicted`` the sum of their marginals, and ``observed`` the sum of 1[i in S(x)].
@@ -30,7 +30,7 @@ class MarginalCalibration(StreamingMetric):
         k: number of classes in the set.
         bins: number of bins of equal width in [0, 1].
         ignore_index: a sample with this label does not count.
-        device: as in :class:`TopKAccuracy`.
+        device: initial device of the sums (with NCCL, the rank's GPU). An update moves them to the marginals' device.
 
     Example:
         >>> metric = MarginalCalibration(k=2)

@@ -34,7 +34,7 @@ class LabelSetMetrics(StreamingMetric):
         num_classes: number of classes n.
         k: one k, or several, for top-k recall.
         threshold: smallest probability with which a class is predicted.
-        device: as in :class:`TopKAccuracy`.
+        device: initial device of the sums (with NCCL, the rank's GPU). An update moves them to the logits' device.
 
     Example:
         >>> metric = LabelSetMetrics(3, k=1)

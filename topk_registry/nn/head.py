@@ -1,4 +1,4 @@
-"""A module that computes top-k marginals from logits, for predictions and for export."""
+"""A module that computes, for each class, the probability that a random set of k classes contains the class."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -11,7 +11,7 @@ from topk_registry.ops.values import integer, number
 
 
 class TopKOutput(NamedTuple):
-    """The result of :class:`TopKHead`: logits, top-k marginals, and the k classes with the largest logits."""
+    """The result of :class:`TopKHead`. The marginal of a class is P(class in S) for a random set S of k classes."""
 
     logits: Tensor  # [..., n]: the given logits, but -inf for classes that are not allowed
     marginals: Tensor  # [..., n]: top-k marginals of all classes, as TopKHead defines them

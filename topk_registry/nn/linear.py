@@ -127,11 +127,10 @@ def linear_topk(
 ) -> TopClasses:
     """Return the k classes with the largest logits. The logits are ``F.linear(features, weight, bias)``.
 
-    As in :func:`linear_smooth_topk`, many classes are processed in chunks. The result has the indices, the logits and
-    the top-k marginals of the k classes, each [B, k] in descending order. :class:`TopKHead` defines the marginals.
-
-    The result is not differentiable. For the marginals, logits are divided by ``temperature``. The other arguments are
-    as in :func:`linear_smooth_topk`. With ``process_group``, the result has only the rows of this rank.
+    The result has ``indices``, ``logits`` and ``marginals`` [B, k], in descending order and not differentiable. The
+    marginal of a class is the probability that a random set of k classes contains the class. The probability of a set
+    is proportional to the product of exp(logit / temperature) over the classes in the set. The other arguments are as
+    in :func:`linear_smooth_topk`. With ``process_group``, the result has only the rows of this rank.
 
     Example:
         >>> linear_topk(torch.eye(3), torch.eye(3), None, 1).marginals.T
@@ -351,7 +350,7 @@ class LinearSmoothTopK(nn.Module):
     def topk(self, features: Tensor, *, temperature: float | None = None) -> TopClasses:
         """Return the ``indices``, ``logits`` and ``marginals`` of the k classes with the largest logits: each [B, k].
 
-        :func:`linear_topk` defines the marginals. Default of ``temperature``: k * tau, as in the loss.
+        A marginal is P(class in S) for a random set S of k classes. Default of ``temperature``: k * tau of the loss.
         """
         return linear_topk(
             features,

@@ -44,7 +44,7 @@ class Subject:
 
     @classmethod
     def of(cls, loss: object, options: Mapping[str, Any] | None = None, num_classes: int = 16) -> "Subject":
-        """Return the subject for ``loss``, a registered name, factory, module or function ``(logits, target)``."""
+        """Prepare a loss for the checks: a registered name, factory, module or function ``(logits, target)``."""
         if isinstance(loss, str):
             return cls(get_loss_builder(loss), loss, options or {}, num_classes)
         name = getattr(loss, "__name__", None) or type(loss).__name__

@@ -19,23 +19,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from pickle import UnpicklingError
 from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
-import yaml
 from timm.task import ClassificationTask, load_task_ema_checkpoint, resume_task_checkpoint
 from timm.task.classification import MultiLabelClassificationTask
 from timm.utils import CheckpointSaver
-from timm.utils.checkpoint_saver import load_checkpoint_metadata
 from torch import distributed as dist
 from torch import nn
 
 from topk_registry.train.config import TrainConfig
 from topk_registry.train.data import SIGNALS
 from topk_registry.train.errors import SaveError, TrainError
+from topk_registry.train.model import read_checkpoint
 
 LAST = "last.pth.tar"
 OUTPUT = "output/train"
@@ -196,8 +194,11 @@ def resume(
     the loss is not restored. Another version of the loss is the same loss, if it has the same options or more. The
     trainer later calls :func:`restore_generators`. ``rank`` is the index of this process among ``world`` processes.
     """
+    options = {*optimizer.defaults}  # before loading, which may add names
     try:
         epoch = resume_task_checkpoint(task, str(path), optimizer=optimizer, loss_scaler=scaler, log_info=False)
+        if any(options - group.keys() for group in optimizer.param_groups):
+            raise ValueError("it has another optimizer")
         if task.has_ema():
             load_task_ema_checkpoint(task, str(path))
         state, record = task.loaded, task.loss_record
@@ -205,8 +206,10 @@ def resume(
         if same := record == saved | {"version": record["version"], "defaults": record["defaults"] | saved["defaults"]}:
             states = state["criterion"]
             task.criterion.load_state_dict(states[rank] if len(states) == world else states[0])
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, TypeError, UnpicklingError) as error:
-        raise TrainError(f"cannot resume from {path}: {_origin(path)}{error}") from error
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
+        name, classes = (settings_in(path).get(key) for key in ("model", "num_classes"))
+        origin = f"it has model {name} with {classes} classes. " if name else ""
+        raise TrainError(f"cannot resume from {path}: {origin}{error}") from error
     if "progress" not in state:
         progress.epoch = epoch or 0
         return [f"restored  weights, optimizer and epoch {progress.epoch} of timm's checkpoint, not the random state"]
@@ -227,11 +230,6 @@ def restore_generators(task: Any, rank: int, world: int) -> None:
     states = task.loaded.get("generators", ())
     if len(states) == world:
         set_generator_states(states[rank])
-
-
-def _origin(path: Path) -> str:
-    saved = settings_in(path)
-    return f"it has model {saved['model']} with {saved.get('num_classes')} classes. " if saved.get("model") else ""
 
 
 def generator_states() -> dict[str, Any]:
@@ -315,11 +313,8 @@ def differences(saved: Mapping[str, Any], config: TrainConfig) -> list[str]:
 
 
 def settings_in(checkpoint: Path) -> dict[str, Any]:
-    """Return the settings that a checkpoint records, or {} if the file has no settings or cannot be read."""
-    try:
-        args = load_checkpoint_metadata(str(checkpoint)).get("args")
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, AttributeError, UnpicklingError):
-        return {}
+    """Return the settings that a checkpoint records, or {}. Raise a TrainError if the file is not a checkpoint."""
+    args = read_checkpoint(checkpoint).get("args")
     return vars(args) if isinstance(args, Namespace) else {}
 
 
@@ -332,10 +327,6 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         half.unlink(missing_ok=True)
         raise SaveError(f"cannot write {path}: {error}") from error
-
-
-def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    write_text(folder / "args.yaml", yaml.safe_dump(dict(settings), default_flow_style=False))
 
 
 def continue_command(folder: Path) -> str:

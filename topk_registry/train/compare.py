@@ -218,7 +218,7 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
         if bad := int((~np.isfinite(logits).all(1)).sum()):
             raise ValueError(f"{name} has scores that are not finite for {bad} of {len(labels)} images")
-        about.append(_describe(name, model))
+        about.append(f"{name}: {model.weights} weights" + f", {model.prepared}" * bool(model.prepared))
         if _other_split(args, first, model.config):
             about.append(f"warning: {name} was trained on another part of the data, perhaps on some of these images")
         if extra := logits.shape[1] - len(_names(model, logits)):
@@ -279,19 +279,9 @@ def _columns(first: Sequence[str], other: Sequence[str], first_name: str, name: 
     from topk_registry.data.folders import class_map
 
     if len(first) != len(other):
-        raise ValueError(
-            f"{first_name} has {len(first)} classes and {name} has {len(other)}: expected the same classes"
-        )
+        raise ValueError(f"{first_name} has {len(first)} classes, but {name} has {len(other)}")
     numbers, _ = class_map(first, other, where=first_name, of=name)
     return np.asarray([numbers[each] for each in first])
-
-
-def _describe(name: str, model: Any) -> str:
-    used = {**model.preprocessing}
-    size = [" x ".join(str(side) for side in used["input_size"][-2:])] if used.get("input_size") else []
-    crop = [f"crop {used['crop_pct']:g}"] if used.get("crop_pct") else []
-    interpolation = [used["interpolation"]] if used.get("interpolation") else []
-    return f"{name}: " + ", ".join([f"{model.weights} weights", *size, *crop, *interpolation])
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
@@ -319,8 +309,6 @@ def _parser() -> ArgumentParser:
     add("--weights", choices=("ema", "model"), default="ema", help="weights to use if there are both (default: ema)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     add("-b", "--batch-size", type=positive, default=256, metavar="N", help="images per batch (default: 256)")
-    add(
-        "-j", "--workers", type=within("[0, inf)", int), default=4, metavar="N", help="data loader workers (default: 4)"
-    )
+    add("-j", "--workers", type=within("[0, inf)", int), default=4, metavar="N", help="loader processes (default: 4)")
     add("--json", metavar="FILE", help="also write the results to a JSON file")
     return parser

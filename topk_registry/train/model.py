@@ -1,11 +1,14 @@
 """Functions that build the model, the optimizer and the learning-rate schedule of a run."""
 
 import os
+import re
+from argparse import Namespace
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from timm import utils
@@ -24,6 +27,7 @@ from topk_registry.train.errors import TrainError
 
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", " bf16")  # in /proc/cpuinfo; " bf16" is for ARM
 LR_BASE_SIZE = 256  # batch size for which --lr-base is the learning rate
+WEIGHTS_ONLY = (".safetensors", ".npz", ".npy")  # files that timm reads without torch.load
 PREPROCESSING = ("input_size", "crop_pct", "mean", "std", "interpolation")
 
 
@@ -127,6 +131,8 @@ def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
     check_model(config.model)
     if config.initial_checkpoint and not os.path.isfile(config.initial_checkpoint):
         raise TrainError(f"--initial-checkpoint {config.initial_checkpoint}: there is no such file")
+    for path in filter(os.path.isfile, (config.initial_checkpoint, config.pretrained_path or "")):
+        read_checkpoint(path)
     overlay = {"file": config.pretrained_path, "num_classes": -1} if config.pretrained_path else None
     try:
         model = create_model(
@@ -209,6 +215,24 @@ def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updat
         return create_scheduler_v2(optimizer, **settings, updates_per_epoch=updates)
     except (TypeError, ValueError, AssertionError) as error:
         raise TrainError(f"cannot create schedule {config.sched!r}: {error}") from error
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Return the content of a checkpoint, or raise a TrainError. A file that has only weights gives {}."""
+    if Path(path).suffix in WEIGHTS_ONLY:
+        return {}
+    try:
+        with torch.serialization.safe_globals([Namespace]):  # timm's class for the settings of a run
+            content = torch.load(path, "cpu", weights_only=True, mmap=is_zipfile(path))
+        weights = content.get("state_dict", content.get("model", content)) if isinstance(content, dict) else content
+        if isinstance(weights, dict):
+            return content
+        problem = f"it contains a {type(weights).__name__} instead of weights"
+    except Exception as error:  # torch.load raises errors of many classes if another program wrote the file
+        unsafe = re.search(r"Unsupported global: GLOBAL (\S+)", f"{error}")
+        reason = f"{type(error).__name__}: {error}".split(". ")[0]
+        problem = f"it contains a {unsafe[1]}, which can run code" if unsafe else f"torch.load fails with {reason}"
+    raise TrainError(f"{path} is not a checkpoint: {problem if os.path.getsize(path) else 'it is empty'}")
 
 
 def load_weights(model: nn.Module, path: str, ema: bool = True) -> None:

@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import yaml
 from timm import utils
 from timm.models import safe_model_name
 from torch import distributed as dist
@@ -20,7 +21,7 @@ from topk_registry.data.folders import listed
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.train import checkpoint, data, model
 from topk_registry.train.checkpoint import LAST, OUTPUT, Row, Saver
-from topk_registry.train.config import MULTILABEL, WEIGHT_METHODS, TrainConfig, flag_of
+from topk_registry.train.config import MULTILABEL, WEIGHT_METHODS, TrainConfig
 from topk_registry.train.data import Data, TrainLoader
 from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.evaluation import evaluate, readable
@@ -221,7 +222,7 @@ def _resume_and_wrap(run: Run, resume: Path | None) -> None:
     if config.model_ema:
         task.setup_ema(decay=config.model_ema_decay, use_warmup=config.model_ema_warmup)
     if resume is not None:
-        _check_same_classes(run, resume)
+        _check_same_run(run, resume)
         parts: dict[str, Any] = {"optimizer": run.optimizer, "scaler": compute.scaler, "scheduler": run.scheduler}
         notes = checkpoint.resume(task, resume, run.progress, **parts, rank=compute.rank, world=compute.world_size)
         run.report.say("\n".join(notes))
@@ -258,7 +259,7 @@ def open_folder(run: Run) -> None:
             path.unlink()
     except OSError as error:
         raise TrainError(f"cannot open the folder {folder}: {error}") from error
-    checkpoint.write_settings(folder, settings)
+    checkpoint.write_text(folder / "args.yaml", yaml.safe_dump(settings, default_flow_style=False))
     if run.data.class_names:
         checkpoint.write_text(folder / "classes.txt", "".join(f"{name}\n" for name in run.data.class_names))
     run.saver = Saver(
@@ -449,13 +450,14 @@ def _resolve_classes(config: TrainConfig, network: Any, opened: Data) -> int:
 
 def _check_metric(config: TrainConfig, opened: Data) -> None:
     if config.metric.startswith(("many", "medium", "few")) and opened.counts is None:
-        raise TrainError(
-            f"{flag_of('eval_metric')} {config.eval_metric} needs class counts, which are unknown for this data"
-        )
+        raise TrainError(f"--eval-metric {config.eval_metric} needs class counts, which are unknown for this data")
 
 
-def _check_same_classes(run: Run, path: Path) -> None:
-    before, now = checkpoint.settings_in(path).get("class_names"), run.data.class_names
+def _check_same_run(run: Run, path: Path) -> None:
+    saved = checkpoint.settings_in(path)
+    if (opt := saved.get("opt", run.config.opt)) != run.config.opt:
+        raise TrainError(f"cannot resume from {path}: it has optimizer {opt!r}, not --opt {run.config.opt}")
+    before, now = saved.get("class_names"), run.data.class_names
     if before and now and before != now:
         gone, new = [name for name in before if name not in now], [name for name in now if name not in before]
         raise TrainError(

@@ -11,12 +11,11 @@ from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
-from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, TrainConfig, clean_settings
+from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, TrainConfig, clean_settings, flag_of
 from topk_registry.train.errors import TrainError
 
-# The flags of timm validate that replace settings of the checkpoint: first the data, then the preprocessing.
-DATA = ("data_dir", "dataset", "dataset_opt", "val_split")
-OVERRIDES = ("img_size", "crop_pct", "mean", "std", "interpolation")
+DATA = ("data_dir", "dataset", "dataset_opt", "val_split")  # flags that choose the images
+RUNNING = ("path", "weights", "device", "batch_size", "workers", "k", "json")  # all flags that replace no setting
 
 
 @dataclass
@@ -48,6 +47,13 @@ class Evaluated:
     loader: Callable[[Any], Any] | None = None
     model: Any = None
 
+    @property
+    def prepared(self) -> str:
+        """The preprocessing as text, such as "224x224, crop 0.9, bicubic". Empty for an ONNX file."""
+        if not (used := self.preprocessing):
+            return ""
+        return f"{'x'.join(map(str, used['input_size'][1:]))}, crop {used['crop_pct']:g}, {used['interpolation']}"
+
 
 def open_model(
     path: str | Path,
@@ -64,7 +70,8 @@ def open_model(
         path: path of the file.
         device, batch_size, workers: as in ``timm train``.
         weights: for a checkpoint, "ema" (the EMA weights, if there are any) or "model" (weights without averaging).
-        settings: settings that replace settings of the training run, such as another ``crop_pct``.
+        settings: settings that replace settings of the training run, such as another ``crop_pct``. A file in a
+            registered format has fixed settings, so only settings of the data are accepted.
 
     Raises:
         TrainError, PluginError: the file cannot be opened, or the reader of its format is disabled or broken.
@@ -73,10 +80,10 @@ def open_model(
     if not path.is_file():
         raise TrainError(f"there is no file {path}")
     if (kind := path.suffix[1:]) and registry.model_files.infos(kind):  # infos: disabled formats too
+        if fixed := [flag_of(name) for name in settings or {} if name not in DATA]:
+            raise TrainError(f"{', '.join(fixed)}: without effect on {path}, which has its own model and preprocessing")
         return _open_file(kind, path, device, batch_size, workers)
-    from timm.utils.checkpoint_saver import load_checkpoint_metadata
-
-    from topk_registry.train import checkpoint, data, evaluation, loss, model
+    from topk_registry.train import checkpoint, data, evaluation, loss, model, trainer
 
     saved = checkpoint.settings_in(path)
     if not saved and "model" not in (settings or {}):
@@ -90,8 +97,7 @@ def open_model(
     compute = model.Compute.set_up(config)
     network = model.build_model(config, config.num_classes)
     model.load_weights(network, str(path), ema=weights == "ema")
-    known: Any = config.num_classes or network.num_classes
-    n = int(known)
+    n: Any = config.num_classes or network.num_classes
     preprocessing = model.preprocessing_of(config, network)
     config = config.replace(num_classes=n, **preprocessing)
     network = model.place_model(config, network, compute)
@@ -102,9 +108,7 @@ def open_model(
             counts = [1] * n if spec.needs_class_counts else None
             criterion = loss.build_loss(spec, loss.Facts(n, class_counts=counts))
             probabilities = getattr(criterion.to(compute.device), "probabilities", None)
-    from topk_registry.train.trainer import evaluation_options
-
-    options: dict[str, Any] = evaluation_options(config, compute, None, None) | {"probabilities": probabilities}
+    options: dict[str, Any] = trainer.evaluation_options(config, compute, None, None) | {"probabilities": probabilities}
 
     def loader(dataset: Any) -> Any:
         return data.create_eval_loader(config, dataset, preprocessing, compute)
@@ -112,10 +116,7 @@ def open_model(
     def run(dataset: Any, keep: Callable[..., object]) -> object:
         return evaluation.evaluate(network, loader(dataset), keep=keep, **options)
 
-    saved_ema = False
-    with suppress(Exception):
-        saved_ema = "state_dict_ema" in load_checkpoint_metadata(str(path))
-    used = "EMA" if weights == "ema" and saved_ema else "model"
+    used = "EMA" if weights == "ema" and "state_dict_ema" in model.read_checkpoint(path) else "model"
     names = saved.get("class_names")
     return Evaluated(path, names, n, used, preprocessing, config, run, options, loader, network)
 
@@ -173,9 +174,7 @@ def main(argv: Sequence[str]) -> int:
 
 def validate(args: Any) -> dict[str, Any]:
     """Evaluate the model that the flags name. Return metrics, image count, kind of weights and preprocessing."""
-    given = {name: value for name in (*DATA, *OVERRIDES) if (value := getattr(args, name, None)) is not None}
-    given |= {name: value for name in ("model", "num_classes", "multi_crop", "marginal_temperature", "loss", "amp")
-              if (value := getattr(args, name, None)) is not None}  # fmt: skip
+    given = {name: value for name, value in vars(args).items() if name not in RUNNING and value is not None}
     about = {"device": args.device, "batch_size": args.batch_size, "workers": args.workers}
     opened = open_model(args.path, weights=args.weights, settings=given, **about)
     from topk_registry.train import data
@@ -199,12 +198,8 @@ def validate(args: Any) -> dict[str, Any]:
         return False
 
     results: dict[str, Any] = dict(measure(opened, dataset, args.k, progress))
-    size, prepared = getattr(dataset, "__len__", lambda: 0)(), opened.preprocessing
-    results |= {"images": size, "weights": opened.weights}
-    if prepared:
-        shape = "x".join(map(str, prepared["input_size"][1:]))
-        results["prepared"] = f"{shape}, crop {prepared['crop_pct']:g}, {prepared['interpolation']}"
-    return results
+    results |= {"images": getattr(dataset, "__len__", lambda: 0)(), "weights": opened.weights}
+    return results | ({"prepared": opened.prepared} if opened.prepared else {})
 
 
 def create_parser() -> ArgumentParser:

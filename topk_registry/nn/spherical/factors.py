@@ -58,7 +58,7 @@ def joined(batches: list[Batch]) -> Batch:
 
 
 def over_ranks(own: Batch | None, factors: "FactoredWeight") -> Batch | None:
-    """Join the batches of all ranks, with gradients divided by the number of ranks. Without batches, return None."""
+    """Join the batches of all ranks. Divide gradients by the number of ranks. If no rank has a batch, return None."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return own
     d, device = factors.Q.shape[0], factors.V.device
@@ -184,7 +184,7 @@ class FactoredWeight(KeepsNumbers):
         self.steps += 1
 
     def condition(self) -> float:
-        """Return |U|_F |U^-1|_F / d, at least 1. If this number is large, V U amplifies the rounding errors of V."""
+        """Return |U|_F |U^-1|_F / d for the weight V U + 1 omega^T. If it is large, V U has large rounding errors."""
         return float(self.U.norm() * self.U_inverse_t.norm()) / len(self.U)
 
     @torch.no_grad()

@@ -175,8 +175,8 @@ class SphericalLinear(nn.Module):
 
         Returns:
             ``indices``, ``logits`` and ``marginals``, each [B, k]. A logit is the logarithm of the unnormalized
-            probability that the loss gives to the class. For ``"mse"``, a logit is the score. The marginals are the
-            top-k marginals of :class:`TopKHead` for these logits at temperature 1.
+            probability that the loss gives to the class. For ``"mse"``, a logit is the score. A marginal is
+            P(class in S) for a random set S of k classes, as in :class:`TopKHead` with these logits and temperature 1.
         """
         if not 1 <= k < self.num_classes:
             raise ValueError(f"k must be an integer from 1 to n - 1 = {self.num_classes - 1}, got {k!r}")
