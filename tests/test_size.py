@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 CEILINGS = {
     "benchmarks": 702,
     "docs": 700,
-    "export/topk_export": 5287,
+    "export/topk_export": 5289,
     "plugins/template": 150,
     "plugins/topk_plugins": 3000,
     "plugins/topk_studies": 1838,
@@ -23,9 +23,9 @@ CEILINGS = {
     "topk_registry/metrics": 380,
     "topk_registry/ops": 6576,
     "topk_registry/nn": 1495,
-    "topk_registry/registry": 699,
+    "topk_registry/registry": 700,
     "topk_registry/testing": 1192,
-    "topk_registry/train": 3895,
+    "topk_registry/train": 3899,
 }
 
 

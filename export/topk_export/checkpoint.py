@@ -188,7 +188,9 @@ def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
         options = {**accepted_context(get_loss_builder(name), context), **(args.get("loss_opt") or {})}
         return create_loss(name, **options)
     except Exception as error:  # the plug-in of the loss may be missing, or its options may have changed
-        what = f"the loss {name!r} cannot be built, so k, temperature and the probabilities are the defaults"
+        distribution = (args.get("loss_record") or {}).get("distribution")
+        loss = f"{name!r} of {distribution}" if distribution else repr(name)
+        what = f"the loss {loss} cannot be built, so k, temperature and the probabilities are the defaults"
         warnings.warn(f"{what}: {error}", stacklevel=2)
         return None
 

@@ -89,8 +89,8 @@ def test_a_loss_that_does_not_predict_by_softmax_gives_its_scores(model, tmp_pat
 
 
 def test_a_loss_that_is_not_installed_is_a_warning(model, tmp_path):
-    save(model, tmp_path, loss="theirs")
-    with pytest.warns(UserWarning, match="'theirs'"):
+    save(model, tmp_path, loss="theirs", loss_record={"distribution": "their-losses"})
+    with pytest.warns(UserWarning, match="'theirs' of their-losses cannot be built"):
         source = load_source(tmp_path)
     assert (source.loss, source.k, source.temperature) == ("theirs", None, None)
 

@@ -7,25 +7,19 @@ import torch
 import torch.nn.functional as F
 
 from topk_registry import registry
+from topk_registry.cli.main import main
 
 
 @pytest.fixture
-def register():
+def register(monkeypatch):
     """Register a loss for one test."""
-    names = []
-
-    def add(name, factory):
-        registry.register_loss(name)(factory)
-        names.append(name)
-
-    yield add
-    for name in names:
-        registry.losses._registered.pop(name)
+    monkeypatch.setattr(registry.losses, "_registered", {})
+    return lambda name, factory: registry.register_loss(name)(factory)
 
 
-def test_a_learned_parameter_of_the_loss_is_trained_and_saved(train, register):
+def test_a_learned_parameter_of_the_loss_is_trained_and_saved_and_restored(train, register, tmp_path, capsys):
     class Scaled(torch.nn.Module):
-        def __init__(self):
+        def __init__(self, k=5, option_of_a_newer_version=1):
             super().__init__()
             self.scale = torch.nn.Parameter(torch.tensor(2.0))
 
@@ -34,8 +28,25 @@ def test_a_learned_parameter_of_the_loss_is_trained_and_saved(train, register):
 
     register("scaled", Scaled)
     run = train("--loss", "scaled", "--epochs", "1")
-    saved = torch.load(run.folder / "last.pth.tar", weights_only=False)
+    saved, path = run.checkpoint(), tmp_path / "changed.pth.tar"
     assert saved["task_state"]["criterion"][0]["scale"].item() != 2.0
+
+    def resumed(name="scaled"):
+        torch.save(saved, path)
+        run = train("--loss", name, "--resume", path, "--dry-run", name="other")
+        return run.out.partition("dry run")[2] or run.err
+
+    losses = [resumed()]
+    for changed in ({"version": "0", "defaults": {"k": 5}}, {"defaults": {"k": 6}}):
+        saved["task_state"]["loss"] |= changed
+        losses.append(resumed())
+    assert losses[0] == losses[1] != losses[2]
+    saved["task_state"]["loss"]["defaults"], saved["task_state"]["criterion"] = {"k": 5}, [{}]
+    assert 'Missing key(s) in state_dict: "scale"' in resumed()
+    saved["args"].loss, saved["args"].loss_record = "gone", {"name": "gone", "distribution": "acme"}
+    missing = "no loss is called 'acme:gone'; no installed distribution 'acme' has a loss"
+    assert missing in resumed("gone")
+    assert (main(["validate", str(path)]), missing in capsys.readouterr().err) == (2, True)
 
 
 def test_a_loss_gets_what_it_names_and_hears_of_epochs(train, register):
@@ -91,18 +102,17 @@ def test_a_loss_of_indices_refuses_mixtures_before_training(train, register):
 
 
 @pytest.mark.parametrize(
-    ("option", "message"),
+    ("options", "message"),
     [
         ("k=12", "loss 'topk_nll': k must be below the number of classes: k = 12"),
         ("k=abc", "k must be an integer of at least 1, got 'abc'"),
         ("k_weights=abc", "k_weights must be a finite number of at least 0, got 'abc'"),
+        ("label_smoothing=0.2 --smoothing 0.1", "--smoothing 0.1 and --loss-opt label_smoothing=0.2 both smooth"),
+        ("smoothing=0.2 --smoothing 0.1", "takes no option 'smoothing'; did you mean 'label_smoothing'?"),
+        ("weight=3 --class-weight inv_freq", "--class-weight and --loss-opt weight both weigh classes"),
+        ("foo=1 --class-weight inv_freq --loss ce", "takes no options together with --class-weight, got foo"),
     ],
 )
-def test_a_wrong_option_is_named_as_it_was_given(train, option, message):
-    assert message in train("--loss", "topk_nll", "--loss-opt", option).err
-
-
-def test_labels_are_smoothed_once(train):
-    run = train("--loss", "topk_nll", "--loss-opt", "label_smoothing=0.2", "--smoothing", "0.1")
-    assert run.status == 2
-    assert "--smoothing" in run.err
+def test_a_wrong_option_is_named_as_it_was_given(train, options, message):
+    run = train("--loss", "topk_nll", "--loss-opt", *options.split())
+    assert (run.status, message in run.err) == (2, True), run.err

@@ -23,17 +23,14 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            self.error(self._unrecognized(unknown))
+            flag, message = unknown[0].partition("=")[0], f"unrecognized arguments: {' '.join(unknown)}"
+            flags = [name for action in self._actions for name in action.option_strings]
+            if flag.startswith("--"):
+                message += closest(flag, flags)
+                if "--loss-opt" in flags:
+                    message += f"; an option of the loss is given as --loss-opt {flag[2:].replace('-', '_')}=VALUE"
+            self.error(message)
         return parsed
-
-    def _unrecognized(self, unknown: list[str]) -> str:
-        flag, message = unknown[0].partition("=")[0], f"unrecognized arguments: {' '.join(unknown)}"
-        flags = [name for action in self._actions for name in action.option_strings]
-        if flag.startswith("--"):
-            message += closest(flag, flags)
-            if "--loss-opt" in flags:
-                message += f"; an option of the loss is given as --loss-opt {flag[2:].replace('-', '_')}=VALUE"
-        return message
 
 
 class ParseOptions(argparse.Action):
@@ -41,8 +38,7 @@ class ParseOptions(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         try:
-            options = {**(getattr(namespace, self.dest, None) or {}), **parse_pairs(values)}
-            setattr(namespace, self.dest, options)
+            setattr(namespace, self.dest, (getattr(namespace, self.dest, None) or {}) | parse_pairs(values))
         except ValueError as error:
             parser.error(f"{option_string} {error}")
 

@@ -2,6 +2,7 @@
 
 import keyword
 import re
+import shlex
 import shutil
 from collections.abc import Sequence
 from datetime import date
@@ -36,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
     make(folder, name=name, loss=loss)
     print(
         f"created {name} in {folder}: its loss {loss!r} is generalized cross-entropy; replace its formula\n"
-        f'  cd {folder}\n  python -m pip install --editable ".[test]"\n  topk-registry check {loss}\n  python -m pytest'
+        f'  cd {shlex.quote(args.folder)}\n  python -m pip install --editable ".[test]"\n  topk-registry check {loss}\n'
+        "  python -m pytest"
     )
     return 0
 

@@ -172,7 +172,7 @@ class Registry:
         if not owners and (out := self._owners(name, disabled=True)):
             raise DisabledPluginError(f"{self.kind} {name!r} of {out[0].owner} is disabled by {denied(out[0])}")
         if not owners:
-            raise UnknownPluginError(f"no {self.kind} is called {name!r}; {self._hint(name.rpartition(':')[2])}")
+            raise UnknownPluginError(f"no {self.kind} is called {name!r}; {self._hint(name)}")
         if len(owners) > 1:
             declared = " and ".join(plugin.owner for plugin in owners)
             picks = " or ".join(repr(plugin.qualified) for plugin in owners)
@@ -180,13 +180,14 @@ class Registry:
         return owners[0]
 
     def _hint(self, name: str) -> str:
-        for message, entries in misspelt_groups():
-            if name in entries:
-                return f"{message} `topk-registry doctor` checks all plug-ins"
-        close = get_close_matches(name, self.names(), n=3, cutoff=0.5)
+        owner, _, bare = name.rpartition(":")
+        if found := [message for message, entries in misspelt_groups() if bare in entries]:
+            return f"{found[0]} `topk-registry doctor` checks all plug-ins"
+        gone = f"no installed distribution {owner!r} has a {self.kind}; " if not self.infos(f"{owner or '*'}:*") else ""
+        close = get_close_matches(bare, self.names(), n=3, cutoff=0.5)
         hint = f"the closest are {', '.join(close)}" if close else f"there are {', '.join(self.names()) or 'none'}"
         listing = {"loss": "; `topk-registry losses` lists all", "command": "; `topk-registry --help` lists all"}
-        return hint + listing.get(self.kind, "")
+        return gone + hint + listing.get(self.kind, "")
 
     def _info(self, plugin: Plugin, name: str) -> LossInfo:
         status, error = ("registered" if plugin.factory else "available"), ""

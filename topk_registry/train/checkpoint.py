@@ -193,8 +193,8 @@ def resume(
 
     A checkpoint of timm's script has weights, optimizer and epoch. A checkpoint of this trainer also has the history,
     the schedule and the state of the loss. If the run now has another loss or other options of the loss, the state of
-    the loss is not restored. The trainer later calls :func:`restore_generators` to restore the random generators.
-    ``rank`` is the index of this process, and ``world`` is the number of processes.
+    the loss is not restored. Another version of the loss is the same loss, if it has the same options or more. The
+    trainer later calls :func:`restore_generators`. ``rank`` is the index of this process among ``world`` processes.
     """
     options = {*optimizer.defaults}  # before loading, which may add names
     try:
@@ -203,22 +203,21 @@ def resume(
             raise ValueError("it has another optimizer")
         if task.has_ema():
             load_task_ema_checkpoint(task, str(path))
+        state, record = task.loaded, task.loss_record
+        saved = {"defaults": {}, **state.get("loss", {})}
+        if same := record == saved | {"version": record["version"], "defaults": record["defaults"] | saved["defaults"]}:
+            states = state["criterion"]
+            task.criterion.load_state_dict(states[rank] if len(states) == world else states[0])
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
         name, classes = (settings_in(path).get(key) for key in ("model", "num_classes"))
         origin = f"it has model {name} with {classes} classes. " if name else ""
         raise TrainError(f"cannot resume from {path}: {origin}{error}") from error
-    state = task.loaded
     if "progress" not in state:
         progress.epoch = epoch or 0
         return [f"restored  weights, optimizer and epoch {progress.epoch} of timm's checkpoint, not the random state"]
     for name, value in state["progress"].items():
         setattr(progress, name, value)
-    notes = []
-    if state["loss"] == task.loss_record:
-        states = state["criterion"]
-        task.criterion.load_state_dict(states[rank] if len(states) == world else states[0])
-    else:
-        notes.append(f"          the checkpoint has another loss or other options: {state['loss']['name']!r}")
+    notes = [] if same else [f"          the checkpoint has another loss or other options: {saved['name']!r}"]
     if (plateau := getattr(scheduler, "lr_scheduler", None)) is not None and state["plateau"]:
         scheduler.restore_lr = state["plateau"]["restore_lr"]
         vars(plateau).update({name: state["plateau"][name] for name in PLATEAU})

@@ -11,8 +11,8 @@ from topk_registry.train.config import parse_args
 def main(argv: Sequence[str]) -> int:
     """Train an image classifier with a loss by name."""
     config = parse_args(argv)
-    info = registry.loss_info(config.loss)  # raises an error for a misspelled name
-    if info.status == "broken":
+    known = registry.is_loss(config.loss) or not config.resume  # else the checkpoint may record the distribution
+    if known and (info := registry.loss_info(config.loss)).status == "broken":  # raises an error for a misspelled name
         raise BrokenPluginError(f"loss {config.loss!r} of {info.distribution} is broken: {info.error}")
     if os.environ.get("RANK", "0") == "0":
         data = " in ".join(filter(None, [config.dataset, config.data_dir]))

@@ -16,7 +16,7 @@ from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks
 from topk_registry.losses.targets import LabelMixture
 from topk_registry.registry import timm_losses
-from topk_registry.registry.options import accepted_context, accepts, recorded_defaults
+from topk_registry.registry.options import accepted_context, accepts, check_options, recorded_defaults
 from topk_registry.train.config import WEIGHT_METHODS
 from topk_registry.train.errors import TrainError
 
@@ -76,8 +76,14 @@ class LossSpec:
     factory: Callable[..., Any]
 
     @classmethod
-    def resolve(cls, name: str, options: Mapping[str, Any], multilabel: bool = False) -> "LossSpec":
-        """Find a loss by name, and import its plug-in. With ``multilabel``, the loss must accept k-hot targets."""
+    def resolve(cls, name: str, options: Mapping[str, Any], multilabel: bool = False, saved: Any = None) -> "LossSpec":
+        """Find a loss by name, and import its plug-in. With ``multilabel``, the loss must accept k-hot targets.
+
+        If no loss has the name, the error names the distribution of the loss in ``saved``, the settings of a run.
+        """
+        record = (saved or {}).get("loss_record") or {}
+        if record.get("name") == name and record["distribution"] and not registry.is_loss(name):
+            name = f"{record['distribution']}:{name}"
         info = registry.loss_info(name)
         if multilabel and not registry.takes_k_hot(name):
             known = [other for other in registry.list_losses(OURS_AND_TIMMS) if registry.takes_k_hot(other)]
@@ -118,24 +124,22 @@ class LossSpec:
 
     def build(self, facts: Facts) -> nn.Module:
         """Build the loss from options and values of the run. Raise a TrainError if the loss rejects an option."""
-        for name in SMOOTHING:
-            if name in self.options and facts.smoothing and not facts.multilabel:
-                raise TrainError(
-                    f"--smoothing {facts.smoothing:g} and --loss-opt {name}={self.options[name]} both smooth labels: "
-                    "leave one out (--smoothing 0)"
-                )
-        own = next((name for name in WEIGHT if name in self.options), None)
-        if facts.class_weight is not None and own:
-            raise TrainError(f"--class-weight and --loss-opt {own} both weigh classes: leave one out")
+        arguments = {**self._arguments(facts), **self.options}
         try:
-            loss = registry.losses.create(self.name, self.factory, **{**self._arguments(facts), **self.options})
+            check_options(f"loss {self.name!r}", self.factory, arguments)
+            for name, value in self.options.items():
+                if name in SMOOTHING and facts.smoothing and not facts.multilabel:
+                    flags = f"--smoothing {facts.smoothing:g} and --loss-opt {name}={value}"
+                    raise TrainError(f"{flags} both smooth labels: leave one out (--smoothing 0)")
+                if name in WEIGHT and facts.class_weight is not None:
+                    raise TrainError(f"--class-weight and --loss-opt {name} both weigh classes: leave one out")
+            loss = self.factory(**arguments)
         except (TypeError, ValueError) as error:
             raise TrainError(f"loss {self.name!r} with {self.options or 'its default options'}: {error}") from error
         return loss if isinstance(loss, nn.Module) else FunctionLoss(loss)
 
     def _arguments(self, facts: Facts) -> dict[str, Any]:
-        known = {"num_classes": facts.num_classes, "smoothing": facts.smoothing, "soft_targets": facts.soft_targets}
-        known |= {"total_epochs": facts.total_epochs}
+        known = {name: getattr(facts, name) for name in ("num_classes", "smoothing", "soft_targets", "total_epochs")}
         if facts.class_counts is not None:
             known["class_counts"] = list(facts.class_counts)
         arguments = accepted_context(self.factory, known)
@@ -154,6 +158,8 @@ class LossSpec:
 def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
     """Return the loss of a run. timm's ``ce`` takes no class weights, so with class weights ``ce`` is PyTorch's."""
     if facts.class_weight is not None and spec.name == "ce" and not facts.multilabel:
+        if spec.options:
+            raise TrainError(f"loss 'ce' takes no options together with --class-weight, got {', '.join(spec.options)}")
         return nn.CrossEntropyLoss(torch.tensor(facts.class_weight), label_smoothing=facts.smoothing)
     return spec.build(facts)
 
@@ -188,8 +194,7 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         logits = torch.randn(rows, n)
-        error = _error_on(criterion, logits, target)
-        if error is not None:  # if the loss trains on targets of the other kind, the kind is the reason
+        if (error := _error_on(criterion, logits, target)) is not None:  # is the kind of target the reason?
             reason = f" does not train on {kind}" if _error_on(criterion, logits, other) is None else ""
             raise TrainError(f"loss {spec.name!r}{reason}: {error}") from error
 

@@ -148,9 +148,9 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     ``own_model`` and the loaders are the parts that the user passed to :class:`Trainer`, or None.
     """
     multilabel = config.task == MULTILABEL
-    spec = LossSpec.resolve(config.loss, config.loss_opt, multilabel)
     check_loggers(config.log)
     resume, note = checkpoint.resume_path(config)
+    spec = LossSpec.resolve(config.loss, config.loss_opt, multilabel, resume and checkpoint.settings_in(resume))
     if own_model is None:
         model.check_model(config.model)
     compute = Compute.set_up(config)

@@ -104,7 +104,7 @@ def open_model(
     probabilities = None
     if config.loss not in ("ce", "bce"):
         with suppress(TrainError):  # the loss is needed only for its probabilities, which are softmax by default
-            spec = loss.LossSpec.resolve(config.loss, config.loss_opt, config.task == MULTILABEL)
+            spec = loss.LossSpec.resolve(config.loss, config.loss_opt, config.task == MULTILABEL, saved)
             counts = [1] * n if spec.needs_class_counts else None
             criterion = loss.build_loss(spec, loss.Facts(n, class_counts=counts))
             probabilities = getattr(criterion.to(compute.device), "probabilities", None)
