@@ -81,10 +81,14 @@ def test_a_folder_of_images(folder, name, capsys):
     assert len(open_dataset(name, "validation", folder)) == 6
 
 
-def test_images_of_16_bits_are_unreadable(folder):
+def test_images_of_16_bits_and_files_that_vanish_are_unreadable(folder):
     Image.fromarray(np.full((4, 4), 40000, np.uint16)).save(folder / "train/ant/0.png")
     with pytest.raises(UnreadableImageError, match=r"ant/0.png.*8 bits"):
         open_dataset("", "train", folder).dataset[0]
+    data = open_dataset("", "train", folder).dataset
+    (folder / "train/ant/1.png").unlink()
+    with pytest.raises(UnreadableImageError, match=r"ant/1.png.*No such file"):
+        data[1]
 
 
 def test_a_data_set_of_timms_with_changes(folder):

@@ -187,7 +187,9 @@ def test_other_formats_are_counted(train, folder):
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("flags", [("--no-prefetcher",), ("--aa", "rand-m9-mstd0.5-inc1"), ("--multi-crop", "5")])
+@pytest.mark.parametrize(
+    "flags", [("--no-prefetcher",), ("--aa", "rand-m10-n9-inc1", "-j", "1"), ("--multi-crop", "5")]
+)
 def test_images_with_one_channel(train, folder, flags):
     model = ("--model", "resnet10t", "--in-chans", "1", "--img-size", "32", "--epochs", "1", *FOLDER[4:-4])
     assert train(folder, *model, *flags, tiny=()).status == 0
@@ -235,6 +237,14 @@ def test_a_missing_split_is_an_error(train, folder, gone):
     run = train(folder, *FOLDER, tiny=())
     assert run.status == 2
     assert gone in run.err
+
+
+def test_a_class_that_has_one_image_leaves_none_to_evaluate(train, folder):
+    for path in (folder / "train").glob("*/[1-9].png"):
+        path.unlink()
+    run = train(folder, *FOLDER, "-b", "2", "--val-split", "0.3", tiny=())
+    assert run.status == 2
+    assert "no images are left; see --val-split" in run.err
 
 
 def test_classes_that_training_lacks(train, folder):

@@ -75,9 +75,12 @@ def linear_data(rows=120, classes=4):
     return TensorDataset(x, (x @ torch.randn(8, classes, generator=generator)).argmax(1))
 
 
-def test_a_model_and_loaders_of_ones_own(tmp_path):
+@pytest.mark.parametrize(
+    ("loss", "options"), [("smooth_topk_svm", {"k": 2}), ("balanced_softmax", {"class_counts": [30] * 4})]
+)
+def test_a_model_and_loaders_of_ones_own(tmp_path, loss, options):
     data, model = linear_data(), torch.nn.Linear(8, 4)
-    settings = {"loss": "smooth_topk_svm", "loss_opt": {"k": 2}, "num_classes": 4, "epochs": 8, "device": "cpu"}
+    settings = {"loss": loss, "loss_opt": options, "num_classes": 4, "epochs": 8, "device": "cpu"}
     settings |= {"output": str(tmp_path), "warmup_epochs": 0, "lr": 0.5, "smoothing": 0.0, "eval_metric": "top1"}
     loader = DataLoader(data, 120)
     result = fit(TrainConfig(**settings), model=model, train_loader=DataLoader(data, 20), eval_loader=loader)
@@ -153,10 +156,12 @@ def test_the_average_of_weights_is_kept_and_measured(config):
     assert any(not torch.equal(saved["state_dict"][name], ema) for name, ema in saved["state_dict_ema"].items())
 
 
-def test_evaluate_is_the_definition(tmp_path):
+@pytest.mark.parametrize("ignored", [0, 70])
+def test_evaluate_is_the_definition(ignored):
     model, data = torch.nn.Linear(8, 4), linear_data()
+    data.tensors[1][:ignored] = -100
     found = evaluate(model, DataLoader(data, 32), num_classes=4, k=(1, 2))
-    x, y = data.tensors
+    x, y = (part[ignored:] for part in data.tensors)
     logits = model(x)
     rank = (logits > logits.gather(1, y[:, None])).sum(1)
     for k in (1, 2):
@@ -169,6 +174,9 @@ def test_what_cannot_train_raises_before_anything_is_written(config, tmp_path):
         fit(config(loss="smooth_topk_svm", loss_opt={"k": 0}))
     with pytest.raises(TrainError, match="an eval_loader needs a train_loader"):
         Trainer(config(), eval_loader=[])
+    for loaders in ([], [None]), (iter([None]), [None]), ([None], []), ([None], iter([None])):
+        with pytest.raises(TrainError, match=r"_loader must have a length of at least 1"):
+            Trainer(config(), train_loader=loaders[0], eval_loader=loaders[1])
     assert not list(tmp_path.iterdir())
 
 

@@ -206,8 +206,8 @@ class ReaderImages:
         return len(self.reader)
 
     def __getitem__(self, index: int) -> tuple[Any, Any]:
-        file, target = self.reader[index]
         try:
+            file, target = self.reader[index]
             with file, Image.open(file) as opened:
                 check_depth(opened)
                 image = opened.convert(self.mode)

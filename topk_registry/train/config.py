@@ -158,9 +158,7 @@ class TrainConfig:
     learn_scale: bool = _LOSS(False, "train the scale of the cosine classifier")
 
     data_dir: str | None = _DATA(None, "root directory of the data", metavar="DIR")
-    dataset: str = _DATA(
-        "", "TYPE/NAME as in timm, topk/NAME for a registered data set, or empty for a folder of images", metavar="NAME"
-    )
+    dataset: str = _DATA("", "TYPE/NAME as in timm, topk/NAME if registered, or empty for a folder", metavar="NAME")
     dataset_opt: dict[str, Any] = _DATA({}, "options of a registered data set, such as size=20000 noise=0.4")
     train_split: str = _DATA("train", "split to train on", metavar="NAME")
     val_split: str = _DATA(
@@ -174,26 +172,18 @@ class TrainConfig:
     input_img_mode: str | None = _DATA(None, "PIL mode that images are converted to, such as RGB or L")
     input_key: str | None = _DATA(None, "key of the image; for a folder, file endings such as .png;.jpg")
     target_key: str | None = _DATA(None, "key of the label in the data set")
-    target_format: str | None = _DATA(
-        None, "form of the labels with --task multilabel (default: indices)", choices=("indices", "multihot")
-    )
+    target_format: str | None = _DATA(None, "form of label sets (default: indices)", choices=("indices", "multihot"))
     sampler: str = _DATA("", "class_balanced: draw each class equally often", choices=("", "class_balanced"))
 
     model: str = _MODEL("resnet50", "a timm model", metavar="NAME")
     pretrained: bool = _MODEL(False, "start from the published weights of the model")
-    pretrained_path: str | None = _MODEL(
-        None, "start from this file as if it were the published weights", metavar="PATH"
-    )
+    pretrained_path: str | None = _MODEL(None, "read the pretrained weights from this file", metavar="PATH")
     initial_checkpoint: str = _MODEL("", "start from the weights in this checkpoint", metavar="PATH")
     num_classes: int | None = _MODEL(None, "number of classes (default: of the data)", metavar="N", within="[1, inf)")
     img_size: int | None = _MODEL(None, "image size (default: of the model)", metavar="N", within="[1, inf)")
     in_chans: int | None = _MODEL(None, "input channels (default: 3)", metavar="N", within="[1, inf)")
-    input_size: list[int] | None = _MODEL(
-        None, "input channels, height and width", metavar="N", nargs=3, within="[1, inf)"
-    )
-    crop_pct: float | None = _MODEL(
-        None, "share of the image that evaluation's center crop keeps", metavar="PCT", within="(0, inf)"
-    )
+    input_size: list[int] | None = _MODEL(None, "channels, height and width", metavar="N", nargs=3, within="[1, inf)")
+    crop_pct: float | None = _MODEL(None, "share of the image that evaluation keeps", metavar="PCT", within="(0, inf)")
     mean: list[float] | None = _MODEL(None, "channel means", metavar="MEAN")
     std: list[float] | None = _MODEL(None, "channel standard deviations", metavar="STD", within="(0, inf)")
     interpolation: str = _MODEL("", "interpolation of evaluation (default: of the model)", choices=INTERPOLATIONS)
@@ -214,9 +204,7 @@ class TrainConfig:
 
     device: str = _DEVICE("auto", "auto (CUDA if there is a CUDA device, else the CPU), cpu, cuda or cuda:N")
     amp: bool = _DEVICE(False, "train in mixed precision")
-    amp_dtype: str | None = _DEVICE(
-        None, "precision of --amp (default: float16; bfloat16 on a CPU)", choices=("float16", "bfloat16")
-    )
+    amp_dtype: str | None = _DEVICE(None, "default: float16, or bfloat16 on a CPU", choices=("float16", "bfloat16"))
     model_dtype: str | None = _DEVICE(
         None, "dtype of the weights (default: float32)", choices=("float32", "float16", "bfloat16")
     )
@@ -232,9 +220,7 @@ class TrainConfig:
     opt: str = _OPT("sgd", "a timm optimizer", metavar="NAME")
     momentum: float = _OPT(0.9, "momentum", metavar="M", within="[0, 1]")
     weight_decay: float = _OPT(2e-05, "weight decay", within="[0, inf)")
-    clip_grad: float | None = _OPT(
-        None, "clip gradients, see --clip-mode (default: no)", metavar="NORM", within="(0, inf)"
-    )
+    clip_grad: float | None = _OPT(None, "clip gradients, see --clip-mode", metavar="NORM", within="(0, inf)")
     clip_mode: str = _OPT("norm", "what --clip-grad limits", choices=("norm", "value", "agc"))
     layer_decay: float | None = _OPT(None, "learning rate factor per layer below the last layer", within="(0, inf)")
     opt_kwargs: dict[str, Any] = _OPT({}, "further options of the optimizer, such as eps=1e-6 betas=(0.9,0.99)")
@@ -256,14 +242,10 @@ class TrainConfig:
     warmup_prefix: bool = _SCHEDULE(False, "start the schedule after the warmup epochs, not with the first epoch")
     cooldown_epochs: int = _SCHEDULE(0, "additional epochs at the lowest learning rate", metavar="N", within="[0, inf)")
     patience_epochs: int = _SCHEDULE(10, "patience of the schedule plateau", metavar="N", within="[0, inf)")
-    decay_rate: float = _SCHEDULE(
-        0.1, "factor of the schedules step, multistep and plateau", metavar="RATE", short="--dr", within="[0, inf)"
-    )
+    decay_rate: float = _SCHEDULE(0.1, "factor of each reduction", metavar="RATE", short="--dr", within="[0, inf)")
 
     no_aug: bool = _AUG(False, "only resize and center-crop training images; mixup and cutmix still apply")
-    scale: list[float] = _AUG(
-        [0.08, 1.0], "area of the random crop, as a share of the image", metavar="PCT", within="(0, inf)"
-    )
+    scale: list[float] = _AUG([0.08, 1.0], "share of the image in the random crop", metavar="PCT", within="(0, inf)")
     ratio: list[float] = _AUG([3.0 / 4.0, 4.0 / 3.0], "aspect ratio of the random crop", metavar="R", within="(0, inf)")
     hflip: float = _AUG(0.5, "probability of a horizontal flip", within="[0, 1]")
     vflip: float = _AUG(0.0, "probability of a vertical flip", within="[0, 1]")
@@ -280,9 +262,7 @@ class TrainConfig:
     mixup_mode: str = _AUG("batch", "which images share a mixing ratio", choices=("batch", "pair", "elem", "half"))
     mixup_off_epoch: int = _AUG(0, "epoch at which mixup and cutmix end; 0: never", metavar="N", within="[0, inf)")
     smoothing: float = _AUG(0.1, "label smoothing (with --task multilabel: 0)", within="[0, 1]")
-    train_interpolation: str = _AUG(
-        "random", "interpolation of training images; '': as in evaluation", choices=("random", *INTERPOLATIONS)
-    )
+    train_interpolation: str = _AUG("random", "in training; '': as in evaluation", choices=("random", *INTERPOLATIONS))
 
     seed: int = _RUN(42, "random seed", metavar="S", within="[0, inf)")
     eval_metric: str = _RUN(
@@ -294,9 +274,7 @@ class TrainConfig:
         None, "temperature of the marginals of --multi-crop (default: of the loss)", metavar="T", within="(0, inf)"
     )
     val_interval: int = _RUN(1, "epochs between evaluations", metavar="N", within="[1, inf)")
-    early_stop: int = _RUN(
-        0, "stop after N evaluations without a better --eval-metric; 0: never", metavar="N", within="[0, inf)"
-    )
+    early_stop: int = _RUN(0, "stop after N evaluations without improvement; 0: never", metavar="N", within="[0, inf)")
     log_interval: int = _RUN(50, "updates between lines of progress", metavar="N", within="[1, inf)")
     log: list[str] = _RUN([], "also log to tensorboard or wandb", metavar="NAME", choices=("tensorboard", "wandb"))
     checkpoint_hist: int = _RUN(10, "number of best checkpoints to keep", metavar="N", within="[1, inf)")

@@ -26,6 +26,7 @@ from topk_registry.losses.targets import LabelMixture
 from topk_registry.train.config import MULTILABEL, TrainConfig
 from topk_registry.train.errors import DataError
 from topk_registry.train.model import Compute
+from topk_registry.train.posterize import allow_zero_bits
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -137,11 +138,14 @@ def open_split(
     about: dict[str, Any] = {"training": training, "held_out": held_out, **options, **config.dataset_opt}
     try:
         dataset = open_dataset(config.dataset, split, config.data_dir, **about)
-        bands = getattr(dataset[0][0], "getbands", tuple)() if is_indexed(dataset) and len(dataset) else ()
+        dataset = _mapped(config, dataset) if config.class_map and config.dataset in FOLDERS else dataset
+        if is_indexed(dataset) and not len(dataset):
+            raise ValueError("no images are left; see --val-split and --class-map")
+        bands = getattr(dataset[0][0], "getbands", tuple)() if is_indexed(dataset) else ()
         if bands and len(bands) != channels:
             seen = f"its images have {len(bands)} channels ({''.join(bands)}), and the model takes {channels}"
             raise ValueError(f"{seen}; see --in-chans and --input-img-mode")
-        return _mapped(config, dataset) if config.class_map and config.dataset in FOLDERS else dataset
+        return dataset
     except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
         raise DataError(f"cannot open split {split!r} of {name_of(config)}: {error}") from error
 
@@ -296,10 +300,9 @@ class TrainLoader:
             if callable(tell := getattr(part, "set_epoch", None)):
                 tell(epoch)
         if self.mixup_off_epoch and epoch >= self.mixup_off_epoch:
-            if self.mixup is not None:
-                self.mixup.mixup_enabled = False
-            elif hasattr(self.loader, "mixup_enabled"):
-                self.loader.mixup_enabled = False
+            for part in filter(None, (self.mixup, self.loader)):
+                if hasattr(part, "mixup_enabled"):
+                    part.mixup_enabled = False
 
     def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
         for images, target, *_ in self.loader:
@@ -314,19 +317,16 @@ def create_train_loader(
 
     With ``mixtures``, the targets of mixup and CutMix are :class:`LabelMixture` instead of distributions [B, n].
     """
-    if is_indexed(dataset) and len(dataset) < config.batch_size * compute.world_size:
-        raise DataError(
-            f"{len(dataset)} training images are less than one batch of {config.batch_size * compute.world_size}: "
-            "lower --batch-size"
-        )
+    batch = config.batch_size * compute.world_size
+    if is_indexed(dataset) and len(dataset) < batch:
+        raise DataError(f"{len(dataset)} training images are less than one batch of {batch}: lower --batch-size")
     collate = mixup = None
     if config.mixes:
         options: dict[str, Any] = {"mixup_alpha": config.mixup, "cutmix_alpha": config.cutmix}
         options |= {"prob": config.mixup_prob, "switch_prob": config.mixup_switch_prob, "mode": config.mixup_mode}
         if mixtures:
-            mixer: Any = (LabelMixup if config.no_prefetcher else LabelMixupCollate)(
-                smoothing=config.smoothing, **options
-            )
+            kind = LabelMixup if config.no_prefetcher else LabelMixupCollate
+            mixer: Any = kind(smoothing=config.smoothing, **options)
         else:
             options |= {"num_classes": config.num_classes, "multi_label": config.task == MULTILABEL}
             mixer = (Mixup if config.no_prefetcher else FastCollateMixup)(label_smoothing=config.smoothing, **options)
@@ -335,6 +335,7 @@ def create_train_loader(
         dataset = AugMixDataset(dataset, num_splits=config.aug_splits)
     same = config.no_aug or not config.train_interpolation
     augmentation = ("no_aug", "scale", "ratio", "hflip", "vflip", "color_jitter")
+    allow_zero_bits()
     try:
         loader = create_loader(
             dataset,
@@ -360,22 +361,21 @@ def create_train_loader(
 
 
 def create_eval_loader(config: TrainConfig, dataset: Any, preprocessing: dict[str, Any], compute: Compute) -> Any:
+    config = config.replace(no_prefetcher=config.no_prefetcher and not config.multi_crop)  # it normalizes the crops
     loader = create_loader(
         dataset,
         batch_size=config.validation_batch_size or config.batch_size,
         is_training=False,
         interpolation=preprocessing["interpolation"],
         crop_pct=preprocessing["crop_pct"],
-        **_common(config, preprocessing, compute, prefetcher=bool(config.multi_crop)),
+        **_common(config, preprocessing, compute),
     )
     if config.multi_crop:
         dataset.transform = Crops(preprocessing, config.multi_crop)
     return _without_signals(loader)
 
 
-def _common(
-    config: TrainConfig, preprocessing: dict[str, Any], compute: Compute, prefetcher: bool = False
-) -> dict[str, Any]:
+def _common(config: TrainConfig, preprocessing: dict[str, Any], compute: Compute) -> dict[str, Any]:
     return {
         "input_size": tuple(preprocessing["input_size"]),
         "mean": tuple(preprocessing["mean"]),
@@ -385,7 +385,7 @@ def _common(
         "pin_memory": config.pin_mem and compute.device.type == "cuda",
         "img_dtype": compute.dtype,
         "device": compute.device,
-        "use_prefetcher": prefetcher or not config.no_prefetcher,
+        "use_prefetcher": not config.no_prefetcher,
         "persistent_workers": False,  # workers that survive an epoch would have state that a checkpoint does not save
     }
 

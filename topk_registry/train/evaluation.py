@@ -30,7 +30,7 @@ class MeanNLL(StreamingMetric):
     def update(self, log_p: Tensor, target: Tensor) -> None:
         self.follow(log_p)
         self.sums["nll"] += nn.functional.nll_loss(log_p, target, reduction="sum")
-        self.sums["seen"] += len(target)
+        self.sums["seen"] += (target != -100).sum()  # nll_loss ignores the label -100, as the accuracies do
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
         return {"nll": (totals["nll"] / totals["seen"]).item()}

@@ -102,7 +102,7 @@ class LossSpec:
 
     @property
     def needs_class_counts(self) -> bool:
-        return accepts(self.factory, "class_counts")
+        return accepts(self.factory, "class_counts") and "class_counts" not in self.options
 
     @property
     def takes_smoothing(self) -> bool:

@@ -58,10 +58,8 @@ class Compute:
         if device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = True
             torch.backends.cudnn.benchmark = True
-        amp = None
-        if config.amp:
-            usual = "bfloat16" if device.type == "cpu" else "float16"
-            amp = getattr(torch, config.amp_dtype or usual)
+        usual = "bfloat16" if device.type == "cpu" else "float16"
+        amp = getattr(torch, config.amp_dtype or usual) if config.amp else None
         scaler = utils.NativeScaler(device=device.type) if amp == torch.float16 and device.type == "cuda" else None
         dtype = getattr(torch, config.model_dtype or "float32")
         return cls(device, dtype, amp, scaler, int(place["global_rank"]), int(place["world_size"]))

@@ -48,11 +48,10 @@ class Report:
         """
         rate = images / max(time.perf_counter() - self.clock, 1e-9)
         width = len(str(self.updates))
-        line = (
+        self._line(
             f"Train: {self.epoch + 1}/{self.epochs} [{update + 1:{width}}/{self.updates}]  "
             f"Loss: {now:#.4g} ({mean:#.4g})  LR: {lr:.3e}  {rate:.0f} img/s"
         )
-        self._line(line)
         done = self.epoch * self.updates + update + 1
         for logger in self.loggers:
             logger({"loss": now, "lr": lr}, done)

@@ -91,6 +91,12 @@ class Trainer:
         self.config = TrainConfig() if config is None else config
         if eval_loader is not None and train_loader is None:
             raise TrainError("an eval_loader needs a train_loader")
+        own: dict[str, Any] = {"train_loader": train_loader, "eval_loader": eval_loader}
+        for name, loader in own.items():
+            with suppress(TypeError):  # a generator has no length
+                if loader is None or len(loader):
+                    continue
+            raise TrainError(f"{name} must have a length of at least 1, such as a DataLoader or a list of batches")
         if train_loader is not None:
             size = getattr(train_loader, "batch_size", None)
             self.config = self.config.for_own_batches(size if isinstance(size, int) else None)

@@ -19,9 +19,9 @@ def main():
     args = parser.parse_args()
     model = create_model("test_resnet", num_classes=args.num_classes)
     dataset = create_dataset("", root=args.data_dir, split="train", is_training=True)
-    loader = create_loader(
-        dataset, (3, 32, 32), 8, is_training=True, num_workers=0, device=torch.device("cpu"), use_prefetcher=False
-    )
+    device, policy = torch.device("cpu"), "rand-m10-n9-inc1"  # at magnitude 10, timm's posterize keeps 0 bits
+    options = {"num_workers": 0, "device": device, "use_prefetcher": False, "auto_augment": policy}
+    loader = create_loader(dataset, (3, 32, 32), 8, is_training=True, **options)
     train_loss_fn = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for epoch in range(args.epochs):

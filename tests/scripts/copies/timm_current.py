@@ -26,9 +26,9 @@ def main():
         yaml.safe_dump(vars(args), file)
     model = create_model(args.model, num_classes=args.num_classes)
     dataset = create_dataset("", root=args.data_dir, split="train", is_training=True)
-    loader = create_loader(
-        dataset, (3, 32, 32), 8, is_training=True, num_workers=0, device=torch.device("cpu"), use_prefetcher=False
-    )
+    device, policy = torch.device("cpu"), "rand-m10-n9-inc1"  # at magnitude 10, timm's posterize keeps 0 bits
+    options = {"num_workers": 0, "device": device, "use_prefetcher": False, "auto_augment": policy}
+    loader = create_loader(dataset, (3, 32, 32), 8, is_training=True, **options)
     loss = SoftTargetCrossEntropy() if args.mixup else LabelSmoothingCrossEntropy(args.smoothing)
     task = ClassificationTask(model=model, criterion=loss, device=torch.device("cpu"), verbose=False)
     optimizer = torch.optim.SGD(task.get_trainable_module().parameters(), lr=0.01)

@@ -67,12 +67,14 @@ def _parser() -> ArgumentParser:
 
 def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
     with _loaded(ours.script, argv) as module:
+        # These imports must follow the load of the script, because the script may add another copy of timm to the path.
+        from topk_registry.train.posterize import allow_zero_bits
+        from topk_registry.train.scripts.patch import Patch, install
+
+        allow_zero_bits()
         if not ours.loss:
             _call(module, argv)
             return
-        # This import must follow the load of the script, because the script may add another copy of timm to the path.
-        from topk_registry.train.scripts.patch import Patch, install
-
         patch = Patch(ours.loss, ours.loss_opt, ours.class_weight)
         install(module, patch)
         with patch.check_steps():
