@@ -204,7 +204,9 @@ class TrainConfig:
 
     device: str = _DEVICE("auto", "auto (CUDA if there is a CUDA device, else the CPU), cpu, cuda or cuda:N")
     amp: bool = _DEVICE(False, "train in mixed precision")
-    amp_dtype: str | None = _DEVICE(None, "default: float16, or bfloat16 on a CPU", choices=("float16", "bfloat16"))
+    amp_dtype: str | None = _DEVICE(
+        None, "precision of --amp (default: float16; bfloat16 on a CPU)", choices=("float16", "bfloat16")
+    )
     model_dtype: str | None = _DEVICE(
         None, "dtype of the weights (default: float32)", choices=("float32", "float16", "bfloat16")
     )
@@ -274,7 +276,7 @@ class TrainConfig:
         None, "temperature of the marginals of --multi-crop (default: of the loss)", metavar="T", within="(0, inf)"
     )
     val_interval: int = _RUN(1, "epochs between evaluations", metavar="N", within="[1, inf)")
-    early_stop: int = _RUN(0, "stop after N evaluations without improvement; 0: never", metavar="N", within="[0, inf)")
+    early_stop: int = _RUN(0, "stop after N evaluations without a better --eval-metric", metavar="N", within="[0, inf)")
     log_interval: int = _RUN(50, "updates between lines of progress", metavar="N", within="[1, inf)")
     log: list[str] = _RUN([], "also log to tensorboard or wandb", metavar="NAME", choices=("tensorboard", "wandb"))
     checkpoint_hist: int = _RUN(10, "number of best checkpoints to keep", metavar="N", within="[1, inf)")
