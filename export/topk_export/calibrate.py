@@ -264,10 +264,10 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 
 
 def too_low(hits: int, total: int, samples: int, alpha: float) -> bool:
-    """Return whether too few prediction sets contain the label: ``hits`` sets, for ``total`` images.
+    """Return whether too few prediction sets contain their label to be chance: ``hits`` of the ``total`` sets.
 
-    The thresholds of the sets come from ``samples`` other images. Suppose that all images are from one source. The
-    function returns True if the probability of ``hits`` or fewer such sets is then below 1 %.
+    The threshold of the sets was computed from ``samples`` other images, for a coverage of 1 - ``alpha``. If all images
+    are from one source, at most ``hits`` sets contain their label with some probability. True if it is below 1 %.
     """
     # A set contains the label if the score of the label is at most the j-th smallest calibration score. So at most
     # `hits` sets contain the label if at least j of the j + `hits` smallest scores are calibration scores.

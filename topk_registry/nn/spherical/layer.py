@@ -44,7 +44,7 @@ class SphericalLinear(nn.Module):
             and the weights of equal labels are added.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         ignore_index: a row with this label has loss 0 and gradient 0, and does not count in the mean.
-        dtype: dtype of the large matrix V: float32 or float64. The small matrices are in double precision.
+        dtype: dtype of the stored [n, d] matrix, float32 or float64. The other matrices, [d, d], are always float64.
 
     Shape: features [B, d], target -> loss [] or [B]. The target consists of class indices [B], or it is a
     :class:`LabelMixture` or a pair (class indices [B, K], weights [B, K]). With K labels, the loss of a row is the sum
