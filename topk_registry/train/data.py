@@ -300,7 +300,7 @@ class TrainLoader:
             if callable(tell := getattr(part, "set_epoch", None)):
                 tell(epoch)
         if self.mixup_off_epoch and epoch >= self.mixup_off_epoch:
-            for part in filter(None, (self.mixup, self.loader)):
+            for part in (self.mixup, self.loader):
                 if hasattr(part, "mixup_enabled"):
                     part.mixup_enabled = False
 
