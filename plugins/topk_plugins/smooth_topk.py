@@ -151,7 +151,7 @@ class SmoothTopKSVM(SeveralSizes):
         return self.tau * mixture_nll(torch.stack(tables), self.shares)
 
     def _checked_alpha(self, logits: Tensor) -> Tensor:
-        alpha = self._buffers["alpha"]  # much faster than self.alpha
+        alpha: Any = self._buffers["alpha"]  # much faster than self.alpha
         if alpha.ndim and alpha.numel() != logits.shape[1]:
             raise ValueError(f"alpha has {alpha.numel()} entries, logits have {logits.shape[1]} classes")
         return alpha

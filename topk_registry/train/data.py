@@ -301,7 +301,7 @@ class TrainLoader:
                 tell(epoch)
         if self.mixup_off_epoch and epoch >= self.mixup_off_epoch:
             for part in (self.mixup, self.loader):
-                if hasattr(part, "mixup_enabled"):
+                if part is not None and hasattr(part, "mixup_enabled"):
                     part.mixup_enabled = False
 
     def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
