@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from topk_registry.losses.targets import is_readable
+
 
 def wide(scores: Tensor) -> Tensor:
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
@@ -18,9 +20,10 @@ def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
     Without this function, comparisons and sorts in a loss could hide a NaN score.
 
     Args:
-        losses: losses of the rows [B], or losses of each row for each possible label [B, n].
-        scores: scores from which the losses were computed [B, n].
+        losses: losses [B], or [B, n] with one loss per possible label, computed from ``scores`` [B, n].
     """
+    if is_readable(scores) and not bool(scores.detach().sum(-1).isnan().any()):
+        return losses  # the sum of a row with a NaN is NaN; one pass over the scores instead of ten
     broken = scores.isnan().any(-1, keepdim=True)
     nothing = torch.where(broken, scores, 0.0) * torch.where(broken, torch.nan, 0.0).to(scores.dtype)
     return losses + nothing.sum(-1, keepdim=losses.ndim > 1).to(losses.dtype)
