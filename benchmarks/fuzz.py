@@ -136,7 +136,7 @@ class Case:
         return ""
 
     def has_kink(self) -> bool:
-        """Return whether two scores of a row are equal, or differ by exactly 1, the margin of the hinge losses."""
+        """Return whether a row has two scores that are equal or differ by 1, the margin of hinge losses."""
         s = self.logits.double()
         equal = (s.sort(1).values.diff(dim=1) == 0).any()
         return bool(equal) or any(bool(torch.isin(row + 1, row).any()) for row in s)

@@ -26,7 +26,6 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numba import types
 from numba.core.caching import FunctionCache, NullCache
@@ -38,7 +37,8 @@ from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 from torch import Tensor
 
-from topk_registry.ops.cpu.numbers import Compiler, compiled, summing
+from topk_registry.ops.cpu.blocks import total_of
+from topk_registry.ops.cpu.numbers import Compiler, compiled
 
 NUMBERS = frozenset((int, float))
 C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -119,15 +119,7 @@ def add_up(job, done, losses, total):
     finishes last computes the sum, so the result does not depend on the number of threads.
     """
     if len(total) > 0 and count_up(job, 1, done) + done == len(losses):
-        total[0] = _sum(losses)
-
-
-@summing
-def _sum(x):
-    total = 0.0
-    for i in range(len(x)):
-        total += np.float64(x[i])
-    return total
+        total[0] = total_of(losses)
 
 
 @cache
