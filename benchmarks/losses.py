@@ -33,10 +33,10 @@ WARM_UP = 3  # calls before the first measurement
 # Families of losses, and upper bounds on their results at each shape in SHAPES: first for the target "labels", then for
 # the targets "smoothing" and "mixup".
 TOPK = ("smooth_topk_svm", "topk_nll")
-SOFTMAX = ("focal", "encouraging", "ldam", "logit_adjustment", "log_taylor_softmax", "log_spherical_softmax")
+SOFTMAX = ("focal", "encouraging", "ldam", "logit_adjustment")
 HINGES = ("topk_svm", "topk_hinge", "topk_hinge_convex", "topk_hinge_calibrated")
 NOISED = ("noised_topk", "noised_topk_imbalanced")
-SQUARES = ("sigmoid_mse", "sigmoid_mae", "mirror", "spherical_bound")
+SQUARES = ("sigmoid_mse", "sigmoid_mae", "mirror", "log_taylor_softmax", "log_spherical_softmax", "spherical_bound")
 BOUNDS: dict[tuple[str, ...], tuple[tuple[float, ...], tuple[float, ...]]] = {
     TOPK: ((3, 1.8, 1), (3, 2.5, 1)),
     SOFTMAX: ((3.5, 2.3, 1.4), (6, 15, 6)),

@@ -29,11 +29,6 @@ def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
     return losses + nothing.sum(-1, keepdim=losses.ndim > 1).to(losses.dtype)
 
 
-def one_minus_p(nll: Tensor) -> Tensor:
-    """Return max(1 - p, tiny) for nll = -log p. The number ``tiny`` keeps the gradient of log(1 - p) finite."""
-    return (-torch.expm1(-nll)).clamp(min=torch.finfo(nll.dtype).tiny)
-
-
 def softmax_log_odds(logits: Tensor) -> Tensor:
     """Return log p - log(1 - p) [B, n] for p = softmax(logits). The result is precise even if p rounds to 1.
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from topk_plugins._rows import at_labels, one_minus_p
+from topk_plugins._rows import at_labels, softmax_log_odds
 from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss
 from topk_registry.options import choice, integer, number
 
-FLOOR = math.log(1e-5)  # the paper's clamp: log(1 - p) becomes log(max(1 - p, 1e-5))
+CLAMP = 1e-5  # the paper's clamp: log(1 - p) becomes log(max(1 - p, 1e-5))
 SCHEDULES = ("constant", "linear", "cosine", "exponential")
 SCHEDULED = ("bonus", "log_end")
 BASES = {"mse": 2, "mae": 1}
@@ -132,20 +132,21 @@ class Encouraging(SoftmaxLoss):
 
     def curve(self, nll: Tensor) -> Tensor:
         bonus_share, log_end_share = (share.to(nll) for share in self._shares())
-        not_p, not_end = one_minus_p(nll), 1 - self.log_end * log_end_share
-        bonus = self._bonus(not_p, not_end)
-        if self.bonus_start:
-            start = not_p.new_tensor(1 - self.bonus_start)
-            bonus = torch.where(not_p < start, bonus - self._bonus(start, not_end), 0.0)
-        return nll + self.rho * bonus_share * bonus
-
-    def _bonus(self, not_p: Tensor, not_end: Tensor) -> Tensor:
-        if self.log_end == 1 and self.scheduled == "bonus":
-            return not_p.log().clamp(min=FLOOR)
+        p_minus_1 = torch.expm1(-nll)
         # if a schedule raises LE to 1, the tangent would be infinitely steep
-        not_end = not_end.clamp(min=1e-5)
-        tangent = not_end.log() - 1 + not_p / not_end
-        return torch.where(not_p < not_end, tangent, not_p.log())
+        end_minus_1 = (self.log_end * log_end_share - 1).clamp(max=-CLAMP)
+        bonus = self._bonus(p_minus_1, end_minus_1)
+        if self.bonus_start:
+            start_minus_1 = p_minus_1.new_tensor(self.bonus_start - 1)
+            bonus = torch.where(p_minus_1 > start_minus_1, bonus - self._bonus(start_minus_1, end_minus_1), 0.0)
+        return torch.addcmul(nll, bonus, self.rho * bonus_share)
+
+    def _bonus(self, p_minus_1: Tensor, end_minus_1: Tensor) -> Tensor:
+        if self.log_end == 1 and self.scheduled == "bonus":
+            return (-p_minus_1).clamp(min=CLAMP).log()
+        ratio = p_minus_1 / end_minus_1  # (1 - p) / (1 - LE); below 1, the tangent replaces the logarithm
+        high = ratio.clamp(min=1)
+        return high.log().add_(ratio - high).add_((-end_minus_1).log())  # in place, because tables are large
 
     def extra_repr(self) -> str:
         options = f"log_end={self.log_end:g}, bonus_start={self.bonus_start:g}, rho={self.rho:g}"
@@ -201,27 +202,28 @@ class Mirror(ClassificationLoss):
         return BASES[self.base]
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        p, not_p = self._probabilities(logits)
-        others = self._terms(not_p, p)
-        change = self._terms(at_labels(p, labels), at_labels(not_p, labels)) - at_labels(others, labels)
-        return (others.sum(1) + change) / logits.shape[1]
+        odds = self._log_odds(logits)
+        label_odds = at_labels(odds, labels)
+        change = self._terms(-label_odds) - self._terms(label_odds)
+        return (self._terms(odds).sum(1) + change) / logits.shape[1]
 
     def per_class(self, logits: Tensor) -> Tensor:
-        p, not_p = self._probabilities(logits)
-        others = self._terms(not_p, p)
-        return (others.sum(1, keepdim=True) + (self._terms(p, not_p) - others)) / logits.shape[1]
+        odds = self._log_odds(logits)
+        others = self._terms(odds)
+        return (others.sum(1, keepdim=True) + (self._terms(-odds) - others)) / logits.shape[1]
 
-    def _probabilities(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        if self.link == "sigmoid":
-            return logits.sigmoid(), (-logits).sigmoid()
-        log_p = logits.log_softmax(1)
-        return log_p.exp(), one_minus_p(-log_p)
+    def _log_odds(self, logits: Tensor) -> Tensor:
+        return logits if self.link == "sigmoid" else softmax_log_odds(logits)
 
-    def _terms(self, right: Tensor, wrong: Tensor) -> Tensor:
-        # for the label, right is p and wrong is 1 - p; for the other classes, right is 1 - p and wrong is p
+    def _terms(self, odds: Tensor) -> Tensor:
+        # wrong^a - rho right^g for odds = log(wrong / right); right is p for the label, and 1 - p for other classes
+        wrong = odds.sigmoid()
+        if self.rho == 1 and self.power == self.gamma == 2:
+            return (2 * wrong).sub_(1)  # w^2 - (1 - w)^2
         error = wrong.square() if self.power == 2 else wrong
         if self.rho == 0:
             return error
+        right = (-odds).sigmoid()
         if self.gamma == 2:
             return error - self.rho * right.square()
         return error - self.rho * right.clamp(min=torch.finfo(right.dtype).tiny) ** self.gamma

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from topk_plugins._margins import checked_counts, relative_gaps
-from topk_plugins._rows import one_minus_p, softmax_log_odds
 from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss
+from topk_registry.losses.targets import is_readable
 from topk_registry.options import integer, number
 
 
@@ -51,8 +51,8 @@ class Focal(SoftmaxLoss):
         finite = nll.clamp(max=100.0)  # then 1 - p rounds to 1; for nll = inf, the gradient would be inf * 0
         if self.gamma == 2.0:  # a square is faster than a power
             return nll * torch.expm1(-finite).square()
-        # one_minus_p is above 0, because for gamma < 1 the power has an infinite slope at p = 1
-        return nll * one_minus_p(finite) ** self.gamma
+        # for gamma < 1, the slope of the power at 1 - p = 0 would be infinite
+        return nll * (-torch.expm1(-finite)).clamp(min=torch.finfo(nll.dtype).tiny) ** self.gamma
 
     def extra_repr(self) -> str:
         return f"gamma={self.gamma:g}, {super().extra_repr()}"
@@ -156,11 +156,25 @@ class LDAM(ClassificationLoss):
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         gap = self._gaps(logits)[labels, None]
-        return F.cross_entropy((self.scale * logits).scatter_add(1, labels[:, None], -gap), labels, reduction="none")
+        scores = self.scale * logits
+        # in place, because the table is large, but not in a transform such as vmap
+        add = Tensor.scatter_add_ if is_readable(scores) else Tensor.scatter_add
+        return F.cross_entropy(add(scores, 1, labels[:, None], -gap), labels, reduction="none")
 
     def per_class(self, logits: Tensor) -> Tensor:
-        # log(1 + e^(gap - l)) for log-odds l; the default threshold of softplus, 20, would cause an error of 2e-9
-        return F.softplus(self._gaps(logits) - softmax_log_odds(self.scale * logits), threshold=40.0)
+        # gap - log p + log(1 - (1 - e^-gap) p) for each class. Only for the class with the highest logit, 1 - p could
+        # round to 0: its loss is log(1 + e^(gap - l)), with log-odds l from the probabilities of the other classes.
+        gaps, log_p = self._gaps(logits), (self.scale * logits).log_softmax(1)
+        finfo = torch.finfo(log_p.dtype)
+        least = math.log(finfo.tiny) / 2  # a product of two smaller exponentials would be a slow denormal number
+        highest, index = log_p.detach().topk(2, dim=1)
+        top, second = index[:, :1], highest[:, 1:].clamp(min=finfo.min)
+        others = (log_p - second).scatter_(1, top, least).clamp(min=least).exp()  # p of other classes / p of the second
+        log_odds = log_p.gather(1, top) - second - others.sum(1, keepdim=True).log()
+        change = torch.expm1(-gaps) * second.clamp(min=least).exp()
+        table = (gaps - log_p).add_(torch.addcmul(torch.ones_like(second), others, change).log())
+        # the default threshold of softplus, 20, would cause an error of 2e-9
+        return table.scatter_(1, top, F.softplus(gaps[top] - log_odds, threshold=40.0))
 
     def _gaps(self, logits: Tensor) -> Tensor:
         return (self.scale * self.max_margin * self.relative_gaps).to(logits)

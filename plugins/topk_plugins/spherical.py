@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from topk_plugins._rows import wide
+from topk_plugins._rows import at_labels, wide
 from topk_registry import ClassificationLoss, CommonOptions
+from topk_registry.losses.label_mixture import widest
 from topk_registry.options import number
-
-XI_MIN = 1e-4
-NEWTON_STEPS = 6
 
 
 class _LogLikelihood(ClassificationLoss):
@@ -25,12 +23,17 @@ class _LogLikelihood(ClassificationLoss):
     shift: float = 0.0  # added to all logits
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        x = logits + self.shift
-        return (_log_sum_of_weights(x, self.epsilon) - _log_weight(x.gather(1, labels[:, None]), self.epsilon))[:, 0]
+        log_weight = _log_weight(at_labels(logits, labels) + self.shift, self.epsilon)
+        return self._log_sum_of_weights(logits)[:, 0] - log_weight
 
     def per_class(self, logits: Tensor) -> Tensor:
-        x = logits + self.shift
-        return _log_sum_of_weights(x, self.epsilon) - _log_weight(x, self.epsilon)
+        return self._log_sum_of_weights(logits) - _log_weight(logits + self.shift, self.epsilon)
+
+    def _log_sum_of_weights(self, logits: Tensor) -> Tensor:
+        # log sum_i ((logit_i + shift)^2 + epsilon) for each row [B, 1]
+        root = math.sqrt(self.epsilon)
+        peak, sum_of_squares = _scaled_squares(logits, logits.new_full((), -self.shift), root)
+        return (sum_of_squares + logits.shape[1] * (root / peak).square()).log() + 2 * peak.log()
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the probability of each class [B, n]. Logits in half precision are first converted to float32."""
@@ -140,13 +143,13 @@ class SphericalBound(ClassificationLoss):
     Vincent. An Exploration of Softmax Alternatives Belonging to the Spherical Loss Family. ICLR 2016.
     """
 
-    def per_class(self, logits: Tensor) -> Tensor:
-        centred = logits - logits.mean(-1, keepdim=True)
-        return _log_partition_bound(centred) - centred
-
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        centred = logits - logits.mean(-1, keepdim=True)
-        return (_log_partition_bound(centred) - centred.gather(1, labels[:, None]))[:, 0]
+        mean = logits.mean(-1, keepdim=True)
+        return _log_partition_bound(logits, mean)[:, 0] - (at_labels(logits, labels) - mean[:, 0])
+
+    def per_class(self, logits: Tensor) -> Tensor:
+        mean = logits.mean(-1, keepdim=True)
+        return _log_partition_bound(logits, mean) - (logits - mean)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the softmax of the logits [B, n]. Logits in half precision are first converted to float32."""
@@ -157,13 +160,8 @@ class SphericalBound(ClassificationLoss):
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
         """Return the loss of each row from the sum s of n scores, the sum q of their squares, and the label's score."""
-        return _quadratic_bound_of_sums(s, q, score, n)
-
-
-def _log_sum_of_weights(x: Tensor, epsilon: float) -> Tensor:
-    # log sum_i (x_i^2 + epsilon) for each row of x [B, n]
-    peak, sum_of_squares = _scaled_squares(x, math.sqrt(epsilon))
-    return (sum_of_squares + x.shape[1] * (math.sqrt(epsilon) / peak).square()).log() + 2 * peak.log()
+        squares = (q - s.square() / n).clamp(min=0)
+        return _bound(torch.ones_like(squares), squares, n) + s / n - score
 
 
 def _log_weight(x: Tensor, epsilon: float) -> Tensor:
@@ -171,73 +169,65 @@ def _log_weight(x: Tensor, epsilon: float) -> Tensor:
     return 2 * torch.hypot(x, x.new_full((), math.sqrt(epsilon))).log()
 
 
-def _log_partition_bound(centred: Tensor) -> Tensor:
-    # Bound on log sum_i exp(c_i) for centered scores c. The bound depends on the scores only through v = mean_i c_i^2.
-    # At the tightest xi, the first derivative of the bound with respect to v is D lambda(xi), and the second derivative
-    # is D dlambda/dv. Autograd computes both derivatives from a Taylor series around v.
-    return _bound(*_scaled_squares(centred, torch.finfo(centred.dtype).tiny), centred.shape[1])
-
-
-def _quadratic_bound_of_sums(s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-    spread = (q - s.square() / n).clamp(min=0)
-    return _bound(torch.ones_like(spread), spread, n) + s / n - score
+def _log_partition_bound(logits: Tensor, mean: Tensor) -> Tensor:
+    # Bound on log sum_i exp(o_i - mean) for each row [B, 1]. The bound depends only on v = mean_i (o_i - mean)^2.
+    return _bound(*_scaled_squares(logits, mean, torch.finfo(logits.dtype).tiny), logits.shape[1])
 
 
 def _bound(peak: Tensor, sum_of_squares: Tensor, D: int) -> Tensor:
-    # the bound from the sum over the D scores of ((s_i - m) / peak)^2, where m is the mean score
+    # The bound from the sum over the D scores of ((s_i - m) / peak)^2, where m is the mean score. At the tightest xi,
+    # the derivative with respect to this sum is the slope lambda(xi) peak^2, and the curvature is the derivative of the
+    # slope through xi. Autograd computes both derivatives from a Taylor series.
     fixed = sum_of_squares.detach()
     with torch.no_grad():
-        rms = peak * (fixed / D).sqrt()
-        xi = optimal_xi(rms, D)
-        u = 2 * torch.sigmoid(-xi)
-        t = torch.tanh(xi / 2)
-        constant = xi / t * ((D - 1) / D - D / 4 * u.square()) + D * torch.log1p(torch.exp(-xi))
-        # lambda peak^2 without overflow: peak / xi is moderate, because xi grows with the scores
-        quadratic = t / 4 * (peak / xi) * peak
-        W, W_slope = _w(xi, 2 / D)
-        xi_slope = 1 / (2 + xi * W_slope / W.clamp(min=torch.finfo(W.dtype).tiny))  # d log xi / d log v
-        lambda_slope = (xi * (1 - t.square()) / (2 * t) - 1) * xi_slope  # d log lambda / d log v
-        curvature = lambda_slope * (quadratic / fixed.clamp(min=torch.finfo(fixed.dtype).tiny))
-        curvature = torch.where(curvature.isfinite(), curvature, 0.0)
+        wide, wide_peak = fixed.to(widest(fixed)), peak.to(widest(fixed))
+        half = half_of_xi(wide_peak * (wide / float(D)).sqrt(), D)
+        t, _, W_slope = _w_and_slope(half, D)
+        ratio, scaled = half / t, half / wide_peak
+        slope = 0.125 * t * wide_peak / scaled  # without overflow, because xi grows with the scores
+        value = slope * wide + (2 * (D - 1) / D - D / 2 * (1.0 - t).square()) * ratio
+        value += float(D) * (-2.0 * half).exp().log1p()
+        curvature = slope * (ratio - half * t - 1.0) / (2.0 * wide + 8.0 * D * half * scaled.square() * W_slope)
+        curvature = curvature.nan_to_num(0.0, 0.0, 0.0)  # for two equal scores
     step = sum_of_squares - fixed
-    return constant + quadratic * sum_of_squares + curvature / 2 * step.square()
+    return value.to(fixed) + step * torch.addcmul(slope.to(fixed), step, curvature.to(fixed), value=0.5)
 
 
-def optimal_xi(rms: Tensor, D: int) -> Tensor:
-    """Return the parameter xi of the tightest bound in :class:`SphericalBound`, for each entry of ``rms``.
+def half_of_xi(rms: Tensor, D: int) -> Tensor:
+    """Return xi/2 for the parameter xi of the tightest bound in :class:`SphericalBound`, for each entry of ``rms``.
 
-    ``rms`` is the square root of the mean of (s_i - m)^2 for D >= 2 logits s with the mean m.
+    ``rms`` is the square root of the mean of (s_i - m)^2 for D >= 2 logits s with the mean m, in double precision.
     """
-    # Let d = 2/D and u = 1 - tanh(xi/2). The equation is xi^2 W = rms^2, with W = (d - u)(2 - d - u) / (1 - u)^2.
-    # In this form, nothing cancels for large D. The left side increases with xi. W is at most c^2 = d(2 - d), and W is
-    # at least c^2 (1 - u/d) >= (c/1.5)^2 for xi >= log(D-1) + 1. These bounds on W give bounds on xi. Newton's method
-    # starts in the middle. After 5 steps, the error is below 1e-9 for D from 3 to 1e8 and any rms.
-    d = 2 / D
-    c = math.sqrt(d * (2 - d))
-    # for D = 2 and equal scores, the limit is xi = 0; XI_MIN avoids 0/0, and the bound hardly depends on xi there
-    low = (rms / c).clamp(min=max(math.log(D - 1), XI_MIN))
-    if D == 2:  # W is 1
-        return low
-    high = (1.5 * rms / c).clamp(min=math.log(D - 1) + 1)
-    xi = (low + high) / 2
-    for _ in range(NEWTON_STEPS):
-        W, slope = _w(xi, d)
-        xi = (xi - (xi * W - rms * (rms / xi)) / (2 * W + xi * slope)).clamp(low, high)
-    return xi
+    # The equation is xi^2 W(xi) = rms^2. The left side increases with xi, from 0 at xi = log(D-1). For large xi, W is
+    # 4 (D-1) / D^2, so xi is rms D / (2 sqrt(D-1)). Newton's method starts at a norm of these two limits. The exponent
+    # of the norm grows with log D: then the start is within 5 % of xi, and the error after 4 steps is a rounding error,
+    # for D from 3 to 1e8 and any rms.
+    least = math.log(D - 1) / 2
+    large = rms * (D / (4 * math.sqrt(D - 1)))
+    if D == 2:  # W is 1. For equal scores, xi would be 0; a small xi avoids 0/0, and the bound hardly changes.
+        return large.clamp(min=5e-5)
+    exponent, half_rms = 1.75 + 0.58 * least, 0.5 * rms
+    high = large.clamp(min=least)
+    half = high * ((large.clamp(max=least) / high) ** exponent + 1.0) ** (1 / exponent)
+    for _ in range(4):
+        _, W, slope = _w_and_slope(half, D)
+        excess = torch.addcmul(W * half, half_rms, half_rms / half, value=-1)
+        half = torch.addcdiv(half, excess, torch.addcmul(W, half, slope), value=-0.5)
+    return half.clamp(min=least)
 
 
-def _w(xi: Tensor, d: float) -> tuple[Tensor, Tensor]:
-    # W = 1 - (1-d)^2 / tanh(xi/2)^2, at least 0, and the derivative of W with respect to xi
-    u = 2 * torch.sigmoid(-xi)
-    t = 1 - u
-    slope = 2 * (1 - d) ** 2 * u * (1 - u / 2) / t**3
-    return ((d - u) * (2 - d - u) / t**2).clamp(min=0), slope
+def _w_and_slope(half: Tensor, D: int) -> tuple[Tensor, Tensor, Tensor]:
+    # t = tanh(xi/2), W = 1 - (1 - 2/D)^2 / t^2 and dW/dxi for half = xi/2
+    t = half.tanh()
+    inverse = t.reciprocal()
+    rest = (1 - 2 / D) ** 2 * inverse.square()
+    return t, 1.0 - rest, rest * (inverse - t)
 
 
-def _scaled_squares(x: Tensor, least: float) -> tuple[Tensor, Tensor]:
-    # Returns a scale p for each row, and sum_i (x_i / p)^2, which cannot overflow. Autograd does not need the gradient
-    # of p, because p^2 times the sum does not depend on p.
-    fixed = x.detach()
-    peak = torch.maximum(fixed.amax(-1, keepdim=True), -fixed.amin(-1, keepdim=True)).clamp(min=least)
+def _scaled_squares(scores: Tensor, centre: Tensor, least: float) -> tuple[Tensor, Tensor]:
+    # Returns a scale p for each row, and sum_i ((s_i - centre) / p)^2, which cannot overflow. Autograd needs no
+    # gradient of p, because p^2 times the sum does not depend on p.
+    fixed, origin = scores.detach(), centre.detach()
+    peak = torch.maximum(fixed.amax(-1, keepdim=True) - origin, origin - fixed.amin(-1, keepdim=True)).clamp(min=least)
     # a vector norm would save a temporary, but its error is 1e-3 in single precision at n = 1e6
-    return peak, (x / peak).square().sum(-1, keepdim=True)
+    return peak, (scores - centre).div_(peak).square().sum(-1, keepdim=True)

@@ -75,8 +75,7 @@ class TopKSVM(TopKLoss):
         return (lead + (gap[labels] if isinstance(gap, Tensor) else gap)).clamp(min=0)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        lead = (_best_rival(logits, self.k) - logits) / self.k
-        return nan_if_invalid((lead + self._gaps(logits)).clamp(min=0), logits)
+        return (_leads_of_rivals(logits, self.k) / self.k + self._gaps(logits)).clamp(min=0)
 
     def _gaps(self, logits: Tensor) -> float | Tensor:
         if not isinstance(self.alpha, Tensor):
@@ -116,7 +115,7 @@ class TopKHinge(TopKLoss):
         return (1 + _lead_of_rival(logits, labels, self.k)).clamp(min=0)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return nan_if_invalid((1 + _best_rival(logits, self.k) - logits).clamp(min=0), logits)
+        return (1 + _leads_of_rivals(logits, self.k)).clamp(min=0)
 
 
 class TopKHingeConvex(TopKLoss):
@@ -143,19 +142,20 @@ class TopKHingeConvex(TopKLoss):
     """
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        rivals = logits.scatter(1, labels[:, None], -torch.inf).topk(self.k, dim=1).values  # [B, k]
-        losses = self._hinge(rivals[:, :-1].sum(1), rivals[:, -1], at_labels(logits, labels))
-        return nan_if_invalid(losses, logits)
+        scores = _rivals_and_label(logits, labels, self.k)
+        return nan_if_invalid(self._hinge(scores[:, :-2].sum(1), scores[:, -2], scores[:, -1]), logits)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        top, index = _ranked(logits, self.k)
-        is_top = torch.zeros_like(logits, dtype=torch.bool).scatter(1, index[:, :-1], True)
-        better = torch.where(is_top, top[:, : self.k].sum(1, True) - logits, top[:, : self.k - 1].sum(1, True))
-        losses = self._hinge(better, torch.where(is_top, top[:, -1:], top[:, -2:-1]), logits)
-        return nan_if_invalid(losses, logits)
+        top, index = logits.topk(self.k + 1, dim=1)
+        # for each of the k highest classes, the k - 1 highest others include the k-th highest class
+        best = self._hinge(top[:, : self.k].sum(1, True) - top[:, : self.k], top[:, self.k :], top[:, : self.k])
+        table = self._hinge(top[:, : self.k - 1].sum(1, True), top[:, self.k - 1 : self.k], logits)
+        return nan_if_invalid(table.scatter(1, index[:, : self.k], best), logits)
 
     def _hinge(self, better: Tensor, last: Tensor, score: Tensor) -> Tensor:
-        return ((better + self.k - 1 + torch.maximum(last + 1, score)) / self.k - score).clamp(min=0)
+        # better is the sum of the k - 1 highest scores of the other classes, last is the next score
+        lead = (better + self.k - 1) / self.k - score
+        return lead.add(torch.maximum(last + 1, score), alpha=1 / self.k).clamp(min=0)
 
 
 class TopKHingeCalibrated(TopKLoss):
@@ -182,33 +182,32 @@ class TopKHingeCalibrated(TopKLoss):
     """
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        threshold = _ranked(logits, self.k)[0][:, -1]
+        threshold = logits.topk(self.k + 1, dim=1).values[:, -1]
         return nan_if_invalid((1 + threshold - at_labels(logits, labels)).clamp(min=0), logits)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return nan_if_invalid((1 + _ranked(logits, self.k)[0][:, -1:] - logits).clamp(min=0), logits)
+        threshold = logits.topk(self.k + 1, dim=1).values[:, -1:]
+        return nan_if_invalid((1 + threshold - logits).clamp(min=0), logits)
 
 
-def _ranked(s: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    # the k + 1 largest scores and their classes, both [B, k + 1]; in rows with a NaN, all returned scores are NaN
+def _leads_of_rivals(s: Tensor, k: int) -> Tensor:
+    # The k-th largest score of the other classes minus the score of the class, for each class [B, n]. For the k highest
+    # classes, this rival has the (k+1)-th largest score. torch.topk breaks ties: the gradient reaches only one class.
     top, index = s.topk(k + 1, dim=1)
-    return torch.where(top[:, :1].isnan(), torch.nan, top), index
-
-
-def _best_rival(s: Tensor, k: int) -> Tensor:
-    # The k-th largest score of the other classes, for each class [B, n]. For the k highest classes, this is the
-    # (k+1)-th largest score of the row. torch.topk breaks ties, so the gradient reaches only one class.
-    top, index = _ranked(s, k)
-    is_top = torch.zeros_like(s, dtype=torch.bool).scatter(1, index[:, :k], True)
-    return torch.where(is_top, top[:, k:], top[:, k - 1 : k])
+    leads = (top[:, k - 1 : k] - s).scatter(1, index[:, :k], top[:, k:] - top[:, :k])
+    return nan_if_invalid(leads, s)
 
 
 def _lead_of_rival(s: Tensor, labels: Tensor, k: int) -> Tensor:
-    # The k-th largest score of the other classes minus the label's score [B]. One gather reads both scores, so that
-    # autograd allocates only one gradient of the size of s.
-    top, index = _ranked(s.detach(), k)
-    is_top = (index[:, :k] == labels[:, None]).any(1)
-    rival = torch.where(is_top, index[:, k], index[:, k - 1])
-    both = s.gather(1, torch.stack([rival, labels], 1))  # [B, 2]
-    lead = both[:, 0] - both[:, 1]
-    return nan_if_invalid(torch.where(top[:, 0].isnan(), torch.nan, lead), s)
+    # the k-th largest score of the other classes minus the label's score [B]
+    scores = _rivals_and_label(s, labels, k)
+    return nan_if_invalid(scores[:, k - 1] - scores[:, k], s)
+
+
+def _rivals_and_label(s: Tensor, labels: Tensor, k: int) -> Tensor:
+    # The k largest scores of the other classes, and then the label's score [B, k + 1]. One gather reads all of them, so
+    # that autograd allocates only one gradient of the size of s.
+    index = s.detach().topk(k + 1, dim=1).indices
+    after_label = (index[:, :k] == labels[:, None]).cumsum(1) > 0
+    rivals = torch.where(after_label, index[:, 1:], index[:, :k])
+    return s.gather(1, torch.cat([rivals, labels[:, None]], 1))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from mpmath import coth, mp, mpf
 
-from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound, optimal_xi
+from topk_plugins.spherical import LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound, half_of_xi
 
 LOSSES = [LogSphericalSoftmax, LogTaylorSoftmax, SphericalBound]
 
@@ -54,7 +54,7 @@ def test_bound_is_bouchards_at_its_lowest(D, scale):
     logits = scale * randn(4, D)
     got = SphericalBound(reduction="none")(logits, torch.zeros(4, dtype=torch.long))
     rms = logits.std(-1, unbiased=False)
-    for value, o, xi in zip(got.tolist(), logits.tolist(), optimal_xi(rms, D).tolist(), strict=True):
+    for value, o, xi in zip(got.tolist(), logits.tolist(), (2 * half_of_xi(rms, D)).tolist(), strict=True):
         assert value == pytest.approx(bouchard(o, 0, best_alpha(o, xi), xi), rel=1e-12)
         lowest = min(
             bouchard(o, 0, best_alpha(o, xi * factor) + shift, xi * factor)
@@ -78,7 +78,7 @@ def test_bound_is_above_log_softmax(D, scale):
 @pytest.mark.parametrize("D", [3, 10, 1000, 10**6])
 @pytest.mark.parametrize("rms", [0.0, 1e-9, 1e-3, 0.1, 1.0, 30.0, 1e10, 1e100])
 def test_optimal_xi_solves_its_equation(D, rms):
-    xi = optimal_xi(torch.tensor([rms], dtype=torch.float64), D).item()
+    xi = 2 * half_of_xi(torch.tensor([rms], dtype=torch.float64), D).item()
     assert xi >= math.log(D - 1) * (1 - 1e-15)
     with mp.workdps(60):
         rho, v = 1 - mpf(2) / D, mpf(rms) ** 2

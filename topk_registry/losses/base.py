@@ -237,9 +237,9 @@ class SoftmaxLoss(ClassificationLoss):
 
     def per_class(self, logits: Tensor) -> Tensor:
         nll = -logits.log_softmax(1)
-        excluded = nll == torch.inf  # the score is -inf; there, the gradient of the curve would be 0 * inf = NaN
-        if is_readable(nll) and not bool(excluded.any()):
+        if is_readable(nll) and bool(nll.detach().sum() < torch.inf):
             return self._checked(self.curve(nll), "curve", nll.shape)
+        excluded = nll == torch.inf  # the score is -inf; there, the gradient of the curve would be 0 * inf = NaN
         limit = self.curve(torch.full((), torch.inf, dtype=nll.dtype, device=nll.device)).detach()
         table = self._checked(self.curve(nll.masked_fill(excluded, 1.0)), "curve", nll.shape)
         return torch.where(excluded, limit, table)
