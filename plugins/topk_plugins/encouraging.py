@@ -6,7 +6,7 @@ log-odds of p. For the squared error (1 - p)^2, the bonus is -p^2.
 """
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,8 +19,7 @@ from topk_registry.options import choice, integer, number
 CLAMP = 1e-5  # the paper's clamp: log(1 - p) becomes log(max(1 - p, 1e-5))
 SCHEDULES = ("constant", "linear", "cosine", "exponential")
 SCHEDULED = ("bonus", "log_end")
-BASES = {"mse": 2, "mae": 1}
-LINKS = ("sigmoid", "softmax")
+BASES, LINKS = ("mse", "mae"), ("sigmoid", "softmax")
 
 
 class Encouraging(SoftmaxLoss):
@@ -113,10 +112,17 @@ class Encouraging(SoftmaxLoss):
         super().set_epoch(epoch)
         self.epoch.fill_(epoch)
 
-    def _shares(self) -> tuple[Tensor, Tensor]:
+    def _current(self) -> tuple[Any, Any, Any]:
+        # rho, LE - 1 and log(1 - LE) in the current epoch: numbers if they never change, otherwise tensors []
+        if self.first_change is None:
+            end_minus_1 = min(self.log_end - 1, -CLAMP)
+            return self.rho, end_minus_1, math.log(-end_minus_1)
         share, one = self._share(), torch.ones_like(self.epoch)
         bonus, log_end = (share, one) if self.scheduled == "bonus" else (one, share)
-        return torch.where(self.epoch >= self.start_epoch, bonus, 0.0), log_end
+        rho = self.rho * torch.where(self.epoch >= self.start_epoch, bonus, 0.0)
+        # if a schedule raises LE to 1, the tangent would be infinitely steep
+        end_minus_1 = (self.log_end * log_end - 1).clamp(max=-CLAMP)
+        return rho, end_minus_1, (-end_minus_1).log()
 
     def _share(self) -> Tensor:
         if self.schedule == "constant":
@@ -131,22 +137,20 @@ class Encouraging(SoftmaxLoss):
         return (self.rate * (t - 1)).exp() if self.rate > 0 else -(self.rate * t).expm1()
 
     def curve(self, nll: Tensor) -> Tensor:
-        bonus_share, log_end_share = (share.to(nll) for share in self._shares())
+        rho, *end = self._current()
         p_minus_1 = torch.expm1(-nll)
-        # if a schedule raises LE to 1, the tangent would be infinitely steep
-        end_minus_1 = (self.log_end * log_end_share - 1).clamp(max=-CLAMP)
-        bonus = self._bonus(p_minus_1, end_minus_1)
+        bonus = self._bonus(p_minus_1, *end)
         if self.bonus_start:
             start_minus_1 = p_minus_1.new_tensor(self.bonus_start - 1)
-            bonus = torch.where(p_minus_1 > start_minus_1, bonus - self._bonus(start_minus_1, end_minus_1), 0.0)
-        return torch.addcmul(nll, bonus, self.rho * bonus_share)
+            bonus = torch.where(p_minus_1 > start_minus_1, bonus - self._bonus(start_minus_1, *end), 0.0)
+        return bonus.mul_(rho).add_(nll)  # in place, because tables are large
 
-    def _bonus(self, p_minus_1: Tensor, end_minus_1: Tensor) -> Tensor:
+    def _bonus(self, p_minus_1: Tensor, end_minus_1: Any, constant: Any) -> Tensor:
         if self.log_end == 1 and self.scheduled == "bonus":
             return (-p_minus_1).clamp(min=CLAMP).log()
         ratio = p_minus_1 / end_minus_1  # (1 - p) / (1 - LE); below 1, the tangent replaces the logarithm
         high = ratio.clamp(min=1)
-        return high.log().add_(ratio - high).add_((-end_minus_1).log())  # in place, because tables are large
+        return high.log().add_(ratio - high).add_(constant)
 
     def extra_repr(self) -> str:
         options = f"log_end={self.log_end:g}, bonus_start={self.bonus_start:g}, rho={self.rho:g}"
@@ -181,7 +185,7 @@ class Mirror(ClassificationLoss):
     Neural Networks. AAAI 2022.
     """
 
-    option_ranges: ClassVar = {"base": tuple(BASES), "gamma": "(0, inf)", "rho": "[0, inf)", "link": LINKS}
+    option_ranges: ClassVar = {"base": BASES, "gamma": "(0, inf)", "rho": "[0, inf)", "link": LINKS}
     tuning_grid: ClassVar = {"link": ("sigmoid", "softmax")}
 
     def __init__(
@@ -194,12 +198,8 @@ class Mirror(ClassificationLoss):
         **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(**common)
-        self.base, self.link = choice(base, "base", tuple(BASES)), choice(link, "link", LINKS)
+        self.base, self.link = choice(base, "base", BASES), choice(link, "link", LINKS)
         self.gamma, self.rho = number(gamma, "gamma", above=0), number(rho, "rho", at_least=0)
-
-    @property
-    def power(self) -> int:
-        return BASES[self.base]
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         odds = self._log_odds(logits)
@@ -218,9 +218,9 @@ class Mirror(ClassificationLoss):
     def _terms(self, odds: Tensor) -> Tensor:
         # wrong^a - rho right^g for odds = log(wrong / right); right is p for the label, and 1 - p for other classes
         wrong = odds.sigmoid()
-        if self.rho == 1 and self.power == self.gamma == 2:
+        if self.rho == 1 and self.gamma == 2 and self.base == "mse":
             return (2 * wrong).sub_(1)  # w^2 - (1 - w)^2
-        error = wrong.square() if self.power == 2 else wrong
+        error = wrong.square() if self.base == "mse" else wrong
         if self.rho == 0:
             return error
         right = (-odds).sigmoid()

@@ -191,10 +191,7 @@ class ClassificationLoss(Adjustable):
             losses = self._checked(self.per_label(scores, masses.labels[:, 0]), "per_label", scores.shape[:1])
             return _product(masses.shares[:, 0].to(losses.dtype), losses)
         table = self._checked(self.per_class(scores), "per_class", scores.shape)
-        mass = masses.table(scores.shape[1], table.dtype)
-        if is_readable(table) and bool((losses := (mass * table).sum(1)).isfinite().all()):
-            return losses  # so no loss that is infinite or NaN has mass 0
-        return _product(mass, table).sum(1)
+        return _product(masses.table(scores.shape[1], table.dtype), table).sum(1)
 
     def _checked(self, losses: Tensor, method: str, shape: torch.Size) -> Tensor:
         if losses.shape != shape:
@@ -265,6 +262,9 @@ class TopKLoss(ClassificationLoss):
 def _product(mass: Tensor, losses: Tensor) -> Tensor:
     # If the mass is 0, the product is 0 even if the loss is infinite or NaN. Finite losses are kept, because the
     # gradient with respect to the mass is the loss.
+    product = mass * losses
+    if is_readable(losses) and math.isfinite(product.detach().sum().item()):
+        return product  # so no loss that is infinite or NaN has mass 0
     return mass * losses.masked_fill((mass == 0) & ~losses.isfinite(), 0.0)
 
 
