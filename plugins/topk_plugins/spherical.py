@@ -23,17 +23,22 @@ class _LogLikelihood(ClassificationLoss):
     shift: float = 0.0  # added to all logits
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        log_weight = _log_weight(at_labels(logits, labels) + self.shift, self.epsilon)
-        return self._log_sum_of_weights(logits)[:, 0] - log_weight
+        return torch.sub(self._log_total(logits)[:, 0], self._half_log_weight(at_labels(logits, labels)), alpha=2)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return self._log_sum_of_weights(logits) - _log_weight(logits + self.shift, self.epsilon)
+        return torch.sub(self._log_total(logits), self._half_log_weight(logits), alpha=2)
 
-    def _log_sum_of_weights(self, logits: Tensor) -> Tensor:
+    def _half_log_weight(self, logits: Tensor) -> Tensor:
+        # 1/2 log((logit + shift)^2 + epsilon); a square would overflow in single precision from 2e19 on
+        return torch.hypot(logits + self.shift, logits.new_full((), math.sqrt(self.epsilon))).log()
+
+    def _log_total(self, logits: Tensor) -> Tensor:
         # log sum_i ((logit_i + shift)^2 + epsilon) for each row [B, 1]
         root = math.sqrt(self.epsilon)
-        peak, sum_of_squares = _scaled_squares(logits, logits.new_full((), -self.shift), root)
-        return (sum_of_squares + logits.shape[1] * (root / peak).square()).log() + 2 * peak.log()
+        peak, sum_of_squares = _scaled_squares(logits, -self.shift, root)
+        ratio = root / peak
+        total = torch.addcmul(sum_of_squares, ratio, ratio, value=logits.shape[1])
+        return torch.add(total.log(), peak.log(), alpha=2)
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """Return the probability of each class [B, n]. Logits in half precision are first converted to float32."""
@@ -164,11 +169,6 @@ class SphericalBound(ClassificationLoss):
         return _bound(torch.ones_like(squares), squares, n) + s / n - score
 
 
-def _log_weight(x: Tensor, epsilon: float) -> Tensor:
-    # log(x^2 + epsilon) elementwise; x^2 overflows in single precision from x = 2e19 on
-    return 2 * torch.hypot(x, x.new_full((), math.sqrt(epsilon))).log()
-
-
 def _log_partition_bound(logits: Tensor, mean: Tensor) -> Tensor:
     # Bound on log sum_i exp(o_i - mean) for each row [B, 1]. The bound depends only on v = mean_i (o_i - mean)^2.
     return _bound(*_scaled_squares(logits, mean, torch.finfo(logits.dtype).tiny), logits.shape[1])
@@ -224,10 +224,10 @@ def _w_and_slope(half: Tensor, D: int) -> tuple[Tensor, Tensor, Tensor]:
     return t, 1.0 - rest, rest * (inverse - t)
 
 
-def _scaled_squares(scores: Tensor, centre: Tensor, least: float) -> tuple[Tensor, Tensor]:
+def _scaled_squares(scores: Tensor, centre: Tensor | float, least: float) -> tuple[Tensor, Tensor]:
     # Returns a scale p for each row, and sum_i ((s_i - centre) / p)^2, which cannot overflow. Autograd needs no
     # gradient of p, because p^2 times the sum does not depend on p.
-    fixed, origin = scores.detach(), centre.detach()
+    fixed, origin = scores.detach(), centre.detach() if isinstance(centre, Tensor) else centre
     peak = torch.maximum(fixed.amax(-1, keepdim=True) - origin, origin - fixed.amin(-1, keepdim=True)).clamp(min=least)
     # a vector norm would save a temporary, but its error is 1e-3 in single precision at n = 1e6
     return peak, (scores - centre).div_(peak).square().sum(-1, keepdim=True)

@@ -148,7 +148,6 @@ class ClassificationLoss(Adjustable):
         check_logits(logits)
         self.check_classes(logits.shape[1])
         ignores = check_target(logits, target, self.ignore_index)
-        weight = self.class_weight
         if sample_weight is not None:
             sample_weight = _sample_weights(sample_weight, logits, shape)
         if self.first_change is not None and not torch.compiler.is_compiling() and not self._epoch_was_set:
@@ -156,7 +155,7 @@ class ClassificationLoss(Adjustable):
         masses = Masses.of(
             target,
             logits.shape[1],
-            weight=weight,
+            weight=self.class_weight,
             label_smoothing=self.label_smoothing,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
@@ -182,14 +181,15 @@ class ClassificationLoss(Adjustable):
         def __call__(self, logits: Tensor, target: Target, sample_weight: Tensor | None = None) -> Tensor: ...
 
     def _row_losses(self, logits: Tensor, masses: Masses) -> Tensor:
-        losses = self.fused(logits, masses)
-        if losses is not None:
+        if (losses := self.fused(logits, masses)) is not None:
             return losses
         scores = masses.usable(logits.float() if logits.dtype.itemsize < 4 else logits)
         if masses.labels is not None and masses.even is None and masses.labels.shape[1] == 1:
             assert masses.shares is not None
             losses = self._checked(self.per_label(scores, masses.labels[:, 0]), "per_label", scores.shape[:1])
-            return _product(masses.shares[:, 0].to(losses.dtype), losses)
+            mass = masses.shares[:, 0].to(losses.dtype)
+            no_mass_is_0 = masses.counts is None and masses.weight is None and masses.sample_weight is None
+            return mass * losses if no_mass_is_0 else _product(mass, losses)
         table = self._checked(self.per_class(scores), "per_class", scores.shape)
         return _product(masses.table(scores.shape[1], table.dtype), table).sum(1)
 
