@@ -187,9 +187,9 @@ class ClassificationLoss(Adjustable):
         if masses.labels is not None and masses.even is None and masses.labels.shape[1] == 1:
             assert masses.shares is not None
             losses = self._checked(self.per_label(scores, masses.labels[:, 0]), "per_label", scores.shape[:1])
-            mass = masses.shares[:, 0].to(losses.dtype)
-            no_mass_is_0 = masses.counts is None and masses.weight is None and masses.sample_weight is None
-            return mass * losses if no_mass_is_0 else _product(mass, losses)
+            if masses.share is not None:
+                return losses * masses.share
+            return _product(masses.shares[:, 0].to(losses.dtype), losses)
         table = self._checked(self.per_class(scores), "per_class", scores.shape)
         return _product(masses.table(scores.shape[1], table.dtype), table).sum(1)
 

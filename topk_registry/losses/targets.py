@@ -53,6 +53,7 @@ class Masses(NamedTuple):
     ignore_index: int = -100
     reduction: str = "mean"
     sample_weight: Tensor | None = None
+    share: float | None = None  # the number that all `shares` equal, if this is known
 
     @classmethod
     def of(
@@ -100,9 +101,8 @@ class Masses(NamedTuple):
             rows = target.shape[0]
             share = 1.0 / rows if reduction == "mean" and rows else 1.0
             even = _equal(label_smoothing * share / n, rows) if label_smoothing else None
-            shares = _equal((1.0 - label_smoothing) * share, rows, 1)
-            labels = target if target.dtype == torch.int64 else target.long()
-            return cls(labels.unsqueeze(1), shares, even, None, None, *facts)
+            share *= 1.0 - label_smoothing
+            return cls(target.long()[:, None], _equal(share, rows, 1), even, None, None, *facts, share)
         if isinstance(target, LabelMixture):
             mixture, counts = target.smooth(label_smoothing), None
             rows = torch.ones_like(mixture.shares[:, 0])
