@@ -102,7 +102,7 @@ class Masses(NamedTuple):
             share = 1.0 / rows if reduction == "mean" and rows else 1.0
             even = _equal(label_smoothing * share / n, rows) if label_smoothing else None
             share *= 1.0 - label_smoothing
-            return cls(target.long()[:, None], _equal(share, rows, 1), even, None, None, *facts, share)
+            return cls(target.long().unsqueeze(1), _equal(share, rows, 1), even, None, None, *facts, share)
         if isinstance(target, LabelMixture):
             mixture, counts = target.smooth(label_smoothing), None
             rows = torch.ones_like(mixture.shares[:, 0])
