@@ -94,3 +94,9 @@ def _multiply(c: list[Decimal], w: Decimal) -> list[Decimal]:
 
 def _one(k: int) -> list[Decimal]:
     return [Decimal(1), *[Decimal(0)] * k]
+
+
+def perturbed_kth(scores: Tensor, k: int, *, epsilon: float, noise: Tensor) -> Tensor:
+    """The k-th largest of scores [..., n] + epsilon * noise [draws, ..., n], averaged over the draws: [...]."""
+    perturbed = scores + epsilon * noise  # [draws, ..., n]
+    return perturbed.sort(-1, descending=True).values[..., k - 1].mean(0)

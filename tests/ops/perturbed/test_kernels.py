@@ -7,12 +7,12 @@ import torch
 
 from tests.ops.perturbed.noise import noise
 from tests.ops.perturbed.quadrature import expected_kth
+from tests.oracles import perturbed_kth
 from topk_registry.functional import perturbed_hinge, perturbed_topk
 from topk_registry.losses.targets import LabelMixture, Masses
 from topk_registry.ops.backend import use_backend
 from topk_registry.ops.parts import Parts
 from topk_registry.ops.perturbed import cpu
-from topk_registry.ops.perturbed.definition import perturbed_topk_definition
 
 INF, NAN = float("inf"), float("nan")
 
@@ -46,7 +46,7 @@ def test_numba_against_the_definition_on_its_own_noise(kind, k, epsilon):
     value, index = cpu.kth(s, torch.tensor(seed), k, epsilon, draws)
     z = noise(seed, draws, *s.shape)
     x = s.double() + epsilon * z
-    expected = perturbed_topk_definition(s.double(), k, epsilon=epsilon, noise=z)
+    expected = perturbed_kth(s.double(), k, epsilon=epsilon, noise=z)
     torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6 * epsilon)
     kth = x.sort(-1, descending=True).values[..., k - 1]  # [draws, rows]
     found = x.gather(2, index.T[..., None])[..., 0]
@@ -98,7 +98,7 @@ def targets() -> dict[str, Masses]:
 
 def plain_hinge(s: torch.Tensor, q: torch.Tensor, z: torch.Tensor, k: int, epsilon: float, alpha, scale: float):
     """Return the losses in double precision, from the noise [draws, B, n]."""
-    threshold = perturbed_topk_definition(s, k, epsilon=epsilon, noise=z)
+    threshold = perturbed_kth(s, k, epsilon=epsilon, noise=z)
     return (q * scale * (alpha + threshold[:, None] - s).clamp(min=0)).where(q != 0, 0.0).sum(1)
 
 

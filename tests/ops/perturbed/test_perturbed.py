@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tests.ops.perturbed.quadrature import expected_kth
+from tests.oracles import perturbed_kth
 from topk_registry import PerturbedTopK
 from topk_registry.functional import perturbed_topk
-from topk_registry.ops.perturbed.definition import perturbed_topk_definition
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -34,9 +34,7 @@ def value_and_grad(f, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
 def test_matches_the_definition(shape, k, epsilon):
     scores, noise = randn(*shape), randn(4, *shape, seed=1)
     value, grad = value_and_grad(lambda s: perturbed_topk(s, k, epsilon=epsilon, num_samples=4, noise=noise), scores)
-    wanted, wanted_grad = value_and_grad(
-        lambda s: perturbed_topk_definition(s, k, epsilon=epsilon, noise=noise), scores
-    )
+    wanted, wanted_grad = value_and_grad(lambda s: perturbed_kth(s, k, epsilon=epsilon, noise=noise), scores)
     assert value.shape == shape[:-1]
     torch.testing.assert_close(value, wanted, rtol=0, atol=8 * 2**-52 * (scores.abs().sum().item() + epsilon * 6))
     torch.testing.assert_close(grad, wanted_grad, rtol=4e-16, atol=4e-16)
@@ -44,9 +42,7 @@ def test_matches_the_definition(shape, k, epsilon):
 
 def test_definition_by_hand():
     noise = torch.tensor([[0.0, 0.0, 2.5], [0.0, 0.0, 0.0]])  # second largest: 3 of (3, 2, 3.5), then 2 of (3, 2, 1)
-    value, grad = value_and_grad(
-        lambda s: perturbed_topk_definition(s, 2, epsilon=1.0, noise=noise), torch.tensor([3.0, 2.0, 1.0])
-    )
+    value, grad = value_and_grad(lambda s: perturbed_kth(s, 2, epsilon=1.0, noise=noise), torch.tensor([3.0, 2.0, 1.0]))
     assert value.item() == 2.5
     assert (grad / grad.sum()).tolist() == [0.5, 0.5, 0.0]
 

@@ -12,10 +12,7 @@ from topk_registry.ops.backend import load
 def perturbed_kth(
     scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Return the k-th largest entry of scores + epsilon * noise, averaged over the draws: [B].
-
-    Also return the class of the k-th largest entry in each draw: [B, num_samples].
-    """
+    """Call ``kth`` of a backend: return the k-th largest perturbed scores [B] and their classes [B, num_samples]."""
     return kernel(backend)(scores, seed, k, epsilon, num_samples)
 
 

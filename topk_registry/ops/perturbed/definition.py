@@ -1,13 +1,7 @@
-"""Definition of the perturbed k-th largest score in PyTorch operations."""
+"""The perturbed k-th largest score in PyTorch operations."""
 
 import torch
 from torch import Generator, Tensor
-
-
-def perturbed_topk_definition(scores: Tensor, k: int, *, epsilon: float, noise: Tensor) -> Tensor:
-    """Return the k-th largest of scores [..., n] + epsilon * noise [draws, ..., n], averaged over the draws: [...]."""
-    perturbed = scores + epsilon * noise  # [draws, ..., n]
-    return perturbed.sort(-1, descending=True).values[..., k - 1].mean(0)
 
 
 def kth(
