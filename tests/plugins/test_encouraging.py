@@ -45,11 +45,12 @@ def test_the_tangent_has_a_finite_gradient_where_p_rounds_to_one(gap):
 def test_the_bonus_is_continuous_where_its_tangent_starts():
     for log_end in (0.25, 0.5, 0.75, 0.9):
         end = math.log(log_end / (1 - log_end))
-        logits = torch.tensor([[end - 1e-6, 0.0], [end + 1e-6, 0.0]], dtype=torch.float64, requires_grad=True)
-        loss = Encouraging(log_end=log_end, reduction="none")(logits, torch.tensor([0, 0]))
+        scores = [[end - 1e-6, 0.0], [end, 0.0], [end + 1e-6, 0.0]]  # at log_end = 0.5, the second row has p = log_end
+        logits = torch.tensor(scores, dtype=torch.float64, requires_grad=True)
+        loss = Encouraging(log_end=log_end, reduction="none")(logits, torch.tensor([0, 0, 0]))
         (gradient,) = torch.autograd.grad(loss.sum(), logits)
-        assert loss[0].item() == pytest.approx(loss[1].item(), abs=1e-5)
-        assert gradient[0, 0].item() == pytest.approx(gradient[1, 0].item(), abs=1e-5)
+        torch.testing.assert_close(loss, loss[:1].expand(3), rtol=0, atol=1e-5)
+        torch.testing.assert_close(gradient[:, 0], gradient[:1, 0].expand(3), rtol=0, atol=1e-5)
 
 
 SHARES = {

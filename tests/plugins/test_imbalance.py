@@ -55,6 +55,27 @@ def test_a_class_ruled_out_by_its_score_costs_nothing(loss):
     assert gradient[0, 2] < 0 < gradient[0, 1]
 
 
+@pytest.mark.parametrize(("scale", "max_margin"), [(1.0, 0.0), (30.0, 0.5), (64.0, 3.0)])
+@pytest.mark.parametrize("lead", [0.0, 0.3, 1.0, 5.0, 100.0])
+def test_ldam_of_each_class_is_precise_where_the_probability_rounds_to_one(lead, scale, max_margin):
+    """Also with probabilities below the smallest normal number, and with margins whose exponential overflows."""
+    logits = torch.tensor([[lead, 0.0, -0.1, -0.5, -4.0, -100.0], [lead] + [-math.inf] * 5]).requires_grad_()
+    table = LDAM(class_counts=COUNTS, scale=scale, max_margin=max_margin).per_class(logits)
+    wide = logits.detach().double().requires_grad_()
+    rest = torch.stack([wide[:, [j for j in range(N) if j != c]].mul(scale).logsumexp(1) for c in range(N)], 1)
+    margins = torch.tensor([scale * max_margin / count**0.25 for count in COUNTS], dtype=torch.float64)
+    gap = margins - (scale * wide - rest)
+    expected = torch.where(gap > 40, gap, torch.log1p(gap.clamp(max=40).exp()))
+    rounding = 2.0**-23 * (margins + 2 * scale * (wide.detach().abs().nan_to_num(posinf=0.0).amax(1, keepdim=True) + 1))
+    assert ((table - expected).nan_to_num().abs() <= rounding).all()
+    assert torch.equal(table[1, 1:], torch.full((5,), math.inf))
+    assert table[1, 0] == 0
+    for c in range(N):  # the gradient of a loss is at most scale, so its errors are those of the probabilities
+        (found,) = torch.autograd.grad(table[0, c], logits, retain_graph=True)
+        (wanted,) = torch.autograd.grad(expected[0, c], wide, retain_graph=True)
+        assert ((found[0] - wanted[0]).abs() <= scale * rounding.amax()).all()
+
+
 def test_drw_starts_at_its_epoch_and_means_its_weights():
     logits, target = batch(N, scale=0.1)
     plain = LDAM(class_counts=COUNTS)
