@@ -7,7 +7,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 708,
+    "benchmarks": 710,
     "docs": 700,
     "export/topk_export": 5289,
     "plugins/template": 150,

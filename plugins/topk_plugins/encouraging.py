@@ -52,7 +52,7 @@ class Encouraging(SoftmaxLoss):
         schedule: factor f as a function of t = min(1, epoch / total_epochs). The loss uses f rho in place of rho, or
             f LE in place of LE. ``"constant"``: f = 1. ``"linear"``: f = t. ``"cosine"``: f = (1 - cos(pi t)) / 2.
             ``"exponential"``: f = exp(rate (t - 1)) for a positive rate, else f = 1 - exp(rate t).
-        scheduled: option that f multiplies: ``"bonus"`` for rho, ``"log_end"`` for LE.
+        scheduled: option that f multiplies: ``"bonus"`` for rho, ``"log_end"`` for LE, then at most 1 - 1e-5.
         rate: rate of the exponential schedule.
         start_epoch: first epoch with a bonus, counted from 0 ("deferred encouraging" in the paper).
         total_epochs: number of training epochs. All schedules but ``"constant"`` require this number.
@@ -112,7 +112,7 @@ class Encouraging(SoftmaxLoss):
         super().set_epoch(epoch)
         self.epoch.fill_(epoch)
 
-    def _current(self) -> tuple[Any, Any, Any]:
+    def _current(self, like: Tensor) -> tuple[Any, Any, Any]:
         # rho, LE - 1 and log(1 - LE) in the current epoch: numbers if they never change, otherwise tensors []
         if self.first_change is None:
             end_minus_1 = min(self.log_end - 1, -CLAMP)
@@ -122,7 +122,7 @@ class Encouraging(SoftmaxLoss):
         rho = self.rho * torch.where(self.epoch >= self.start_epoch, bonus, 0.0)
         # if a schedule raises LE to 1, the tangent would be infinitely steep
         end_minus_1 = (self.log_end * log_end - 1).clamp(max=-CLAMP)
-        return rho, end_minus_1, (-end_minus_1).log()
+        return rho.to(like), end_minus_1.to(like), (-end_minus_1).log().to(like)
 
     def _share(self) -> Tensor:
         if self.schedule == "constant":
@@ -137,20 +137,20 @@ class Encouraging(SoftmaxLoss):
         return (self.rate * (t - 1)).exp() if self.rate > 0 else -(self.rate * t).expm1()
 
     def curve(self, nll: Tensor) -> Tensor:
-        rho, *end = self._current()
+        rho, *end = self._current(nll)
         p_minus_1 = torch.expm1(-nll)
         bonus = self._bonus(p_minus_1, *end)
         if self.bonus_start:
-            start_minus_1 = p_minus_1.new_tensor(self.bonus_start - 1)
+            start_minus_1 = p_minus_1.new_full((), self.bonus_start - 1)
             bonus = torch.where(p_minus_1 > start_minus_1, bonus - self._bonus(start_minus_1, *end), 0.0)
-        return bonus.mul_(rho).add_(nll)  # in place, because tables are large
+        return torch.addcmul(nll, bonus, rho) if isinstance(rho, Tensor) else torch.add(nll, bonus, alpha=rho)
 
     def _bonus(self, p_minus_1: Tensor, end_minus_1: Any, constant: Any) -> Tensor:
         if self.log_end == 1 and self.scheduled == "bonus":
             return (-p_minus_1).clamp(min=CLAMP).log()
         ratio = p_minus_1 / end_minus_1  # (1 - p) / (1 - LE); below 1, the tangent replaces the logarithm
-        high = ratio.clamp(min=1)
-        return high.log().add_(ratio - high).add_(constant)
+        # 1/2 keeps the logarithm finite, and does not change it
+        return torch.where(ratio < 1, ratio - 1, ratio.clamp(min=0.5).log()).add_(constant)
 
     def extra_repr(self) -> str:
         options = f"log_end={self.log_end:g}, bonus_start={self.bonus_start:g}, rho={self.rho:g}"
@@ -224,8 +224,6 @@ class Mirror(ClassificationLoss):
         if self.rho == 0:
             return error
         right = (-odds).sigmoid()
-        if self.gamma == 2:
-            return error - self.rho * right.square()
         return error - self.rho * right.clamp(min=torch.finfo(right.dtype).tiny) ** self.gamma
 
     def extra_repr(self) -> str:

@@ -157,7 +157,7 @@ class LDAM(ClassificationLoss):
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         gap = self._gaps(logits)[labels, None]
         scores = self.scale * logits
-        # in place, because the table is large, but not in a transform such as vmap
+        # in place on a CPU outside of transforms such as vmap, because the table is large
         add = Tensor.scatter_add_ if is_readable(scores) else Tensor.scatter_add
         return F.cross_entropy(add(scores, 1, labels[:, None], -gap), labels, reduction="none")
 
@@ -168,6 +168,7 @@ class LDAM(ClassificationLoss):
         finfo = torch.finfo(log_p.dtype)
         least = math.log(finfo.tiny) / 2  # a product of two smaller exponentials would be a slow denormal number
         highest, index = log_p.detach().topk(2, dim=1)
+        # `second` is a scale that cancels, so it needs no gradient; the clamp avoids -inf - (-inf)
         top, second = index[:, :1], highest[:, 1:].clamp(min=finfo.min)
         others = (log_p - second).scatter_(1, top, least).clamp(min=least).exp()  # p of other classes / p of the second
         log_odds = log_p.gather(1, top) - second - others.sum(1, keepdim=True).log()

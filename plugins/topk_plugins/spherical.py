@@ -171,13 +171,13 @@ class SphericalBound(ClassificationLoss):
 
 def _log_partition_bound(logits: Tensor, mean: Tensor) -> Tensor:
     # Bound on log sum_i exp(o_i - mean) for each row [B, 1]. The bound depends only on v = mean_i (o_i - mean)^2.
-    return _bound(*_scaled_squares(logits, mean, torch.finfo(logits.dtype).tiny), logits.shape[1])
+    return _bound(*_scaled_squares(logits, mean, 1.0), logits.shape[1])
 
 
 def _bound(peak: Tensor, sum_of_squares: Tensor, D: int) -> Tensor:
     # The bound from the sum over the D scores of ((s_i - m) / peak)^2, where m is the mean score. At the tightest xi,
-    # the derivative with respect to this sum is the slope lambda(xi) peak^2, and the curvature is the derivative of the
-    # slope through xi. Autograd computes both derivatives from a Taylor series.
+    # the derivative with respect to this sum is the slope lambda(xi) peak^2. The curvature is the derivative of the
+    # slope, which depends on the sum through xi. Autograd computes both derivatives from a Taylor series.
     fixed = sum_of_squares.detach()
     with torch.no_grad():
         wide, wide_peak = fixed.to(widest(fixed)), peak.to(widest(fixed))
@@ -188,7 +188,7 @@ def _bound(peak: Tensor, sum_of_squares: Tensor, D: int) -> Tensor:
         value = slope * wide + (2 * (D - 1) / D - D / 2 * (1.0 - t).square()) * ratio
         value += float(D) * (-2.0 * half).exp().log1p()
         curvature = slope * (ratio - half * t - 1.0) / (2.0 * wide + 8.0 * D * half * scaled.square() * W_slope)
-        curvature = curvature.nan_to_num(0.0, 0.0, 0.0)  # for two equal scores
+        curvature = curvature.nan_to_num(0.0, 0.0, 0.0)  # 0/0 for two equal scores
     step = sum_of_squares - fixed
     return value.to(fixed) + step * torch.addcmul(slope.to(fixed), step, curvature.to(fixed), value=0.5)
 

@@ -147,7 +147,7 @@ class TopKHingeConvex(TopKLoss):
 
     def per_class(self, logits: Tensor) -> Tensor:
         top, index = logits.topk(self.k + 1, dim=1)
-        # for each of the k highest classes, the k - 1 highest others include the k-th highest class
+        # the rivals of one of the k highest classes are the other k - 1 of them, and the (k+1)-th highest class
         best = self._hinge(top[:, : self.k].sum(1, True) - top[:, : self.k], top[:, self.k :], top[:, : self.k])
         table = self._hinge(top[:, : self.k - 1].sum(1, True), top[:, self.k - 1 : self.k], logits)
         return nan_if_invalid(table.scatter(1, index[:, : self.k], best), logits)

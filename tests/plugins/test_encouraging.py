@@ -42,6 +42,29 @@ def test_the_tangent_has_a_finite_gradient_where_p_rounds_to_one(gap):
     assert gradient[0, 0].item() == pytest.approx(-lost * (1 + 4 * (1 - lost)), rel=1e-5, abs=6 * 2.0**-24)
 
 
+@pytest.mark.parametrize("log_end", [0.5, 0.99, 0.9999, 1.0])
+def test_with_two_classes_the_slope_is_minus_one_before_the_tangent(log_end):
+    logits = torch.tensor([[-0.3, 0.0]], requires_grad=True)  # there, the loss is minus the log-odds of the label
+    for scheduled in ("bonus", "log_end"):
+        loss = Encouraging(log_end=log_end, scheduled=scheduled)(logits, torch.tensor([0]))
+        (gradient,) = torch.autograd.grad(loss, logits)
+        torch.testing.assert_close(gradient, torch.tensor([[-1.0, 1.0]]), rtol=4 * 2.0**-24, atol=0)
+
+
+def test_a_tensor_of_epochs_gives_a_loss_for_each_epoch_in_single_precision():
+    logits, target, epochs = torch.randn(3, 5), torch.tensor([0, 1, 2]), torch.tensor([0.0, 3.0, 10.0]).double()
+    for scheduled in ("bonus", "log_end"):
+        loss = Encouraging(log_end=1.0, schedule="linear", scheduled=scheduled, total_epochs=10)
+        found = torch.vmap(lambda e, loss=loss: torch.func.functional_call(loss, {"epoch": e}, (logits, target)))(
+            epochs
+        )
+        expected = []
+        for epoch in (0, 3, 10):
+            loss.set_epoch(epoch)
+            expected.append(loss(logits, target))
+        torch.testing.assert_close(found, torch.stack(expected))
+
+
 def test_the_bonus_is_continuous_where_its_tangent_starts():
     for log_end in (0.25, 0.5, 0.75, 0.9):
         end = math.log(log_end / (1 - log_end))

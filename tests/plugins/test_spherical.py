@@ -64,6 +64,16 @@ def test_bound_is_bouchards_at_its_lowest(D, scale):
         assert value <= lowest + 1e-12 * abs(lowest)
 
 
+@pytest.mark.parametrize("D", [2, 5, 1000])
+def test_second_derivatives_of_the_bound_at_equal_scores(D):
+    def hessian(gap: float) -> torch.Tensor:
+        logits = torch.tensor([[gap] + [0.0] * (D - 1)], dtype=torch.float64, requires_grad=True)
+        (gradient,) = torch.autograd.grad(SphericalBound()(logits, torch.tensor([0])), logits, create_graph=True)
+        return torch.autograd.grad(gradient[0, 0], logits)[0]
+
+    torch.testing.assert_close(hessian(0.0), hessian(1e-4), rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize("D", [2, 3, 1000, 100_000])
 @pytest.mark.parametrize("scale", [0.0, 1e-6, 0.3, 3.0, 30.0, 1000.0])
 def test_bound_is_above_log_softmax(D, scale):
