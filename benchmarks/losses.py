@@ -50,7 +50,7 @@ BOUNDS: dict[tuple[str, ...], tuple[tuple[float, ...], tuple[float, ...]]] = {
     NOISED: ((4, 3, 1.5), (6, 15, 6)),
     SIGMOID: ((4, 3, 3), (6, 15, 6)),
     SQUARES: ((5, 3, 3), (6, 15, 6)),
-    NEWTON: ((8.5, 3.8, 3), (6, 15, 6)),
+    NEWTON: ((8.5, 4, 3.2), (6, 15, 6)),
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     name: {"class_counts": True} for name in ("ldam", "logit_adjustment", "noised_topk_imbalanced")
