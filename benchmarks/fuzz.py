@@ -136,7 +136,7 @@ class Case:
         return ""
 
     def has_kink(self) -> bool:
-        """Return whether a row has two scores that are equal or differ by 1, the margin of hinge losses."""
+        """Return whether a row has two equal scores, or two scores with the difference 1 (the margin of the hinges)."""
         s = self.logits.double()
         equal = (s.sort(1).values.diff(dim=1) == 0).any()
         return bool(equal) or any(bool(torch.isin(row + 1, row).any()) for row in s)

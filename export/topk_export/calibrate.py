@@ -266,8 +266,8 @@ def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarra
 def too_low(hits: int, total: int, samples: int, alpha: float) -> bool:
     """Return whether too few prediction sets contain their label to be chance: ``hits`` of the ``total`` sets.
 
-    The threshold of the sets was computed from ``samples`` other images, for a coverage of 1 - ``alpha``. If all images
-    are from one source, at most ``hits`` sets contain their label with some probability. True if it is below 1 %.
+    The threshold of the sets was computed from ``samples`` other images, for a coverage of 1 - ``alpha``. The function
+    returns True if, for images from one source, at most ``hits`` sets contain their label with probability below 1 %.
     """
     # A set contains the label if the score of the label is at most the j-th smallest calibration score. So at most
     # `hits` sets contain the label if at least j of the j + `hits` smallest scores are calibration scores.

@@ -1,5 +1,7 @@
 """Tensor functions that several losses of this package use."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,29 +17,35 @@ def at_labels(table: Tensor, labels: Tensor) -> Tensor:
 
 
 def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
-    """Return the losses, with NaN for each row that has a NaN score. The gradients of these rows are NaN too.
+    """Return the losses with NaN for each row that has a NaN score. The gradients of these rows are NaN too.
 
-    Without this function, comparisons and sorts in a loss could hide a NaN score.
-
-    Args:
-        losses: losses [B], or [B, n] with one loss per possible label, computed from ``scores`` [B, n].
+    The losses, [B] or [B, n] with one loss per possible label, were computed from ``scores`` [B, n]. Without this
+    function, comparisons and sorts in a loss could hide a NaN score.
     """
     if is_readable(scores) and not bool(scores.detach().sum(-1).isnan().any()):
-        return losses  # the sum of a row with a NaN is NaN; one pass over the scores instead of ten
+        return losses  # a row with a NaN has the sum NaN, and a sum is faster to compute than the next lines
     broken = scores.isnan().any(-1, keepdim=True)
     nothing = torch.where(broken, scores, 0.0) * torch.where(broken, torch.nan, 0.0).to(scores.dtype)
     return losses + nothing.sum(-1, keepdim=losses.ndim > 1).to(losses.dtype)
 
 
-def softmax_log_odds(logits: Tensor) -> Tensor:
-    """Return log p - log(1 - p) [B, n] for p = softmax(logits). The result is precise even if p rounds to 1.
+def without_highest(logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log p [B, n], the class with the largest logit [B, 1], p [B, n], and the log-odds of this class [B, 1].
 
-    Only the class with the largest logit can have p > 1/2. The log-odds of this class are the difference between the
-    largest logit and the logsumexp of all other logits.
+    Here p = softmax(logits). The log-odds log p - log(1 - p) are precise even if p rounds to 1. Only the class with the
+    largest logit can have p > 1/2. In the returned p, the entry of this class is a number near 0.
     """
-    top = logits.max(1, keepdim=True).indices
-    log_p = logits.log_softmax(1).scatter(1, top, -1.0)  # placeholder: log(1 - p) has no finite gradient at p = 1
-    score = logits.gather(1, top)
-    origin = score.detach().masked_fill(score == -torch.inf, 0.0)  # -inf - (-inf) is NaN
-    rest = (logits - origin).scatter(1, top, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
-    return (log_p - torch.log1p(-log_p.exp())).scatter(1, top, (score - origin) - rest)
+    log_p = logits.log_softmax(1)
+    finfo, (highest, index) = torch.finfo(log_p.dtype), log_p.detach().topk(2, dim=1)
+    least = math.log(finfo.tiny) / 2  # a product of two smaller exponentials would be a slow denormal number
+    # `second` is a scale that cancels, so it needs no gradient; the clamp avoids -inf - (-inf)
+    top, second = index[:, :1], highest[:, 1:].clamp(min=finfo.min)
+    others = (log_p - second).scatter_(1, top, least).clamp(min=least).exp()
+    log_odds = log_p.gather(1, top) - second - others.sum(1, keepdim=True).log()
+    return log_p, top, others * second.clamp(min=least).exp(), log_odds
+
+
+def softmax_log_odds(logits: Tensor) -> Tensor:
+    """Return log p - log(1 - p) [B, n] for p = softmax(logits). The result is precise even if p rounds to 1."""
+    log_p, top, p, log_odds = without_highest(logits)
+    return (log_p - (1 - p).log()).scatter_(1, top, log_odds)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from topk_plugins._margins import checked_counts, relative_gaps
+from topk_plugins._rows import without_highest
 from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss
 from topk_registry.losses.targets import is_readable
 from topk_registry.options import integer, number
@@ -162,18 +163,10 @@ class LDAM(ClassificationLoss):
         return F.cross_entropy(add(scores, 1, labels[:, None], -gap), labels, reduction="none")
 
     def per_class(self, logits: Tensor) -> Tensor:
-        # gap - log p + log(1 - (1 - e^-gap) p) for each class. Only for the class with the highest logit, 1 - p could
-        # round to 0: its loss is log(1 + e^(gap - l)), with log-odds l from the probabilities of the other classes.
-        gaps, log_p = self._gaps(logits), (self.scale * logits).log_softmax(1)
-        finfo = torch.finfo(log_p.dtype)
-        least = math.log(finfo.tiny) / 2  # a product of two smaller exponentials would be a slow denormal number
-        highest, index = log_p.detach().topk(2, dim=1)
-        # `second` is a scale that cancels, so it needs no gradient; the clamp avoids -inf - (-inf)
-        top, second = index[:, :1], highest[:, 1:].clamp(min=finfo.min)
-        others = (log_p - second).scatter_(1, top, least).clamp(min=least).exp()  # p of other classes / p of the second
-        log_odds = log_p.gather(1, top) - second - others.sum(1, keepdim=True).log()
-        change = torch.expm1(-gaps) * second.clamp(min=least).exp()
-        table = (gaps - log_p).add_(torch.addcmul(torch.ones_like(second), others, change).log())
+        # gap - log p + log(1 - (1 - e^-gap) p); for the class whose 1 - p could round to 0, log(1 + e^(gap - log-odds))
+        gaps = self._gaps(logits)
+        log_p, top, p, log_odds = without_highest(self.scale * logits)
+        table = (gaps - log_p).add_(torch.addcmul(torch.ones_like(log_odds), p, torch.expm1(-gaps)).log())
         # the default threshold of softplus, 20, would cause an error of 2e-9
         return table.scatter_(1, top, F.softplus(gaps[top] - log_odds, threshold=40.0))
 

@@ -70,7 +70,7 @@ def test_ldam_of_each_class_is_precise_where_the_probability_rounds_to_one(lead,
     assert ((table - expected).nan_to_num().abs() <= rounding).all()
     assert torch.equal(table[1, 1:], torch.full((5,), math.inf))
     assert table[1, 0] == 0
-    for c in range(N):  # the gradient of a loss is at most scale, so its errors are those of the probabilities
+    for c in range(N):  # a gradient is scale times a probability, and rounding bounds the error of the probability
         (found,) = torch.autograd.grad(table[0, c], logits, retain_graph=True)
         (wanted,) = torch.autograd.grad(expected[0, c], wide, retain_graph=True)
         assert ((found[0] - wanted[0]).abs() <= scale * rounding.amax()).all()
