@@ -1,5 +1,6 @@
-"""A ceiling on the lines of Python per package, so that code that is removed stays removed."""
+"""A ceiling on the statements of Python per package, so that code that is removed stays removed."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -7,43 +8,59 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 710,
+    "benchmarks": 560,
     "docs": 700,
-    "export/topk_export": 5289,
-    "plugins/template": 150,
-    "plugins/topk_plugins": 3000,
-    "plugins/topk_studies": 1838,
-    "tests": 16960,
+    "export/topk_export": 3200,
+    "plugins/template": 60,
+    "plugins/topk_plugins": 1250,
+    "plugins/topk_studies": 1400,
+    "tests": 12800,
     "topk_registry/*.py": 200,
-    "topk_registry/cli": 450,
-    "topk_registry/conformal": 518,
-    "topk_registry/data": 1000,
-    "topk_registry/distributions": 335,
-    "topk_registry/losses": 900,
-    "topk_registry/metrics": 380,
-    "topk_registry/ops": 6557,
-    "topk_registry/nn": 1495,
-    "topk_registry/registry": 700,
-    "topk_registry/testing": 1192,
-    "topk_registry/train": 3899,
+    "topk_registry/cli": 330,
+    "topk_registry/conformal": 330,
+    "topk_registry/data": 640,
+    "topk_registry/distributions": 200,
+    "topk_registry/losses": 520,
+    "topk_registry/metrics": 210,
+    "topk_registry/ops": 3850,
+    "topk_registry/nn": 850,
+    "topk_registry/registry": 480,
+    "topk_registry/testing": 820,
+    "topk_registry/train": 2500,
 }
 
 
-def lines(place: Path) -> int:
+def is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def statements(source: str) -> int:
+    """Count statements without docstrings. An assignment of a tuple to a tuple counts one per element."""
+    count = 0
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.stmt) or is_docstring(node):
+            continue
+        count += 1
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
+            count += len(node.value.elts) - 1
+    return count
+
+
+def statements_in(place: Path) -> int:
     files = [place] if place.is_file() else place.rglob("*.py")
-    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+    return sum(statements(file.read_text(encoding="utf-8")) for file in files)
 
 
 def packages() -> dict[str, int]:
-    """Lines by package: everything below the folder, or the files at the top of it if packages are below."""
+    """Statements by package: everything below the folder, or the files at the top of it if packages are below."""
     core = ROOT / "topk_registry"
-    counts = {f"topk_registry/{each.name}": lines(each) for each in core.iterdir() if (each / "__init__.py").is_file()}
-    counts["topk_registry/*.py"] = sum(lines(file) for file in core.glob("*.py"))
+    folders = [each for each in core.iterdir() if (each / "__init__.py").is_file()]
+    counts = {f"topk_registry/{each.name}": statements_in(each) for each in folders}
+    counts["topk_registry/*.py"] = sum(statements_in(file) for file in core.glob("*.py"))
     for place in ("plugins/topk_plugins", "plugins/topk_studies", "plugins/template", "export/topk_export"):
-        counts[place] = lines(ROOT / place)
-    counts["docs"] = lines(ROOT / "docs")
-    counts["benchmarks"] = lines(ROOT / "benchmarks")
-    counts["tests"] = lines(ROOT / "tests")
+        counts[place] = statements_in(ROOT / place)
+    for place in ("docs", "benchmarks", "tests"):
+        counts[place] = statements_in(ROOT / place)
     return {name: count for name, count in counts.items() if count}
 
 
@@ -55,3 +72,8 @@ def test_a_package_stays_below_its_ceiling(package):
 
 def test_the_table_has_no_packages_that_are_gone():
     assert set(CEILINGS) == set(packages())
+
+
+def test_statements_are_counted_without_docstrings_and_tuples_count_per_element():
+    source = '"""Docstring."""\na, b = 1, 2\n\ndef f(x):\n    """Docstring."""\n    if x:\n        return 1\n'
+    assert statements(source) == 5
