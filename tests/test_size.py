@@ -41,7 +41,8 @@ def statements(source: str) -> int:
         if not isinstance(node, ast.stmt) or is_docstring(node):
             continue
         count += 1
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple) and isinstance(node.targets[0], ast.Tuple):
+        pair = isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)
+        if pair and isinstance(node.targets[0], ast.Tuple):
             count += len(node.value.elts) - 1
     return count
 
