@@ -3,6 +3,10 @@
 The steps are: decode, convert to RGB or gray, resize, crop the center, scale to [0, 1], and normalize. The pixels are
 equal to the pixels of timm's evaluation transform. As in timm, JPEG files are decoded at full resolution, without
 Pillow's method ``draft``.
+
+timm resizes the whole image and then crops. A narrow strip would become very large: with the target size 256, an image
+of 1 x 380 pixels becomes 256 x 97280. For such images, :func:`resize_middle` computes the rows or columns of the crop
+only, so that the cost of an image depends on the size of the file's image and of the model's input.
 """
 
 import io
@@ -17,6 +21,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from topk_export.errors import ImageError, ImageTooLargeError, ModelFileError
+from topk_export.runtime.resample import resize_middle
 
 ENDINGS = {
     "JPEG": (".jpg", ".jpeg", ".jfif"),
@@ -150,6 +155,7 @@ class Preprocess:
         """Return (height, width) after the resize step, for an image of ``height`` x ``width`` pixels.
 
         The result can be large for a small image: with the target size 256, 60000 x 1 becomes 15360000 x 256.
+        :meth:`pixels` does not compute such an image as a whole.
         """
         scale_h, scale_w = self.scale_size
         if self.crop_mode == "squash":
@@ -166,11 +172,14 @@ class Preprocess:
         return max(1, size[0]), max(1, size[1])
 
     def _resize(self, image: Image.Image) -> Image.Image:
-        h, w = image.height, image.width
-        size = self.resized(h, w)
-        if math.prod(size) > MAX_PIXELS:
-            raise ImageTooLargeError(f"an image of {w} x {h} pixels would be resized to {size[1]} x {size[0]}")
-        return image if size == (h, w) else image.resize((size[1], size[0]), RESAMPLE[self.interpolation])
+        """Resize an image. If that would make the image much larger than the crop, resize only what the crop keeps."""
+        size, crop = self.resized(image.height, image.width), self.input_size[1:]
+        pixels = math.prod(size)
+        resample = RESAMPLE[self.interpolation]
+        if pixels > image.height * image.width and pixels > 4 * math.prod(crop):
+            axis = int(size[0] * crop[1] < size[1] * crop[0])  # the axis that the crop shortens more
+            return resize_middle(image, size, axis, min(crop[axis], size[axis]), resample)
+        return image if size == (image.height, image.width) else image.resize((size[1], size[0]), resample)
 
 
 def _convert(image: Image.Image, color: str) -> Image.Image:
