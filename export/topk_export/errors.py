@@ -26,7 +26,7 @@ class ImageError(ValueError):
 
 
 class ImageTooLargeError(ImageError):
-    """The image has more pixels than the limit, before or after it is resized."""
+    """The image has more pixels than the limit."""
 
 
 class PredictionError(RuntimeError):

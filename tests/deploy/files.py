@@ -19,7 +19,7 @@ NAMES = tuple(COLORS)
 SIZE, SCALE = 8, 20.0
 
 
-def write_file(path: Path, *, lists: bool = True) -> Path:
+def write_file(path: Path, *, lists: bool = True, side: int = SIZE) -> Path:
     """Write a classifier of colors: logits are minus the squared distance of the mean color, times ``SCALE``.
 
     It has k = 1, so the marginals are the softmax over the allowed classes.
@@ -32,7 +32,7 @@ def write_file(path: Path, *, lists: bool = True) -> Path:
         "axes": np.array([2, 3], np.int64),
         "excluded": np.float32(-np.inf),
     }
-    inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 3, SIZE, SIZE])]
+    inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 3, side, side])]
     shape = ["batch", n]
     outputs = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in (LOGITS, "marginals", "probabilities")
@@ -50,7 +50,7 @@ def write_file(path: Path, *, lists: bool = True) -> Path:
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
     if lists:
         optional_input(model, ALLOWED, np.ones((1, n), bool), ["lists", n])
-    recipe = Preprocess((3, SIZE, SIZE), (0.0,) * 3, (1.0,) * 3, interpolation="bilinear", crop_pct=1.0)
+    recipe = Preprocess((3, side, side), (0.0,) * 3, (1.0,) * 3, interpolation="bilinear", crop_pct=1.0)
     metadata = Metadata(k=1, temperature=1.0, num_classes=n, class_names=NAMES, preprocess=recipe, backbone="colors")
     for key, value in metadata.to_props().items():
         model.metadata_props.add(key=key, value=value)

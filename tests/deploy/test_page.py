@@ -91,7 +91,7 @@ def test_the_page_shows_marginals_sets_levels_and_lists(browser, predictor):
         assert browser.execute_script("return document.querySelector('#rows th').textContent") == "pink"
         put(browser, "allow", "pnik")
         wait(browser, "return document.getElementById('status').classList.contains('wrong')")
-        assert "pink" in text(browser, "status")
+        assert "pnik" in text(browser, "status")
         put(browser, "allow", "")
         done(browser)
         drop(browser, b"hello", "notes.txt", "text/plain")

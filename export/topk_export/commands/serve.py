@@ -34,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
         images=args.max_images,
         pixels=args.max_pixels,
         request_pixels=4 * args.max_pixels,
+        total_pixels=16 * args.max_pixels,
         queue=max(args.queue, args.max_images),
         batch=args.max_batch,
         request_seconds=args.timeout,
@@ -61,7 +62,7 @@ def _parser() -> ArgumentParser:
     length = "maximum length of a request body (default: 10000000)"
     add("--max-body", type=positive, default=10_000_000, metavar="BYTES", help=length)
     add("--max-images", type=positive, default=32, metavar="N", help="maximum images per request (default: 32)")
-    pixels = "maximum pixels per image, before and after resizing (default: 25000000)"
+    pixels = "maximum pixels per image (default: 25000000)"
     add("--max-pixels", type=positive, default=25_000_000, metavar="N", help=pixels)
     add("--max-batch", type=positive, default=16, metavar="N", help="maximum images per run of the model (default: 16)")
     queue = "maximum images in progress; further requests get status 503 (default: 128)"

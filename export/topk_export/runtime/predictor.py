@@ -13,7 +13,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -115,7 +114,7 @@ class Predictor:
         """Return a mask for the model input ``allowed``: bool [num_classes], True for the classes in ``names``.
 
         Raises:
-            ValueError: ``names`` is empty, or a name is not a class of the model. The message suggests similar names.
+            ValueError: ``names`` is empty, or a name is not a class of the model.
             ModelFileError: the ONNX file has no input ``allowed``.
         """
         if ALLOWED not in self._optional:
@@ -126,10 +125,9 @@ class Predictor:
         if not wanted:
             raise ValueError("the class list is empty, but at least one class must be allowed")
         if unknown := sorted(map(str, wanted.difference(known))):
-            close = dict.fromkeys(hint for name in unknown[:5] for hint in get_close_matches(name, known, n=3))
             more = f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""
-            hints = f"; close names: {', '.join(map(repr, list(close)[:5]))}" if close else ""
-            raise ValueError(f"the model has no classes {', '.join(map(repr, unknown[:5]))}{more}{hints}")
+            named = ", ".join(repr(name[:100]) for name in unknown[:5])
+            raise ValueError(f"the model has no classes {named}{more}")
         return np.asarray([name in wanted for name in known])
 
     def preprocess(self, images: Iterable[Any]) -> np.ndarray:

@@ -12,9 +12,7 @@ import contextlib
 import ipaddress
 import json
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
@@ -23,6 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,12 +33,12 @@ from topk_export.serve.limits import (
     RETRY,
     Budget,
     Limits,
+    Reader,
     Wanted,
-    check_pixels,
     check_query,
-    read_request,
     within_seconds,
 )
+from topk_export.serve.workers import BusyError, Workers
 
 POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src blob: data:; "
@@ -51,35 +50,31 @@ HEADERS = (
     (b"content-security-policy", POLICY.encode()),
 )
 LOCAL = ("localhost", "127.0.0.1", "::1")
+LABELS = ("route", "status")
+BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)  # in seconds
+IDLE_SECONDS = 1.0
 ROUTES = frozenset(("/", "/predict", "/healthz", "/metrics", "/model"))
 
 
 class Metrics:
-    """Counters of the service, such as requests and images. ``text`` returns the counters in Prometheus' format."""
+    """Metrics of the service, such as the number of requests. ``text`` returns them in the format of Prometheus."""
 
     def __init__(self) -> None:
-        self.requests: Counter[tuple[str, int]] = Counter()  # by route and status
-        self.images = self.batches = self.in_progress = self.predictions = 0
-        self.seconds = 0.0
+        self.registry = CollectorRegistry()
+        self.requests = Counter("topk_requests", "Answers by route and status", LABELS, registry=self.registry)
+        self.seconds = Histogram(
+            "topk_predict_seconds", "Time of a request that got predictions", buckets=BUCKETS, registry=self.registry
+        )
+        self.images = Counter("topk_images", "Images that entered a run of the model", registry=self.registry)
+        self.batches = Counter("topk_batches", "Runs of the model", registry=self.registry)
+        self.in_progress = Gauge("topk_images_in_progress", "Images in progress", registry=self.registry)
 
     def count_batch(self, size: int) -> None:
-        self.batches += 1
-        self.images += size
+        self.batches.inc()
+        self.images.inc(size)
 
-    def text(self) -> str:
-        values = {
-            "topk_images_total": self.images,  # images that entered a run of the model
-            "topk_batches_total": self.batches,
-            "topk_predictions_total": self.predictions,  # requests for predictions that got an answer
-            "topk_predict_seconds_total": self.seconds,  # total time of these requests, in seconds
-            "topk_images_in_progress": self.in_progress,
-        }
-        lines = ["# TYPE topk_requests_total counter"]
-        for (route, status), count in sorted(self.requests.items()):
-            lines.append(f'topk_requests_total{{route="{route}",status="{status}"}} {count}')
-        for name, value in values.items():
-            lines += [f"# TYPE {name} {'counter' if name.endswith('total') else 'gauge'}", f"{name} {value}"]
-        return "\n".join(lines) + "\n"
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
 
 
 class Service:
@@ -89,7 +84,9 @@ class Service:
         self.predictor, self.limits, self.metrics = predictor, limits, Metrics()
         self.budget = Budget(limits)
         self.draining = False
-        self._decoders = ThreadPoolExecutor(limits.decoders, thread_name_prefix="decode")
+        self._in_progress = 0
+        self._read = Reader(predictor, limits)
+        self._workers = Workers(limits.decoders, limits.total_pixels)
         self._batcher: Batcher | None = None
 
     async def start(self) -> None:
@@ -101,10 +98,10 @@ class Service:
     async def stop(self) -> None:
         if self._batcher is not None:
             await self._batcher.stop()
-        await asyncio.to_thread(self._decoders.shutdown)
+        await self._workers.stop()
 
-    async def answer(self, request: Request) -> dict[str, Any]:
-        """Read a request to ``POST /predict``, run the model, and return the JSON values of the answer.
+    async def answer(self, request: Request) -> bytes:
+        """Read a request to ``POST /predict``, run the model, and return the answer as JSON.
 
         Raises:
             HTTPException: the request is malformed or exceeds a limit.
@@ -114,47 +111,44 @@ class Service:
         start = time.perf_counter()
         with self._places(1):
             async with self.budget.body(request) as body:
-                wanted = await read_request(request, body, self.limits)
+                wanted = await self._workers.run(self._read, request, body)
                 with self._places(len(wanted.images) - 1):
                     limit = HTTPException(503, f"no answer within {self.limits.request_seconds:g} s", RETRY)
                     predictions = await within_seconds(self._predict(wanted), self.limits.request_seconds, limit)
         seconds = time.perf_counter() - start
-        self.metrics.predictions += 1
-        self.metrics.seconds += seconds
-        return {
-            "k": self.predictor.metadata.k,
-            "predictions": [_as_json(prediction, wanted.max_set) for prediction in predictions],
-            "milliseconds": round(1e3 * seconds, 3),
-        }
+        self.metrics.seconds.observe(seconds)
+        return await self._workers.run(_as_json, predictions, wanted.max_set, self.predictor.metadata.k, seconds)
 
     async def _predict(self, wanted: Wanted) -> list[Prediction]:
         assert self._batcher is not None
-        loop, batcher = asyncio.get_running_loop(), self._batcher
-        mask = None if wanted.allow is None else self.predictor.mask_of(wanted.allow)
-        await loop.run_in_executor(self._decoders, check_pixels, wanted.images, self.predictor, self.limits)
+        batcher = self._batcher
+        order = self._workers.admit(wanted.pixels)
 
         async def one(image: bytes) -> Prediction:
-            x = await loop.run_in_executor(self._decoders, self.predictor.input_of, image)
-            return await batcher(x, mask, wanted.alpha)
+            x = await self._workers.run(self.predictor.input_of, image, order=order)
+            return await batcher(x, wanted.mask, wanted.alpha)
 
         tasks = [asyncio.ensure_future(one(image)) for image in wanted.images]
         try:
             return await asyncio.gather(*tasks)
         finally:
+            self._workers.discharge(order)
             for task in tasks:
                 task.cancel()
 
     @contextlib.contextmanager
     def _places(self, count: int) -> Any:
-        if self.metrics.in_progress + count > self.limits.queue:
+        if self._in_progress + count > self.limits.queue:
             raise HTTPException(
-                503, f"{self.metrics.in_progress} images are in progress, the limit is {self.limits.queue}", RETRY
+                503, f"{self._in_progress} images are in progress, the limit is {self.limits.queue}", RETRY
             )
-        self.metrics.in_progress += count
+        self._in_progress += count
+        self.metrics.in_progress.set(self._in_progress)
         try:
             yield
         finally:
-            self.metrics.in_progress -= count
+            self._in_progress -= count
+            self.metrics.in_progress.set(self._in_progress)
 
 
 def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequence[str] = LOCAL) -> FastAPI:
@@ -188,15 +182,17 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
     async def wrong_input(request: Request, error: ValueError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 413 if isinstance(error, ImageTooLargeError) else 400)
 
+    @app.exception_handler(BusyError)
+    async def busy(request: Request, error: BusyError) -> JSONResponse:
+        return JSONResponse({"detail": f"{error}: try again"}, 503, RETRY)
+
     @app.exception_handler(PredictionError)
     async def no_prediction(request: Request, error: PredictionError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 500)
 
     @app.post("/predict")
     async def predict(request: Request) -> Response:
-        content = await service.answer(request)
-        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return Response(text.encode(), media_type="application/json")
+        return Response(await service.answer(request), media_type="application/json")
 
     @app.api_route("/healthz", methods=["GET", "HEAD"])
     async def health(request: Request) -> JSONResponse:
@@ -206,7 +202,7 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
         check_query(request)
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/model")
     async def describe(request: Request) -> Response:
@@ -224,8 +220,12 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
 class Guard:
     """ASGI middleware that checks the Host and Origin headers, counts requests, and adds security headers to answers.
 
-    ``hosts`` are the names that the Host header may contain. While the service stops, each answer tells the
-    client to close the connection.
+    ``hosts`` are the names that the Host header may contain. While the service stops, each answer tells the client to
+    close the connection.
+
+    If the service answers before the whole body has arrived, such as with status 413, the middleware reads and discards
+    the rest of the body before the connection closes. Otherwise, a client that still sends would get a reset connection
+    in place of the answer. This ends after ``Limits.body_seconds``, or if no byte arrives for ``IDLE_SECONDS``.
     """
 
     def __init__(self, app: ASGIApp, service: Service, hosts: frozenset[str]) -> None:
@@ -235,15 +235,30 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        unread = scope["method"] not in ("GET", "HEAD")
 
-        async def watched(message: Message) -> None:
+        async def watched_receive() -> Message:
+            nonlocal unread
+            message = await receive()
+            unread = unread and message.get("more_body", False)
+            return message
+
+        async def discard() -> None:
+            while unread:
+                await asyncio.wait_for(watched_receive(), IDLE_SECONDS)
+
+        async def watched_send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = scope["path"] if scope["path"] in ROUTES else "other"
-                self._service.metrics.requests[route, message["status"]] += 1
-                # after an error, part of the body may be unread, so the connection cannot serve another request
-                unread = scope["method"] == "POST" and message["status"] >= 400
+                self._service.metrics.requests.labels(route, message["status"]).inc()
+                # a connection with an unread body cannot serve another request
                 closing = ((b"connection", b"close"),) if self._service.draining or unread else ()
                 message = {**message, "headers": [*message.get("headers", ()), *HEADERS, *closing]}
+            elif unread and not message.get("more_body", False):
+                await send({**message, "more_body": True})
+                with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+                    await asyncio.wait_for(discard(), self._service.limits.body_seconds)
+                message = {"type": "http.response.body"}
             await send(message)
 
         headers = Headers(scope=scope)
@@ -251,11 +266,12 @@ class Guard:
         # /healthz takes every host, because orchestrators such as Kubernetes send the IP address
         if scope["path"] != "/healthz" and _name_of(host) not in self._hosts:
             detail = f"the host {host[:100]!r} is not allowed: start the service with --allowed-hosts NAME"
-            await JSONResponse({"detail": detail}, 400)(scope, receive, watched)
+            await JSONResponse({"detail": detail}, 400)(scope, receive, watched_send)
         elif scope["method"] == "POST" and origin not in (None, f"http://{host}", f"https://{host}"):
-            await JSONResponse({"detail": "requests from other sites are not allowed"}, 403)(scope, receive, watched)
+            answer = JSONResponse({"detail": "requests from other sites are not allowed"}, 403)
+            await answer(scope, receive, watched_send)
         else:
-            await self._app(scope, receive, watched)
+            await self._app(scope, watched_receive, watched_send)
 
 
 def _name_of(host: str) -> str:
@@ -267,8 +283,10 @@ def _name_of(host: str) -> str:
         return ""
 
 
-def _as_json(prediction: Prediction, max_set: int) -> dict[str, Any]:
-    content = asdict(prediction)
-    if content["set"] is not None:
-        content["set"] = content["set"][:max_set]
-    return content
+def _as_json(predictions: list[Prediction], max_set: int, k: int, seconds: float) -> bytes:
+    contents = [asdict(prediction) for prediction in predictions]
+    for content in contents:
+        if content["set"] is not None:
+            content["set"] = content["set"][:max_set]
+    answer = {"k": k, "predictions": contents, "milliseconds": round(1e3 * seconds, 3)}
+    return json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()

@@ -1,4 +1,9 @@
-"""Limits of the HTTP service, and functions that read requests within these limits."""
+"""Limits of the HTTP service, and functions that read requests within these limits.
+
+:func:`read_request` runs in a thread, so that a long body does not block the event loop. Python's JSON parser does not
+let other threads run. Therefore the function first counts the values of a JSON body, which is fast, and rejects a body
+with more values than a request can need.
+"""
 
 import asyncio
 import base64
@@ -11,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 from fastapi import HTTPException, Request
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -36,8 +42,9 @@ class Limits:
     header_seconds: float = 15.0  # maximum time to receive a header, and maximum idle time of a connection
     request_seconds: float = 60.0  # maximum time to answer a request
     images: int = 32  # maximum number of images per request
-    pixels: int = 25_000_000  # maximum number of pixels per image, before and after resizing
+    pixels: int = 25_000_000  # maximum number of pixels per image
     request_pixels: int = 100_000_000  # maximum number of pixels of all images of a request together
+    total_pixels: int = 400_000_000  # maximum number of pixels of all images in progress together
     queue: int = 128  # maximum number of images in progress
     batch: int = 16  # maximum number of images per run of the model
     max_set: int = 1000  # maximum number of classes that an answer lists per prediction set
@@ -49,7 +56,8 @@ class Wanted:
     """The images and options of one request for predictions."""
 
     images: list[bytes]  # encoded images
-    allow: list[str] | None  # names of the allowed classes; None: all classes
+    pixels: int  # number of pixels of all images together
+    mask: np.ndarray | None  # mask of the allowed classes; None: all classes
     alpha: float | None  # probability with which a prediction set may miss the true class; None: as in the calibration
     max_set: int  # maximum number of classes that the answer lists per prediction set
 
@@ -106,46 +114,72 @@ class _InMemoryParser(MultiPartParser):
     spool_max_size = max_file_size = 2**40
 
 
-async def read_request(request: Request, body: bytes, limits: Limits) -> Wanted:
-    """Parse the images and options of a request.
+class Reader:
+    """Reader of the images and options of requests, for one model and its limits."""
 
-    The query of the URL may contain the options ``alpha``, ``allow`` and ``max_set``. ``body`` is one encoded image, a
-    form with images, or a JSON object with images in base64. The header Content-Type tells which of the three. A form
-    or a JSON object may also contain options. An option in the body replaces the same option in the URL.
+    def __init__(self, predictor: Predictor, limits: Limits) -> None:
+        names = predictor.metadata.class_names
+        self._predictor, self._limits = predictor, limits
+        self._names = len(names)
+        self._letters = 2 * sum(map(len, names)) + 1000  # maximum length of a list of class names
+        # maximum number of values of a JSON body; the names of classes may contain commas and brackets
+        marks = sum(name.count(mark) for name in names for mark in ",[{")
+        self._values = limits.images + len(names) + marks + 10
 
-    Raises:
-        HTTPException: the request is malformed, or the request has too many images.
-    """
-    check_query(request, FIELDS)
-    if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
-        raise HTTPException(415, f"Content-Encoding {coding!r} is not supported: send the body without it")
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    given: dict[str, Any] = {
-        name: request.query_params.getlist(name) for name in FIELDS if name in request.query_params
-    }
-    if kind == FORM:
-        images, fields = await _form(request, body, limits)
-        given |= fields
-    elif kind == JSON:
-        images, fields = _json(body, limits)
-        given |= fields
-    elif kind.startswith("image/") or kind == "application/octet-stream":
-        images = [body]
-    else:
-        raise HTTPException(415, f"expected Content-Type image/*, {FORM} or {JSON}, got {kind or 'none'!r}")
-    if not 1 <= len(images) <= limits.images:
-        raise HTTPException(400, f"expected 1 to {limits.images} images, got {len(images)}")
-    if not all(images):
-        raise HTTPException(400, f"image {images.index(b'') + 1} of {len(images)} is empty: it has 0 bytes")
-    allow = given.get("allow", [])
-    if not isinstance(allow, list) or not all(isinstance(text, str) for text in allow):
-        raise HTTPException(400, "allow must be a list of class names")
-    names = [line.strip() for text in allow for line in text.splitlines() if line.strip()] if "allow" in given else None
-    alpha = _number(given.get("alpha"), "alpha")
-    max_set = _number(given.get("max_set", limits.max_set), "max_set")
-    if max_set is None or not 1 <= max_set <= limits.max_set or max_set != int(max_set):
-        raise HTTPException(400, f"max_set must be an integer from 1 to {limits.max_set}")
-    return Wanted(images, names, alpha, int(max_set))
+    def __call__(self, request: Request, body: bytes) -> Wanted:
+        """Parse the images and options of a request.
+
+        The query of the URL may contain the options ``alpha``, ``allow`` and ``max_set``. ``body`` is one encoded
+        image, a form with images, or a JSON object with images in base64. The header Content-Type tells which of the
+        three. A form or a JSON object may also contain options. An option in the body replaces the same option in the
+        URL.
+
+        Raises:
+            HTTPException: the request is malformed, or the request has too many images or class names.
+            ValueError: the header of an image cannot be read, or a class is unknown.
+            ImageTooLargeError: an image, or all images together, have too many pixels.
+        """
+        limits = self._limits
+        check_query(request, FIELDS)
+        if (coding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+            raise HTTPException(415, f"Content-Encoding {coding!r} is not supported: send the body without it")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        given: dict[str, Any] = {
+            name: request.query_params.getlist(name) for name in FIELDS if name in request.query_params
+        }
+        if kind == FORM:
+            images, fields = asyncio.run(_form(request, body, limits))
+            given |= fields
+        elif kind == JSON:
+            if sum(body.count(mark) for mark in (b",", b"[", b"{")) > self._values:
+                raise HTTPException(400, f"the body has more than {limits.images} images and {self._names} class names")
+            images, fields = _json(body, limits)
+            given |= fields
+        elif kind.startswith("image/") or kind == "application/octet-stream":
+            images = [body]
+        else:
+            raise HTTPException(415, f"expected Content-Type image/*, {FORM} or {JSON}, got {kind or 'none'!r}")
+        if not 1 <= len(images) <= limits.images:
+            raise HTTPException(400, f"expected 1 to {limits.images} images, got {len(images)}")
+        if not all(images):
+            raise HTTPException(400, f"image {images.index(b'') + 1} of {len(images)} is empty: it has 0 bytes")
+        alpha = _number(given.get("alpha"), "alpha")
+        max_set = _number(given.get("max_set", limits.max_set), "max_set")
+        if max_set is None or not 1 <= max_set <= limits.max_set or max_set != int(max_set):
+            raise HTTPException(400, f"max_set must be an integer from 1 to {limits.max_set}")
+        mask = self._mask(given["allow"]) if "allow" in given else None
+        return Wanted(images, pixels_of(images, limits), mask, alpha, int(max_set))
+
+    def _mask(self, allow: Any) -> np.ndarray:
+        if not isinstance(allow, list) or not all(isinstance(text, str) for text in allow):
+            raise HTTPException(400, "allow must be a list of class names")
+        too_many = HTTPException(400, f"allow has more names than the {self._names} classes of the model")
+        if sum(map(len, allow)) > self._letters:
+            raise too_many
+        names = [line.strip() for text in allow for line in text.splitlines() if line.strip()]
+        if len(names) > self._names:
+            raise too_many
+        return self._predictor.mask_of(names)
 
 
 def check_query(request: Request, known: Sequence[str] = ()) -> None:
@@ -156,23 +190,16 @@ def check_query(request: Request, known: Sequence[str] = ()) -> None:
         )
 
 
-def check_pixels(images: Sequence[bytes], predictor: Predictor, limits: Limits) -> None:
-    """Raise :class:`ImageTooLargeError` if an image, or all images together, have too many pixels.
+def pixels_of(images: Sequence[bytes], limits: Limits) -> int:
+    """Return the number of pixels of all images together. The function reads only the headers of the images.
 
-    The function reads only the headers of the images. The limits also apply to the number of pixels of an image after
-    the preprocessing of the model has resized the image.
+    Raises:
+        ImageTooLargeError: an image, or all images together, have too many pixels.
     """
-    total = 0
-    for image in images:
-        height, width = size_of_image(image, max_pixels=limits.pixels)
-        resized = math.prod(predictor.metadata.preprocess.resized(height, width))
-        if resized > limits.pixels:
-            raise ImageTooLargeError(
-                f"an image of {width} x {height} pixels has {resized} after resizing, the limit is {limits.pixels}"
-            )
-        total += max(height * width, resized)
+    total = sum(math.prod(size_of_image(image, max_pixels=limits.pixels)) for image in images)
     if total > limits.request_pixels:
         raise ImageTooLargeError(f"the images have {total} pixels together, the limit is {limits.request_pixels}")
+    return total
 
 
 async def _form(request: Request, body: bytes, limits: Limits) -> tuple[list[bytes], dict[str, Any]]:
