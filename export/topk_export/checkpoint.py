@@ -182,7 +182,7 @@ def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
     name = args.get("loss")
     if not isinstance(name, str):
         return None
-    # class_counts is a placeholder: k, temperature and log_weights of a loss do not depend on class counts
+    # class_counts is a placeholder: predictions and their temperature do not depend on class counts
     context = {"num_classes": n, "class_counts": [1] * n}
     try:
         options = {**accepted_context(get_loss_builder(name), context), **(args.get("loss_opt") or {})}

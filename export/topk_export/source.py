@@ -19,6 +19,7 @@ from topk_export.checkpoint import SUFFIXES, build, built_for, loss_of, read_che
 from topk_export.errors import ExportError
 from topk_export.runtime.metadata import CLASSIFICATION, MULTILABEL
 from topk_export.runtime.preprocess import COLORS, UNKNOWN, Preprocess
+from topk_registry import ClassificationLoss
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.registry.source import closest
 
@@ -33,7 +34,7 @@ class Source:
     model: nn.Module
     name: str  # name of the model, such as resnet50
     preprocess: Preprocess
-    # in the fields below except log_weights, None means unknown
+    # in the fields below except predictive_logits, None means unknown
     class_names: tuple[str, ...] | None = None
     k: int | None = None  # the option k of the training loss; None also if the loss has no such option
     temperature: float | None = None  # of the top-k marginals in the training run
@@ -43,8 +44,8 @@ class Source:
     sha256: str | None = None  # of the checkpoint file; None also if there is no checkpoint
     license: str | None = None  # license of the published weights
     # elementwise function from the outputs of the model to logits; the softmax of these logits gives the probabilities
-    # that the training loss defines. None: the outputs of the model are the logits
-    log_weights: Callable[[Tensor], Tensor] | None = None
+    # that the training loss predicts. None: the outputs of the model are the logits
+    predictive_logits: Callable[[Tensor], Tensor] | None = None
 
 
 def load_source(
@@ -98,25 +99,24 @@ def load_source(
         source = _from_name(str(what), num_classes, pretrained, random_weights, model_kwargs, data_config)
     if head is not None:
         source.model = ScoresOf(source.model, head)
-    if source.log_weights is not None:
-        source.model = LogWeights(source.model, source.log_weights)
+    if source.predictive_logits is not None:
+        source.model = PredictiveLogits(source.model, source.predictive_logits)
     return source
 
 
-class LogWeights(nn.Module):
-    """Wrapper of a model for the case that the training loss computes probabilities without a softmax.
+class PredictiveLogits(nn.Module):
+    """Wrapper of a model for the case that the training loss does not predict the softmax of the model's outputs.
 
-    The output is ``log_weights(model(x))``. The loss defines the elementwise function ``log_weights`` such that the
-    softmax of this output equals the probabilities of the loss.
+    The output is ``predictive_logits(model(x))``, see :meth:`topk_registry.ClassificationLoss.predictive_logits`.
     """
 
-    def __init__(self, model: nn.Module, log_weights: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, model: nn.Module, predictive_logits: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.model, self.log_weights = model, log_weights
+        self.model, self.predictive_logits = model, predictive_logits
 
     def forward(self, x: Tensor) -> Tensor:
         outputs = self.model(x)
-        return self.log_weights(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
+        return self.predictive_logits(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
 
 
 class ScoresOf(nn.Module):
@@ -176,8 +176,9 @@ def _from_checkpoint(
     loss = None if source.task == MULTILABEL else loss_of(args, n)
     k = getattr(loss, "k", None)
     source.k = int(k) if k is not None and k == int(k) else None  # some losses accept a k that is not an integer
-    source.temperature = args.get("marginal_temperature") or getattr(loss, "temperature", None)
-    source.log_weights = getattr(loss, "log_weights", None)
+    source.temperature = args.get("marginal_temperature") or getattr(loss, "marginal_temperature", None)
+    if getattr(type(loss), "predictive_logits", None) is not ClassificationLoss.predictive_logits:  # not the identity
+        source.predictive_logits = getattr(loss, "predictive_logits", None)
     return source
 
 

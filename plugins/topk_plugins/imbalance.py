@@ -155,9 +155,12 @@ class LDAM(ClassificationLoss):
         if n != len(self.relative_gaps):
             raise ValueError(f"class_counts has {len(self.relative_gaps)} entries, logits have {n} classes")
 
+    def predictive_logits(self, scores: Tensor) -> Tensor:
+        return self.scale * scores
+
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         gap = self._gaps(logits)[labels, None]
-        scores = self.scale * logits
+        scores = self.predictive_logits(logits)
         # in place on a CPU outside of transforms such as vmap, because the table is large
         add = Tensor.scatter_add_ if is_readable(scores) else Tensor.scatter_add
         return F.cross_entropy(add(scores, 1, labels[:, None], -gap), labels, reduction="none")
@@ -165,7 +168,7 @@ class LDAM(ClassificationLoss):
     def per_class(self, logits: Tensor) -> Tensor:
         # gap - log p + log(1 - (1 - e^-gap) p); for the class whose 1 - p could round to 0, log(1 + e^(gap - log-odds))
         gaps = self._gaps(logits)
-        log_p, top, p, log_odds = without_highest(self.scale * logits)
+        log_p, top, p, log_odds = without_highest(self.predictive_logits(logits))
         table = (gaps - log_p).add_(torch.addcmul(torch.ones_like(log_odds), p, torch.expm1(-gaps)).log())
         # the default threshold of softplus, 20, would cause an error of 2e-9
         return table.scatter_(1, top, F.softplus(gaps[top] - log_odds, threshold=40.0))

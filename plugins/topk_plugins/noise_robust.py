@@ -196,6 +196,9 @@ class LDRKL(ClassificationLoss):
         super().__init__(**common)
         self.temperature, self.gap = number(temperature, "temperature", above=0), number(gap, "gap", at_least=0)
 
+    def predictive_logits(self, scores: Tensor) -> Tensor:
+        return scores / self.temperature
+
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         near, mean = self._near(logits, logits.gather(1, labels[:, None]))
         shift = torch.full((len(logits), 1), -self.gap / self.temperature, dtype=logits.dtype, device=logits.device)
@@ -271,6 +274,10 @@ class ALDRKL(ClassificationLoss):
         super().__init__(**common)
         self.temperature, self.gap = number(temperature, "temperature", above=0), number(gap, "gap", at_least=0)
         self.alpha = number(alpha, "alpha", above=1)
+
+    def predictive_logits(self, scores: Tensor) -> Tensor:
+        """Return the scores divided by lambda_0, the largest temperature of a sample."""
+        return scores / self.temperature
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         own = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]

@@ -92,7 +92,7 @@ class SmoothTopKSVM(SeveralSizes):
         self.register_buffer("alpha", checked_gaps(alpha))
 
     @property
-    def temperature(self) -> float:
+    def marginal_temperature(self) -> float:
         """Number by which the logits are divided to compute top-k marginals: k tau, for the largest value of k."""
         return self.k * self.tau
 

@@ -40,13 +40,13 @@ class _LogLikelihood(ClassificationLoss):
         total = torch.addcmul(sum_of_squares, ratio, ratio, value=logits.shape[1])
         return torch.add(total.log(), peak.log(), alpha=2)
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the probability of each class [B, n]. Logits in half precision are first converted to float32."""
-        return self.log_weights(wide(logits)).softmax(-1)
+    def predictive_logits(self, scores: Tensor) -> Tensor:
+        """Return log((score + self.shift)^2 + self.epsilon). Softmax over the classes gives the probabilities.
 
-    def log_weights(self, scores: Tensor) -> Tensor:
-        """Return log((score + self.shift)^2 + self.epsilon). Softmax over the classes gives the probabilities."""
+        Scores in half precision are first converted to float32.
+        """
         # log(x^2 + y^2) without x^2, which overflows in float32 from x = 2e19 on; ONNX has no hypot
+        scores = wide(scores)
         x, y = (scores + self.shift).abs(), scores.new_full((), math.sqrt(self.epsilon))
         larger = torch.maximum(x, y)
         return 2 * larger.log() + (torch.minimum(x, y) / larger).square().log1p()
@@ -54,7 +54,7 @@ class _LogLikelihood(ClassificationLoss):
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
         """Return the loss of each row from the sum s of n scores, the sum q of their squares, and the label's score."""
         total = q + 2 * self.shift * s + n * (self.shift**2 + self.epsilon)
-        return total.log() - self.log_weights(score)
+        return total.log() - self.predictive_logits(score)
 
 
 class LogSphericalSoftmax(_LogLikelihood):
@@ -64,7 +64,9 @@ class LogSphericalSoftmax(_LogLikelihood):
 
     Here o are the n logits of one sample, c is the label, and eps is the option ``epsilon``. The probability of class i
     is proportional to o_i^2 + eps. A large negative logit means a high probability too. Therefore predict with
-    ``loss.probabilities(logits)``, not with the argmax of the logits.
+    ``loss.predictive_logits(logits)``, not with the argmax of the logits. A logit of -inf does not exclude a class: the
+    loss is then NaN. To exclude classes from predictions, use ``loss.predictive_logits(logits).masked_fill(mask,
+    -torch.inf)``.
 
     - Use when: There are so many classes that the cost of the output layer must not depend on the number of classes. In
       this case, use the loss in the layer ``SphericalLinear``.
@@ -101,8 +103,9 @@ class LogTaylorSoftmax(_LogLikelihood):
         L(o, c) = log(n + sum_i o_i + sum_i o_i^2 / 2) - log(1 + o_c + o_c^2 / 2)
 
     Here o are the n logits of one sample, and c is the label. The probability of class i is proportional to 1 + o_i +
-    o_i^2 / 2. Therefore predict with ``loss.probabilities(logits)``, not with the argmax of the logits. If you add a
-    constant to all logits, the loss changes.
+    o_i^2 / 2. Therefore predict with ``loss.predictive_logits(logits)``, not with the argmax of the logits. If you add
+    a constant to all logits, the loss changes. A logit of -inf does not exclude a class: the loss is then NaN. To
+    exclude classes from predictions, use ``loss.predictive_logits(logits).masked_fill(mask, -torch.inf)``.
 
     - Use when: There are so many classes that the cost of the output layer must not depend on the number of classes,
       and you do not want to tune an option of the loss. In this case, use the loss in the layer ``SphericalLinear``.
@@ -155,13 +158,6 @@ class SphericalBound(ClassificationLoss):
     def per_class(self, logits: Tensor) -> Tensor:
         mean = logits.mean(-1, keepdim=True)
         return _log_partition_bound(logits, mean) - (logits - mean)
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the softmax of the logits [B, n]. Logits in half precision are first converted to float32."""
-        return wide(logits).softmax(-1)
-
-    def log_weights(self, scores: Tensor) -> Tensor:
-        return scores
 
     def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
         """Return the loss of each row from the sum s of n scores, the sum q of their squares, and the label's score."""

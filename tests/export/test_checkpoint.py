@@ -63,6 +63,8 @@ def test_a_run_records_its_model_loss_k_temperature_and_preprocessing(model, tmp
     [
         ({"loss_opt": {"tau": 0.1}}, (5, 0.5)),  # the loss's own k
         ({"loss": "topk_hinge", "loss_opt": {"k": 4}}, (4, None)),
+        ({"loss": "ldr_kl", "loss_opt": {"temperature": 3.0}}, (None, None)),  # not a temperature of marginals
+        ({"loss": "aldr_kl", "loss_opt": {"temperature": 3.0}}, (None, None)),
         ({"loss": "ce", "loss_opt": {}}, (None, None)),
         ({"marginal_temperature": 2.0}, (3, 2.0)),
         ({"loss": "topk_nll", "loss_opt": {"k": 3}}, (3, 3.0)),
@@ -78,13 +80,23 @@ def test_k_and_temperature_come_from_the_loss(model, tmp_path, args, expected):
     assert (source.k, source.temperature) == expected
 
 
-@pytest.mark.parametrize("name", ["log_spherical_softmax", "log_taylor_softmax", "spherical_bound"])
-def test_a_loss_that_does_not_predict_by_softmax_gives_its_scores(model, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("log_spherical_softmax", {}),
+        ("log_taylor_softmax", {}),
+        ("spherical_bound", {}),
+        ("ldam", {"class_counts": [1] * 7}),
+        ("ldr_kl", {"temperature": 3.0}),
+        ("aldr_kl", {"temperature": 3.0}),
+    ],
+)
+def test_a_loss_that_does_not_predict_by_softmax_gives_its_scores(model, tmp_path, name, options):
     """The softmax of the exported scores are the probabilities with which training evaluates."""
-    save(model, tmp_path, loss=name, loss_opt={})
-    x, wanted = 3 * torch.randn(2, 3, 64, 64), create_loss(name)
+    save(model, tmp_path, loss=name, loss_opt=options)
+    x, wanted = 3 * torch.randn(2, 3, 64, 64), create_loss(name, **options)
     logits, scores = model.eval()(x), load_source(tmp_path, head="fc").model.eval()(x)
-    torch.testing.assert_close(scores.softmax(-1), wanted.probabilities(logits))
+    torch.testing.assert_close(scores.softmax(-1), wanted.predictive_logits(logits).softmax(-1))
     assert (name == "spherical_bound") == torch.equal(scores, logits)
 
 

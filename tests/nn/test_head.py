@@ -28,8 +28,8 @@ def test_the_head_of_a_loss_predicts_what_the_loss_is_the_likelihood_of(k, tau):
     chance = head(s).marginals.gather(1, y[:, None])[:, 0]
     torch.testing.assert_close(loss(s, y), -tau * chance.log())
     assert TopKHead.of_loss(create_loss("smooth_topk_svm", k=[1, 4], tau=tau)).temperature == 4 * tau
-    for other in ("focal", "ldr_kl", "topk_hinge"):
-        with pytest.raises(ValueError, match="expected a loss with k and temperature, such as topk_nll"):
+    for other in ("focal", "ldr_kl", "ksubset_nll", "topk_hinge"):
+        with pytest.raises(ValueError, match="expected a loss of top-k marginals, such as topk_nll"):
             TopKHead.of_loss(create_loss(other))
 
 

@@ -71,13 +71,13 @@ def test_a_loss_gets_what_it_names_and_hears_of_epochs(train, register):
     assert heard["epochs"] == [0, 1]
 
 
-def test_probabilities_of_the_loss_rank_the_classes(train, register):
+def test_predictive_logits_of_the_loss_rank_the_classes(train, register):
     class Reversed(torch.nn.Module):
         def forward(self, logits, target):
             return F.cross_entropy(-logits, target)
 
-        def probabilities(self, logits):
-            return (-logits).softmax(-1)
+        def predictive_logits(self, scores):
+            return -scores
 
     register("reversed", Reversed)
     run = train("--loss", "reversed", "--epochs", "8", "--dataset-opt", "pixel_noise=1.0")

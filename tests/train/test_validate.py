@@ -28,6 +28,8 @@ def validate(tmp_path, *argv):
         (("--val-split", "0.25", "--crop-pct", "0.8", "--interpolation", "bicubic"), "eval_"),
         (("--normalize-classifier", "8"), "eval_"),
         (("--loss", "log_spherical_softmax"), "eval_"),
+        (("--loss", "ldam", "--normalize-classifier", "1"), "eval_"),
+        (("--loss", "topk_nll", "--loss-opt", "k=3", "tau=0.02", "--multi-crop", "5"), "eval_"),
     ],
     ids=str,
 )
@@ -38,6 +40,16 @@ def test_one_checkpoint_has_one_accuracy(train, tmp_path, flags, prefix):
     assert metrics["weights"] == ("EMA" if prefix == "ema_" else "model")
     for name in ("nll", "top1", "top5", "macro_top5"):
         assert metrics[name] == pytest.approx(float(run.summary[-1][prefix + name]), abs=1e-4), name
+
+
+@pytest.mark.parametrize(
+    ("loss", "options", "temperature"),
+    [("topk_nll", ("k=3", "tau=0.02"), 0.06), ("ldr_kl", ("temperature=3",), 1.0), ("ldam", (), 1.0)],
+)
+def test_the_temperature_of_marginals_is_that_of_training(train, loss, options, temperature):
+    run = train("--loss", loss, "--loss-opt", *options, "--epochs", "1")
+    opened = open_model(run.folder / LAST, device="cpu", workers=0)
+    assert opened.options["temperature"] == pytest.approx(temperature)
 
 
 def test_the_weights_themselves_by_a_flag(train, tmp_path):

@@ -110,6 +110,24 @@ class ClassificationLoss(Adjustable):
         """
         return None
 
+    def predictive_logits(self, scores: Tensor) -> Tensor:
+        """Return logits whose softmax is the distribution that the loss predicts. Default: the scores.
+
+        A subclass overrides this method if the softmax of the scores is not what the loss fits, for example because the
+        loss multiplies scores by a factor. The function must be elementwise. Evaluation, export, ``compare`` and
+        prediction sets use these logits.
+        """
+        return scores
+
+    @property
+    def marginal_temperature(self) -> float | None:
+        """Temperature of the top-k marginals that the loss fits. None if the loss is not a function of marginals.
+
+        :meth:`topk_registry.TopKHead.of_loss`, evaluation and export divide :meth:`predictive_logits` by this number to
+        compute top-k marginals. If it is None, they use 1.
+        """
+        return None
+
     def check_classes(self, n: int) -> None:
         """Raise a ValueError if an option does not allow n classes, for example k >= n."""
 

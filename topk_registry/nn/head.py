@@ -53,21 +53,22 @@ class TopKHead(nn.Module):
 
     @classmethod
     def of_loss(cls, loss: nn.Module) -> "TopKHead":
-        """Return a head that takes ``k`` and ``temperature`` from the attributes of a loss.
+        """Return a head with the ``k`` and the ``marginal_temperature`` of a loss.
 
         Use this head for the predictions of a model that was trained with the loss. For example, the value of
         ``topk_nll`` is -tau log(p), where p is the marginal of the label from this head. If the loss has several
-        values of k, the head uses the largest. If the loss lacks one of the two attributes, raise ValueError.
+        values of k, the head uses the largest. If the loss has no ``k`` or no ``marginal_temperature``, raise
+        ValueError.
 
         Example:
             >>> TopKHead.of_loss(create_loss("topk_nll", k=5, tau=0.2))  # the temperature of this loss is k * tau
             TopKHead(k=5, temperature=1)
         """
-        k, temperature = getattr(loss, "k", None), getattr(loss, "temperature", None)
+        k, temperature = getattr(loss, "k", None), getattr(loss, "marginal_temperature", None)
         if k is None or temperature is None:
             raise ValueError(
-                f"expected a loss with k and temperature, such as topk_nll or smooth_topk_svm, got "
-                f"{type(loss).__name__}: pass k and temperature to TopKHead instead"
+                f"expected a loss of top-k marginals, such as topk_nll or smooth_topk_svm, got {type(loss).__name__}: "
+                "pass k and temperature to TopKHead instead"
             )
         return cls(k, temperature=temperature)
 

@@ -1,9 +1,9 @@
 """Evaluation of a model on the batches of a loader.
 
-Classes are ranked by their logits, or by ``probabilities(logits)`` if the loss has this method. With several crops per
-image, these probabilities are averaged over the crops. If the loss lacks the method, the top-k marginals of the crops
-are averaged instead (Berrada et al. 2018). The top-k marginal of a class is the probability that a random set of k
-classes contains the class, where a set has a probability proportional to exp(sum of its logits / temperature).
+Classes are ranked by their logits: the outputs of the model, or ``predictive_logits(outputs)`` of the loss. If an image
+has several crops, the top-k marginals are averaged over the crops (Berrada et al. 2018). The top-k marginal of a class
+is the probability that a random set of k classes contains the class, where a set has a probability proportional to
+exp(sum of its logits / temperature).
 """
 
 import math
@@ -45,13 +45,12 @@ class SingleLabel:
         k: Sequence[int],
         *,
         device: torch.device,
-        probabilities: Callable[[Tensor], Tensor] | None = None,
         class_counts: Sequence[int] | None = None,
         crops: int = 0,
         temperature: float = 1.0,
         calibration: int = 0,
     ) -> None:
-        self.k, self.probabilities, self.crops, self.temperature = list(k), probabilities, crops, temperature
+        self.k, self.crops, self.temperature = list(k), crops, temperature
         groups = [[size] for size in self.k] if crops else [self.k]
         self.accuracy = [
             TopKAccuracy(sizes, num_classes=num_classes, class_counts=class_counts, device=device) for sizes in groups
@@ -63,15 +62,13 @@ class SingleLabel:
         """Update the metrics with a batch. Return the logits [B, n] of the B images with labels ``target`` [B].
 
         A batch can have more than B images: the other images are copies that give all processes equal batches, and do
-        not count. If ``crops`` or ``probabilities`` is set, return the logarithms of the class probabilities instead
-        of the logits. With crops, the probabilities are averaged over the crops of an image.
+        not count. If ``crops`` is set, return instead the logarithms of the class probabilities, averaged over the
+        crops of an image.
         """
-        likelihood = self.probabilities(logits) if self.probabilities else logits.softmax(-1)
-        ranked = [likelihood if self.probabilities else logits]
+        likelihood, ranked = logits.softmax(-1), [logits]
         if self.crops:
-            marginals = [self._mean(self._marginals(logits, k)) for k in self.k]
             likelihood = self._mean(likelihood)
-            ranked = [likelihood] * len(self.k) if self.probabilities else marginals
+            ranked = [self._mean(self._marginals(logits, k)) for k in self.k]
         b = len(target)
         log_p = likelihood[:b].log().clamp(min=LEAST_LIKELIHOOD)
         if b:
@@ -80,7 +77,7 @@ class SingleLabel:
                 metric.update(scores[:b], target)
             if self.calibration is not None:
                 self.calibration.update(topk_marginals(log_p, min(self.calibration.k, self.num_classes - 1)), target)
-        return log_p if self.probabilities or self.crops else logits[:b]
+        return log_p if self.crops else logits[:b]
 
     def compute(self) -> dict[str, float]:
         results = self.nll.compute()
@@ -121,7 +118,7 @@ def evaluate(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
     autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    probabilities: Callable[[Tensor], Tensor] | None = None,
+    predictive_logits: Callable[[Tensor], Tensor] | None = None,
     class_counts: Sequence[int] | None = None,
     crops: int = 0,
     temperature: float = 1.0,
@@ -142,18 +139,20 @@ def evaluate(
         device: device on which the model runs. Default: device of the parameters of the model.
         dtype: dtype of the images. Default: dtype of the images in the loader.
         autocast: function that returns a context manager for the forward pass.
-        probabilities: function from logits to class probabilities. Default: softmax.
+        predictive_logits: function from outputs of the model to logits whose softmax gives the class probabilities, as
+            the method of :class:`topk_registry.ClassificationLoss`. Default: the outputs are these logits. Without
+            effect with ``multilabel``.
         class_counts: number of training images per class. If given, the metrics include the accuracies of classes with
             many (above 100), medium (20 to 100) and few (below 20) training images.
         crops: number of crops per image. A batch has the first crops of all images, then the second crops of all images
             in the same order, and so on. 0: a batch has one view of each image.
-        temperature: temperature of :func:`topk_registry.topk_marginals`. With ``crops`` but without ``probabilities``,
-            classes are ranked by the mean of their marginals over the crops.
+        temperature: temperature of :func:`topk_registry.topk_marginals`. With ``crops``, classes are ranked by the mean
+            of their marginals over the crops.
         calibration: if not 0, also measure the calibration error of ``topk_marginals`` with k = ``calibration``.
         multilabel: whether images have several labels.
         channels_last: whether images are converted to the channels-last memory layout.
         keep: function that is called with scores [B, n] and the targets of each batch. The scores are log-probabilities
-            if ``crops`` or ``probabilities`` is given, else logits.
+            if ``crops`` is given, else logits.
         progress: function that is called with the index of each batch. If the function returns True, evaluation stops.
 
     Returns:
@@ -168,7 +167,7 @@ def evaluate(
     if multilabel:
         metrics: Any = MultiLabel(num_classes, k, device=device)
     else:
-        options: dict[str, Any] = {"probabilities": probabilities, "class_counts": class_counts, "crops": crops}
+        options: dict[str, Any] = {"class_counts": class_counts, "crops": crops}
         options |= {"temperature": temperature, "calibration": calibration}
         metrics = SingleLabel(num_classes, k, device=device, **options)
     model.eval()
@@ -182,6 +181,8 @@ def evaluate(
         with autocast():
             output = model(images)
         logits = (output[0] if isinstance(output, (tuple, list)) else output).float()
+        if predictive_logits is not None and not multilabel:
+            logits = predictive_logits(logits)
         target = target.to(device)[: len(target) // max(1, crops)]
         if limit is not None:  # images after the limit repeat other images, so that all processes have equal batches
             target = target[: max(0, limit)]

@@ -361,7 +361,7 @@ def evaluation_options(config: TrainConfig, compute: Compute, criterion: object,
     """Return arguments for :func:`evaluate`. ``counts``: number of training images per class, or None."""
     metric = config.metric
     size = "".join(letter for letter in metric.partition("top")[2] if letter.isdecimal())
-    temperature = config.marginal_temperature or getattr(criterion, "temperature", None) or 1.0
+    temperature = config.marginal_temperature or getattr(criterion, "marginal_temperature", None) or 1.0
     shots = counts is not None and len({(c > 100) + (c >= 20) for c in counts}) > 1
     return {
         "num_classes": config.num_classes or 0,
@@ -369,10 +369,10 @@ def evaluation_options(config: TrainConfig, compute: Compute, criterion: object,
         "device": compute.device,
         "dtype": compute.dtype,
         "autocast": compute.autocast,
-        "probabilities": getattr(criterion, "probabilities", None),
+        "predictive_logits": getattr(criterion, "predictive_logits", None),
         "class_counts": counts if shots or metric.startswith(("many", "medium", "few")) else None,
         "crops": config.multi_crop,
-        "temperature": temperature if isinstance(temperature, (int, float)) else 1.0,
+        "temperature": temperature,
         "multilabel": config.task == MULTILABEL,
         "channels_last": config.channels_last,
     }

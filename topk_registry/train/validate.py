@@ -101,14 +101,13 @@ def open_model(
     preprocessing = model.preprocessing_of(config, network)
     config = config.replace(num_classes=n, **preprocessing)
     network = model.place_model(config, network, compute)
-    probabilities = None
+    criterion = None
     if config.loss not in ("ce", "bce"):
-        with suppress(TrainError):  # the loss is needed only for its probabilities, which are softmax by default
+        with suppress(TrainError):  # needed only for its predictive_logits and its marginal_temperature
             spec = loss.LossSpec.resolve(config.loss, config.loss_opt, config.task == MULTILABEL, saved)
             counts = [1] * n if spec.needs_class_counts else None
-            criterion = loss.build_loss(spec, loss.Facts(n, class_counts=counts))
-            probabilities = getattr(criterion.to(compute.device), "probabilities", None)
-    options: dict[str, Any] = trainer.evaluation_options(config, compute, None, None) | {"probabilities": probabilities}
+            criterion = loss.build_loss(spec, loss.Facts(n, class_counts=counts)).to(compute.device)
+    options = trainer.evaluation_options(config, compute, criterion, None)
 
     def loader(dataset: Any) -> Any:
         return data.create_eval_loader(config, dataset, preprocessing, compute)
@@ -218,7 +217,7 @@ def create_parser() -> ArgumentParser:
     add("--model", metavar="NAME", help="a timm model, if the checkpoint does not name it")
     add("--num-classes", type=positive, metavar="N", help="number of classes, if the checkpoint does not name it")
     add("--k", type=positive, nargs="+", default=[1, 5], metavar="K", help="set sizes of top-k accuracy (default: 1 5)")
-    add("--loss", metavar="NAME", help="loss whose probabilities rank the classes (default: of the checkpoint)")
+    add("--loss", metavar="NAME", help="loss that defines the probabilities (default: of the checkpoint)")
     add("--img-size", type=positive, metavar="N", help="image size (default: as in training)")
     add("--crop-pct", type=within("(0, inf)"), metavar="PCT", help="share of the center crop (default: as in training)")
     add("--mean", type=within("(-inf, inf)"), nargs="+", metavar="MEAN", help="channel means (default: as in training)")

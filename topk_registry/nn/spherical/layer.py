@@ -186,7 +186,7 @@ class SphericalLinear(nn.Module):
         HU, shift = (H @ self.factors.U.T).to(V.dtype), (H @ self.factors.omega).to(V.dtype)[:, None]
         for first in range(0, self.num_classes, size):
             scores = HU @ V[first : first + size].T + shift
-            logits = scores if self.loss is None else self.loss.log_weights(scores)
+            logits = scores if self.loss is None else self.loss.predictive_logits(scores)
             states.append(graph.summarize(logits, k + 1, 1.0, first))
         state = graph.merge(states, 1.0)
         marginals = torch.sigmoid(graph.top_margins(state, 1.0))
@@ -197,7 +197,7 @@ class SphericalLinear(nn.Module):
     def to_linear(self) -> nn.Linear:
         """Return an ``nn.Linear`` that computes the same scores as this layer.
 
-        For the probabilities of the classes, call ``layer.loss.probabilities(scores)``. The loss ``"mse"`` has none.
+        The probabilities of the classes are ``layer.loss.predictive_logits(scores).softmax(-1)``, except for ``"mse"``.
         """
         W = self.factors.dense()
         linear = nn.Linear(self.in_features, self.num_classes, self.bias, device=W.device, dtype=W.dtype)

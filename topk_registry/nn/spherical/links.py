@@ -19,8 +19,8 @@ class SumsLoss(Protocol):
         """
         ...
 
-    def log_weights(self, scores: Tensor) -> Tensor:
-        """Convert each score into the logarithm of an unnormalized probability. The shape does not change."""
+    def predictive_logits(self, scores: Tensor) -> Tensor:
+        """Convert each score into the logarithm of an unnormalized probability, as in ``ClassificationLoss``."""
         ...
 
 
@@ -36,11 +36,10 @@ def resolve(loss: str | nn.Module) -> SumsLoss | None:
     if loss == SQUARED_ERROR:
         return None
     criterion: Any = create_loss(loss) if isinstance(loss, str) else loss
-    if not (hasattr(criterion, "from_sums") and hasattr(criterion, "log_weights")):
+    if not (hasattr(criterion, "from_sums") and hasattr(criterion, "predictive_logits")):
         raise ValueError(
             f"loss {loss!r} cannot be computed from the sum and the sum of squares of the scores: it must define "
-            f"from_sums(s, q, score, n) and log_weights(scores), as spherical losses do, or be "
-            f"{SQUARED_ERROR!r}"
+            f"from_sums(s, q, score, n) and predictive_logits(scores), as spherical losses do, or be {SQUARED_ERROR!r}"
         )
     for option, usual in (("reduction", "mean"), ("ignore_index", -100)):
         if (given := getattr(criterion, option, usual)) != usual:
