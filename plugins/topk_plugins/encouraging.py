@@ -46,7 +46,8 @@ class Encouraging(SoftmaxLoss):
       2.2 points behind cross-entropy on images.
 
     Args:
-        log_end: LE, the probability above which a tangent replaces the logarithm, in [0, 1]. 1: no tangent.
+        log_end: LE, the probability above which a tangent replaces the logarithm, in [0, 1]. 1: no tangent. A value
+            between 1 - 1e-5 and 1 counts as 1 - 1e-5, so that the tangent is not too steep.
         bonus_start: labels with a probability below this number get no bonus, in [0, 1).
         rho: factor of the bonus, at least 0. For rho = 0, the loss is cross-entropy.
         schedule: factor f as a function of t = min(1, epoch / total_epochs). The loss uses f rho in place of rho, or

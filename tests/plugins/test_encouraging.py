@@ -133,3 +133,10 @@ def test_without_a_tangent_the_bonus_ends_where_it_is_published_to(dense):
         target = torch.eye(2, dtype=torch.float64)[label] if dense else label
         expected = math.log1p(math.exp(-odds)) + bonus
         assert loss(logits, target).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_log_end_between_the_clamp_and_one_counts_as_the_clamp():
+    logits = torch.tensor([[gap, 0.0] for gap in (0.0, 5.0, 11.4, 11.6, 13.0, 20.0)], dtype=torch.float64)
+    labels = torch.zeros(6, dtype=torch.int64)
+    steep, steepest = (Encouraging(log_end=end, reduction="none")(logits, labels) for end in (1 - 1e-5, 1 - 1e-6))
+    torch.testing.assert_close(steepest, steep, rtol=1e-9, atol=1e-12)
