@@ -12,6 +12,7 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,14 @@ KINKED = (  # losses whose gradient is not unique at some scores, see Case.has_k
     "epsilon_softmax", "sparse_topk", "differentiable_topk",
 )  # fmt: skip
 OF_LABELS = ("aldr_kl", "ksubset_nll")  # for a distribution, these losses are not the mean of the losses of its labels
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {  # the same scores in memory of another order
+    "contiguous": lambda x: x.clone(),
+    "transposed": lambda x: x.t().contiguous().t(),
+    "sliced": lambda x: torch.cat([x, x], dim=1)[:, : x.shape[1]],
+    "every other": lambda x: torch.stack([x, -x], dim=2)[..., 0],
+    "channels first": lambda x: x.t().contiguous()[None].movedim(1, -1)[0],
+    "negated": lambda x: torch._neg_view(-x),
+}
 
 
 @dataclass
@@ -57,6 +66,7 @@ class Case:
         for _ in range(rng.randint(0, 2)):  # groups of classes that are ahead of the others
             scores[:, : rng.randint(1, min(n, 70))] += rng.uniform(0, 12)
         self.logits = scores[:, torch.randperm(n, generator=generator)].to(self.dtype)
+        self.layout = rng.choice(list(LAYOUTS))
         self.weight = torch.rand(n, generator=generator, dtype=torch.float64) + 0.1 if rng.random() < 0.4 else None
         self.reduction = rng.choice(["mean", "sum", "none"])
         kind = rng.choice(["labels", "labels", "distribution", "mixture"])
@@ -97,7 +107,7 @@ class Case:
     def found(self) -> tuple[Tensor, Tensor]:
         """Return the loss and the gradient that the package computes."""
         common = {"weight": self.weight, "reduction": self.reduction, "label_smoothing": self.smoothing}
-        s = self.logits.clone().requires_grad_()
+        s = LAYOUTS[self.layout](self.logits).requires_grad_()
         with use_backend(self.backend):
             value = create_loss(self.name, **self.options, **common)(s, self.target)
         return value.detach(), torch.autograd.grad(value.sum(), s)[0]

@@ -6,7 +6,7 @@ the values of ``torch.nn.functional``: ``"mean"``, ``"sum"`` or ``"none"``.
 
 from torch import Tensor
 
-from topk_registry.losses.targets import REDUCTIONS, Masses, Target, check_logits, check_target
+from topk_registry.losses.targets import REDUCTIONS, Masses, Target, check_logits, check_target, is_readable
 from topk_registry.nn.linear import linear_smooth_topk
 from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import smooth_topk, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
@@ -68,6 +68,8 @@ def smooth_topk_loss(
     """
     choice(reduction, "reduction", REDUCTIONS)
     check_logits(logits)
+    if isinstance(alpha, Tensor) and is_readable(alpha) and bool((alpha < 0).any()):
+        raise ValueError(f"alpha must be at least 0, got {alpha.min().item():g}")
     ignores = check_target(logits, target)
     options = {"weight": weight, "reduction": reduction, "ignores": ignores, "dtype": logits.dtype}
     masses = Masses.of(target, logits.shape[1], **options)

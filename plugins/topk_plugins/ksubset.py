@@ -12,6 +12,8 @@ from topk_registry.losses.targets import Masses
 from topk_registry.ops.tensors import is_hidden
 from topk_registry.options import number
 
+ROUNDINGS = 16  # rounding errors that a probability of the target may have
+
 
 class KSubsetNLL(ClassificationLoss):
     """Negative log-likelihood of the set of labels of a sample, for images with several labels.
@@ -98,6 +100,8 @@ class KSubsetNLL(ClassificationLoss):
         rows = logits.new_ones(len(logits), dtype=torch.float64)  # weight of each row in the mean
         if isinstance(target, LabelMixture):
             q = target.dense(n, torch.float64)
+            repeated = (q > 1) & (q <= 1 + ROUNDINGS * torch.finfo(torch.float32).eps)
+            q = torch.where(repeated, 1.0, q)  # the shares of a repeated label add up to 1 and a rounding error
         elif target.is_floating_point():
             q = target.double()
         elif self.weight is not None and self.label_smoothing:  # class weights apply to the set, not to each label
@@ -123,8 +127,10 @@ class KSubsetNLL(ClassificationLoss):
         x = logits.double() / self.temperature
         size = q.sum(-1)
         k = size.round()
-        given = target.dtype if isinstance(target, Tensor) and target.is_floating_point() else torch.float32
-        between = (size - k).abs() > 8 * q.shape[1] * torch.finfo(given).eps
+        # entries in single precision, for example of a softmax, sum to an integer up to their rounding errors
+        single = isinstance(target, LabelMixture) or target.dtype != torch.float64
+        eps = torch.finfo(torch.float32 if single else torch.float64).eps
+        between = (size - k).abs() > ROUNDINGS * eps * size.clamp(min=1)
         partition = _log_sigma(x, torch.where(between, size.floor(), k).long())
         if torch.compiler.is_compiling() or is_hidden(between) or bool(between.any()):
             above = _log_sigma(x, torch.where(between, size.ceil(), k).long())

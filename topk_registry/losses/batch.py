@@ -67,7 +67,8 @@ class BatchLoss(Adjustable):
         check_target(logits, target, self.ignore_index)
         if len(logits) < self.least_rows:
             raise ValueError(f"{name} needs at least {self.least_rows} rows in a batch, got {len(logits)}")
-        label, counted = target.long(), target != self.ignore_index
+        label = target.long()  # in uint8, an ignore_index of -100 would become 156
+        counted = label != self.ignore_index
         self._spread = self._over_ranks and logits.requires_grad and number_of_ranks(self._group) > 1
         # otherwise, NaN in an ignored row would give NaN gradients in other rows
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32)).masked_fill(~counted[:, None], 0.0)

@@ -47,6 +47,12 @@ class LabelMixture(NamedTuple):
         even = spread if self.uniform is None else self.uniform + spread
         return LabelMixture(self.labels, self.shares * (1.0 - share), even)
 
+    def wide(self) -> "LabelMixture":
+        """Return the mixture in double precision, in which sums and products of shares are exact enough."""
+        dtype = widest(self.shares)
+        uniform = None if self.uniform is None else self.uniform.to(dtype)
+        return LabelMixture(self.labels, self.shares.to(dtype), uniform)
+
     def check(self, rows: int) -> None:
         """Raise a ValueError unless labels, shares and uniform have ``rows`` rows and valid shapes and dtypes."""
         labels, shares, uniform = self

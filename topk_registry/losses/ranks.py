@@ -52,7 +52,7 @@ def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tens
         table = target.labels if isinstance(target, LabelMixture) else target
         rows = torch.ones_like(table.select(min(1, table.ndim - 1), 0), dtype=torch.float64)
     else:
-        counts = target != loss.ignore_index
+        counts = target.long() != loss.ignore_index  # in uint8, an ignore_index of -100 would become 156
         rows = counts.double()
         if (weight := loss.class_weight) is not None:
             rows = rows * weight.to(rows)[target.long().masked_fill(~counts, 0)]

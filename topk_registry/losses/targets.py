@@ -20,7 +20,7 @@ from torch import Tensor
 
 from topk_registry.losses.label_mixture import LabelMixture, widest
 from topk_registry.ops.parts import Parts
-from topk_registry.ops.tensors import Route, route
+from topk_registry.ops.tensors import Route, check_device, route
 
 __all__ = ["LabelMixture", "Masses", "Target"]
 
@@ -82,8 +82,10 @@ class Masses(NamedTuple):
             ignores: result of :func:`check_target` for the target. If False, no row is ignored.
             dtype: dtype of the logits. If the target is a distribution, its masses have at least this precision.
         """
-        if weight is not None and weight.shape != (n,):
-            raise ValueError(f"weight has {weight.numel()} entries, logits have {n} classes")
+        if weight is not None:
+            if weight.shape != (n,):
+                raise ValueError(f"weight has {weight.numel()} entries, logits have {n} classes")
+            check_device(weight, "weight", target.labels if isinstance(target, LabelMixture) else target)
         facts = (target, weight, label_smoothing, ignore_index, reduction, sample_weight)
         if isinstance(target, Tensor) and target.is_floating_point():
             q = target.to(torch.promote_types(torch.promote_types(target.dtype, dtype), torch.float32))
@@ -100,11 +102,13 @@ class Masses(NamedTuple):
         if not ignores and weight is None and sample_weight is None and isinstance(target, Tensor):
             rows = target.shape[0]
             share = 1.0 / rows if reduction == "mean" and rows else 1.0
-            even = _equal(label_smoothing * share / n, rows) if label_smoothing else None
+            # a tensor that was made while torch traces has no values, and must not be kept
+            equal = _equal.__wrapped__ if torch._C._len_torch_dispatch_stack() else _equal
+            even = equal(label_smoothing * share / n, rows) if label_smoothing else None
             share *= 1.0 - label_smoothing
-            return cls(target.long().unsqueeze(1), _equal(share, rows, 1), even, None, None, *facts, share)
+            return cls(target.long().unsqueeze(1), equal(share, rows, 1), even, None, None, *facts, share)
         if isinstance(target, LabelMixture):
-            mixture, counts = target.smooth(label_smoothing), None
+            mixture, counts = target.wide().smooth(label_smoothing), None
             rows = torch.ones_like(mixture.shares[:, 0])
             mass = mixture.shares.abs().sum(1) + (0 if mixture.uniform is None else mixture.uniform)
             if not is_readable(mass) or not bool(mass.all()):
@@ -150,7 +154,7 @@ def _scale(rows: Tensor, reduction: str, sample_weight: Tensor | None) -> Tensor
 @lru_cache(maxsize=16)
 def _equal(mass: float, *shape: int) -> Tensor:
     with torch.inference_mode(False):
-        return torch.full(shape, mass, dtype=torch.float64)
+        return torch.full(shape, mass, dtype=torch.float64, device="cpu")
 
 
 def is_readable(t: Tensor) -> bool:

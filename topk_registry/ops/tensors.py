@@ -79,6 +79,15 @@ def check_dense(t: Tensor, name: str) -> None:
         raise ValueError(f"{name} must be a dense tensor, got a {kind} one")
 
 
+def check_device(t: Tensor, name: str, logits: Tensor) -> None:
+    """Raise the error of ``torch.nn.CrossEntropyLoss`` if ``t`` is not on the device of the logits."""
+    if t.device != logits.device:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but {name} is on {t.device} and the logits are on "
+            f"{logits.device}"
+        )
+
+
 def laid_out(t: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a contiguous tensor with the same values in ``dtype``. If ``t`` is such a tensor, return ``t``."""
     as_it_is = t.dtype == dtype and t.is_contiguous() and not t.is_neg()

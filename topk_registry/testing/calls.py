@@ -70,7 +70,9 @@ def works_without_grad(subject: Subject) -> None:
 def accepts_any_strides(subject: Subject) -> None:
     """Check that the results do not change if logits or targets are transposed, strided or expanded in memory."""
     loss, labels, logits = subject.build(), subject.labels(), subject.logits()
-    cases = [(f"{kind} logits", strange, labels) for kind, strange in _layouts(logits)]
+    cases = []
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        cases += [(f"{kind} logits in {dtype}", x, labels) for kind, x in _layouts(subject.logits(dtype=dtype))]
     targets = [target for _, target in subject.targets(loss) if isinstance(target, Tensor)]
     cases += [(f"{kind} targets", logits, strange) for target in targets for kind, strange in _layouts(target)]
     for what, x, y in cases:
@@ -89,6 +91,7 @@ def _layouts(x: Tensor) -> Iterator[tuple[str, Tensor]]:
     yield "expanded", x[:1].expand_as(x)
     if x.ndim > 1:
         yield "transposed", x.t().contiguous().t()
+        yield "sliced", torch.cat([x, x], dim=1)[:, : x.shape[1]]
 
 
 @check

@@ -39,6 +39,7 @@ from torch import Tensor
 
 from topk_registry.ops.cpu.blocks import total_of
 from topk_registry.ops.cpu.numbers import Compiler, compiled
+from topk_registry.ops.tensors import is_plain
 
 NUMBERS = frozenset((int, float))
 C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -54,7 +55,10 @@ class Kernel:
     def run(self, threads: int, *values: Tensor | float | None) -> None:
         """Call the kernel's function ``body(job)`` on ``threads`` threads. The array ``job`` holds the ``values``.
 
-        For a tensor, ``job`` holds the address of the memory, which must be contiguous. For None, ``job`` holds 0.
+        For a tensor, ``job`` holds the address of the memory. For None, ``job`` holds 0. Raise a TypeError for a
+        tensor that a kernel cannot read: one on another device, of a subclass, negated, or with gaps between the
+        entries of a row. The rows of a tensor [B, n] may be further apart than n entries, so the caller passes their
+        distance.
         """
         job = _job(values)
         if threads == 1:
@@ -77,10 +81,23 @@ def _job(values: tuple[Tensor | float | None, ...]) -> ctypes.Array:
     layout, memory = _layout(tuple(map(type, values)))
     addresses: Any = values
     job = memory()
-    layout.pack_into(
-        job, 0, 0, 0, *[v if type(v) in NUMBERS else v.data_ptr() if v is not None else 0 for v in addresses]
-    )
+    layout.pack_into(job, 0, 0, 0, *[v if type(v) in NUMBERS else _address(v) for v in addresses])
     return job
+
+
+def _address(t: Tensor | None) -> int:
+    if t is None:
+        return 0
+    if not t.is_cpu or not is_plain(t) or t.is_neg() or not (t.is_contiguous() or _has_plain_rows(t)):
+        raise TypeError(
+            f"a kernel needs plain contiguous memory on the CPU, got {type(t).__name__} {list(t.shape)} "
+            f"with strides {t.stride()} on {t.device}"
+        )
+    return t.data_ptr()
+
+
+def _has_plain_rows(t: Tensor) -> bool:
+    return t.ndim == 2 and t.stride(1) == 1 and t.stride(0) >= t.shape[1]
 
 
 @cache

@@ -13,7 +13,7 @@ from topk_registry.ops.fused import Fused
 from topk_registry.ops.ksubset import autograd, graph
 from topk_registry.ops.ksubset.custom_op import smooth_topk as in_graph
 from topk_registry.ops.parts import Parts
-from topk_registry.ops.tensors import Route, check_dense, route
+from topk_registry.ops.tensors import Route, check_dense, check_device, route
 from topk_registry.ops.values import number
 
 LARGEST_K = {"cpu": 64, "cuda": 10}  # largest k for which there are kernels
@@ -49,9 +49,11 @@ def smooth_topk(
     check(logits, k, k * tau)
     parts = Parts.of(masses, logits)
     if not isinstance(alpha, Tensor):
-        alpha = torch.tensor(float(alpha), dtype=torch.float64)
+        alpha = torch.tensor(number(alpha, "alpha", at_least=0), dtype=torch.float64, device="cpu")
     if alpha.ndim and alpha.shape != logits.shape[1:]:
         raise ValueError(f"alpha must be one number or one per class {list(logits.shape[1:])}, got {list(alpha.shape)}")
+    if alpha.ndim:
+        check_device(alpha, "alpha", logits)
     if alpha.requires_grad:
         alpha = alpha.detach()
     way = route(logits, alpha, *parts)
@@ -80,7 +82,7 @@ def run(
     """
     backend = _backend(logits, k, tau, parts.has_labels_only)
     if backend == "numba":
-        s = logits.float()
+        s = logits.to(torch.float32, memory_format=torch.contiguous_format)  # the gradient overwrites the copy
         cpu = load("topk_registry.ops.ksubset.cpu")
         return cpu.losses(s, parts, k, tau, alpha, sums=sums, out=None if s is logits else s)
     if backend == "triton":
@@ -108,22 +110,24 @@ def usual_backend(device: torch.device) -> str:
 
 
 def _labels_work(device: torch.device) -> bool:
-    return _works(device, Parts(torch.tensor([[0], [6], [12]]), torch.ones(3, 1), None, None))
+    return _works(device, has_even=False)
 
 
 def _masses_work(device: torch.device) -> bool:
-    return _works(device, Parts(torch.tensor([[0], [6], [12]]), torch.ones(3, 1), torch.full((3,), 0.01), None))
+    return _works(device, has_even=True)
 
 
 def _gpu_works(device: torch.device) -> bool:
-    return hasattr(load("topk_registry.ops.ksubset.triton.backend"), "losses") and all(
-        _works(device, Parts(torch.tensor([[0], [6], [12]]), torch.ones(3, 1), even, None))
-        for even in (None, torch.full((3,), 0.01))
-    )
+    if not hasattr(load("topk_registry.ops.ksubset.triton.backend"), "losses"):
+        return False
+    return _works(device, has_even=False) and _works(device, has_even=True)
 
 
-def _works(device: torch.device, parts: Parts) -> bool:
-    s, alpha = torch.linspace(0, 30, 39).sin().view(3, 13), torch.ones(())
+def _works(device: torch.device, has_even: bool) -> bool:
+    even = torch.full((3,), 0.01) if has_even else None
+    parts = Parts(torch.tensor([[0], [6], [12]]), torch.ones(3, 1), even, None)
+    s = torch.linspace(0, 30, 39).sin().view(3, 13)
+    alpha = torch.ones(())
     expected = autograd.losses_and_gradient(s.double(), parts, 2, 0.25, alpha, True)
     on_device = parts.to(device)
     if device.type == "cpu":

@@ -12,7 +12,7 @@ from topk_registry.ops.backend import choose, load
 from topk_registry.ops.fused import Fused
 from topk_registry.ops.parts import Parts
 from topk_registry.ops.perturbed import custom_op, definition
-from topk_registry.ops.tensors import Route, check_dense, route
+from topk_registry.ops.tensors import Route, check_dense, check_device, route
 from topk_registry.ops.values import integer, number
 
 SEEDS = 2**63 - 1
@@ -110,12 +110,13 @@ def perturbed_hinge(
     if isinstance(alpha, Tensor):
         if alpha.shape != logits.shape[1:]:
             raise ValueError(f"alpha must be one number or one per class [{logits.shape[1]}], got {list(alpha.shape)}")
+        check_device(alpha, "alpha", logits)
         alpha = alpha.detach()
     threshold = partial(_threshold, k=k, epsilon=epsilon, num_samples=num_samples)
     kernels = route(logits, *parts) is Route.KERNELS and not parts.needs_grad
     if not kernels or _backend(logits, k, epsilon, None) != "numba":
         return _hinges(logits, threshold, parts, alpha, scale)
-    seed = torch.randint(SEEDS, ())
+    seed = torch.randint(SEEDS, (), device="cpu")
     cpu, options = load("topk_registry.ops.perturbed.cpu"), {"parts": parts, "alpha": alpha, "scale": scale}
     kernel = partial(cpu.hinge, seed=seed, k=k, epsilon=epsilon, num_samples=num_samples, sums=sums, **options)
     again = partial(_hinges, threshold=partial(threshold, seed=seed), **options)

@@ -52,7 +52,7 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
         seed: int64 []. The noise is a function of the seed, the row index, the draw and the class.
         k, epsilon, num_samples: rank, standard deviation of the noise, number of draws.
     """
-    index = torch.empty(len(scores), num_samples, dtype=torch.int64)
+    index = torch.empty(len(scores), num_samples, dtype=torch.int64, device="cpu")
     return _run(scores, seed, k, epsilon, num_samples, index, 0, 0.0, 1.0, *[None] * 7), index
 
 
@@ -79,8 +79,8 @@ def hinge(
         scale: factor of the loss.
         sums: whether to return the sum [] of the losses instead.
     """
-    total = torch.empty(()) if sums else None
-    gradient = torch.empty(scores.shape, dtype=torch.float32)
+    total = torch.empty((), device="cpu") if sums else None
+    gradient = torch.empty(scores.shape, dtype=torch.float32, device="cpu")
     one, gaps = (0.0, alpha) if isinstance(alpha, Tensor) else (float(alpha), None)
     labels, shares, even, dense = parts
     arrays = (
