@@ -28,6 +28,7 @@ Build models
     CosineClassifier, normalize_classifier: classifiers that score classes by the cosine of features and weights
 Describe targets and distributions
     LabelMixture: target that gives each sample a few labels with weights, as mixup does
+    Masses: a target as one factor per sample and class, for losses that define ``losses_of``
     KSubset: the probability distribution over sets of k classes
 Control the package
     use_backend: compute the losses with PyTorch, numba or Triton; PluginError: base class of the errors about plug-ins

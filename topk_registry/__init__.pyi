@@ -17,6 +17,7 @@ from .losses.base import TopKLoss as TopKLoss
 from .losses.batch import BatchLoss as BatchLoss
 from .losses.ranks import mean_over_ranks as mean_over_ranks
 from .losses.targets import LabelMixture as LabelMixture
+from .losses.targets import Masses as Masses
 from .nn.classifier import CosineClassifier as CosineClassifier
 from .nn.classifier import normalize_classifier as normalize_classifier
 from .nn.head import TopKHead as TopKHead

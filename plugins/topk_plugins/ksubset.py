@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from topk_registry import ClassificationLoss, KSubset, LabelMixture
-from topk_registry.losses.targets import Masses
+from topk_registry import ClassificationLoss, KSubset, LabelMixture, Masses
 from topk_registry.ops.tensors import is_hidden
 from topk_registry.options import number
 
@@ -89,10 +88,10 @@ class KSubsetNLL(ClassificationLoss):
     def per_class(self, logits: Tensor) -> Tensor:
         return -(logits / self.temperature).log_softmax(-1)
 
-    def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Return the losses [B] of the rows, or None if the base class shall compute cross-entropy instead.
+    def losses_of(self, logits: Tensor, masses: Masses) -> Tensor:
+        """Return the losses of the rows [B].
 
-        If the target contains class indices, this loss equals cross-entropy, so the method returns None. With both
+        If the target contains class indices, this loss equals cross-entropy, which the base class computes. With both
         class weights and label smoothing, this loss differs from cross-entropy, so the method returns its own losses.
         """
         target = masses.target
@@ -110,7 +109,7 @@ class KSubsetNLL(ClassificationLoss):
             rows = self.weight.to(q)[label]
             rows = rows if masses.counts is None else rows * masses.counts
         else:
-            return None
+            return super().losses_of(logits, masses)
         if not torch.compiler.is_compiling() and not is_hidden(q):
             _check_probabilities(q)
         if self.label_smoothing:  # the sum of the row is unchanged

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from topk_plugins._rows import nan_if_invalid, softmax_log_odds
-from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss, TopKLoss
-from topk_registry.losses.targets import Masses
+from topk_registry import ClassificationLoss, CommonOptions, Masses, SoftmaxLoss, TopKLoss
 from topk_registry.options import number
 
 STEPS = 14  # evaluations of the divergence in ALDR-KL; 3 to 6 are enough unless two solutions nearly coincide
@@ -291,9 +290,9 @@ class ALDRKL(ClassificationLoss):
         a = x.detach().amax(-1, keepdim=True)
         return nan_if_invalid(self._above(x - a) + (a[..., 0] - logits), logits)
 
-    def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
+    def losses_of(self, logits: Tensor, masses: Masses) -> Tensor:
         if masses.labels is not None and masses.even is None and masses.labels.shape[1] == 1:
-            return None  # one label per row: the base class calls per_label
+            return super().losses_of(logits, masses)
         s = masses.usable(logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits)
         target = masses.table(s.shape[1], s.dtype)
         mass = target.sum(-1, keepdim=True)

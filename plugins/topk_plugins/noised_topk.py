@@ -15,9 +15,8 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from topk_plugins._margins import relative_gaps
-from topk_registry import CommonOptions, TopKLoss
+from topk_registry import CommonOptions, Masses, TopKLoss
 from topk_registry.functional import perturbed_hinge
-from topk_registry.losses.targets import Masses
 from topk_registry.options import integer, number
 
 
@@ -64,7 +63,7 @@ class NoisedTopK(TopKLoss):
         self.epsilon = number(epsilon, "epsilon", at_least=0)
         self.num_samples = integer(num_samples, "num_samples", at_least=1)
 
-    def fused(self, logits: Tensor, masses: Masses) -> Tensor:
+    def losses_of(self, logits: Tensor, masses: Masses) -> Tensor:
         return perturbed_hinge(
             logits, masses, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples,
             alpha=self.margin(logits), scale=self.scale, sums=self.reduction != "none" and logits.shape[0] > 0,

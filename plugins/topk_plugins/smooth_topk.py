@@ -13,9 +13,8 @@ from torch import Tensor
 
 from topk_plugins._margins import checked_gaps
 from topk_plugins._sizes import SeveralSizes, mixture_nll
-from topk_registry import LabelMixture
+from topk_registry import LabelMixture, Masses
 from topk_registry.functional import linear_smooth_topk, smooth_topk, soft_hinge, topk_margins
-from topk_registry.losses.targets import Masses
 from topk_registry.options import choice, number
 
 
@@ -126,9 +125,9 @@ class SmoothTopKSVM(SeveralSizes):
     def _is_linear(self) -> bool:
         return len(self.sizes) == 1 or self.combine == "mean"
 
-    def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
+    def losses_of(self, logits: Tensor, masses: Masses) -> Tensor:
         if not self._is_linear:  # no operator computes the likelihood of several k
-            return None
+            return super().losses_of(logits, masses)
         alpha, sums = self._checked_alpha(logits), self.reduction != "none" and logits.shape[0] > 0
         if len(self.sizes) == 1:
             return smooth_topk(logits, masses, k=self.k, tau=self.tau, alpha=alpha, sums=sums)

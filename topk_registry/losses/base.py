@@ -100,15 +100,23 @@ class ClassificationLoss(Adjustable):
         """
         return self._checked(self.per_class(logits), "per_class", logits.shape).gather(1, labels[:, None])[:, 0]
 
-    def fused(self, logits: Tensor, masses: Masses) -> Tensor | None:
-        """Compute the weighted losses of all rows in one operator. Without such an operator, return None (the default).
+    def losses_of(self, logits: Tensor, masses: Masses) -> Tensor:
+        """Return the weighted losses of all rows [B]. Unless the reduction is ``"none"``, their sum [] is allowed too.
 
         ``masses`` holds a factor mass[i, c] for each row i and class c. The weighted loss of row i is the sum over c of
-        mass[i, c] times the loss for label c. The result is one weighted loss per row [B]. Unless the reduction is
-        ``"none"``, the result may also be the sum [] of these losses. If an override returns None, the base class calls
-        :meth:`per_label` or :meth:`per_class`.
+        mass[i, c] times the loss for label c. By default, this method calls :meth:`per_label` if each row has a single
+        label, and :meth:`per_class` otherwise. A loss with an operator for all rows overrides this method. The logits
+        have the dtype that the caller passed, and autocast is off.
         """
-        return None
+        scores = masses.usable(logits.float() if logits.dtype.itemsize < 4 else logits)
+        if masses.labels is not None and masses.even is None and masses.labels.shape[1] == 1:
+            assert masses.shares is not None
+            losses = self._checked(self.per_label(scores, masses.labels[:, 0]), "per_label", scores.shape[:1])
+            if masses.share is not None:
+                return losses * masses.share
+            return _product(masses.shares[:, 0].to(losses.dtype), losses)
+        table = self._checked(self.per_class(scores), "per_class", scores.shape)
+        return _product(masses.table(scores.shape[1], table.dtype), table).sum(1)
 
     def predictive_logits(self, scores: Tensor) -> Tensor:
         """Return logits whose softmax is the distribution that the loss predicts. Default: the scores.
@@ -184,10 +192,10 @@ class ClassificationLoss(Adjustable):
         kind = logits.device.type
         if (kind == "cpu" or has_autocast(kind)) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
-                losses = self._row_losses(logits, masses)
+                losses = self.losses_of(logits, masses)
         else:
-            losses = self._row_losses(logits, masses)
-        if losses.ndim == 0:  # a fused operator has already summed over rows
+            losses = self.losses_of(logits, masses)
+        if losses.ndim == 0:  # losses_of has already summed over rows
             return losses
         if self.reduction != "none":
             # the mean over zero rows is NaN, as in torch's cross-entropy
@@ -197,19 +205,6 @@ class ClassificationLoss(Adjustable):
     if TYPE_CHECKING:  # torch annotates the return type as Any
 
         def __call__(self, logits: Tensor, target: Target, sample_weight: Tensor | None = None) -> Tensor: ...
-
-    def _row_losses(self, logits: Tensor, masses: Masses) -> Tensor:
-        if (losses := self.fused(logits, masses)) is not None:
-            return losses
-        scores = masses.usable(logits.float() if logits.dtype.itemsize < 4 else logits)
-        if masses.labels is not None and masses.even is None and masses.labels.shape[1] == 1:
-            assert masses.shares is not None
-            losses = self._checked(self.per_label(scores, masses.labels[:, 0]), "per_label", scores.shape[:1])
-            if masses.share is not None:
-                return losses * masses.share
-            return _product(masses.shares[:, 0].to(losses.dtype), losses)
-        table = self._checked(self.per_class(scores), "per_class", scores.shape)
-        return _product(masses.table(scores.shape[1], table.dtype), table).sum(1)
 
     def _checked(self, losses: Tensor, method: str, shape: torch.Size) -> Tensor:
         if losses.shape != shape:

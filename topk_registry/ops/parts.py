@@ -42,7 +42,10 @@ class Parts(NamedTuple):
 
     @property
     def needs_grad(self) -> bool:
-        return any(part is not None and part.requires_grad for part in self)
+        for part in self:  # noqa: SIM110 - a generator would be entered once per field
+            if part is not None and part.requires_grad:
+                return True
+        return False
 
     def rows(self, rows: slice) -> "Parts":
         return Parts(*(None if part is None else part[rows] for part in self))

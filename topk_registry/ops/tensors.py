@@ -48,7 +48,8 @@ def route(*tensors: Tensor | None) -> Route:
             continue
         if t.is_meta or (type(t) not in PLAIN and isinstance(t, torch._subclasses.FakeTensor)):
             return Route.GRAPH
-        if not is_plain(t):
+        # the condition of is_plain, without a call per tensor
+        if type(t) not in PLAIN or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t):
             way = Route.OPERATIONS
     return way
 
