@@ -88,8 +88,9 @@ def _gains(x: Tensor, k: int) -> Tensor:
     falling, order = u.detach().sort(-1, descending=True)
     # all thresholds are in [0, 1], so scores below 0 have mu = 0 and scores above 2 have mu = 1, whatever the label
     ends = _threshold_of_others(u.detach().clamp(-1, 2), k - 1).clamp(0, 1)
-    first = torch.searchsorted((-falling).contiguous(), -(1 + ends), right=True)  # number of classes with mu = 1
-    last = torch.searchsorted(-falling, -ends)  # number of classes with mu > 0
+    rising = (-falling).contiguous()
+    first = torch.searchsorted(rising, -(1 + ends), right=True)  # number of classes with mu = 1
+    last = torch.searchsorted(rising, -ends)  # number of classes with mu > 0
     in_window = (u > ends) & (u < 1 + ends)
 
     def of_window(each: Tensor) -> Tensor:

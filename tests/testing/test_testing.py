@@ -421,7 +421,7 @@ SINGLE = [
     ("repeats_under_a_seed", dropping_at_random, "expected the same loss under the same seed, got "),
     ("leaves_inputs_alone", mutating, "expected the logits unchanged, got them written to"),
     ("works_without_grad", another_without_grad, "expected loss under no_grad = 2.77466, got 5.5493"),
-    ("accepts_any_strides", assuming_strides, "expected loss of strided logits = "),
+    ("accepts_any_strides", assuming_strides, "expected loss of strided logits in torch.float32 = "),
     ("accepts_any_strides", assuming_strides_of_labels, "expected loss of strided targets = "),
     ("row_order_is_irrelevant", order_dependent, "expected loss of the shuffled batch = "),
     ("row_order_is_irrelevant", NoisyInOrder, "to have the same mean over 64 seeds"),
