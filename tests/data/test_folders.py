@@ -1,9 +1,11 @@
 """Folders as classes: which files are images, which class each folder stands for, and labels that look wrong."""
 
+import os
 import random
 
 import numpy as np
 import pytest
+from PIL import Image
 from timm.data.readers.reader_image_folder import find_images_and_targets
 from timm.utils.misc import natural_key as timms_key
 
@@ -166,3 +168,14 @@ def test_a_weak_model_is_accepted(n, accuracy):  # chance adds to these
 
 def test_chance_is_a_problem():
     assert "random guesses have 8.3%" in agreement(*labelled(12, 30, 0.0), list(map(str, range(12)))).problem
+
+
+def test_a_named_pipe_is_no_image(tmp_path):
+    place = tmp_path / "cat"
+    place.mkdir()
+    Image.new("RGB", (4, 4)).save(place / "a.png")
+    os.mkfifo(place / "x.png")
+    (place / "gone.png").symlink_to(place / "nothing")
+    names = [os.path.basename(path) for path, _ in read_folders(tmp_path).images]
+    assert names == ["a.png", "gone.png"]  # a dangling link is an error that names the file
+    assert [os.path.basename(path) for path in images_below(tmp_path)] == names

@@ -215,3 +215,90 @@ def test_two_processes_stop_at_signals_and_resume_alike(start, tmp_path):
     one, other = map(checkpoint.read_checkpoint, paths)
     assert len(one["task_state"]["generators"]) == 2
     same_run(one, other)
+
+
+SETTINGS = [("--aa", "rand-m9-mstd0.5-inc1"), ("--sampler", "class_balanced"), ("--class-weight", "inv_freq")]
+
+
+@pytest.mark.parametrize("flags", SETTINGS, ids=lambda flags: flags[0])
+def test_resume_auto_compares_settings_that_are_not_set(train, tmp_path, flags):
+    train("--epochs", "1", *flags)
+    run = train("--epochs", "1", "--resume", "auto")
+    assert run.status == 2
+    assert f"{flags[0][2:].replace('-', '_')}: " in run.err
+    assert train("--epochs", "1", *flags, "--resume", "auto").status == 0
+
+
+def test_two_runs_do_not_share_a_folder(train, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    with checkpoint.occupied(folder):
+        run = train("--epochs", "1")
+    assert run.status == 1
+    assert "another run trains in" in run.err
+    assert not list(folder.iterdir())
+    assert train("--epochs", "1").status == 0
+
+
+@pytest.mark.filterwarnings("ignore:PlateauLRScheduler is deprecated")
+def test_a_plateau_schedule_waits_for_evaluated_epochs(train):
+    flags = ("--sched", "plateau", "--val-interval", "2", "--epochs", "5", "--patience-epochs", "0")
+    run = train(*flags)
+    assert run.status == 0, run.err
+    assert len(run.summary) >= 5
+    assert train(*flags[:-4], "--epochs", "7", "--patience-epochs", "0", "--resume", "auto").status == 0
+
+
+def test_a_signal_during_evaluation_keeps_the_trained_epoch(train, monkeypatch):
+    from topk_registry.train import trainer
+
+    whole = train("--epochs", "3", "--loss", "noised_topk", name="whole")
+    measured = []
+
+    def stopped(run, loss):
+        measured.append(loss)
+        if len(measured) < 2:
+            return original(run, loss)
+        run.stop.signum = 15
+        return None
+
+    original = trainer.measure
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer, "measure", stopped)
+        run = train("--epochs", "3", "--loss", "noised_topk", name="parts")
+    assert "epoch 2 is trained and saved" in run.err
+    steps = []
+    train_epoch = trainer.train_epoch
+    monkeypatch.setattr(trainer, "train_epoch", lambda run, epoch: steps.append(epoch) or train_epoch(run, epoch))
+    resumed = train("--epochs", "3", "--loss", "noised_topk", "--resume", "auto", name="parts")
+    assert resumed.status == 0, resumed.err
+    assert steps == [2]
+    same_run(whole.checkpoint(), resumed.checkpoint())
+    assert [row["eval_top1"] for row in whole.summary] == [row["eval_top1"] for row in resumed.summary]
+
+
+def test_settings_of_timms_script_name_its_registered_loss():
+    from topk_registry.train.config import clean_settings
+
+    record = {
+        "name": "focal",
+        "options": {"gamma": 3.0},
+        "distribution": "topk-registry",
+        "version": "0",
+        "defaults": {},
+    }
+    script = {"model": "resnet18", "prefetcher": True, "local_rank": 0, "grad_accum_steps": 1, "loss_record": record}
+    cleaned = clean_settings(script, strict=False)
+    assert (cleaned["loss"], cleaned["loss_opt"]) == ("focal", {"gamma": 3.0})
+    assert "prefetcher" not in cleaned
+    with pytest.raises(TrainError, match="prefetcher"):
+        clean_settings(script)
+
+
+def test_resume_of_a_script_with_another_loss_names_the_loss(train, tmp_path):
+    saved = train("--epochs", "1").checkpoint()
+    del saved["task_state"]
+    saved["args"].loss_record = {"name": "focal", "options": {"gamma": 3.0}}
+    torch.save(saved, tmp_path / "script.pth.tar")
+    run = train("--resume", tmp_path / "script.pth.tar", name="other")
+    assert "the checkpoint has another loss or other options: 'focal' gamma=3.0" in run.out

@@ -148,3 +148,25 @@ def test_a_file_in_the_format_of_a_plug_in(tmp_path, monkeypatch, capsys):
     for flags in (("--mean", "0"), ("--multi-crop", "5"), ("--amp",), ("--num-classes", "4"), ("--loss", "focal")):
         assert validate(tmp_path, file, "--dataset", "topk/hierarchy", *flags)[0] == 2
         assert f"{flags[0]}: without effect" in capsys.readouterr().err
+
+
+def test_a_loss_that_cannot_be_built_is_an_error(train, tmp_path, capsys):
+    run = train("--loss", "ldam", "--epochs", "1")
+    saved = run.checkpoint()
+    saved["args"].loss = "gone_loss"
+    torch.save(saved, other := tmp_path / "other.pth.tar")
+    assert validate(tmp_path, other)[0] == 2
+    assert "gone_loss" in (printed := capsys.readouterr().err)
+    assert "--loss ce" in printed
+    assert validate(tmp_path, other, "--loss", "ce")[0] == 0
+
+
+def test_a_checkpoint_of_timms_script_is_evaluated(train, tmp_path):
+    run = train("--epochs", "1")
+    saved = run.checkpoint()
+    vars(saved["args"]).update(prefetcher=True, distributed=False, local_rank=0, world_size=1, log_wandb=True)
+    del saved["args"].loss
+    torch.save(saved, other := tmp_path / "script.pth.tar")
+    status, metrics = validate(tmp_path, other)
+    assert status == 0
+    assert metrics["top1"] == pytest.approx(float(run.summary[-1]["eval_top1"]), abs=1e-4)

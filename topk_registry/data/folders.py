@@ -100,9 +100,22 @@ def read_folders(root: str | Path, suffixes: Collection[str] = IMAGE_SUFFIXES) -
 
 
 def _walk(root: str | Path) -> Iterator[tuple[str, list[str], list[str]]]:
-    for folder, below, files in os.walk(root, followlinks=True):
-        below[:] = sorted((name for name in below if not name.startswith(".")), key=natural_key)
-        yield folder, below, [name for name in files if not name.startswith(".")]
+    below, files = [], []
+    try:
+        with os.scandir(root) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    below.append(entry.name)
+                elif entry.is_file() or not os.path.exists(entry.path):  # a dangling link is reported when it is read
+                    files.append(entry.name)  # a named pipe is skipped: reading it would wait for ever
+    except OSError:  # an unreadable folder
+        return
+    below.sort(key=natural_key)
+    yield str(root), below, files
+    for name in below:
+        yield from _walk(os.path.join(root, name))
 
 
 def _suffix(name: str) -> str:

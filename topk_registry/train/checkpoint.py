@@ -15,12 +15,12 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -33,7 +33,12 @@ from torch import nn
 from topk_registry.train.config import TrainConfig
 from topk_registry.train.data import SIGNALS
 from topk_registry.train.errors import SaveError, TrainError
-from topk_registry.train.model import read_checkpoint
+from topk_registry.train.model import PREPROCESSING, read_checkpoint
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 LAST = "last.pth.tar"
 OUTPUT = "output/train"
@@ -47,6 +52,9 @@ FREE = {
     *("channels_last", "torchcompile", "grad_checkpointing", "log_interval", "val_interval", "validation_batch_size"),
     *("checkpoint_hist", "eval_metric", "multi_crop", "marginal_temperature", "dataset_download", "log"),
 }
+# Settings that a run resolves if they are not set.
+RESOLVED = {"num_classes", "lr", *PREPROCESSING}
+Decision = TypeVar("Decision")
 Row = dict[str, float]  # metrics of one epoch by name
 
 
@@ -61,6 +69,7 @@ class Progress:
         best_epoch: index of the best epoch, counted from 0.
         stale: number of evaluations since the best evaluation.
         metric: name of the metric that selects checkpoints.
+        unevaluated: training loss of the next epoch if this epoch is trained, but a signal stopped its evaluation.
     """
 
     epoch: int = 0
@@ -69,6 +78,7 @@ class Progress:
     best_epoch: int | None = None
     stale: int = 0
     metric: str = ""
+    unevaluated: float | None = None
 
     def close(self, row: Row, value: float | None, decreasing: bool) -> None:
         """Append the metrics ``row`` of a completed epoch to the history, and update the best epoch.
@@ -81,6 +91,7 @@ class Progress:
         elif value is not None:
             self.stale += 1
         self.epoch += 1
+        self.unevaluated = None
 
 
 class RunState:
@@ -151,8 +162,21 @@ class Saver(CheckpointSaver):
 
         ``metric`` ranks the checkpoints. If the epoch was not evaluated, ``metric`` is None.
         """
+        self._write(lambda: self.save_checkpoint(epoch, metric))
+
+    def save_last(self, epoch: int) -> None:
+        """Save only the checkpoint from which a run continues, for an epoch whose evaluation is not complete."""
+        last, half = (os.path.join(self.checkpoint_dir, name) for name in (LAST, "tmp.pth.tar"))
+
+        def write() -> None:
+            self._save(half, epoch)
+            self._replace(half, last)
+
+        self._write(write)
+
+    def _write(self, write: Callable[[], object]) -> None:
         try:
-            self.save_checkpoint(epoch, metric)
+            write()
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as a RuntimeError
             with suppress(OSError):
                 os.remove(os.path.join(self.checkpoint_dir, "tmp.pth.tar"))
@@ -204,8 +228,10 @@ def resume(
         if task.has_ema():
             load_task_ema_checkpoint(task, str(path))
         state, record = task.loaded, task.loss_record
-        saved = {"defaults": {}, **state.get("loss", {})}
-        if same := record == saved | {"version": record["version"], "defaults": record["defaults"] | saved["defaults"]}:
+        saved = {"defaults": {}, **(state.get("loss") or settings_in(path).get("loss_record") or {})}
+        known = {"version": record["version"], "defaults": record["defaults"] | saved["defaults"]}
+        same = bool(state) and record == saved | known
+        if same:
             states = state["criterion"]
             task.criterion.load_state_dict(states[rank] if len(states) == world else states[0])
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
@@ -214,10 +240,12 @@ def resume(
         raise TrainError(f"cannot resume from {path}: {origin}{error}") from error
     if "progress" not in state:
         progress.epoch = epoch or 0
-        return [f"restored  weights, optimizer and epoch {progress.epoch} of timm's checkpoint, not the random state"]
+        restored = f"restored  weights, optimizer and epoch {progress.epoch} of timm's checkpoint, not the random state"
+        other = "name" in saved and (saved["name"], saved["options"]) != (record["name"], record["options"])
+        return [restored, *([_other_loss(saved)] if other else [])]
     for name, value in state["progress"].items():
         setattr(progress, name, value)
-    notes = [] if same else [f"          the checkpoint has another loss or other options: {saved['name']!r}"]
+    notes = [] if same else [_other_loss(saved)]
     if (plateau := getattr(scheduler, "lr_scheduler", None)) is not None and state["plateau"]:
         scheduler.restore_lr = state["plateau"]["restore_lr"]
         vars(plateau).update({name: state["plateau"][name] for name in PLATEAU})
@@ -226,6 +254,11 @@ def resume(
     if len(state["generators"]) != world:
         notes.append(f"          {world} processes, not {len(state['generators'])}: random numbers will differ")
     return [f"resumed   {path} after epoch {progress.epoch}", *notes]
+
+
+def _other_loss(saved: Mapping[str, Any]) -> str:
+    options = " ".join(f"{name}={value}" for name, value in saved.get("options", {}).items())
+    return f"          the checkpoint has another loss or other options: {saved['name']!r} {options}".rstrip()
 
 
 def restore_generators(task: Any, rank: int, world: int) -> None:
@@ -264,6 +297,42 @@ def all_ranks(value: Any) -> list[Any]:
 
 def folder_of(config: TrainConfig) -> Path | None:
     return Path(config.output or OUTPUT, config.experiment) if config.experiment else None
+
+
+def shared(decide: Callable[[], Decision]) -> Decision:
+    """Return the result of ``decide`` in the first process, in every process. A TrainError is raised everywhere."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return decide()
+    decision: list[Any] = [None, None]
+    if dist.get_rank() == 0:
+        try:
+            decision[0] = decide()
+        except TrainError as error:
+            decision[1] = str(error)
+    dist.broadcast_object_list(decision, src=0)
+    if decision[1] is not None:
+        raise TrainError(decision[1])
+    return decision[0]
+
+
+@contextmanager
+def occupied(folder: Path) -> Iterator[None]:
+    """Raise a TrainError if another process trains in a folder. Keep other processes out within the ``with`` block."""
+    if fcntl is None:  # Windows
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise TrainError(f"another run trains in {folder}: choose another --experiment or --output") from None
+    except OSError:  # the file system has no locks
+        pass
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def results(folder: Path) -> list[Path]:
@@ -308,9 +377,11 @@ def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
 def differences(saved: Mapping[str, Any], config: TrainConfig) -> list[str]:
     """Return a text such as ``lr: 0.1 -> 0.2`` for each setting that differs between a saved run and ``config``.
 
-    Skip settings that may change when a run is resumed, such as ``epochs``, and settings that ``config`` leaves empty.
+    Skip settings that may change when a run is resumed, such as ``epochs``. A setting that ``config`` leaves empty is
+    compared too, unless the saved run has resolved this setting, such as the number of classes.
     """
-    now = {name: value for name, value in config.to_dict().items() if name not in FREE and value not in (None, "")}
+    now = {name: value for name, value in config.to_dict().items() if name not in FREE}
+    now = {name: value for name, value in now.items() if name not in RESOLVED or value not in (None, "")}
     return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
 
 

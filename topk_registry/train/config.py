@@ -411,15 +411,21 @@ def read_config(file: str) -> dict[str, Any]:
     return cleaned
 
 
-def clean_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def clean_settings(settings: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
     """Return the ``settings`` that this trainer has. A string is parsed like the argument of the flag.
 
-    A setting that only timm's script has is dropped if its value is timm's default, and else raises a ConfigError. An
+    If the settings name no loss, but have a record of the loss, as those of timm's script under ``timm run`` do, the
+    loss is that of the record. With ``strict=False``, settings that this trainer does not have are dropped. Otherwise,
+    a setting that only timm's script has is dropped if its value is timm's default, and else raises a ConfigError. An
     unknown name raises a ConfigError. A value None is dropped if the setting does not accept None.
     """
     hints, cleaned = _hints(), {}
+    if "loss" not in settings and (record := settings.get("loss_record")):
+        settings = {**settings, "loss": record["name"], "loss_opt": dict(record["options"])}
     for name, value in settings.items():
         name = {"data": "data_dir"}.get(name, name)
+        if not strict and name not in hints:
+            continue
         if name in TIMM_ONLY:
             if (value or None) != (TIMM_ONLY[name] or None):
                 raise ConfigError(_timm_only(name))

@@ -4,7 +4,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -125,12 +125,11 @@ class Trainer:
             TrainError: the run cannot start or continue.
         """
         run = self.run
-        open_folder(run)
-        try:
+        with ExitStack() as stack:
+            stack.callback(run.report.close)
+            open_folder(run, stack)
             with run.stop:
                 run_epochs(run)
-        finally:
-            run.report.close()
         run.report.finish(run.progress)
         return TrainResult(best_row(run.progress), run.progress.history, run.folder, run.model)
 
@@ -155,11 +154,11 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     """
     multilabel = config.task == MULTILABEL
     check_loggers(config.log)
-    resume, note = checkpoint.resume_path(config)
-    spec = LossSpec.resolve(config.loss, config.loss_opt, multilabel, resume and checkpoint.settings_in(resume))
     if own_model is None:
         model.check_model(config.model)
     compute = Compute.set_up(config)
+    resume, note = checkpoint.shared(lambda: checkpoint.resume_path(config))
+    spec = LossSpec.resolve(config.loss, config.loss_opt, multilabel, resume and checkpoint.settings_in(resume))
     report.primary = compute.primary
     weights_by_count = config.class_weight in WEIGHT_METHODS
     if train_loader is not None:
@@ -245,8 +244,11 @@ def _resume_and_wrap(run: Run, resume: Path | None) -> None:
     checkpoint.restore_generators(task, compute.rank, compute.world_size)
 
 
-def open_folder(run: Run) -> None:
-    """Create the folder of the run with ``args.yaml`` and ``classes.txt``. Only the first process writes files."""
+def open_folder(run: Run, stack: ExitStack) -> None:
+    """Create the folder of the run with ``args.yaml`` and ``classes.txt``. Only the first process writes files.
+
+    No other run may use the folder until ``stack`` is closed. If another run uses it, raise a TrainError.
+    """
     config = run.config
     names: list[Any] = [_folder(run)] if run.compute.primary else [None]
     if run.compute.distributed:
@@ -266,6 +268,7 @@ def open_folder(run: Run) -> None:
     settings = {**config.to_dict(), "overwrite": False, "resume": "", "loss_record": run.task.loss_record}
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(checkpoint.occupied(folder))
         for path in checkpoint.results(folder) if config.overwrite else []:
             path.unlink()
     except OSError as error:
@@ -295,13 +298,22 @@ def run_epochs(run: Run) -> None:
     while progress.epoch < run.num_epochs:
         clock, epoch = time.perf_counter(), progress.epoch
         set_epoch(run.criterion, epoch)
-        loss = train_epoch(run, epoch)
-        row = None if loss is None else measure(run, loss)
+        if progress.unevaluated is None:
+            progress.unevaluated = train_epoch(run, epoch)
+        else:
+            run.report.begin_epoch(epoch, run.updates_per_epoch)
+        if progress.unevaluated is None:
+            raise _interrupted(run)
+        checkpoint.snapshot(run.task, progress, run.scheduler)  # the evaluation draws random numbers
+        row = measure(run, progress.unevaluated)
         if row is None:
+            if run.saver is not None:
+                run.saver.save_last(epoch)
             raise _interrupted(run)
         value = row.get(run.metric)
         progress.close(row, value, run.decreasing)
-        if run.scheduler is not None:
+        plateau = hasattr(run.scheduler, "lr_scheduler")
+        if run.scheduler is not None and not (plateau and value is None and epoch >= run.scheduler.warmup_t):
             run.scheduler.step(epoch + 1, value)
         checkpoint.snapshot(run.task, progress, run.scheduler)
         if run.saver is not None:
@@ -414,7 +426,10 @@ def _fail(message: str, status: int) -> int:
 
 def _interrupted(run: Run) -> Interrupted:
     error = Interrupted(run.stop.signum or 15)
-    kept = f"epoch {run.progress.epoch} is saved" if run.progress.epoch else "no epoch is complete"
+    progress = run.progress
+    kept = f"epoch {progress.epoch} is saved" if progress.epoch else "no epoch is complete"
+    if progress.unevaluated is not None:
+        kept = f"epoch {progress.epoch + 1} is trained and saved, without its evaluation"
     if run.folder is not None and not run.own_parts:
         kept += f"; continue with\n  {checkpoint.continue_command(run.folder)}"
     error.args = (f"stopped by signal {error.signum}: {kept}",)

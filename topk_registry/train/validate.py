@@ -3,7 +3,6 @@
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
+from topk_registry.registry.errors import PluginError
 from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, TrainConfig, clean_settings, flag_of
 from topk_registry.train.errors import TrainError
 
@@ -89,7 +89,7 @@ def open_model(
     if not saved and "model" not in (settings or {}):
         raise TrainError(f"{path} has no model name: pass --model and --num-classes")
     about = {"device": device, "workers": workers, "batch_size": batch_size, "validation_batch_size": batch_size}
-    own = {**clean_settings(saved), **about, **(settings or {})}
+    own = {**clean_settings(saved, strict=False), **about, **(settings or {})}
     if "img_size" in (settings or {}):
         own["input_size"] = None
     cleared = {"pretrained": False, "pretrained_path": None, "initial_checkpoint": "", "resume": "", "log": []}
@@ -103,10 +103,15 @@ def open_model(
     network = model.place_model(config, network, compute)
     criterion = None
     if config.loss not in ("ce", "bce"):
-        with suppress(TrainError):  # needed only for its predictive_logits and its marginal_temperature
+        # needed only for its predictive_logits and its marginal_temperature
+        try:
             spec = loss.LossSpec.resolve(config.loss, config.loss_opt, config.task == MULTILABEL, saved)
             counts = [1] * n if spec.needs_class_counts else None
             criterion = loss.build_loss(spec, loss.Facts(n, class_counts=counts)).to(compute.device)
+        except (TrainError, PluginError) as error:
+            raise TrainError(
+                f"{error}. The probabilities depend on the loss: install it, or pass --loss ce for softmax"
+            ) from error
     options = trainer.evaluation_options(config, compute, criterion, None)
 
     def loader(dataset: Any) -> Any:
