@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -25,6 +26,7 @@ from topk_registry.data.folders import images_below
 Failure = (ImageError, PredictionError)
 Row = tuple[str, Any]  # path of an image, and its Prediction or exception
 LISTS = (".txt", ".lst")
+SHOWN = 10  # names of a prediction set on a line of the table; class names may contain commas
 RUN = "_run.json"  # programs that read a folder of Parquet files skip names that start with _
 CSV_COLUMNS = ("file", "rank", "index", "class", "marginal", "probability", "in_set", "error")
 
@@ -79,18 +81,45 @@ def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.removeprefix("\ufeff").splitlines() if line.strip()]
 
 
-def class_list(text: str) -> list[str]:
-    """Return a list of class names.
+def chosen_classes(values: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Return the names of the classes that the values of ``--allow`` select.
 
-    If ``text`` is the path of a file, the file contains one name per line. Otherwise, ``text`` contains the names,
-    separated by commas.
+    Args:
+        values: names, or paths of files with one name per line. A name may be shortened to a part that occurs in the
+            name of one class only.
+        known: the names of all classes.
+
+    Raises:
+        ValueError: a name fits no class or several classes, or a file is empty. The message lists similar names.
     """
-    if os.path.isfile(text):
+    names: list[str] = []
+    for value in values:
+        if value in known or not os.path.isfile(value):
+            names.append(value)
+            continue
         try:
-            return _lines(Path(text).read_text(encoding="utf-8"))
+            listed = _lines(Path(value).read_text(encoding="utf-8"))
         except UnicodeDecodeError as error:
-            raise ValueError(f"{text} is not a list of class names: it is not UTF-8 text") from error
-    return [name.strip() for name in text.split(",") if name.strip()]
+            raise ValueError(f"{value} is not a list of class names: it is not UTF-8 text") from error
+        if not listed:
+            raise ValueError(f"the class list {value} is empty")
+        names += listed
+    return list(dict.fromkeys(_class_named(name, known) for name in names))
+
+
+def _class_named(name: str, known: Sequence[str]) -> str:
+    if name in known:
+        return name
+    lower = name.strip().lower()
+    fitting = [each for each in known if each.lower() == lower] or [each for each in known if lower in each.lower()]
+    if lower and len(fitting) == 1:
+        return fitting[0]
+    if lower and fitting:
+        shown = ", ".join(map(repr, fitting[:5])) + (f" and {len(fitting) - 5} more" if len(fitting) > 5 else "")
+        raise ValueError(f"{name!r} fits {len(fitting)} classes: {shown}")
+    close = get_close_matches(name, known)
+    hints = f"; close names: {', '.join(map(repr, close))}" if close else ""
+    raise ValueError(f"the model has no class {name!r}{hints}")
 
 
 def as_row(file: str, result: Any) -> dict[str, Any]:
@@ -108,7 +137,7 @@ def _encodable(file: str) -> str:
 
 
 def write_table(rows: Iterable[Row], stream: TextIO) -> int:
-    """Write the predicted classes of each image as text. Return the number of images without a prediction."""
+    """Write the predicted classes of each image as a table. Return the number of images without a prediction."""
     failed = 0
     for file, result in rows:
         print(printable(file), file=stream)
@@ -116,14 +145,18 @@ def write_table(rows: Iterable[Row], stream: TextIO) -> int:
             failed += 1
             print(f"  error: {printable(str(result))}", file=stream)
             continue
-        width = max((len(printable(entry.name)) for entry in result.top), default=0)
-        for rank, entry in enumerate(result.top, 1):
+        names = [printable(entry.name) for entry in result.top]
+        width = max(map(len, ["class", *names]))
+        marginals = any(entry.marginal is not None for entry in result.top)
+        print(f"     {'class':{width}s}  probability" + ("  marginal" if marginals else ""), file=stream)
+        for rank, (name, entry) in enumerate(zip(names, result.top, strict=True), 1):
             marginal = "" if entry.marginal is None else f"  {entry.marginal:8.4f}"
-            print(f"  {rank:2d} {printable(entry.name):{width}s}{marginal}  {entry.probability:8.4f}", file=stream)
+            print(f"  {rank:2d} {name:{width}s}  {entry.probability:11.4f}{marginal}", file=stream)
         if result.set is not None:
-            more = result.set_size - len(result.set)
-            names = ", ".join(printable(entry.name) for entry in result.set) + (f" and {more} more" if more else "")
-            print(f"  set of {result.set_size}: {names or 'empty'}", file=stream)
+            shown = [printable(entry.name) for entry in result.set[:SHOWN]]
+            more = result.set_size - len(shown)
+            text = " | ".join(shown) + (f" | and {more} more" if more else "")
+            print(f"  set of {result.set_size}: {text or 'empty'}", file=stream)
     return failed
 
 

@@ -19,10 +19,11 @@ NAMES = tuple(COLORS)
 SIZE, SCALE = 8, 20.0
 
 
-def write_file(path: Path, *, lists: bool = True, side: int = SIZE) -> Path:
+def write_file(path: Path, *, lists: bool = True, side: int = SIZE, k: int = 1) -> Path:
     """Write a classifier of colors: logits are minus the squared distance of the mean color, times ``SCALE``.
 
-    It has k = 1, so the marginals are the softmax over the allowed classes.
+    For k = 1, the marginals are the softmax over the allowed classes. For larger k, they are only
+    a bound: k times that, at most 1.
     """
     c = np.asarray(list(COLORS.values()), np.float32) / 255
     n = len(c)
@@ -31,6 +32,8 @@ def write_file(path: Path, *, lists: bool = True, side: int = SIZE) -> Path:
         "bias": -SCALE * (c**2).sum(-1),
         "axes": np.array([2, 3], np.int64),
         "excluded": np.float32(-np.inf),
+        "k": np.float32(k),
+        "one": np.float32(1),
     }
     inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, ["batch", 3, side, side])]
     shape = ["batch", n]
@@ -43,7 +46,8 @@ def write_file(path: Path, *, lists: bool = True, side: int = SIZE) -> Path:
         helper.make_node("Gemm", ["mean", "weight", "bias"], [LOGITS]),
         helper.make_node(*masked, ["masked"]),
         helper.make_node("Softmax", ["masked"], ["probabilities"], axis=-1),
-        helper.make_node("Identity", ["probabilities"], ["marginals"]),
+        helper.make_node("Mul", ["probabilities", "k"], ["scaled"]),
+        helper.make_node("Min", ["scaled", "one"], ["marginals"]),
     ]
     tensors = [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()]
     graph = helper.make_graph(nodes, "colors", inputs, outputs, tensors)
@@ -51,7 +55,7 @@ def write_file(path: Path, *, lists: bool = True, side: int = SIZE) -> Path:
     if lists:
         optional_input(model, ALLOWED, np.ones((1, n), bool), ["lists", n])
     recipe = Preprocess((3, side, side), (0.0,) * 3, (1.0,) * 3, interpolation="bilinear", crop_pct=1.0)
-    metadata = Metadata(k=1, temperature=1.0, num_classes=n, class_names=NAMES, preprocess=recipe, backbone="colors")
+    metadata = Metadata(k=k, temperature=1.0, num_classes=n, class_names=NAMES, preprocess=recipe, backbone="colors")
     for key, value in metadata.to_props().items():
         model.metadata_props.add(key=key, value=value)
     onnx.save(model, str(path))

@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from tests.browser import chromium, complaints
-from tests.deploy.files import COLORS, NAMES, png
+from tests.deploy.files import COLORS, NAMES, png, write_file
 from tests.deploy.service import PATIENCE, predict, served
 from topk_export import Predictor
 
@@ -66,7 +66,8 @@ def open_page(browser, port):
 def test_the_page_shows_marginals_sets_levels_and_lists(browser, predictor):
     with served(predictor) as port:
         open_page(browser, port)
-        assert "averaged over all classes" in text(browser, "guarantee")
+        assert text(browser, "title") == predictor.name
+        assert "at least 90 %, averaged over all classes. This holds" in text(browser, "guarantee")
         image = png((170, 135, 150))  # grey, or pink with a probability of about 0.1
         drop(browser, image, "<b id=bad>photo\u202e.png")
         done(browser)
@@ -75,18 +76,27 @@ def test_the_page_shows_marginals_sets_levels_and_lists(browser, predictor):
         assert browser.execute_script("return document.querySelectorAll('#rows bdi')[0].textContent") == NAMES[-1]
         assert not browser.execute_script("return document.querySelector('#rows b, #bad')")
         shown = browser.execute_script("return document.querySelector('#rows td').firstChild.textContent")
-        assert float(shown.removesuffix(" %")) / 100 == pytest.approx(answer["top"][0]["marginal"], abs=1e-4)
+        assert float(shown.removesuffix(" %")) / 100 == pytest.approx(answer["top"][0]["probability"], abs=1e-4)
         assert browser.execute_script(SET) == [entry["name"] for entry in answer["set"]]
 
         put(browser, "alpha", 0)
         done(browser)
         assert text(browser, "level") == "0.5 %"
+        assert "at least 99.5 %" in text(browser, "guarantee")
+        for position, alpha in enumerate(predictor.metadata.alphas):
+            put(browser, "alpha", position)
+            done(browser)
+            assert text(browser, "level") == f"{round(100 * alpha, 4):g} %"
+            assert f"at least {round(100 - 100 * alpha, 4):g} %" in text(browser, "guarantee")
+        put(browser, "alpha", 0)
+        done(browser)
         large = predict(port, image, "?alpha=0.005")[1]["predictions"][0]
         assert large["set_size"] > answer["set_size"]
         assert browser.execute_script(SET) == [entry["name"] for entry in large["set"]]
 
         put(browser, "allow", "red\npink")
         done(browser)
+        assert "With a class list, the guarantee holds" in text(browser, "guarantee")
         assert browser.execute_script(SET) == ["pink"]
         assert browser.execute_script("return document.querySelector('#rows th').textContent") == "pink"
         put(browser, "allow", "pnik")
@@ -112,3 +122,38 @@ def test_a_forced_calibration_is_shown(browser, set_file, tmp_path):
         done(browser)
         assert text(browser, "forced") == "calibrated with --force: <b>'red'</b>"
         assert browser.execute_script("return document.getElementById('forced').offsetHeight") > 0
+
+
+def test_the_page_says_of_which_distribution_a_number_is(browser, tmp_path):
+    """A file with k = 3: the probability comes first, and the marginal is named as what it is."""
+    k = 3
+    file = write_file(tmp_path / "three.onnx", k=k)
+    with served(Predictor(file, device="cpu", threads=1)) as port:
+        open_page(browser, port)
+        heads = browser.execute_script(
+            "return [...document.querySelectorAll('#result thead th')].map(th => th.textContent)"
+        )
+        assert heads == ["Class", "Probability", f"Marginal, k = {k}"]
+        assert f"in a random set of {k} classes" in text(browser, "meaning")
+        image = png(COLORS["red"])
+        drop(browser, image)
+        done(browser)
+        top = predict(port, image)[1]["predictions"][0]["top"]
+        rows = cells(browser, "#rows tr")
+        for row, entry in zip(rows, top, strict=True):
+            assert row[0] == entry["name"]
+            for shown, value in zip(row[1:], (entry["probability"], entry["marginal"]), strict=True):
+                assert shown == shown_percent(value)
+
+
+def cells(browser, rows):
+    """The texts of the cells, without their bars."""
+    script = "return [...document.querySelectorAll(arguments[0])].map("
+    script += "tr => [...tr.cells].map(c => c.firstChild.textContent))"
+    return browser.execute_script(script, rows)
+
+
+def shown_percent(value):
+    if 0 < value < 0.00005:
+        return "< 0.01 %"
+    return "> 99.99 %" if 0.99995 <= value < 1 else f"{100 * value:.2f} %"

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from tests.deploy.files import COLORS, NAMES, as_image, write_file
 from topk_export import ClassScore, Prediction, Predictor
 from topk_export.commands.predict import main
 from topk_export.errors import printable
-from topk_export.predict import class_list, find_images, predict_to_parquet, write_csv
+from topk_export.predict import chosen_classes, find_images, predict_to_parquet, write_csv, write_table
 
 GREY = NAMES[-1]
 
@@ -49,8 +50,14 @@ def test_table(capsys, set_file, pictures):
     blocks = out.split(f"{pictures}/")[1:]
     assert len(blocks) == len(COLORS)
     (green,) = (block.splitlines() for block in blocks if block.startswith("3.png"))
-    assert green[1].split()[:2] == ["1", "green"]
-    assert green[2].startswith("  set of")
+    assert green[1].split() == ["class", "probability", "marginal"]
+    (expected,) = Predictor(set_file, device="cpu").predict([pictures / "3.png"])
+    rank, name, probability, marginal = green[2].split()
+    assert (rank, name) == ("1", "green")
+    assert float(probability) == pytest.approx(expected.top[0].probability, abs=5e-5)
+    assert float(marginal) == pytest.approx(expected.top[0].marginal, abs=5e-5)
+    assert green[1].index("probability") + len("probability") == green[2].index(probability) + len(probability)
+    assert green[3].startswith("  set of")
     assert "\u202e" not in out
     assert printable(GREY) in out
 
@@ -104,9 +111,9 @@ def test_a_cut_set_leaves_in_set_empty():
 
 
 def test_a_run_without_results_does_not_block_its_folder(capsys, set_file, pictures, tmp_path):
-    status, *_ = run(capsys, set_file, pictures, "--output", tmp_path / "out", "--allow", "reed,pink")
+    status, *_ = run(capsys, set_file, pictures, "--output", tmp_path / "out", "--allow", "reed", "--allow", "pink")
     assert status == 2
-    status, *_ = run(capsys, set_file, pictures, "--output", tmp_path / "out", "--allow", "red,pink")
+    status, *_ = run(capsys, set_file, pictures, "--output", tmp_path / "out", "--allow", "red", "--allow", "pink")
     assert status != 2
     status, _, err = run(capsys, set_file, pictures, "--output", tmp_path / "out", "--allow", "red")
     assert status == 2
@@ -124,23 +131,80 @@ def test_lists_and_stdin(capsys, set_file, pictures, tmp_path, monkeypatch):
     assert lines_of(out)[0]["top"][0]["name"] == "blue"
 
 
+def test_a_line_of_the_table_has_at_most_10_names_of_a_set(capsys):
+    scores = tuple(ClassScore(i, f"name {i}, second name", 0.01, 0.02) for i in range(25))
+    for count, words in ((25, "and 15 more"), (11, "and 1 more"), (10, "name 9, second name")):
+        write_table([("x.png", Prediction(scores[:1], scores[: min(count, 12)], count))], stream := io.StringIO())
+        line = stream.getvalue().splitlines()[-1]
+        names = line.removeprefix(f"  set of {count}: ").split(" | ")
+        assert names[:10] == [entry.name for entry in scores[:10]]
+        assert names[-1] == words
+    write_table([("x.png", Prediction(scores[:1], (), 0))], stream := io.StringIO())
+    assert stream.getvalue().splitlines()[-1] == "  set of 0: empty"
+
+
 def test_class_lists(capsys, set_file, pictures, tmp_path):
     names = tmp_path / "names.csv"
     names.write_text("\ufeffred\n\npink\n", encoding="utf-8")
-    for given in (names, "red, pink"):
-        _, out, _ = run(capsys, set_file, pictures, "--json", "-", "--allow", given)
+    for given in (["--allow", names], ["--allow", "red", "--allow", "pink"], ["--allow", "re", "--allow", "PINK"]):
+        if given[1] == "re":  # green, red and grey
+            assert run(capsys, set_file, pictures, *given)[0] == 2
+            given[1] = "RED"
+        _, out, _ = run(capsys, set_file, pictures, "--json", "-", *given)
         for row in lines_of(out):
             entries = [*row["top"], *row["set"]]
             assert {entry["name"] for entry in entries} <= {"red", "pink"}
-    status, _, err = run(capsys, set_file, pictures, "--allow", "reed,pink")
+    status, _, err = run(capsys, set_file, pictures, "--allow", "reed", "--allow", "pink")
     assert status == 2
     assert "'red'" in err
-    status, _, err = run(capsys, set_file, pictures, "--allow", ",")
+    status, _, err = run(capsys, set_file, pictures, "--allow", "")
     assert status == 2
-    assert "empty" in err
-    assert class_list(" a , b ") == ["a", "b"]
+    assert "no class ''" in err
+
+
+def test_a_name_is_exact_or_a_part_that_fits_one_class(tmp_path):
+    known = ["tench, Tinca tinca", "goldfish, Carassius auratus", "cat", "Catamaran", "tiger cat", "Dog", "dog"]
+    assert chosen_classes(["tench, Tinca tinca", "carassius", "cat", "CAT", "tiger"], known) == [
+        "tench, Tinca tinca", "goldfish, Carassius auratus", "cat", "tiger cat",
+    ]  # fmt: skip
+    assert chosen_classes(["Dog", "dog", "cata"], known) == ["Dog", "dog", "Catamaran"]
+    for name, words in (
+        ("ca", "fits 5 classes: 'tench, Tinca tinca', 'goldfish, Carassius auratus', 'cat', 'Catamaran', 'tiger cat'"),
+        ("DOG", "fits 2 classes: 'Dog', 'dog'"),
+        ("goldfihs, Carassius auratus", "close names: 'goldfish, Carassius auratus'"),
+        (" ", "no class ' '"),
+        ("zzz", "has no class 'zzz'$"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            chosen_classes([name], known)
+    (tmp_path / "empty.txt").write_text("\n")
+    with pytest.raises(ValueError, match="empty"):
+        chosen_classes([str(tmp_path / "empty.txt")], known)
+    (tmp_path / "list.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="not UTF-8 text"):
-        class_list(str(set_file))
+        chosen_classes([str(tmp_path / "list.txt")], known)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "device"])
+def test_what_is_no_regular_file_does_not_hang(capsys, set_file, tmp_path, kind):
+    odd = tmp_path / "odd" / "x.png"
+    odd.parent.mkdir()
+    as_image(COLORS["red"]).save(tmp_path / "red.png")
+    if kind == "fifo":
+        os.mkfifo(odd)
+    elif kind == "socket":
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(odd))
+        listener.close()
+    else:
+        odd.symlink_to("/dev/zero")
+    listing = tmp_path / "images.txt"
+    listing.write_text(f"{odd}\n{tmp_path / 'red.png'}\n")
+    status, out, _ = run(capsys, set_file, listing, "--json", "-")
+    assert status == 1
+    broken, red = lines_of(out)
+    assert broken["error"] == f"{odd} is not a regular file"
+    assert red["top"][0]["name"] == "red"
 
 
 def test_alpha(capsys, set_file, plain_file, pictures):

@@ -177,7 +177,7 @@ def test_class_lists(predictor, picture):
 
 @pytest.mark.parametrize(
     ("names", "word"),
-    [([], "empty"), (["redd"], "'red'"), (["red", "zzz"], "'zzz'"), (iter(()), "empty")],
+    [([], "empty"), (["redd"], "'redd'$"), (["red", "zzz"], "'zzz'"), (iter(()), "empty")],
     ids=["none", "misspelt", "unknown", "empty iterator"],
 )
 def test_bad_class_lists(predictor, names, word):

@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
     """Predict the classes of images with an exported file."""
     args = _parser().parse_args(argv)
     from topk_export.predict import (
-        class_list,
+        chosen_classes,
         find_images,
         predict_to_parquet,
         predicted,
@@ -42,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
         workers=args.workers,
     )
     options: dict[str, Any] = {"batch_size": args.batch_size, "max_set": args.max_set}
-    options |= {} if args.allow is None else {"allowed": class_list(args.allow)}
+    if args.allow:
+        options["allowed"] = chosen_classes(args.allow, predictor.metadata.class_names)
     options |= {} if args.alpha is None else {"alpha": args.alpha}
     if forced := (predictor.metadata.sets or {}).get("forced"):
         say(f"warning: the prediction sets have no guarantee: {forced}")
@@ -87,7 +88,8 @@ def _parser() -> ArgumentParser:
     shape.add_argument("--csv", metavar="FILE", help="write one line per image and class (- for stdout)")
     shape.add_argument("--output", metavar="DIR", help="write Parquet files; a new run continues a run that was killed")
     add("--shard-size", type=positive, default=1000, metavar="N", help="images per Parquet file (default: 1000)")
-    add("--allow", metavar="FILE|NAMES", help="allowed classes: a file with one name per line, or names with commas")
+    allow = "an allowed class, or a file with one name per line; repeat the flag for more; a part of a name is enough"
+    add("--allow", action="append", metavar="NAME|FILE", help=allow)
     add("--alpha", type=within("(0, 1)"), help="probability that a set misses the class (default: of the calibration)")
     limit = f"maximum number of classes to list per prediction set (default: {MAX_SET})"
     add("--max-set", type=positive, default=MAX_SET, metavar="N", help=limit)

@@ -11,6 +11,8 @@ only, so that the cost of an image depends on the size of the file's image and o
 
 import io
 import math
+import os
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -253,6 +255,10 @@ def _opened(source: Any, max_pixels: int) -> Iterator[tuple[Image.Image, str]]:
         if isinstance(source, Image.Image):
             yield _within(source, name, max_pixels), name
             return
+        if not isinstance(source, bytes):
+            kind = stat.S_IFMT(os.stat(source).st_mode)
+            if kind in (stat.S_IFIFO, stat.S_IFSOCK, stat.S_IFCHR, stat.S_IFBLK):
+                raise ImageError(f"{name} is not a regular file")  # opening a FIFO would wait for a writer
         with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
             yield _within(Image.open(file, formats=FORMATS), name, max_pixels), name
     except ImageError:
