@@ -25,12 +25,12 @@ from torch import Tensor, nn
 
 from topk_export import graph
 from topk_export.errors import ExportError, ModelFileError, VerificationError, first_line, naming
-from topk_export.runtime.metadata import ALLOWED, LOGITS, MULTILABEL, MULTILABEL_OUTPUTS, OUTPUTS, Metadata
+from topk_export.head import add_head
+from topk_export.runtime.metadata import LOGITS, MULTILABEL, MULTILABEL_OUTPUTS, OUTPUTS, Metadata
 from topk_export.runtime.weights import files_of, move_into_place
 from topk_export.source import Source, load_source
 from topk_export.verify import SAMPLE, beside, largest_error, report_lines, sample_input, verify_file, write_json
 from topk_registry.nn.classifier import find_classifier
-from topk_registry.nn.head import TopKHead
 
 TASKS = ("classification", MULTILABEL)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
@@ -39,7 +39,6 @@ LABELS, RECIPE, REPORT = "labels.txt", "preprocess.json", "report.json"
 PACKAGES = ("topk-registry", "torch", "timm", "torchvision", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
 SAMPLES = 5  # number of images in the recorded sample: the verification runs batches of up to 5 images
 DEFAULT_K = 5
-BLOCK = 128  # the head sums exponentials in blocks of this many classes
 SQUASHED = ("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid")  # operators whose outputs are not logits
 HOW_TO_EXPORT_SCORES = (
     "the export needs logits. Name the module that computes the logits, such as the last linear layer: "
@@ -130,42 +129,11 @@ def export_onnx(
     return path
 
 
-class Head(nn.Module):
-    """Module that computes all outputs of an exported model except ``logits``.
-
-    A class with score -inf is excluded: the marginal and the probability of the class are 0, and ``indices`` does not
-    contain the class. If fewer than k classes remain, the last entries of ``indices`` are -1.
-
-    Shape:
-        Input: scores (the logits) [batch, n]. Output for classification: a tuple of the marginals [batch, n], the
-            softmax probabilities [batch, n] and the indices of the k best classes [batch, k]. Output for multilabel
-            files: a tuple with one tensor, sigmoid(scores / temperature) [batch, n].
-    """
-
-    def __init__(self, metadata: Metadata) -> None:
-        super().__init__()
-        self.k, self.temperature, self.multilabel = metadata.k, metadata.temperature, metadata.multilabel
-        self.topk = None if metadata.multilabel else TopKHead(metadata.k, temperature=metadata.temperature)
-
-    def forward(self, scores: Tensor) -> tuple[Tensor, ...]:
-        if self.topk is None:
-            # on CPUs, onnxruntime's Sigmoid is imprecise for small probabilities: the relative error at -15 is
-            # 17 percent, and from -18 on the result is 0
-            odds = torch.exp((scores / self.temperature).clamp(max=60.0))
-            return (odds * (1 / (1 + odds)),)
-        values, indices = scores.topk(self.k)
-        # onnxruntime adds term by term, also in Softmax. For 20,000 classes, such a sum loses three digits
-        e = torch.where(scores == -torch.inf, 0.0, (scores - values[:, :1]).exp())
-        blocks = nn.functional.pad(e, (0, -e.shape[1] % BLOCK)).unflatten(1, (-1, BLOCK))
-        probabilities = e / blocks.sum(-1).sum(-1, keepdim=True)
-        return self.topk(scores).marginals, probabilities, torch.where(values == -torch.inf, -1, indices)
-
-
 class Exported(nn.Module):
-    """Module that the export converts to ONNX. The outputs are the logits, then the outputs of :class:`Head`.
+    """Module that the export converts to ONNX. The output is the logits in float32.
 
     If ``metadata.in_graph`` is True, the module first normalizes uint8 images. The backbone then computes the logits
-    in the given ``dtype``, such as float16. :class:`Head` computes all other outputs from the logits in float32.
+    in the given ``dtype``, such as float16. :func:`~topk_export.head.add_head` adds all other outputs.
     """
 
     shift: Tensor
@@ -174,16 +142,15 @@ class Exported(nn.Module):
     def __init__(self, backbone: nn.Module, metadata: Metadata, dtype: torch.dtype) -> None:
         super().__init__()
         self.in_graph, self.dtype = metadata.in_graph, dtype
-        self.backbone, self.head = backbone.to(dtype), Head(metadata)
+        self.backbone = backbone.to(dtype)
         if self.in_graph:
             recipe = metadata.preprocess
             mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (recipe.mean, recipe.std))
             self.register_buffer("shift", 255 * mean, persistent=False)
             self.register_buffer("scale", 255 * std, persistent=False)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        logits = self.scores(x).float()
-        return logits, *self.head(logits)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scores(x).float()
 
     def scores(self, x: Tensor) -> Tensor:
         """Return the logits [batch, n] of the images ``x``, in the dtype of the model's weights."""
@@ -294,12 +261,12 @@ def _write(backbone: nn.Module, metadata: Metadata, file: Path, progress: Progre
         raise ExportError(f"the outputs of {metadata.backbone} are probabilities: {HOW_TO_EXPORT_SCORES}")
     progress("tracing and converting")
     module = Exported(backbone, metadata, DTYPES[metadata.dtype]).eval()
-    model = _convert(module, inputs[:2], list(metadata.outputs), metadata.opset)
+    model = _convert(module, inputs[:2], metadata.opset)
     last = graph.producer_of(model.graph, LOGITS)
     if last in SQUASHED:
         raise ExportError(f"{metadata.backbone} ends in {last}: {HOW_TO_EXPORT_SCORES}")
     graph.strip(model)
-    _add_class_list(model, metadata.num_classes)
+    add_head(model, metadata)
     graph.set_metadata(model, metadata.to_props())
     graph.save(model, file)
     np.savez_compressed(beside(file, SAMPLE), input=inputs, torch_logits=logits, torch_error=error)
@@ -312,7 +279,7 @@ def _are_probabilities(outputs: np.ndarray) -> bool:
     return bool((outputs >= 0).all() and np.allclose(outputs.sum(-1), 1, atol=1e-3))
 
 
-def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: int) -> Any:
+def _convert(module: nn.Module, inputs: np.ndarray, opset: int) -> Any:
     try:
         program = torch.onnx.export(
             module,
@@ -321,7 +288,7 @@ def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: i
             opset_version=opset,
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             input_names=["input"],
-            output_names=outputs,
+            output_names=[LOGITS],
             verbose=False,
         )
     except Exception as error:
@@ -333,22 +300,6 @@ def _convert(module: nn.Module, inputs: np.ndarray, outputs: list[str], opset: i
         raise ExportError(f"torch.onnx cannot convert the model: {reason}") from error
     assert program is not None
     return program.model_proto
-
-
-def _add_class_list(model: Any, n: int) -> None:
-    # a class that is not allowed gets the logit -inf
-    from onnx import helper, numpy_helper
-
-    restricted, excluded = f"{LOGITS}_allowed", f"{LOGITS}_excluded"
-    head = graph.head_nodes(model.graph)
-    for node in head:
-        for position, name in enumerate(node.input):
-            if name == LOGITS:
-                node.input[position] = restricted
-    first = list(model.graph.node).index(head[0])
-    model.graph.initializer.append(numpy_helper.from_array(np.asarray(-np.inf, np.float32), excluded))
-    model.graph.node.insert(first, helper.make_node("Where", [ALLOWED, LOGITS, excluded], [restricted], "class_list"))
-    graph.optional_input(model, ALLOWED, np.ones((1, n), bool), ["rows", n])
 
 
 def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.ndarray, float]:

@@ -1,7 +1,7 @@
 """Functions that read, change and write the ONNX graphs of exported models. These functions need the onnx package.
 
-The *head* of a graph consists of all nodes that depend on the tensor named ``logits``. All other nodes form the
-backbone.
+The *head* of a graph consists of all nodes with a name that starts with ``PREFIX``. These nodes compute all outputs of
+this package from the tensor named ``logits``. All other nodes form the backbone.
 """
 
 import hashlib
@@ -10,10 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from topk_export.errors import ExportError, ModelFileError, naming
 from topk_export.runtime.metadata import LOGITS
 from topk_export.runtime.weights import files_of, weights_beside
 
+PREFIX = "topk/"  # of the names of the head's nodes
 FORBIDDEN_IN_HEAD = frozenset(("Loop", "Scan", "If", "Sigmoid", "MatMul", "Gemm", "Einsum", "Atan", "CumProd"))
 LIMIT = 2**31 - 2**26  # bytes of weights per ONNX file: a protocol buffer has at most 2 GiB, and the graph needs space
 SMALL = 1024  # bytes: smaller tensors stay in the ONNX file, because the ONNX checker reads shapes and scalars
@@ -25,7 +28,7 @@ def load(path: str | Path) -> Any:
     """Read an ONNX file, and return the ModelProto.
 
     A large model has external weights: weights in other files of the same folder. Of the external weights, this
-    function loads only the tensors that the head needs. The head consists of the nodes that depend on the logits.
+    function loads only the tensors that the head needs.
 
     Raises:
         ModelFileError: the file is not an ONNX model, or a file with external weights is missing or too short.
@@ -52,8 +55,8 @@ def save(model: Any, path: Path, *, source: Path | None = None) -> None:
     """Write a ModelProto to an ONNX file.
 
     If the weights have more than ``LIMIT`` bytes, or if ``model`` already has external weights, the function writes
-    weights to the file ``PATH.data``: all tensors of at least ``SMALL`` bytes, except tensors of the head (the nodes
-    that depend on the logits). The metadata of the ONNX file then contain the SHA-256 of ``PATH.data``.
+    weights to the file ``PATH.data``: all tensors of at least ``SMALL`` bytes, except tensors of the head. The
+    metadata of the ONNX file then contain the SHA-256 of ``PATH.data``.
 
     Args:
         model: the ModelProto. The function removes the tensors in ``PATH.data`` from this object.
@@ -92,21 +95,72 @@ def _write_weights(model: Any, file: Path, source: Path | None) -> str:
     return sha.hexdigest()
 
 
+class Nodes:
+    """Builder that appends nodes, constants and outputs to the graph of an ONNX model (a ModelProto).
+
+    The names of all nodes and of their tensors start with ``prefix``. Constants with equal values exist once.
+    """
+
+    def __init__(self, model: Any, prefix: str) -> None:
+        self._graph, self._prefix, self.opset = model.graph, prefix, opset_of(model)
+        self._constants: dict[tuple[Any, ...], str] = {}
+
+    def __call__(self, op: str, *inputs: Any, out: str = "", outputs: int = 1, **attributes: Any) -> Any:
+        """Append a node of the ONNX operator ``op``, and return the name of its output.
+
+        An input is the name of a tensor, or the value of a constant: numbers and arrays are written as float32, and
+        integers as int64. If ``outputs`` is above 1, return a list of ``outputs`` names. ``out`` is the name of the
+        first output. By default, the method generates a name.
+        """
+        from onnx import helper
+
+        first = out or f"{self._prefix}{op}_{len(self._graph.node)}"
+        names = [first, *(f"{first}_{i}" for i in range(1, outputs))]
+        tensors = [value if isinstance(value, str) else self.constant(value) for value in inputs]
+        name = first if first.startswith(self._prefix) else f"{self._prefix}{first}"
+        self._graph.node.append(helper.make_node(op, tensors, names, name=name, **attributes))
+        return first if outputs == 1 else names
+
+    def reduce(self, op: str, tensor: str, axis: int, *, keepdims: bool = True) -> str:
+        """Append a reduction such as ``ReduceMin`` along one axis, and return the name of its output."""
+        if op == "ReduceSum" or self.opset >= 18:  # older reductions take the axes as an attribute
+            return self(op, tensor, [axis], keepdims=int(keepdims))
+        return self(op, tensor, axes=[axis], keepdims=int(keepdims))
+
+    def constant(self, value: Any, name: str = "") -> str:
+        """Append a constant (an ONNX initializer), and return its name. By default, the method generates a name."""
+        from onnx import numpy_helper
+
+        array = np.asarray(value)
+        if array.dtype != bool:
+            array = array.astype(np.int64 if array.dtype.kind in "iu" else np.float32)
+        key = (name, array.dtype, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = name or f"{self._prefix}constant_{len(self._graph.initializer)}"
+            self._graph.initializer.append(numpy_helper.from_array(array, self._constants[key]))
+        return self._constants[key]
+
+    def output(self, name: str, kind: int, shape: Iterable[Any]) -> None:
+        """Declare the tensor ``name`` as an output of the graph. ``kind`` is a data type of ``onnx.TensorProto``."""
+        from onnx import helper
+
+        self._graph.output.append(helper.make_tensor_value_info(name, kind, list(shape)))
+
+
+def opset_of(model: Any) -> int:
+    """Return the version of the default operator set that a ModelProto uses."""
+    return max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+
+
 def head_nodes(graph: Any) -> list[Any]:
-    """Return the nodes of a GraphProto that depend on the tensor ``logits``, in the order of the graph."""
-    reached, head = {LOGITS}, []
-    for node in graph.node:
-        if reached.intersection(node.input):
-            reached.update(node.output)
-            head.append(node)
-    return head
+    """Return the nodes of the head: the nodes of a GraphProto with a name that starts with ``PREFIX``."""
+    return [node for node in graph.node if node.name.startswith(PREFIX)]
 
 
 def forbidden(graph: Any) -> list[str]:
     """Return the types of operators that the head contains but must not contain, in alphabetical order.
 
-    Such operators do not work in CUDA graphs, are imprecise, or are replaced by tools that quantize a model. The head
-    consists of the nodes that depend on the logits.
+    Such operators do not work in CUDA graphs, are imprecise, or are replaced by tools that quantize a model.
     """
     return sorted({node.op_type for node in head_nodes(graph)} & FORBIDDEN_IN_HEAD)
 
@@ -168,13 +222,13 @@ def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | st
 
 
 def head_model(model: Any) -> Any:
-    """Return the head of a model as a separate ModelProto. The head is the part that computes outputs from the logits.
+    """Return the head of a model as a separate ModelProto.
 
-    The new model has the input ``logits`` [batch, n]. The outputs are all outputs of ``model`` that depend on the
-    logits. Optional inputs of the head, such as ``allowed``, remain optional.
+    The new model has the input ``logits`` [batch, n]. The outputs are all outputs of ``model`` that the head computes.
+    Optional inputs of the head, such as ``allowed``, remain optional.
 
     Raises:
-        ExportError: no output of ``model`` depends on the logits, or the head reads a required input of ``model``.
+        ExportError: ``model`` has no head, or the head reads a required input of ``model``.
     """
     import onnx
     from onnx import helper
@@ -183,7 +237,7 @@ def head_model(model: Any) -> Any:
     inside = {LOGITS}.union(*(node.output for node in nodes))
     outputs = [output for output in model.graph.output if output.name in inside and output.name != LOGITS]
     if not outputs:
-        raise ExportError("the model has no output that depends on its logits")
+        raise ExportError("the model has no head")
     n = value_shape(model.graph, LOGITS)[1]
     logits = helper.make_tensor_value_info(LOGITS, onnx.TensorProto.FLOAT, ["batch", n])
     feeders, free = _feeders(model.graph, nodes, inside)

@@ -107,7 +107,7 @@ def test_calibrating_again_replaces_the_nodes(calibrated):
     model = onnx.load(path)
     bare = without_sets(model)
     assert {o.name for o in bare.graph.output} == {"logits", "marginals", "probabilities"}
-    assert not [node for node in bare.graph.node if node.name.startswith("sets/")]
+    assert not [node for node in bare.graph.node if node.name.startswith("topk/sets/")]
     again = add_sets(model, PredictionSets(Score("aps"), (0.1,), np.zeros((1, 1))))
     onnx.checker.check_model(again, full_check=True)
 

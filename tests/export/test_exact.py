@@ -7,9 +7,11 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import TensorProto, helper
 
-from topk_export.export import Head, _add_class_list, _convert
-from topk_export.runtime.metadata import Metadata
+from topk_export.graph import forbidden
+from topk_export.head import add_head
+from topk_export.runtime.metadata import LOGITS, Metadata
 from topk_export.runtime.preprocess import Preprocess
 from topk_export.verify import SMALLEST, class_lists, hard_rows, marginals
 from topk_registry.nn.head import TopKHead
@@ -17,14 +19,14 @@ from topk_registry.nn.head import TopKHead
 RECIPE = Preprocess((3, 8, 8), (0.5,) * 3, (0.5,) * 3)
 
 
-class HeadOnly(torch.nn.Module):
-    def __init__(self, metadata: Metadata) -> None:
-        super().__init__()
-        self.head = Head(metadata)
-
-    def forward(self, logits):
-        logits = logits.abs() * logits.sign()  # nodes before the head, as of a backbone
-        return logits, *self.head(logits)
+def bare_head(metadata: Metadata, opset: int = 18) -> onnx.ModelProto:
+    """A model that only has the head, behind an Identity for a backbone."""
+    shape = ["batch", metadata.num_classes]
+    given, logits = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("input", LOGITS))
+    graph = helper.make_graph([helper.make_node("Identity", ["input"], [LOGITS])], "head", [given], [logits])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    add_head(model, metadata)
+    return model
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +38,7 @@ def head():
         key = n, k, temperature
         if key not in made:
             metadata = Metadata(k, temperature, n, tuple(map(str, range(n))), RECIPE)
-            module = HeadOnly(metadata).eval()
-            model = _convert(module, np.zeros((2, n), np.float32), list(metadata.outputs), 18)
-            _add_class_list(model, n)
+            model = bare_head(metadata)
             onnx.checker.check_model(model, full_check=True)
             made[key] = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         session = made[key]
@@ -87,7 +87,7 @@ def rows_of(n: int, k: int) -> dict[str, np.ndarray]:
 
 
 SHAPES = [(12, 5)]
-LARGE = [(3, 1), (51, 50), (1000, 5), (21_841, 50)]
+LARGE = [(3, 1), (3, 2), (51, 50), (1000, 5), (21_841, 1), (21_841, 50)]
 
 
 @pytest.mark.parametrize(("n", "k"), [*SHAPES, *(pytest.param(*shape, marks=pytest.mark.slow) for shape in LARGE)])
@@ -155,3 +155,34 @@ def test_class_lists(head, n, k):
     with torch.no_grad():
         eager = TopKHead(k)(torch.from_numpy(logits), allowed=torch.from_numpy(mask))  # type: ignore[call-arg]
     np.testing.assert_allclose(out["marginals"], eager.marginals, rtol=1e-5)
+
+
+@pytest.mark.parametrize("n", [3, 1000, 21_841])
+@pytest.mark.parametrize("opset", [13, 18, 21])
+def test_for_one_class_the_head_is_a_softmax(n, opset):
+    model = bare_head(Metadata(1, 1.0, n, tuple(map(str, range(n))), RECIPE), opset)
+    assert len(model.graph.node) <= 20
+    assert not forbidden(model.graph)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    logits = np.random.default_rng(0).standard_normal((3, n)).astype(np.float32)
+    got = dict(zip([o.name for o in session.get_outputs()], session.run(None, {"input": logits}), strict=True))
+    assert (got["marginals"] == got["probabilities"]).all()
+    shares = np.exp(logits.astype(np.float64))
+    np.testing.assert_allclose(got["marginals"], shares / shares.sum(-1, keepdims=True), rtol=1e-6)
+    assert (got["indices"][:, 0] == logits.argmax(-1)).all()
+    assert session.run(["marginals"], {"input": logits[:0]})[0].shape == (0, n)
+
+
+@pytest.mark.parametrize("opset", [13, 18, 21])
+@pytest.mark.parametrize("k", [2, 5, 7])
+def test_the_head_in_other_operator_sets(k, opset):
+    n = 9
+    model = bare_head(Metadata(k, 0.5, n, tuple(map(str, range(n))), RECIPE), opset)
+    onnx.checker.check_model(model, full_check=True)
+    assert not forbidden(model.graph)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    for name, logits in hard_rows(n, k).items():
+        got = session.run(["marginals"], {"input": logits})[0].astype(np.float64)
+        wanted = marginals(logits, k, 0.5)
+        small = wanted < SMALLEST
+        np.testing.assert_allclose(np.where(small, 0, got), np.where(small, 0, wanted), rtol=1e-5, err_msg=name)

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from tests.export.conftest import DATA, tiny
-from topk_export import ExportError, ModelFileError, Predictor, export_onnx, graph, load_source
+from topk_export import ExportError, ModelFileError, Predictor, export_onnx, graph, head, load_source
 from topk_export.errors import VerificationError, first_line
-from topk_export.export import Head, _prepare
+from topk_export.export import _prepare
 from topk_export.runtime.metadata import MULTILABEL, MULTILABEL_OUTPUTS, OUTPUTS, Metadata
 from topk_export.verify import marginals, sigmoids, verify_file
 
@@ -126,7 +126,8 @@ def test_a_failed_verification_leaves_the_file_that_was_there(tmp_path, monkeypa
     path, before = tmp_path / "model.onnx", {"model.onnx": b"old", "model.report.json": b"{}"}
     for name, content in before.items():
         (tmp_path / name).write_bytes(content)
-    monkeypatch.setattr(Head, "forward", lambda _, s: (3 * s.softmax(-1), s.softmax(-1), s.topk(3).indices))
+    inside = head._inside
+    monkeypatch.setattr(head, "_inside", lambda add, *others: add("Mul", inside(add, *others), 3.0))
     with pytest.raises(VerificationError, match=r"(?s)FAIL marginals \(model\).*limit 1e-05"):
         export_onnx(tiny(N), path, k=3, data_config=DATA)
     after = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
