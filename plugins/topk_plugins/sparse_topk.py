@@ -102,7 +102,9 @@ def _gains(x: Tensor, k: int) -> Tensor:
     delta = torch.where(size > 0, (total + first - (k - 1)) / size.clamp(min=1), ends)
     below = F.pad(half.gather(1, order).flip(-1).cumsum(-1).flip(-1), (0, 1)).gather(1, last)
     below = below - torch.where(in_window, 0.0, half)
-    others = below + size * delta**2 / 2 - of_window((u.clamp(1, 2) - 1) ** 2 / 2)
+    # where u is 1 up to rounding, clamp(1, 2) would lose the second derivative: the mask decides
+    above = torch.where(mask == 1, (u.clamp(0.5, 2) - 1) ** 2 / 2, 0.0)
+    others = below + size * delta**2 / 2 - of_window(above)
     return torch.where(mask < 1, own + others, 0.0)
 
 

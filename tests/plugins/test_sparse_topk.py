@@ -97,3 +97,19 @@ def test_soft_targets_take_memory_for_a_few_tables():
     assert max(saved) <= 2 * s.numel()
     assert sum(saved) <= 60 * s.numel()
     assert s.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_second_derivatives_for_a_distribution_are_those_of_its_label(k):
+    n = 9
+    loss = create_loss("sparse_topk", k=k, tau=1.0)
+    generator = torch.Generator().manual_seed(0)
+    for trial in range(40):
+        logits = (0.3, 1.0, 3.0, 6.0)[trial % 4] * torch.randn(1, n, generator=generator, dtype=torch.float64)
+        label = torch.tensor([trial % n])
+        one_hot = torch.nn.functional.one_hot(label, n).double()
+        hessians = [
+            torch.autograd.functional.hessian(lambda s, target=target: loss(s, target), logits)
+            for target in (label, one_hot)
+        ]
+        torch.testing.assert_close(hessians[1], hessians[0], rtol=1e-9, atol=1e-9)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry import registry
-from topk_registry.losses.base import ClassificationLoss
+from topk_registry.losses.base import ClassificationLoss, SoftmaxLoss
 from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks
 from topk_registry.losses.targets import LabelMixture
@@ -164,8 +164,18 @@ def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
     return spec.build(facts)
 
 
+class WeightedCrossEntropy(SoftmaxLoss):
+    """``torch.nn.CrossEntropyLoss`` with class weights, as a loss whose mean can cover the rows of all processes."""
+
+    def curve(self, nll: Tensor) -> Tensor:
+        return nll
+
+
 def over_ranks(criterion: nn.Module) -> nn.Module:
     """Return the loss. If it depends on the whole batch or has class weights, it uses the batches of all processes."""
+    if number_of_ranks() > 1 and isinstance(criterion, nn.CrossEntropyLoss) and criterion.weight is not None:
+        names = ("weight", "reduction", "label_smoothing", "ignore_index")
+        criterion = WeightedCrossEntropy(**{name: getattr(criterion, name) for name in names})
     if number_of_ranks() > 1 and isinstance(criterion, BatchLoss):
         return criterion.over_ranks()
     if number_of_ranks() > 1 and isinstance(criterion, ClassificationLoss) and criterion.class_weight is not None:
