@@ -11,9 +11,11 @@ from onnx import TensorProto, helper
 
 from topk_export.graph import forbidden
 from topk_export.head import add_head
-from topk_export.runtime.metadata import LOGITS, Metadata
+from topk_export.nodes import add_sets
+from topk_export.runtime.metadata import LOGITS, OUTPUTS, Metadata
 from topk_export.runtime.preprocess import Preprocess
 from topk_export.verify import SMALLEST, class_lists, hard_rows, marginals
+from topk_registry.conformal import PredictionSets, Score
 from topk_registry.nn.head import TopKHead
 
 RECIPE = Preprocess((3, 8, 8), (0.5,) * 3, (0.5,) * 3)
@@ -186,3 +188,47 @@ def test_the_head_in_other_operator_sets(k, opset):
         wanted = marginals(logits, k, 0.5)
         small = wanted < SMALLEST
         np.testing.assert_allclose(np.where(small, 0, got), np.where(small, 0, wanted), rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("batch", ["batch", 3])
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.FLOAT16])
+def test_half_precision_and_fixed_batches(batch, kind):
+    n = 12
+    given = helper.make_tensor_value_info("input", kind, [batch, n])
+    logits = helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, [batch, n])
+    cast = helper.make_node("Cast", ["input"], [LOGITS], to=TensorProto.FLOAT)
+    graph = helper.make_graph([cast], "head", [given], [logits])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    add_head(model, Metadata(5, 1.0, n, tuple(map(str, range(n))), RECIPE))
+    onnx.checker.check_model(model, full_check=True)
+    x = np.random.default_rng(0).standard_normal((3, n)).astype(helper.tensor_dtype_to_np_dtype(kind))
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(["marginals"], {"input": x})[0], marginals(x, 5), rtol=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 5, 9])
+def test_an_invalid_score_beside_excluded_classes_makes_the_row_nan(head, k):
+    rows = np.full((2, 12), -np.inf, np.float32)
+    rows[0, 3], rows[0, 4], rows[1, 5] = np.nan, 1.0, np.inf
+    out = head(12, k)(rows)
+    assert np.isnan(out["marginals"]).all()
+    assert np.isnan(out["probabilities"]).all()
+
+
+@pytest.mark.parametrize("n", [12, 1000, 21_841])
+def test_sets_of_one_class_need_at_most_55_nodes(n):
+    model = bare_head(Metadata(1, 1.0, n, tuple(map(str, range(n))), RECIPE))
+    sets = PredictionSets(Score("raps"), (0.1, 0.2), np.asarray([[0.9], [0.8]]), 0.1)
+    assert len(add_sets(model, sets).graph.node) <= 55
+
+
+def test_marginals_can_be_omitted(head):
+    outputs = {name: text for name, text in OUTPUTS.items() if name != "marginals"}
+    model = bare_head(Metadata(5, 1.0, 12, tuple(map(str, range(12))), RECIPE, outputs=outputs))
+    assert [output.name for output in model.graph.output] == [LOGITS, "probabilities", "indices"]
+    logits = np.random.default_rng(0).standard_normal((3, 12)).astype(np.float32)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    probabilities, indices = session.run(["probabilities", "indices"], {"input": logits})
+    whole = head(12, 5)(logits)
+    np.testing.assert_allclose(probabilities, whole["probabilities"], rtol=1e-6)
+    np.testing.assert_array_equal(indices, whole["indices"])
