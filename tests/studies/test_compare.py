@@ -59,11 +59,16 @@ def test_a_loss_of_another_form_is_an_error(text):
 
 
 @pytest.mark.parametrize("count", [3, 4, 6, 7])
-def test_every_loss_gets_the_same_number_of_trials(count):
+def test_every_loss_gets_the_same_learning_rates(count):
     texts = ["ce", "smooth_topk_svm", "noised_topk(epsilon=0.3)", "focal(gamma=1|2)"]
     study = study_of(texts, count, (0.01, 1.0), TrainConfig(eval_metric="top5"))
     found = [contestant.trials(count, study.rates) for contestant in study.contestants]
-    assert [len({json.dumps(trial) for trial in trials}) for trials in found] == [count] * 4
+    combinations = [1, 3, 1, 2]
+    assert [len({json.dumps(trial) for trial in trials}) for trials in found] == [count * n for n in combinations]
+    rates = spread(0.01, 1.0, count)
+    for trials in found:
+        for options in {json.dumps(trial["loss_opt"]) for trial in trials}:
+            assert [trial["lr"] for trial in trials if json.dumps(trial["loss_opt"]) == options] == rates
     assert {trial["loss_opt"]["tau"] for trial in found[1]} == {0.1, 0.3, 1.0}  # the loss's own grid
     assert all(0.01 < trial["lr"] < 1.0 for trials in found for trial in trials)
     assert found[0][0]["lr"] == spread(0.01, 1.0, count)[0]
@@ -129,11 +134,13 @@ def test_the_command_compares_losses_and_repeats_no_run(tmp_path, capsys, monkey
     printed = capsys.readouterr()
     assert re.search(r"^own data +ce .*lr=", printed.out, re.M)
     assert re.search(r"^own data +focal\(gamma=1\|2\) .*[+-]\d+\.\d\d ± ", printed.out, re.M)
-    assert "trial 4 of 4" in printed.err
+    assert "trial 6 of 6" in printed.err
     assert "result 4 of 4" in printed.err
     found = json.loads(path.read_text())
-    assert [len(row["tuning"]) for row in found["rows"]] == [2, 2]
-    assert [trial["loss_opt"] for trial in found["rows"][1]["tuning"]] == [{"gamma": 1}, {"gamma": 2}]
+    assert [len(row["tuning"]) for row in found["rows"]] == [2, 4]
+    assert [trial["loss_opt"] for trial in found["rows"][1]["tuning"]] == 2 * [{"gamma": 1}] + 2 * [{"gamma": 2}]
+    assert re.search(r"^own data +ce +2 +lr=\S+\*", printed.out, re.M)  # of two rates, each is at an edge
+    assert "wider range" in printed.out
     assert all(0 <= trial["top3"] <= 100 for row in found["rows"] for trial in row["tuning"])
     assert "results are on test" in found["splits"]
     runs = [json.loads(line)["flags"] for line in path.with_suffix(".runs.jsonl").read_text().splitlines()]
@@ -159,7 +166,6 @@ def test_a_dry_run_lists_the_trials_and_trains_nothing(tmp_path, capsys):
         (["--losses", "focal(2)"], "expected NAME"),
         (["--losses", "ce", "ce"], "ce is listed twice"),
         (["--losses", "focal(gamm=2)"], "no option 'gamm'"),
-        (["--losses", "smooth_topk_svm", "--trials", "2"], "3 combinations"),
         (["--losses", "ce", "--rates", "1", "0.1"], "must be above 0 and increase"),
         (["--losses", "ce", "--loss", "ce"], "pass --losses"),
         (["--losses", "ce", "--epoch", "3"], "did you mean '--epochs'"),

@@ -100,7 +100,7 @@ def test_every_trial_is_a_run_that_the_trainer_accepts(name):
     study = studies.STUDIES[name]
     for contestant in study.contestants:
         trials = contestant.trials(study.trials, study.rates)
-        assert len(trials) == 4
+        assert len(trials) == 4 * len(contestant.options)
         for trial in trials:
             config = TrainConfig(**studies.DATA[study.data or "vectors"], **trial)
             if config.loss not in ("ce", "ldam", "noised_topk_imbalanced", "logit_adjustment"):  # need class counts

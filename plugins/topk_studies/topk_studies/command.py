@@ -1,4 +1,4 @@
-"""tune several losses with the same number of trials, then compare the losses over several seeds"""
+"""tune several losses with the same learning rates, then compare the losses over several seeds"""
 
 import argparse
 import json
@@ -40,7 +40,13 @@ def create_study_parser() -> ArgumentParser:
     one = names.choices["compare"]
     one.add_argument("--losses", nargs="+", required=True, metavar="LOSS",
                      help="NAME, 'NAME(option=value)' or 'NAME(option=a|b)'; the first is the baseline")  # fmt: skip
-    one.add_argument("--trials", type=positive, default=6, metavar="N", help="trials per loss (default: 6)")
+    one.add_argument(
+        "--trials",
+        type=positive,
+        default=6,
+        metavar="N",
+        help="learning rates per loss, and per combination of its options (default: 6)",
+    )
     one.add_argument("--rates", type=within("(0, inf)"), nargs=2, metavar=("LOW", "HIGH"),
                      help="range of the learning rates (default: from a quarter to 8 times --lr)")  # fmt: skip
     one.add_argument("--test-split", default="", metavar="NAME",
@@ -49,7 +55,7 @@ def create_study_parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Tune losses with the same number of trials, and compare the losses over several seeds.
+    """Tune losses with the same learning rates, and compare the losses over several seeds.
 
     Write the results to a JSON file, and print the results as a table.
 
@@ -177,16 +183,22 @@ def _list(table: Sequence[Any], seeds: int) -> int:
 def table_of(study: Study, rows: Sequence[dict[str, Any]]) -> str:
     """Return the results as a text table. After the header, the table has one line per condition and loss.
 
-    Each line has the selected learning rate and options, and the mean of each metric over the seeds. If a run diverged,
-    the line has the word ``diverged`` instead of the mean. From the second loss of a condition on, the mean is followed
+    Each line has the number of learning rates, the selected learning rate and options, and the mean of each metric over
+    the seeds. An asterisk marks a learning rate at the edge of the range. If a run diverged, the line has the word ``diverged`` instead of the mean. From the second loss of a condition on, the mean is followed
     by parentheses with the difference from the first loss and the half-width of the 95 % interval of this difference.
     """
     from topk_studies.runner import pairs
 
-    lines = [["condition", "loss", "chosen", *study.metrics]]
+    lines = [["condition", "loss", "rates", "chosen", *study.metrics]]
+    note = ""
     for row in rows:
         trial = row["chosen"] or {"lr": float("nan"), "loss_opt": {}}
-        shown = [row["condition"], row["loss"], " ".join([f"lr={trial['lr']:g}", *pairs(trial["loss_opt"])])]
+        rates = sorted({each["lr"] for each in row["tuning"]})
+        mark = "*" if len(rates) > 1 and trial["lr"] in (rates[0], rates[-1]) else ""
+        if mark:
+            note = "\n* the lowest or the highest of the learning rates: a wider range may be better"
+        chosen = " ".join([f"lr={trial['lr']:g}{mark}", *pairs(trial["loss_opt"])])
+        shown = [row["condition"], row["loss"], f"{len(rates)}", chosen]
         for metric in study.metrics:
             value = row[metric]
             gap = f" ({value['difference']:+.2f}" if "difference" in value else ""
@@ -194,4 +206,4 @@ def table_of(study: Study, rows: Sequence[dict[str, Any]]) -> str:
             shown.append("diverged" if value["mean"] is None else f"{value['mean']:.2f}{gap}{')' if gap else ''}")
         lines.append(shown)
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines) + note

@@ -24,13 +24,12 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
     Args:
         losses: losses as text, such as ``"focal(gamma=1|2)"``. If the ``tuning_grid`` of a loss has an option that the
             text does not set, the trials try all values of this option in the grid.
-        trials: number of trials per loss.
+        trials: number of learning rates per loss, and per combination of its options.
         rates: lowest and highest learning rate. None: from 1/4 to 8 times the learning rate of ``config``.
         config: training configuration with the metric that selects trials.
 
     Raises:
-        ValueError: a text or the range of learning rates is invalid, or a loss has more combinations of options than
-            trials.
+        ValueError: a text or the range of learning rates is invalid.
         PluginError: a loss does not exist or cannot be imported.
     """
     if twice := [text for text in losses if losses.count(text) > 1]:
@@ -46,10 +45,7 @@ def study_of(losses: Sequence[str], trials: int, rates: Rates | None, config: Tr
     if not 0.0 < low < high:
         raise ValueError(f"the range of learning rates must be above 0 and increase, got {low:g} to {high:g}")
     metrics = tuple(dict.fromkeys((config.metric, "top1", "nll")))
-    study = Study(QUESTION, "", {"own data": {}}, tuple(contestants), config.metric, metrics, trials, (low, high))
-    for contestant in contestants:
-        contestant.trials(trials, study.rates)
-    return study
+    return Study(QUESTION, "", {"own data": {}}, tuple(contestants), config.metric, metrics, trials, (low, high))
 
 
 def flags_of(config: TrainConfig, test_split: str) -> tuple[dict[str, Any], str]:

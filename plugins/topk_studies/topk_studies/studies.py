@@ -75,21 +75,15 @@ class Contestant:
         return [dict(zip(values, each, strict=True)) for each in product(*values.values())]
 
     def trials(self, count: int, rates: Rates) -> list[dict[str, Any]]:
-        """Return the flags of ``count`` training runs (trials), each with other loss options or another learning rate.
+        """Return the flags of the training runs that tune the loss, one per combination of options and learning rate.
 
-        The trials are divided evenly among the combinations of options. If there is a remainder, the first combinations
-        get one more trial each. For each combination, :func:`spread` gives the learning rates in the range ``rates``.
-
-        Raises:
-            ValueError: there are more combinations of options than trials.
+        Every combination of options gets the same ``count`` learning rates, which :func:`spread` takes from the range
+        ``rates``. So a loss with options to tune is not compared at fewer learning rates than another loss.
         """
-        if len(self.options) > count:
-            raise ValueError(f"{self.text} has {len(self.options)} combinations of options, but only {count} trials")
-        share, more = divmod(count, len(self.options))
         return [
             {**self.flags, "loss": self.loss, "loss_opt": options, "lr": rate}
-            for i, options in enumerate(self.options)
-            for rate in spread(*rates, share + (i < more))
+            for options in self.options
+            for rate in spread(*rates, count)
         ]
 
 
@@ -123,7 +117,7 @@ class Study:
         contestants: the losses. The first loss is the baseline.
         metric: metric on the validation split that selects a trial.
         metrics: metrics that the results show.
-        trials: number of trials per loss. A trial is a run with one learning rate and one combination of options.
+        trials: number of learning rates per combination of options. A trial is a run with one of these learning rates.
         rates: lowest and highest learning rate.
         data: name of the data, a key of ``DATA``. If empty, the user chooses ``"vectors"`` or ``"images"``.
     """
