@@ -10,7 +10,7 @@ at most the threshold of this level. The set always contains the class with the 
 
 If ``alpha`` is not between the smallest and the largest level, the set contains all classes. The set also contains all
 classes if a probability of the image is NaN. If the model has an input ``allowed``, classes that are not allowed are
-removed from the set.
+removed from the set, and the set always contains the allowed class with the largest probability.
 
 The calibration computes the scores of labeled images with the same nodes (:func:`score_model`). Therefore these scores
 have the same rounding errors as the scores that the exported model computes. All nodes are standard ONNX operators.
@@ -46,7 +46,8 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
     batch, n = value_shape(model.graph, LOGITS)
     add = Nodes(model, PREFIX)
     optional_input(model, ALPHA, np.asarray([sets.alpha], np.float32), ["levels"])
-    scores, broken = _add_scores(add, sets.score, sets.temperature, int(n))
+    lists = ALLOWED in {value.name for value in model.graph.input}
+    scores, broken = _add_scores(add, sets.score, sets.temperature, int(n), lists=lists)
     level = add("Unsqueeze", ALPHA, [1])
     # the index of the level is the number of levels up to alpha, minus 1
     reached = add("GreaterOrEqual", level, add.constant(np.asarray(sets.levels, np.float32), ALPHAS))
@@ -57,7 +58,7 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
     above_first = add("GreaterOrEqual", level, float(sets.levels[0]))  # false for NaN
     within = add("And", above_first, add("LessOrEqual", level, float(sets.levels[-1])))
     inside = add("Or", add("LessOrEqual", scores, limits), add("Or", broken, add("Not", within)))
-    if ALLOWED in {value.name for value in model.graph.input}:
+    if lists:
         inside = add("And", inside, ALLOWED)
     add("Identity", inside, out=SET)
     size = add("ReduceSum", add("Cast", SET, to=TensorProto.FLOAT), [1], keepdims=0)
@@ -114,7 +115,7 @@ def digest_of_table(sets: PredictionSets) -> str:
     return hashlib.sha256(_stored(sets.table).tobytes()).hexdigest()
 
 
-def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[str, str]:
+def _add_scores(add: Nodes, score: Score, temperature: float, n: int, lists: bool = False) -> tuple[str, str]:
     """Append nodes for the scores [B, n] and for a mask [B, 1] of rows that contain NaN. Return both tensor names."""
     scaled = LOGITS if temperature == 1 else add("Div", LOGITS, [float(temperature)])
     p = add("Softmax", scaled, axis=-1)
@@ -130,7 +131,7 @@ def _add_scores(add: Nodes, score: Score, temperature: float, n: int) -> tuple[s
         ordered = add("Add", ordered, np.asarray(score.rank_penalty(size)[None], np.float32))
         empty = add("Expand", [[LARGEST]], add("Shape", LOGITS))
         scores = add("ScatterElements", empty, classes, ordered, axis=1)
-    best = add("ArgMax", p, axis=1, keepdims=1)
+    best = add("ArgMax", add("Where", ALLOWED, p, [-1.0]) if lists else p, axis=1, keepdims=1)
     is_best = add("Equal", np.arange(n)[None], best)
     return add("Where", is_best, [-LARGEST], scores), broken
 

@@ -47,7 +47,9 @@ def test_sets_of_the_file_equal_those_of_numpy(calibrated, fresh, score, rule):
         np.testing.assert_array_equal(out["set_size"], out["set"].sum(-1))
         allowed = np.arange(len(NAMES)) % 3 > 0
         restricted = predictor.run(x, alpha=alpha, allowed=allowed)
-        np.testing.assert_array_equal(restricted["set"], out["set"] & allowed)
+        listed = out["set"] & allowed
+        listed[np.arange(len(x)), np.where(allowed, out["logits"], -np.inf).argmax(-1)] = True
+        np.testing.assert_array_equal(restricted["set"], listed)
         np.testing.assert_array_equal(restricted["logits"], outputs["logits"])
     assert outputs["set"][np.arange(len(x)), outputs["logits"].argmax(-1)].all()
 
@@ -91,6 +93,21 @@ def test_alpha_per_row_and_outside_of_the_levels(predictor, fresh):
     for alpha in (0.004, 0.51):
         with pytest.raises(ValueError, match="alpha"):
             predictor.run(x, alpha=alpha)
+
+
+def test_the_best_allowed_class_is_in_every_set(predictor, fresh):
+    x = fresh[0][:200]
+    out = predictor.run(x)
+    order = out["logits"].argsort(-1)
+    listed = np.ones_like(out["set"])
+    np.put_along_axis(listed, order[:, -1:], False, -1)  # without the best class of each row
+    for alpha in LEVELS:
+        inside = predictor.run(x, alpha=alpha, allowed=listed)["set"]
+        assert np.take_along_axis(inside, order[:, -2:-1], -1).all()
+        assert not (inside & ~listed).any()
+        without = predictor.run(x, alpha=alpha)["set"] & listed
+        assert (inside >= without).all()
+        assert (inside.sum(-1) == np.maximum(without.sum(-1), 1)).all()
 
 
 def test_a_row_that_is_not_a_number_gets_all_classes(predictor, fresh):

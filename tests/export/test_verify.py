@@ -111,10 +111,14 @@ def edit_node(model, old, new):
         node.op_type = new
 
 
-def edit_default(model):
-    for tensor in model.graph.initializer:
-        if tensor.name == "alpha":
-            tensor.CopyFrom(numpy_helper.from_array(np.float32([0.3]), "alpha"))
+def edit_default(factor):
+    def change(model):
+        for tensor in model.graph.initializer:
+            if tensor.name == "alpha":
+                alpha = numpy_helper.to_array(tensor) * np.float32(factor)
+                tensor.CopyFrom(numpy_helper.from_array(alpha, "alpha"))
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -125,9 +129,18 @@ def edit_default(model):
         (edit_sets(score="aps"), "prediction sets"),
         (edit_sets(temperature=3.0), "prediction sets"),
         (edit_sets(alphas=[0.01, 0.2, 0.3]), "alphas are those of the calibration"),
-        (edit_default, "the default alpha is that of the calibration"),
+        (edit_default(3), "the default alpha is that of the calibration"),
+        (edit_default(1.001), "the default alpha is that of the calibration"),  # selects the same level
     ],
-    ids=["threshold", "comparison", "score", "temperature", "levels", "default alpha"],
+    ids=[
+        "threshold",
+        "comparison",
+        "score",
+        "temperature",
+        "levels",
+        "default alpha",
+        "default alpha in the same level",
+    ],
 )
 def test_changed_sets_are_found(copied, change, check):
     assert check in failures(changed(calibrated(copied), change))

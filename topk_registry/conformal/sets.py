@@ -76,12 +76,18 @@ class PredictionSets:
             logits: [B, n].
             alpha: miscoverage level. Default: the attribute ``alpha``.
             allowed: True for classes that a set may contain: bool [n], or [B, n] for different classes per sample.
-                All other classes are removed from the set, which can then be empty. Default: all classes.
+                All other classes are removed from the set. The allowed class with the largest probability is in the
+                set. Default: all classes.
         """
         p = probabilities(logits, self.temperature)
         inside = label_scores(self.score, p) <= self.thresholds(alpha)
         inside |= np.isnan(p).any(-1, keepdims=True)
-        return inside if allowed is None else inside & np.asarray(allowed, bool)
+        if allowed is None:
+            return inside
+        permitted = np.broadcast_to(np.asarray(allowed, bool), inside.shape)
+        best = np.where(permitted, p, -1.0).argmax(-1)[:, None]
+        np.put_along_axis(inside, best, True, -1)
+        return inside & permitted
 
 
 def label_scores(score: Score, p: np.ndarray) -> np.ndarray:

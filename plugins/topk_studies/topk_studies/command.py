@@ -184,8 +184,9 @@ def table_of(study: Study, rows: Sequence[dict[str, Any]]) -> str:
     """Return the results as a text table. After the header, the table has one line per condition and loss.
 
     Each line has the number of learning rates, the selected learning rate and options, and the mean of each metric over
-    the seeds. An asterisk marks a learning rate at the edge of the range. If a run diverged, the line has the word ``diverged`` instead of the mean. From the second loss of a condition on, the mean is followed
-    by parentheses with the difference from the first loss and the half-width of the 95 % interval of this difference.
+    the seeds. An asterisk marks a learning rate at the edge of the range. If a run diverged, the line has the word
+    ``diverged`` instead of the mean. From the second loss of a condition on, the mean is followed by parentheses with
+    the difference from the first loss and the half-width of the 95 % interval of this difference.
     """
     from topk_studies.runner import pairs
 
