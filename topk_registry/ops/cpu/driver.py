@@ -36,10 +36,11 @@ from numba.core.registry import cpu_target
 from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 from torch import Tensor
+from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 
 from topk_registry.ops.cpu.blocks import total_of
 from topk_registry.ops.cpu.numbers import Compiler, compiled
-from topk_registry.ops.tensors import is_plain
+from topk_registry.ops.tensors import PLAIN
 
 NUMBERS = frozenset((int, float))
 C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -79,21 +80,25 @@ def kernel(function: Callable) -> Kernel:
 
 def _job(values: tuple[Tensor | float | None, ...]) -> ctypes.Array:
     layout, memory = _layout(tuple(map(type, values)))
-    addresses: Any = values
     job = memory()
-    layout.pack_into(job, 0, 0, 0, *[v if type(v) in NUMBERS else _address(v) for v in addresses])
+    entries: list[float] = []
+    t: Any
+    for t in values:
+        if type(t) in NUMBERS:
+            entries.append(t)
+            continue
+        if t is None:
+            entries.append(0)
+            continue
+        wrapped = type(t) not in PLAIN or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t)
+        if wrapped or not t.is_cpu or t.is_neg() or not (t.is_contiguous() or _has_plain_rows(t)):
+            raise TypeError(
+                f"a kernel needs plain contiguous memory on the CPU, got {type(t).__name__} {list(t.shape)} "
+                f"with strides {t.stride()} on {t.device}"
+            )
+        entries.append(t.data_ptr())
+    layout.pack_into(job, 0, 0, 0, *entries)
     return job
-
-
-def _address(t: Tensor | None) -> int:
-    if t is None:
-        return 0
-    if not t.is_cpu or not is_plain(t) or t.is_neg() or not (t.is_contiguous() or _has_plain_rows(t)):
-        raise TypeError(
-            f"a kernel needs plain contiguous memory on the CPU, got {type(t).__name__} {list(t.shape)} "
-            f"with strides {t.stride()} on {t.device}"
-        )
-    return t.data_ptr()
 
 
 def _has_plain_rows(t: Tensor) -> bool:
