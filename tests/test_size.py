@@ -1,6 +1,7 @@
 """A ceiling on the statements of Python per package, so that code that is removed stays removed."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,7 @@ def statements_in(place: Path) -> int:
     return sum(statements(file.read_text(encoding="utf-8")) for file in files)
 
 
+@cache
 def packages() -> dict[str, int]:
     """Statements by package: everything below the folder, or the files at the top of it if packages are below."""
     core = ROOT / "topk_registry"
