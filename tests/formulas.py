@@ -48,7 +48,7 @@ def log_subsets(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return inside, (before + after).logsumexp(-1)
 
 
-def smooth_topk(s: Tensor, k: int, tau: float, alpha: float = 0.0) -> Tensor:
+def smooth_topk(s: Tensor, k: int, tau: float, alpha: Tensor | float = 0.0) -> Tensor:
     inside, outside = log_subsets(s / (k * tau), k)
     return tau * F.softplus(alpha / tau - inside + outside, threshold=700)
 

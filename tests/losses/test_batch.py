@@ -7,10 +7,9 @@ import torch
 import torch.distributed as dist
 
 import topk_registry as tr
-from tests import ranks
 from topk_registry.testing import check_loss
 
-CHECKS = {}
+CHECKS = {}  # tests/test_two_ranks.py calls them
 
 
 def check(function):
@@ -117,14 +116,3 @@ def without_gradients_a_rank_is_by_itself():
     s, label = batch()
     with torch.no_grad():
         torch.testing.assert_close(Spread().over_ranks()(s, label), Spread()(s, label), rtol=0, atol=0)
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    return ranks.run(2, CHECKS, tmp_path_factory.mktemp("ranks"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CHECKS)
-def test_on_two_ranks(found, name):
-    ranks.expect_none(found[name])
