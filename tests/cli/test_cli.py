@@ -75,12 +75,13 @@ def test_a_disabled_or_broken_loss_is_listed_with_the_reason(fresh, capsys, monk
     assert "disabled by TOPK_REGISTRY_DISABLE" in capsys.readouterr().out
 
 
-def test_a_broken_loss_prints_the_full_error(fresh, capsys):
-    fresh.module("acme_losses", "raise OSError('disk full')\n")
+def test_a_broken_loss_is_the_reason_and_the_lines_that_raised_it(fresh, capsys):
+    fresh.module("acme_losses", "import json\n\n\njson.loads('{')\n")
     assert cli.main(["losses", "acme"]) == 1
-    error = capsys.readouterr().err
-    assert "raise OSError('disk full')" in error
-    assert "'acme' of acme-losses 2.5" in error
+    reason, first, last = capsys.readouterr().err.splitlines()
+    assert "loss 'acme' of acme-losses 2.5 (acme_losses:Mine) is broken: JSONDecodeError: Expecting" in reason
+    assert re.fullmatch(r"  at \S+acme_losses\.py:4: json\.loads\('{'\)", first)
+    assert re.fullmatch(r"  at \S+decoder\.py:\d+: .*", last)
 
 
 def test_an_unknown_name_is_one_line(fresh, capsys):

@@ -1,5 +1,7 @@
 """timm's own names pass through to timm."""
 
+import inspect
+
 import pytest
 import timm.loss
 import torch
@@ -61,3 +63,72 @@ def test_timms_own_complaints_pass_through():
         tr.create_loss("zlpr")
     with pytest.raises(TypeError, match="loss 'ce' takes no option 'loss_type'"):
         tr.create_loss("ce", loss_type="bce")
+
+
+def test_every_option_of_timms_function_belongs_to_a_loss():
+    named = set(inspect.signature(timm.loss.create_classification_loss).parameters) - {"loss_type", "multi_label"}
+    tables = [*timm_losses.OPTIONS.values(), *timm_losses.SEVERAL.values()]
+    assert {option for table in tables for option in table} == named
+    assert tuple(timm_losses.OPTIONS) == tuple(timm.loss.LOSS_TYPES)
+
+
+VALUES = {  # another value than the default for each option
+    "smoothing": 0.3,
+    "soft_targets": True,
+    "class_weight": [1.0, 2.0, 5.0],
+    "pos_weight": 3.0,
+    "bce_target_thresh": 0.6,
+    "bce_sum": True,
+    "asl_gamma_pos": 2.0,
+    "asl_gamma_neg": 2.0,
+    "asl_clip": 0.2,
+    "asl_reduction": "sum",
+    "poly_epsilon": 1.0,
+    "poly_gamma": 1.0,
+    "poly_alpha": 0.3,
+    "jsd_splits": 4,
+    "twoway_tp": 2.0,
+    "twoway_tn": 2.0,
+    "class_counts": [4, 1, 7],
+    "num_samples": 20,
+    "db_neg_scale": 3.0,
+    "db_init_bias": 0.2,
+    "db_focal_gamma": 1.0,
+}
+GIVEN = {"jsd": {"jsd_splits": 2}, "db": {"class_counts": [5, 2, 1], "num_samples": 8}}
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", timm_losses.OPTIONS)
+def test_options_of_the_table_and_no_others_have_an_effect(name, several):
+    """An option has an effect if it changes the loss, with or without smoothing. timm refuses some of the others."""
+    if name not in timm_losses.TAKE_K_HOT if several else name in ("twoway", "zlpr", "db"):
+        return
+    logits = torch.randn(8, 3, generator=torch.Generator().manual_seed(0))
+    target = torch.eye(3)[torch.arange(8) % 3] if several else torch.arange(8) % 3
+
+    def outcome(options):
+        try:
+            return timm.loss.create_classification_loss(name, several, **options)(logits, target).item()
+        except (ValueError, RuntimeError):
+            return None
+
+    bases = [GIVEN.get(name, {}), {**GIVEN.get(name, {}), "smoothing": 0.1}]
+    effective, refused = set(), set()
+    for option, value in VALUES.items():
+        pairs = [(outcome(base), outcome({**base, option: value})) for base in bases]
+        if all(after is None for _, after in pairs):
+            refused.add(option)
+        elif any(before != after for before, after in pairs if None not in (before, after)):
+            effective.add(option)
+    own = {*timm_losses.OPTIONS[name], *(timm_losses.SEVERAL.get(name, ()) if several else ())}
+    assert effective == own - refused
+
+
+def test_an_option_of_another_loss_names_its_owner():
+    with pytest.raises(TypeError, match=r"'ce' takes no option 'twoway_tp', which belongs to twoway .it takes smooth"):
+        tr.create_loss("ce", twoway_tp=2.0)
+    with pytest.raises(TypeError, match="'asl' takes no option 'asl_clip', which belongs to asl with --task multilab"):
+        tr.create_loss("asl", asl_clip=0.1)
+    with pytest.raises(TypeError, match="'poly' takes no option 'pos_weight', which belongs to bce, asl with --task m"):
+        tr.create_loss("poly", pos_weight=2.0)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -198,3 +199,16 @@ def test_the_real_scripts_train_two_epochs(site, image_folder, tmp_path, script,
     assert done.returncode == 0, done.stderr
     assert f"training with {loss} k=2" in done.stderr
     assert list((tmp_path / "out").rglob("*.pth*"))
+
+
+def test_the_copies_that_jsd_compares_are_those_of_the_script():
+    from topk_registry.train.errors import TrainError
+    from topk_registry.train.scripts.patch import Patch
+
+    patch = Patch("jsd", {})
+    patch.note_arguments(Namespace(num_classes=5, aug_splits=3))
+    assert patch.criterion(None, "cpu").loss.num_splits == 3
+    without = Patch("jsd", {"jsd_splits": 2})
+    without.note_arguments(Namespace(num_classes=5))
+    with pytest.raises(TrainError, match="compares augmented copies of each image: pass --aug-splits"):
+        without.criterion(None, "cpu")

@@ -1,6 +1,7 @@
 """What the trainer asks of a loss, gives to it, and keeps of it."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 
 from topk_registry import registry
 from topk_registry.cli.main import main
+from topk_registry.train.loss import Facts, LossSpec
 
 
 @pytest.fixture
@@ -116,3 +118,85 @@ def test_a_loss_of_indices_refuses_mixtures_before_training(train, register):
 def test_a_wrong_option_is_named_as_it_was_given(train, options, message):
     run = train("--loss", "topk_nll", "--loss-opt", *options.split())
     assert (run.status, message in run.err) == (2, True), run.err
+
+
+@pytest.mark.parametrize("name", ["ce", "bce", "poly"])
+def test_the_plan_lists_the_options_of_this_loss_alone(train, name):
+    run = train("--loss", name, "--dry-run")
+    assert run.status == 0, run.err
+    (line,) = (line for line in run.out.splitlines() if line.startswith("loss "))
+    own = {"ce": [], "bce": ["bce_sum=False"], "poly": ["poly_epsilon=2.0"]}[name]
+    assert re.findall(r"\w+=[^,)]*", line) == own
+
+
+def test_an_option_of_another_loss_is_an_error_that_names_its_owner(train):
+    run = train("--loss", "ce", "--loss-opt", "poly_epsilon=1")
+    assert run.status == 2
+    assert "loss 'ce' takes no option 'poly_epsilon', which belongs to poly (it takes" in run.err
+
+
+SPLIT = ("--loss", "jsd", "--epochs", "1", "--model", "topk_convnet", "--model-kwargs", "width=4", "-b", "8", "-j", "0")
+SPLIT += ("--device", "cpu", "--warmup-epochs", "0", "--lr", "0.01", "--input-size", "3", "32", "32")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "loss 'jsd' compares augmented copies of each image: pass --aug-splits"),
+        (("--loss-opt", "jsd_splits=2"), "loss 'jsd' compares augmented copies of each image: pass --aug-splits"),
+        (("--aug-splits", "2", "--loss-opt", "jsd_splits=3"), "jsd_splits=3 contradicts --aug-splits 2"),
+    ],
+)
+def test_jsd_without_the_copies_that_it_compares_is_an_error(train, folder, flags, message):
+    run = train(folder, *SPLIT, *flags, tiny=())
+    assert (run.status, message in run.err) == (2, True), run.err
+
+
+@pytest.mark.parametrize("flags", [(), ("--loss-opt", "jsd_splits=3")])
+def test_jsd_compares_as_many_copies_as_there_are(train, folder, flags):
+    trained = train(folder, *SPLIT, "--aug-splits", "3", "--aa", "augmix", *flags, tiny=())
+    assert trained.status == 0, trained.err
+    assert main(["validate", str(trained.folder / "last.pth.tar"), "-j", "0"]) == 0
+    facts = Facts(5, splits=3)
+    assert LossSpec.resolve("jsd", {}).build(facts).num_splits == 3
+
+
+class Careless(torch.nn.Module):
+    def __init__(self):
+        self.k = 5
+
+    def forward(self, logits, target):
+        return F.cross_entropy(logits, target)
+
+
+class Early(Careless):
+    def __init__(self):
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("factory", "reason"),
+    [
+        (Careless, "Careless.__init__ must call super().__init__()"),
+        (Early, "AttributeError: cannot assign parameters before Module.__init__() call"),
+        (lambda: None, "the factory returned None, expected a callable (logits, target)"),
+        (lambda: Careless, "expected a callable (logits, target)"),
+        (lambda: {}["k"], f"KeyError: 'k' at {__file__}:"),
+        (lambda: 1 // 0, "ZeroDivisionError: integer division or modulo by zero at"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_built_is_one_line(train, register, factory, reason):
+    register("careless", factory)
+    run = train("--loss", "careless")
+    assert run.status == 2
+    (line,) = run.err.splitlines()
+    assert line.startswith("timm train: loss 'careless' with its default options: ")
+    assert reason in line
+
+
+def test_an_exception_without_a_message_is_named(train, register):
+    def wordless(logits, target):
+        raise AssertionError
+
+    register("wordless", lambda: wordless)
+    assert f"loss 'wordless': AssertionError at {__file__}:" in train("--loss", "wordless").err

@@ -2,9 +2,13 @@
 
 import argparse
 import ast
+import importlib
+import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from topk_registry import registry
 from topk_registry.registry.ranges import Interval
 from topk_registry.registry.source import closest
 
@@ -79,3 +83,22 @@ def words_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of a TypeError or ValueError. For any other exception, also name its class and its place."""
+    if isinstance(error, (TypeError, ValueError)) and str(error):
+        return str(error)
+    message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return " at ".join([message, *places_of(error)[-1:]])
+
+
+def places_of(error: BaseException) -> list[str]:
+    """Return ``file:line`` of the first and of the last call that raised ``error``, with the source of the lines.
+
+    Calls of Python's import system and of the registries are left out.
+    """
+    inner = ("<frozen", str(Path(importlib.__file__).parent), str(Path(registry.__file__).parent))
+    calls = [call for call in traceback.extract_tb(error.__traceback__) if not call.filename.startswith(inner)]
+    places = [f"{call.filename}:{call.lineno}: {call.line}" for call in calls]
+    return list(dict.fromkeys([*places[:1], *places[-1:]]))

@@ -2,10 +2,9 @@
 
 import os
 import sys
-import traceback
 from pathlib import Path
 
-from topk_registry.cli import INTERRUPTED
+from topk_registry.cli import INTERRUPTED, places_of
 from topk_registry.cli.commands import commands, summaries
 from topk_registry.registry.discovery import OURS, installed_version
 from topk_registry.registry.errors import BrokenPluginError, PluginError
@@ -29,10 +28,8 @@ def main(argv: list[str] | None = None) -> int:
             return 0
         return commands.builder(name)(rest)
     except PluginError as error:
-        if error.__cause__ is not None:
-            traceback.print_exception(error)
-        else:
-            print(f"{program}: {error}", file=sys.stderr)
+        places = [] if error.__cause__ is None else places_of(error.__cause__)
+        print("\n  at ".join([f"{program}: {error}", *places]), file=sys.stderr)
         return 1 if isinstance(error, BrokenPluginError) else 2
     except BrokenPipeError:  # the reader of the pipe, such as head, has exited
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

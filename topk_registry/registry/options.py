@@ -8,7 +8,7 @@ from typing import Any
 from topk_registry.registry.source import closest
 
 CONTEXT = ("num_classes", "class_counts", "smoothing", "soft_targets", "total_epochs")
-SET_BY_TRAINERS = ("weight", "class_weight", "pos_weight", "label_smoothing", "reduction", "ignore_index")
+SET_BY_TRAINERS = ("weight", "class_weight", "pos_weight", "label_smoothing", "reduction", "ignore_index", "jsd_splits")
 
 
 def accepted_context(builder: Callable[..., Any], context: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,6 +58,8 @@ def tuning_grid(builder: Callable[..., Any]) -> dict[str, list[Any]]:
 def check_options(what: str, builder: Callable[..., Any], options: Iterable[str], also: Iterable[str] = ()) -> None:
     """Raise TypeError if ``builder`` has no option of a given name, or if a required option is missing.
 
+    If ``builder`` has an attribute ``option_owners``, the message names the losses that have the option.
+
     Args:
         what: name of ``builder`` in the message, such as "loss 'topk_nll'".
         builder: class or function that is called with the options.
@@ -69,7 +71,9 @@ def check_options(what: str, builder: Callable[..., Any], options: Iterable[str]
     listing = f"it takes {', '.join(known) or 'no options'}"
     for option in () if takes_any else options:
         if option not in named:
-            raise TypeError(f"{what} takes no option {option!r}{closest(option, known)} ({listing})")
+            owners = getattr(builder, "option_owners", {}).get(option)
+            hint = f", which belongs to {', '.join(owners)}" if owners else closest(option, known)
+            raise TypeError(f"{what} takes no option {option!r}{hint} ({listing})")
     missing = [name for name, p in named.items() if p.default is p.empty and name not in set(options)]
     if missing:  # two missing options can be logits and target, if the loss was registered instead of its factory
         hint = "; a factory takes options and returns the loss" if len(missing) > 1 else ""

@@ -1,5 +1,6 @@
 """The losses of timm, with the names that timm gives them. Plug-ins cannot have these names."""
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
@@ -17,6 +18,21 @@ SUMMARIES = {
     "zlpr": "ZLPR loss, multi-label.",
     "db": "Distribution-balanced loss, multi-label.",
 }
+SMOOTHED = ("smoothing", "soft_targets")
+OPTIONS: dict[str, tuple[str, ...]] = {  # the options of timm's function that a loss reads
+    "ce": SMOOTHED,
+    "bce": (*SMOOTHED, "class_weight", "pos_weight", "bce_target_thresh", "bce_sum"),
+    "asl": (*SMOOTHED, "asl_gamma_pos", "asl_gamma_neg"),
+    "poly": (*SMOOTHED, "poly_epsilon"),
+    "jsd": ("smoothing", "jsd_splits"),
+    "twoway": (*SMOOTHED, "twoway_tp", "twoway_tn"),
+    "zlpr": SMOOTHED,
+    "db": (*SMOOTHED, "class_counts", "num_samples", "db_neg_scale", "db_init_bias", "db_focal_gamma"),
+}
+SEVERAL: dict[str, tuple[str, ...]] = {  # further options that a loss reads if images have several labels
+    "asl": ("class_weight", "pos_weight", "asl_clip", "asl_reduction"),
+    "poly": ("poly_gamma", "poly_alpha"),
+}
 TAKE_K_HOT = ("bce", "asl", "poly", "twoway", "zlpr", "db")  # timm.loss.MULTI_LABEL_LOSS_TYPES
 
 
@@ -33,14 +49,21 @@ def __getattr__(name: str) -> Callable[..., Any]:
 
 
 def builder(name: str, *, several: bool = False) -> Callable[..., Any]:
-    """Import timm, and return a function that takes options and creates the timm loss ``name``.
+    """Import timm, and return a function that takes the options of the timm loss ``name`` and creates the loss.
 
     If ``several`` is True, the function creates the form of the loss for images with several labels.
     """
     create = import_module("timm.loss").create_classification_loss
-    # timm accepts class counts only for 'db', and weights only for 'bce' and multi-label 'asl'. For the other losses,
-    # partial sets these arguments to None, and then a trainer does not pass a value.
-    weighted = ("bce", "asl") if several else ("bce",)
-    others = {"class_counts": ("db",), "num_samples": ("db",), "class_weight": weighted, "pos_weight": weighted}
-    bound = {fact: None for fact, losses in others.items() if name not in losses}
-    return partial(create, name, **bound, **({"multi_label": True} if several else {}))
+    named = inspect.signature(create).parameters
+    own = OPTIONS[name] + (SEVERAL.get(name, ()) if several else ())
+    options = [named[option].replace(kind=inspect.Parameter.KEYWORD_ONLY) for option in own if option in named]
+    factory: Any = partial(create, name, multi_label=several)
+    factory.__signature__ = inspect.Signature(options)  # timm's function has the options of all losses
+    factory.option_owners = {option: owners(option) for option in named if option not in own}
+    return factory
+
+
+def owners(option: str) -> list[str]:
+    """Return the timm losses that have an option, such as ["bce", "asl with --task multilabel"] for pos_weight."""
+    single = [name for name in OPTIONS if option in OPTIONS[name]]
+    return single + [f"{name} with --task multilabel" for name in SEVERAL if option in SEVERAL[name]]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry import registry
+from topk_registry.cli import reason_of
 from topk_registry.losses.base import ClassificationLoss, SoftmaxLoss
 from topk_registry.losses.batch import BatchLoss
 from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks
@@ -38,6 +39,7 @@ class Facts:
         num_samples: number of training images.
         class_weight: weights of the classes [n].
         multilabel: whether an image may have several labels, so that targets are k-hot vectors.
+        splits: number of augmented copies of each image, see ``--aug-splits``. 0: images have no copies.
     """
 
     num_classes: int
@@ -48,6 +50,7 @@ class Facts:
     num_samples: int | None = None
     class_weight: Sequence[float] | None = None
     multilabel: bool = False
+    splits: int = 0
 
 
 class FunctionLoss(nn.Module):
@@ -123,20 +126,42 @@ class LossSpec:
         return f"k={k} of {num_classes} classes: {k} random classes contain the label in {100 * k / num_classes:.0f} %"
 
     def build(self, facts: Facts) -> nn.Module:
-        """Build the loss from options and values of the run. Raise a TrainError if the loss rejects an option."""
-        arguments = {**self._arguments(facts), **self.options}
+        """Build the loss from options and values of the run. Raise a TrainError if the loss cannot be built."""
+        about = f"loss {self.name!r} with {self.options or 'its default options'}"
         try:
-            check_options(f"loss {self.name!r}", self.factory, arguments)
-            for name, value in self.options.items():
-                if name in SMOOTHING and facts.smoothing and not facts.multilabel:
-                    flags = f"--smoothing {facts.smoothing:g} and --loss-opt {name}={value}"
-                    raise TrainError(f"{flags} both smooth labels: leave one out (--smoothing 0)")
-                if name in WEIGHT and facts.class_weight is not None:
-                    raise TrainError(f"--class-weight and --loss-opt {name} both weigh classes: leave one out")
-            loss = self.factory(**arguments)
-        except (TypeError, ValueError) as error:
-            raise TrainError(f"loss {self.name!r} with {self.options or 'its default options'}: {error}") from error
-        return loss if isinstance(loss, nn.Module) else FunctionLoss(loss)
+            check_options(f"loss {self.name!r}", self.factory, {**self._arguments(facts), **self.options})
+        except TypeError as error:
+            raise TrainError(f"{about}: {error}") from error
+        self._check_together(facts)
+        try:
+            loss = self.factory(**self._arguments(facts), **self.options)
+        except Exception as error:
+            raise TrainError(f"{about}: {reason_of(error)}") from error
+        if not callable(loss) or isinstance(loss, type):
+            raise TrainError(f"{about}: the factory returned {loss!r}, expected a callable (logits, target)")
+        if not isinstance(loss, nn.Module):
+            return FunctionLoss(loss)
+        if "_parameters" not in vars(loss):
+            raise TrainError(f"{about}: {type(loss).__name__}.__init__ must call super().__init__()")
+        return loss
+
+    def _check_together(self, facts: Facts) -> None:
+        for name, value in self.options.items():
+            if name in SMOOTHING and facts.smoothing and not facts.multilabel:
+                flags = f"--smoothing {facts.smoothing:g} and --loss-opt {name}={value}"
+                raise TrainError(f"{flags} both smooth labels: leave one out (--smoothing 0)")
+            if name in WEIGHT and facts.class_weight is not None:
+                raise TrainError(f"--class-weight and --loss-opt {name} both weigh classes: leave one out")
+        if self._compares_splits:
+            if facts.splits < 2:
+                raise TrainError(f"loss {self.name!r} compares augmented copies of each image: pass --aug-splits 3")
+            if (given := self.options.get("jsd_splits", facts.splits)) != facts.splits:
+                flags = f"--loss-opt jsd_splits={given} contradicts --aug-splits {facts.splits}"
+                raise TrainError(f"{flags}: leave jsd_splits out")
+
+    @property
+    def _compares_splits(self) -> bool:
+        return self.distribution == "timm" and accepts(self.factory, "jsd_splits")
 
     def _arguments(self, facts: Facts) -> dict[str, Any]:
         known = {name: getattr(facts, name) for name in ("num_classes", "smoothing", "soft_targets", "total_epochs")}
@@ -147,6 +172,8 @@ class LossSpec:
             arguments["label_smoothing"] = facts.smoothing
         if facts.num_samples is not None and self.distribution == "timm" and accepts(self.factory, "num_samples"):
             arguments["num_samples"] = facts.num_samples
+        if self._compares_splits:
+            arguments["jsd_splits"] = facts.splits
         if facts.class_weight is not None:
             name = next((name for name in WEIGHT if accepts(self.factory, name)), None)
             if name is None:
@@ -188,12 +215,12 @@ def set_epoch(criterion: object, epoch: int) -> None:
         tell(epoch)
 
 
-def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0) -> None:
+def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts) -> None:
     """Raise a TrainError unless the loss has a finite value and gradient on one small batch of random logits.
 
-    A copy of ``criterion`` is tested. ``splits`` is the number of augmented copies of each image, see ``--aug-splits``.
+    A copy of ``criterion`` is tested.
     """
-    rows, n = 2 * max(1, splits), facts.num_classes
+    rows, n = 2 * max(1, facts.splits), facts.num_classes
     labels = torch.arange(rows) % n
     one_hot = nn.functional.one_hot(labels, n).float()
     target, kind, other = labels, "class indices", one_hot
@@ -206,7 +233,7 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, splits: int = 0
         logits = torch.randn(rows, n)
         if (error := _error_on(criterion, logits, target)) is not None:  # is the kind of target the reason?
             reason = f" does not train on {kind}" if _error_on(criterion, logits, other) is None else ""
-            raise TrainError(f"loss {spec.name!r}{reason}: {error}") from error
+            raise TrainError(f"loss {spec.name!r}{reason}: {reason_of(error)}") from error
 
 
 def _error_on(criterion: nn.Module, logits: Tensor, target: Any) -> Exception | None:

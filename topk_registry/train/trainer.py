@@ -188,12 +188,13 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
         num_samples=opened.num_samples,
         class_weight=weights,
         multilabel=multilabel,
+        splits=config.aug_splits,
     )
     if spec.needs_class_counts and opened.counts is None:
         raise TrainError(f"loss {spec.name!r} needs class counts, which are unknown for this data set")
     criterion = build_loss(spec, facts)
     states = checkpoint.generator_states()
-    try_loss(spec, criterion, facts, config.aug_splits)
+    try_loss(spec, criterion, facts)
     mixtures = takes_mixtures(criterion, facts)
     checkpoint.set_generator_states(states)
     criterion = over_ranks(criterion)

@@ -102,16 +102,15 @@ def open_model(
     config = config.replace(num_classes=n, **preprocessing)
     network = model.place_model(config, network, compute)
     criterion = None
-    if config.loss not in ("ce", "bce"):
-        # needed only for its predictive_logits and its marginal_temperature
-        try:
-            spec = loss.LossSpec.resolve(config.loss, config.loss_opt, config.task == MULTILABEL, saved)
+    try:
+        spec = loss.LossSpec.resolve(config.loss, config.loss_opt, config.task == MULTILABEL, saved)
+        if spec.distribution != "timm":  # needed only for its predictive_logits and its marginal_temperature
             counts = [1] * n if spec.needs_class_counts else None
             criterion = loss.build_loss(spec, loss.Facts(n, class_counts=counts)).to(compute.device)
-        except (TrainError, PluginError) as error:
-            raise TrainError(
-                f"{error}. The probabilities depend on the loss: install it, or pass --loss ce for softmax"
-            ) from error
+    except (TrainError, PluginError) as error:
+        raise TrainError(
+            f"{error}. The probabilities depend on the loss: install it, or pass --loss ce for softmax"
+        ) from error
     options = trainer.evaluation_options(config, compute, criterion, None)
 
     def loader(dataset: Any) -> Any:

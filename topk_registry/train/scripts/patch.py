@@ -80,7 +80,7 @@ class Patch:
         if self.loss is None:
             facts = self._facts(model)
             loss = build_loss(self.spec, facts)
-            try_loss(self.spec, loss, facts, splits=getattr(self.args, "aug_splits", 0))
+            try_loss(self.spec, loss, facts)
             if os.environ.get("RANK", "0") == "0":
                 print(f"training with {self.spec.describe()}", file=sys.stderr)
             # over_ranks expects averaged gradients, and the scripts of timm and torchvision average them over ranks
@@ -128,6 +128,7 @@ class Patch:
             total_epochs=getattr(args, "epochs", 1),
             class_counts=counts,
             class_weight=class_weights(self.class_weight, counts, n) if self.class_weight else None,
+            splits=getattr(args, "aug_splits", 0),
         )
 
 
