@@ -26,6 +26,7 @@ from topk_registry.conformal import Score, probabilities
 
 SAMPLE = "sample.npz"
 BATCHES = (1, 2, 5)
+RUNS = "runs at batch"
 RTOL = 1e-5  # relative tolerance of marginals, probabilities and logits
 # Relative errors of values below SMALLEST are not checked. Runtimes may replace numbers below 2^-126 by 0. The graph
 # computes a marginal from an exponential of the logit. The marginal is less than 1e3 times this exponential
@@ -71,12 +72,12 @@ def verify_file(
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(path))
     file = beside(Path(path), SAMPLE) if sample is None else Path(sample)
     recorded = _load_sample(file) if sample is not None or file.is_file() else None
-    checks = [
-        *_check_digests(path, metadata),
-        *_check_graph(path, model, session, metadata),
-        *_check_runs(session, metadata, recorded, _count_layers(model)),
-        *_check_head(open_session(graph.head_model(model).SerializeToString(), device=device), metadata, model),
-    ]
+    checks = [*_check_digests(path, metadata), *_check_graph(path, model, session, metadata)]
+    runs = list(_check_runs(session, metadata, recorded, _count_layers(model)))
+    checks += runs
+    if all(check.passed for check in runs if check.name.startswith(RUNS)):  # else, outputs are missing or misshapen
+        head = open_session(graph.head_model(model).SerializeToString(), device=device)
+        checks += _check_head(head, metadata, model)
     on_cpu = device_of(session) == "cpu"
     missing = ["GPU: this run used the CPU" if on_cpu else "TF32, the default of CUDA: this run did not use TF32"]
     if recorded is None:
@@ -302,11 +303,15 @@ def _check_runs(
         try:
             outputs = dict(zip(names, session.run(names, feed), strict=True))
         except Exception as error:  # onnxruntime raises many types
-            yield Check(f"runs at batch {batch}", False, note=str(error))
+            yield Check(f"{RUNS} {batch}", False, note=str(error))
             return
         shapes = {name: value.shape for name, value in outputs.items()}
-        right = all(shape == _shape(name, batch, metadata) for name, shape in shapes.items())
-        yield Check(f"runs at batch {batch}", right and set(metadata.outputs) <= set(names), str(shapes))
+        right = {name: _shape(name, batch, metadata) for name in metadata.outputs}
+        missing = ", ".join(sorted(right.keys() - shapes.keys()))
+        passed = {name: shapes.get(name) for name in right} == right
+        yield Check(f"{RUNS} {batch}", passed, str(shapes), note=f"missing outputs: {missing}" if missing else "")
+        if not passed:
+            return
         if recorded is not None:
             known = np.resize(recorded["torch_logits"], (batch, metadata.num_classes))
             yield _check_logits(outputs[LOGITS], known, float(recorded["torch_error"]), metadata, layers, batch)
