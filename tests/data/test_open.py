@@ -78,6 +78,8 @@ def test_a_folder_of_images(folder, name, capsys):
     assert "bee/1.png" in capsys.readouterr().err
     with pytest.raises(UnreadableImageError, match=r"bee/1\.png"):
         data.dataset[5]
+    held = open_dataset(name, "train", folder, training=False)
+    assert [held[i][1] for i in range(4, 7)] == [1, -100, 1]
     assert len(open_dataset(name, "validation", folder)) == 6
 
 

@@ -150,6 +150,18 @@ def test_the_next_image_of_the_selection_replaces_an_unreadable_one(capsys):
         Selection(data, np.array([3, 4]))[0]
 
 
+def test_without_substitutes_an_unreadable_image_has_no_label(capsys):
+    data = Items(np.arange(10), unreadable=[3, 4])
+    part = Selection(data, np.array([1, 3, 4, 7]), targets=np.array([5, 6, 7, 8]))
+    part.substitutes = False
+    assert [part[i] for i in range(4)] == [(1, 5), (7, -100), (7, -100), (7, 8)]
+    assert capsys.readouterr().err.count("left it out") == 2
+    assert renumber(part, {5: 0, 6: 1}, ["a", "b"])[1] == (1, -100)
+    k_hot = Selection(data, np.array([3, 7]), targets=np.eye(2, dtype=np.float32))
+    k_hot.substitutes = False
+    assert [k_hot[i][1].tolist() for i in range(2)] == [[-100, -100], [0, 1]]
+
+
 def test_a_class_balanced_epoch_has_all_classes_equally_often():
     labels = np.repeat([0, 1, 2], [90, 9, 3])
     rng = np.random.default_rng(0)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy import stats
 
 from topk_registry.train import data
@@ -135,3 +136,47 @@ def test_images_that_are_held_out_are_those_of_the_run():
     assert not _other_split(args, config, config.replace(seed=8))
     assert _other_split(args, config, config.replace(val_split="0.5"))
     assert not _other_split(args, config.replace(val_split="validation"), config)
+
+
+def small_run(tmp_path, name, *flags):
+    from topk_registry.cli.main import main
+
+    argv = ["train", "--model", "topk_convnet", "--model-kwargs", "width=2", "-b", "8", "-j", "0", "--device", "cpu"]
+    argv += ["--epochs", "1", "--warmup-epochs", "0", "--lr", "0.01", "--no-aug", *flags]
+    assert main([*argv, "--output", str(tmp_path), "--experiment", name]) == 0
+    return str(tmp_path / name / "last.pth.tar")
+
+
+def test_checkpoints_of_several_labels_are_an_error(tmp_path, capsys):
+    from topk_registry.cli.main import main
+
+    several = ["--task", "multilabel", "--dataset", "topk/several", "--dataset-opt", "size=40", "eval_size=20"]
+    files = [small_run(tmp_path, name, *several, "--loss", name) for name in ("bce", "db")]
+    capsys.readouterr()
+    assert main(["compare", *files, "-j", "0", "--device", "cpu"]) == 2
+    assert "bce/last.pth.tar predicts several labels per image, and compare needs one" in capsys.readouterr().err
+    assert main(["validate", files[1], "-j", "0", "--device", "cpu"]) == 0
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_models_of_one_channel_and_unreadable_images(tmp_path, capsys):
+    from topk_registry.cli.main import main
+
+    rng = np.random.default_rng(0)
+    for split, name, i in itertools.product(("train", "validation"), ("a", "b"), range(8)):
+        path = tmp_path / "images" / split / name / f"{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (32, 32, 3), dtype=np.uint8)).save(path)
+    folder = str(tmp_path / "images")
+    gray = small_run(tmp_path, "gray", folder, "--input-size", "1", "32", "32")
+    color = small_run(tmp_path, "color", folder, "--input-size", "3", "32", "32")
+    (tmp_path / "images/validation/a/3.png").write_bytes(b"no image")
+    capsys.readouterr()
+    argv = ["compare", gray, color, "-j", "0", "--device", "cpu", "--resamples", "20"]
+    for where in ([], ["--data-dir", folder]):
+        assert main([*argv, *where]) == 0
+        out = capsys.readouterr().out
+        assert "1 of 16 images cannot be read and are left out" in out
+        assert "15 images of 2 classes" in out
+    assert main([*argv, "--dataset", "topk/hierarchy", "--dataset-opt", "size=40", "superclasses=2", "fine=1"]) == 2
+    assert "images have 3 channels (RGB), and the model takes 1" in capsys.readouterr().err

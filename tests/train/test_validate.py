@@ -9,7 +9,7 @@ import torch
 from tests.train.test_train import FOLDER
 from topk_registry import registry
 from topk_registry.cli.main import main
-from topk_registry.train import TrainConfig, Trainer
+from topk_registry.train import TrainConfig, Trainer, evaluate
 from topk_registry.train.checkpoint import LAST
 from topk_registry.train.validate import create_parser, open_model
 
@@ -170,3 +170,44 @@ def test_a_checkpoint_of_timms_script_is_evaluated(train, tmp_path):
     status, metrics = validate(tmp_path, other)
     assert status == 0
     assert metrics["top1"] == pytest.approx(float(run.summary[-1]["eval_top1"]), abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("crops", [(), ("--multi-crop", "5")])
+def test_unreadable_images_do_not_count_and_their_number_is_reported(train, folder, tmp_path, capsys, crops):
+    run = train(folder, *FOLDER, *crops, tiny=())
+    broken = [folder / "validation" / "blue" / "1.png", folder / "validation" / "red" / "3.png"]
+    contents = [path.read_bytes() for path in broken]
+    for path in broken:
+        path.write_bytes(b"no image")
+    damaged = train(folder, *FOLDER, *crops, name="damaged", tiny=())
+    assert "left out 2" in damaged.out
+    assert damaged.summary[-1]["eval_left_out"] == "2.0"
+    found = validate(tmp_path, run.folder / LAST, folder)[1]
+    assert "blue/1.png" in capsys.readouterr().err
+    for path in broken:
+        path.unlink()
+    expected = validate(tmp_path, run.folder / LAST, folder)[1]
+    assert expected["images"] == 10
+    assert "left_out" not in expected
+    assert found.pop("left_out") == 2
+    assert found == pytest.approx(expected)
+    for name in ("nll", "top1"):
+        assert float(damaged.summary[-1][f"eval_{name}"]) == pytest.approx(expected[name], abs=1e-4)
+    for path, content in zip(broken, contents, strict=True):
+        path.write_bytes(content)
+    assert validate(tmp_path, run.folder / LAST, folder)[1]["images"] == 12
+
+
+def test_k_hot_targets_of_unreadable_images_do_not_count():
+    generator = torch.Generator().manual_seed(0)
+    logits, target = torch.randn(6, 4, generator=generator), (torch.rand(6, 4, generator=generator) > 0.5).float()
+    broken = target.clone()
+    broken[1] = -100
+    kept = [0, 2, 3, 4, 5]
+    options = {"num_classes": 4, "k": (1,), "multilabel": True}
+    found = evaluate(torch.nn.Identity(), [(logits[:3], broken[:3]), (logits[3:], broken[3:])], **options, device="cpu")
+    assert found.pop("left_out") == 1
+    assert found == pytest.approx(
+        evaluate(torch.nn.Identity(), [(logits[kept], target[kept])], **options, device="cpu")
+    )

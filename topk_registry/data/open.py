@@ -60,7 +60,8 @@ def open_dataset(
             - ``change_seed``: seed of these changes. Default: option ``seed`` of a registered data set, else 0
 
     Returns:
-        A :class:`Selection`, or a data set of timm without random access (a stream).
+        A :class:`Selection`, or a data set of timm without random access (a stream). For training, the next image
+        replaces an image that cannot be read. Otherwise, the target of such a sample is -100, which metrics ignore.
 
     Raises:
         ValueError, OSError, TypeError: the data cannot be opened, or an option is invalid.
@@ -92,6 +93,7 @@ def open_dataset(
     training = split in TRAINING if training is None else training
     if held_out:
         part = selection.hold_out(part, held_out, seed=changes.get("change_seed", 0))[0 if training else 1]
+    part.substitutes = training
     return _changed(part, **changes) if training else part
 
 

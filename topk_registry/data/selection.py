@@ -17,6 +17,7 @@ from tqdm import tqdm
 from topk_registry.data.labels import Labels, class_counts, class_names_of, labels_of, targets_of
 
 Indices = NDArray[np.int64]
+LEFT_OUT = -100  # target of an unreadable image in an evaluation: losses and metrics ignore this label
 MAX_MESSAGES = 10  # maximum number of messages about unreadable images per process
 MAX_FAILURES = 10  # after this number of consecutive unreadable images, reading fails
 
@@ -29,8 +30,9 @@ class Selection:
     """A data set that consists of selected samples of another map-style data set, with the same or new targets.
 
     If the image of sample i cannot be read, ``selection[i]`` returns the next pair (image, target) whose image can be
-    read, and prints a message to standard error. If 10 consecutive images cannot be read, the selection raises
-    ``UnreadableImageError``.
+    read, and prints a message to standard error. If the attribute ``substitutes`` is False, as for evaluation, the
+    target of this pair is -100 instead, which losses and metrics ignore. For k-hot targets, all entries are -100. If 10
+    consecutive images cannot be read, the selection raises ``UnreadableImageError``.
 
     Args:
         dataset: data set of pairs (image, target), or another selection.
@@ -60,6 +62,7 @@ class Selection:
         self.classes = list(classes) if classes is not None else class_names_of(dataset)
         self.superclasses = None if classes is not None else getattr(dataset, "superclasses", None)
         self.notes = [*getattr(dataset, "notes", ()), *notes]
+        self.substitutes: bool = getattr(dataset, "substitutes", True)
         if isinstance(dataset, Selection):
             chosen, dataset = dataset.indices[chosen], dataset.dataset
         self.dataset, self.indices = dataset, chosen
@@ -85,11 +88,14 @@ class Selection:
             except UnreadableImageError as error:
                 if index not in self._named and len(self._named) < MAX_MESSAGES:
                     self._named.add(index)
-                    tqdm.write(f"{error}; used the next image", file=sys.stderr)
+                    done = "used the next image" if self.substitutes else "left it out"
+                    tqdm.write(f"{error}; {done}", file=sys.stderr)
                 continue
             if self.targets is not None:
                 target = self.targets[index]
                 target = torch.from_numpy(target) if target.ndim else int(target)
+            if place != first and not self.substitutes:
+                target = torch.full_like(target, LEFT_OUT) if isinstance(target, torch.Tensor) else LEFT_OUT
             return image, target
         raise UnreadableImageError(f"{MAX_FAILURES} consecutive images cannot be read, up to sample {index}")
 

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
-from topk_registry.train.config import OWN_BATCHES, TrainConfig
+from topk_registry.data.selection import LEFT_OUT
+from topk_registry.train.config import MULTILABEL, OWN_BATCHES, TrainConfig
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -210,12 +211,19 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         model = open_model(
             path, device=args.device, batch_size=args.batch_size, workers=args.workers, weights=args.weights
         )
+        if model.config is not None and model.config.task == MULTILABEL:
+            raise ValueError(f"{name} predicts several labels per image, and compare needs one label per image")
         first = first or model.config
-        dataset = _aligned(_images(args, first), model, name)
+        channels = (model.config.input_size or [3])[0] if model.config is not None else 3
+        dataset = _aligned(_images(args, first, channels), model, name)
         about += [] if scores else list(getattr(dataset, "notes", ()))
         batches: list[tuple[Floats, Integers]] = []
         model.run(dataset, lambda x, y, batches=batches: batches.append((x.cpu().numpy(), y.cpu().numpy())))
         logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        read = labels != LEFT_OUT
+        logits, labels = logits[read], labels[read]
+        if not scores and not read.all():
+            about.append(f"{(~read).sum()} of {len(read)} images cannot be read and are left out")
         if bad := int((~np.isfinite(logits).all(1)).sum()):
             raise ValueError(f"{name} has scores that are not finite for {bad} of {len(labels)} images")
         about.append(f"{name}: {model.weights} weights" + f", {model.prepared}" * bool(model.prepared))
@@ -237,18 +245,17 @@ def _names(model: Any, logits: NDArray[Any]) -> list[str]:
     return list(model.class_names or map(str, range(logits.shape[1])))
 
 
-def _images(args: Any, config: TrainConfig | None) -> Any:
+def _images(args: Any, config: TrainConfig | None, channels: int = 3) -> Any:
     """Open the data set that the user chose by flags, or else the evaluation images of the run ``config``."""
-    from topk_registry.data import open_dataset
-    from topk_registry.train.data import open_evaluation
+    from topk_registry.train.data import open_evaluation, open_split
 
     if args.data_dir or args.dataset:
-        split = args.split or "validation"
-        return open_dataset(args.dataset or "", split, args.data_dir, training=False, **args.dataset_opt)
+        chosen = TrainConfig(dataset=args.dataset or "", data_dir=args.data_dir, dataset_opt=args.dataset_opt)
+        return open_split(chosen, args.split or "validation", channels=channels)
     if config is None or config.dataset == OWN_BATCHES:
         raise ValueError("specify the images: --data-dir DIR or --dataset NAME")
     config = config.replace(val_split=args.split) if args.split else config
-    return open_evaluation(config, channels=(config.input_size or [3])[0])
+    return open_evaluation(config, channels=channels)
 
 
 def _other_split(args: Any, first: TrainConfig | None, config: TrainConfig | None) -> bool:

@@ -15,6 +15,7 @@ import torch
 from timm.task.evaluator import evaluation_sample_limit
 from torch import Tensor, nn
 
+from topk_registry.data.selection import LEFT_OUT
 from topk_registry.functional import topk_marginals
 from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, StreamingMetric, TopKAccuracy
 from topk_registry.train.errors import DataError
@@ -36,6 +37,25 @@ class MeanNLL(StreamingMetric):
         return {"nll": (totals["nll"] / totals["seen"]).item()}
 
 
+class LeftOut(StreamingMetric):
+    """Number of samples without a label, such as unreadable images. Without such samples, there is no result."""
+
+    def __init__(self) -> None:
+        super().__init__(left_out=torch.zeros((), dtype=torch.float64))
+
+    def update(self, target: Tensor) -> None:
+        self.follow(target)
+        self.sums["left_out"] += is_left_out(target).sum()
+
+    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        return {"left_out": totals["left_out"].item()} if totals["left_out"] else {}
+
+
+def is_left_out(target: Tensor) -> Tensor:
+    """Return for labels [B] or k-hot targets [B, n] which samples have no label: bool [B]."""
+    return (target if target.ndim == 1 else target[:, 0]) == LEFT_OUT
+
+
 class SingleLabel:
     """Metrics of images with one label: NLL, and top-k accuracies in percent, over images and over classes (macro)."""
 
@@ -55,7 +75,7 @@ class SingleLabel:
         self.accuracy = [
             TopKAccuracy(sizes, num_classes=num_classes, class_counts=class_counts, device=device) for sizes in groups
         ]
-        self.nll, self.num_classes = MeanNLL(), num_classes
+        self.nll, self.left_out, self.num_classes = MeanNLL(), LeftOut(), num_classes
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -73,6 +93,7 @@ class SingleLabel:
         log_p = likelihood[:b].log().clamp(min=LEAST_LIKELIHOOD)
         if b:
             self.nll.update(log_p, target)
+            self.left_out.update(target)
             for metric, scores in zip(self.accuracy, ranked, strict=True):
                 metric.update(scores[:b], target)
             if self.calibration is not None:
@@ -83,7 +104,8 @@ class SingleLabel:
         results = self.nll.compute()
         for metric in self.accuracy:  # the accuracy of a group of classes is NaN if the group has no images
             results |= {name: 100 * value for name, value in metric.compute().items() if not math.isnan(value)}
-        return results | (self.calibration.compute() if self.calibration is not None else {})
+        results |= self.calibration.compute() if self.calibration is not None else {}
+        return results | self.left_out.compute()
 
     def _marginals(self, logits: Tensor, k: int) -> Tensor:
         k = k if k < logits.shape[1] else 1  # for k >= n, the top-k accuracy is 100 % for any ranking
@@ -97,15 +119,19 @@ class MultiLabel:
     """Metrics of images with several labels: binary cross-entropy, and mAP, F1 and top-k recall in percent."""
 
     def __init__(self, num_classes: int, k: Sequence[int], *, device: torch.device) -> None:
-        self.metric = LabelSetMetrics(num_classes, k=list(k), device=device)
+        self.metric, self.left_out = LabelSetMetrics(num_classes, k=list(k), device=device), LeftOut()
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
+        logits = logits[: len(target)]
         if len(target):
-            self.metric.update(logits[: len(target)], target)
-        return logits[: len(target)]
+            labeled = ~is_left_out(target)
+            self.metric.update(logits[labeled], target[labeled])
+            self.left_out.update(target)
+        return logits
 
     def compute(self) -> dict[str, float]:
-        return {name: value if name == "bce" else 100 * value for name, value in self.metric.compute().items()}
+        results = {name: value if name == "bce" else 100 * value for name, value in self.metric.compute().items()}
+        return results | self.left_out.compute()
 
 
 @torch.inference_mode()
@@ -157,7 +183,8 @@ def evaluate(
 
     Returns:
         Dictionary of metrics, such as ``nll``, ``top1`` and ``macro_top1``, or ``map`` and ``micro_f1`` with
-        ``multilabel``. If ``progress`` stopped the evaluation, the result is None.
+        ``multilabel``. Samples with the label -100, such as unreadable images of :func:`open_dataset`, do not count. If
+        there are any, ``left_out`` is their number. If ``progress`` stopped the evaluation, the result is None.
 
     Example:
         >>> metrics = evaluate(model, loader, num_classes=100)  # doctest: +SKIP

@@ -72,10 +72,11 @@ class Report:
         """Print the metrics and the seconds of an epoch, write ``summary.csv``, and send the metrics to the loggers."""
         lines = [f"Epoch {self.epoch + 1}/{self.epochs}: train loss {row['train_loss']:.4f}  {seconds:.1f} s"]
         for prefix, name in (("eval_", "Test"), ("ema_", "Test (EMA)")):
-            keys = [key for key in row if key.removeprefix(prefix) in SHOWN and key.startswith(prefix)]
+            shown = (*SHOWN, "left_out")
+            keys = [key for key in row if key.removeprefix(prefix) in shown and key.startswith(prefix)]
             keys += [self.metric] if self.metric.startswith(prefix) and self.metric not in keys else []
-            if shown := "  ".join(f"{label(key)} {number(key, row[key])}" for key in keys if key in row):
-                lines.append(f"  {name}: {shown}")
+            if text := "  ".join(f"{label(key)} {number(key, row[key])}" for key in keys if key in row):
+                lines.append(f"  {name}: {text}")
         self.say("\n".join(lines))
         for logger in self.loggers:
             logger(row, (self.epoch + 1) * self.updates)
@@ -163,6 +164,8 @@ def label(name: str) -> str:
 
 
 def number(name: str, value: float) -> str:
+    if name.endswith("left_out"):
+        return f"{value:g}"
     return f"{value:.2f} %" if PERCENT.search(name) else f"{value:.4f}"
 
 

@@ -30,7 +30,8 @@ class Evaluated:
         preprocessing: image size, crop, channel means, standard deviations and interpolation. Empty for an ONNX file.
         config: configuration of the training run. None for an ONNX file.
         run: function ``(dataset, keep)`` that calls ``keep(scores [B, n], labels [B])`` for each batch. The scores
-            are logits or log-probabilities, so that their softmax gives the class probabilities.
+            are logits or log-probabilities, so that their softmax gives the class probabilities. An image that cannot
+            be read has the label -100.
         options: keyword arguments of :func:`evaluate`. Empty for an ONNX file.
         loader: function that takes a data set and returns a data loader. None for an ONNX file.
         model: the model as a module. None for an ONNX file.
@@ -201,7 +202,9 @@ def validate(args: Any) -> dict[str, Any]:
         return False
 
     results: dict[str, Any] = dict(measure(opened, dataset, args.k, progress))
-    results |= {"images": getattr(dataset, "__len__", lambda: 0)(), "weights": opened.weights}
+    left_out = int(results.pop("left_out", 0))
+    results["images"] = getattr(dataset, "__len__", lambda: 0)() - left_out
+    results |= ({"left_out": left_out} if left_out else {}) | {"weights": opened.weights}
     return results | ({"prepared": opened.prepared} if opened.prepared else {})
 
 
