@@ -14,7 +14,7 @@ from topk_registry.cli import INTERRUPTED, ArgumentParser, positive, within
 from topk_registry.registry.discovery import installed_version
 from topk_registry.train import TrainConfig, TrainError
 from topk_registry.train.config import create_parser, flag_of, read_config
-from topk_studies.studies import DATA, PARTS, STUDIES, Flags, Study
+from topk_studies.studies import DATA, PARTS, PICTURES, STUDIES, Flags, Study
 
 # flags of `timm train` that a study sets for each run
 SET = ("loss", "loss_opt", "seed", "output", "experiment", "overwrite", "resume", "dry_run")
@@ -37,6 +37,17 @@ def create_study_parser() -> ArgumentParser:
         if name in STUDIES and not STUDIES[name].data:
             one.add_argument("--data", choices=("vectors", "images"), default="vectors",
                              help="built-in data to train on (default: vectors)")  # fmt: skip
+    for name in PICTURES:
+        summary = f"compare all losses on the data set {name}, on features of a pretrained network"
+        protocol = "The module topk_studies.heads has the protocol."
+        one = names.add_parser(name, help=summary, description=f"{summary}. {protocol}")
+        one.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="folder of the data")
+        one.add_argument("--seeds", type=positive, default=3, metavar="N", help="seeds of all rows (default: 3)")
+        one.add_argument("--main-seeds", type=positive, default=12, metavar="N",
+                         help="seeds of cross-entropy and the twelve main rows (default: 12)")  # fmt: skip
+        one.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at the same time (default: 1)")
+        one.add_argument("--output", type=Path, default=Path(f"{name}.json"), metavar="FILE",
+                         help=f"JSON file (default: {name}.json); a file .runs.jsonl stores each run")  # fmt: skip
     one = names.choices["compare"]
     one.add_argument("--losses", nargs="+", required=True, metavar="LOSS",
                      help="NAME, 'NAME(option=value)' or 'NAME(option=a|b)'; the first is the baseline")  # fmt: skip
@@ -70,6 +81,8 @@ def main(argv: Sequence[str]) -> int:
     parser.prog += f" {args.name}"
     if not args.output.parent.is_dir():
         parser.error(f"--output {args.output}: there is no folder {args.output.parent}")
+    if args.name in PICTURES:
+        return _heads(parser, args, rest, argv)
     try:
         study, base, note = _set_up(args, _flags_of_train(parser, rest))
     except (TrainError, ValueError) as error:
@@ -108,6 +121,21 @@ def main(argv: Sequence[str]) -> int:
     print(table_of(study, rows))
     print(f"{args.output} has all trials and seeds; {note or 'built-in splits'}")
     return 0
+
+
+def _heads(parser: ArgumentParser, args: argparse.Namespace, rest: Sequence[str], argv: Sequence[str]) -> int:
+    if rest:
+        parser.error(f"this study takes no flags of `timm train`: {shlex.join(rest)}")
+    from topk_studies import heads
+
+    try:
+        return heads.main(args.name, args)
+    except ValueError as error:
+        parser.error(str(error))
+    except KeyboardInterrupt:
+        command = shlex.join(["topk-registry", "study", *argv])
+        print(f"stopped; continue with\n  {command}", file=sys.stderr, flush=True)
+        return INTERRUPTED
 
 
 def _flags_of_train(parser: ArgumentParser, rest: Sequence[str]) -> dict[str, Any]:

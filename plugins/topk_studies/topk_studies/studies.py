@@ -9,6 +9,7 @@ from typing import Any
 Flags = Mapping[str, Any]  # fields of topk_registry.train.TrainConfig
 Rates = tuple[float, float]  # lowest and highest learning rate
 PARTS = "topk/parts"  # data set that opens a part of the data set in its option "of"
+PICTURES = ("icons", "fashion", "cifar10n")  # studies on real pictures, in topk_studies.heads
 
 _COMMON: Flags = {
     "batch_size": 64,
