@@ -45,6 +45,8 @@ def create_study_parser() -> ArgumentParser:
         one.add_argument("--seeds", type=positive, default=3, metavar="N", help="seeds of all rows (default: 3)")
         one.add_argument("--main-seeds", type=positive, default=12, metavar="N",
                          help="seeds of cross-entropy and the twelve main rows (default: 12)")  # fmt: skip
+        one.add_argument("--minutes", type=within("(0, inf)"), default=float("inf"), metavar="N",
+                         help="stop after so many minutes, and write the results of the finished seeds")  # fmt: skip
         one.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at the same time (default: 1)")
         one.add_argument("--output", type=Path, default=Path(f"{name}.json"), metavar="FILE",
                          help=f"JSON file (default: {name}.json); a file .runs.jsonl stores each run")  # fmt: skip

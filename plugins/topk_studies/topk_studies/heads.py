@@ -14,7 +14,7 @@ Protocol, written before the first test result:
 - k: 5 on ``icons``, 2 on ``fashion``, 3 on ``cifar10n``. Losses with the option k get this k, except
   ``epsilon_softmax``, whose paper uses k = 1.
 - Training: each seed draws 5000 pictures of the pool, the noise, the initial weights and the order of the pictures. A
-  run has 8 epochs of batches of 250 with Adam, and the learning rate decreases to 0 by a half cosine. The result is the
+  run has 6 epochs of batches of 400 with Adam, and the learning rate decreases to 0 by a half cosine. The result is the
   last epoch. ``ldam`` and ``noised_topk_imbalanced`` train a cosine classifier, for which they are designed.
 - Sizes: epochs, batch size, learning rates and the scale of the features were chosen with cross-entropy and
   ``smooth_topk_svm`` on validation labels of ``fashion``, on seed 2000. Whitened features were less accurate.
@@ -25,8 +25,9 @@ Protocol, written before the first test result:
 - Tuning: four learning rates per loss and value of the grid. The trial with the best top-k on validation is selected,
   on seed 1000, which no result uses.
 - Seeds: 3 for all rows; 12 for cross-entropy and the twelve rows of ``MAIN``, which are tuned where a grid exists.
-  These numbers keep the runs of a data set below half an hour of one core. Seeds run one after another for all rows, so
-  if time ends, the results have fewer seeds, the same for all rows.
+  Order: the rows of ``MAIN`` and all rows with default options, then the further seeds of ``MAIN``, then the other
+  tuned rows. Seeds run one after another for all rows. If time ends (``--minutes``), the results have fewer seeds, the
+  same for all rows of a stage, and stages without results are left out.
 - Metrics: top-1, top-k and macro top-k on the test split. Half of the test split fits the temperature of the softmax
   and calibrates prediction sets of 90 % coverage; NLL and mean set size are measured on the other half.
 - Tests: for the rows of ``MAIN``, the difference from cross-entropy in top-k over the same seeds, with 95 % intervals
@@ -41,7 +42,8 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -51,14 +53,14 @@ from torch import Tensor, nn
 
 from topk_registry.registry import get_loss_builder, list_losses
 from topk_registry.registry.discovery import installed_version
-from topk_registry.registry.options import accepts, tuning_grid
+from topk_registry.registry.options import accepts, parameters, tuning_grid
 from topk_registry.train.loss import Facts, LossSpec, set_epoch
 from topk_studies.data.photographs import open_pictures
 from topk_studies.features import Features, features_of
 from topk_studies.runner import TUNING_SEED, Measured, Runs
 
-SAMPLES, EPOCHS, BATCH = 5000, 8, 250
-RATES = (1e-3, 4e-3, 1.6e-2, 6.4e-2)
+SAMPLES, EPOCHS, BATCH = 5000, 6, 400
+RATES = (2e-3, 8e-3, 3.2e-2, 0.128)
 SHARE = 0.4  # share of the labels with noise
 TOP = {"icons": 5, "fashion": 2, "cifar10n": 3}
 CONDITIONS = {
@@ -107,8 +109,10 @@ def rows_of(k: int) -> list[Row]:
         shared = {"cosine": True} if name in COSINE else {}
         variants = [(name, options)] + ([(BOTH, {"k": [1, k]})] if name == "smooth_topk_svm" else [])
         for title, each in variants:
-            found.append(Row(title, name, each, shared=shared))
-            if grid := tuning_grid(builder):
+            grid = tuning_grid(builder)
+            usual = {option: parameters(builder)[0][option].default for option in grid}
+            found.append(Row(title, name, {**each, **usual}, shared=shared))
+            if grid:
                 found.append(Row(f"{title}, tuned", name, each, grid, shared))
     return found
 
@@ -197,10 +201,14 @@ def measure(scores: Tensor, labels: Tensor, k: int) -> Measured:
 
 
 class Trained:
-    """Callable that trains a run and returns its metrics. If the scores became NaN or infinite, it returns {}."""
+    """Callable that trains a run and returns its metrics. If the scores became NaN or infinite, it returns {}.
 
-    def __init__(self, data: Mapping[str, Features], n: int, k: int) -> None:
+    After ``minutes`` in total, calls raise TimeoutError.
+    """
+
+    def __init__(self, data: Mapping[str, Features], n: int, k: int, minutes: float = math.inf) -> None:
         self.data, self.n, self.k = data, n, k
+        self.end = time.time() + 60 * minutes
         self.confusions: Tensor | None = None
 
     def noisy(self, labels: Mapping[str, Tensor], condition: str, generator: torch.Generator) -> Tensor:
@@ -229,6 +237,8 @@ class Trained:
         return counts.fill_diagonal_(0) + 1e-6
 
     def __call__(self, run: Mapping[str, Any]) -> Measured:
+        if time.time() > self.end:
+            raise TimeoutError("The time limit is reached. Run the command again to continue.")
         torch.set_num_threads(1)
         generator = torch.Generator().manual_seed(run["seed"])
         pool, held, test = self.data["train"], self.data["validation"], self.data["test"]
@@ -249,38 +259,54 @@ class Trained:
 
 
 def run_study(name: str, rows: Sequence[Row], runs: Runs, seeds: int, main_seeds: int) -> list[dict[str, Any]]:
-    """Tune all rows under each condition of the data set, then train the selected trials with the seeds.
+    """Tune the rows under each condition of the data set, and train the selected trials with the seeds, in stages.
+
+    If ``runs`` raises TimeoutError, return the results of the finished seeds. All rows of a stage have the same seeds.
 
     Returns:
-        One dictionary per condition and row, with the selected trial, and the values of each metric by seed. If the
-        runs diverged, there are no values.
+        One dictionary per condition and row, with the selected trial, and the values of each metric by seed.
     """
-    table = []
-    for condition in CONDITIONS[name]:
-        shared = {"study": name, "condition": condition, "eval_metric": "topk"}
-        for row in rows:
-            table.append((condition, row, [{**shared, **trial} for trial in row.trials()]))
-    tuning = {"seed": TUNING_SEED, "val_split": "validation"}
-    runs.all([{**trial, **tuning} for _, _, trials in table for trial in trials])
-    chosen = []
-    for _, _, trials in table:
-        values = [found.get("topk", -1.0) for found in runs.all([{**trial, **tuning} for trial in trials])]
-        chosen.append(trials[values.index(max(values))])
+    shared = {"study": name, "eval_metric": "topk"}
+    table = [(condition, row) for condition in CONDITIONS[name] for row in rows]
 
-    def results(i: int, first: int, last: int) -> list[dict[str, Any]]:
-        return [{**chosen[i], "seed": seed, "val_split": "test"} for seed in range(first, last)]
+    def trials(condition: str, row: Row) -> list[dict[str, Any]]:
+        tuning = {**shared, "condition": condition, "seed": TUNING_SEED, "val_split": "validation"}
+        return [{**tuning, **trial} for trial in row.trials()]
 
-    counts = [max(main_seeds, seeds) if row.main or row.name == "ce" else seeds for _, row, _ in table]
-    for seed in range(max(counts)):  # seed by seed, so that a stopped study has the same seeds for all rows
-        runs.all([run for i, count in enumerate(counts) if seed < count for run in results(i, seed, seed + 1)])
+    def results(condition: str, row: Row, seeds: Sequence[int]) -> list[dict[str, Any]]:
+        tried = trials(condition, row)
+        values = [found.get("topk", -1.0) for found in runs.all(tried)]
+        return [{**tried[values.index(max(values))], "seed": seed, "val_split": "test"} for seed in seeds]
+
+    main = [cell for cell in table if cell[1].main or cell[1].name == "ce"]
+    plain = [cell for cell in table if cell not in main and not cell[1].grid]
+    tuned = [cell for cell in table if cell not in main and cell[1].grid]
+    try:
+        for part, span in ((main + plain, range(seeds)), (main, range(seeds, main_seeds)), (tuned, range(seeds))):
+            runs.all([trial for cell in part for trial in trials(*cell)])
+            for seed in span:
+                runs.all([run for cell in part for run in results(*cell, [seed])])
+    except TimeoutError as stopped:
+        runs.said(str(stopped))
+
     document = []
-    for i, (condition, row, trials) in enumerate(table):
-        measured = runs.all(results(i, 0, counts[i]))
-        by_seed = {metric: [one[metric] for one in measured if one] for metric in METRICS}
-        about = {"condition": condition, "row": row.name, "main": row.main, "trials": len(trials)}
-        trial = {key: chosen[i][key] for key in ("loss", "loss_opt", "lr")}
-        document.append({**about, **trial, "diverged": sum(not one for one in measured), **by_seed})
+    for part, most in ((main, max(seeds, main_seeds)), (plain, seeds), (tuned, seeds)):
+        if runs.missing([trial for cell in part for trial in trials(*cell)]):
+            continue
+        done = next((i for i in range(most) if runs.missing([*_each(results, part, i)])), most)
+        for condition, row in part if done else ():
+            measured = runs.all(results(condition, row, range(done)))
+            chosen = results(condition, row, [0])[0]
+            by_seed = {metric: [one[metric] for one in measured if one] for metric in METRICS}
+            about = {"condition": condition, "row": row.name, "main": row.main, "trials": len(row.trials())}
+            about |= {key: chosen[key] for key in ("loss", "loss_opt", "lr")}
+            document.append({**about, "seeds": done, "diverged": sum(not one for one in measured), **by_seed})
     return document
+
+
+def _each(results: Callable[..., list[dict[str, Any]]], part: Sequence[Any], seed: int) -> Iterator[dict[str, Any]]:
+    for cell in part:
+        yield from results(*cell, [seed])
 
 
 def main(name: str, args: argparse.Namespace) -> int:
@@ -297,7 +323,7 @@ def main(name: str, args: argparse.Namespace) -> int:
     pictures, classes = open_pictures(name, args.data_dir)
     data = features_of(name, pictures)
     k = TOP[name]
-    trained = Trained(data, len(classes), k)
+    trained = Trained(data, len(classes), k, args.minutes)
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -312,8 +338,6 @@ def main(name: str, args: argparse.Namespace) -> int:
         "pictures": {split: len(each.images) for split, each in pictures.items()},
         "classes": len(classes),
         "k": k,
-        "seeds": args.seeds,
-        "main_seeds": args.main_seeds,
         "versions": {package: installed_version(package) for package in ("topk-registry", "timm", "torch")},
         "rows": rows,
     }
