@@ -27,7 +27,7 @@ CEILINGS = {
     "topk_registry/nn": 731,
     "topk_registry/registry": 376,
     "topk_registry/testing": 787,
-    "topk_registry/train": 2588,
+    "topk_registry/train": 2618,
 }
 
 

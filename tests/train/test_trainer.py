@@ -48,7 +48,7 @@ def test_five_lines_train_as_the_command_line_does(train, config):
     result = fit(config(loss="smooth_topk_svm", experiment="python"))
     printed = train("--loss", "smooth_topk_svm").summary
     assert [row["train_loss"] for row in result.history] == [float(row["train_loss"]) for row in printed]
-    assert result.metrics["eval_top1"] == max(row["eval_top1"] for row in result.history)
+    assert result.metrics["eval_top5"] == max(row["eval_top5"] for row in result.history)
     assert (result.folder / "last.pth.tar").exists()
 
 
@@ -99,7 +99,8 @@ def test_own_batches_have_timms_defaults(tmp_path):
     timms = TrainConfig(dataset="torch/cifar100").to_dict()
     changed = {name for name, value in trained.to_dict().items() if value != timms[name]}
     settled = {"num_classes", "lr", "input_size", "crop_pct", "mean", "std", "interpolation"}
-    assert changed - settled == {"loss", "epochs", "output", "device", "dataset", "model", "batch_size"}
+    expected = {"loss", "epochs", "output", "device", "dataset", "model", "batch_size", "smoothing", "eval_metric"}
+    assert changed - settled == expected
     assert (trained.batch_size, trained.lr) == (24, pytest.approx(0.1 * 24 / 256))
     assert (config.opt, config.replace(lr=0.1).opt) == ("adamw", "adamw")
     with pytest.raises(TrainError, match="mix in the loader"):

@@ -7,6 +7,7 @@ meanings and defaults of timm's training script. Parsing needs neither torch nor
 
 import argparse
 import copy
+import os
 import re
 import types
 from collections.abc import Mapping, Sequence
@@ -44,6 +45,7 @@ BUILTIN_DEFAULTS: dict[str, Any] = {
     "smoothing": 0.0,
     "workers": 0,
 }
+CROSS_ENTROPY = ("ce", "timm:ce")  # the losses that timm's default label smoothing applies to
 OWN_BATCHES = "own-batches"  # value of the setting "dataset" if the user passes data loaders to Trainer
 MULTILABEL_DEFAULTS: dict[str, Any] = {"loss": "bce", "smoothing": 0.0, "eval_metric": "map"}  # same as in timm
 
@@ -96,6 +98,12 @@ TIMM_ONLY: dict[str, Any] = {
 NOT_SETTINGS = ("loss_record", "config", "class_names")  # entries of an args.yaml that are not settings
 
 
+def usual_workers() -> int:
+    """Return the default of ``--workers``: 4 as in timm, but at most one per CPU. PyTorch warns about more."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(4, cpus)
+
+
 def flag(
     group: str,
     default: Any,
@@ -131,9 +139,10 @@ _LOSS, _DATA, _MODEL, _DEVICE, _OPT, _SCHEDULE, _AUG, _RUN = (
 class TrainConfig:
     """Settings of a training run, under the names of the flags of ``timm train``.
 
-    The defaults are the defaults of timm. With ``task="multilabel"``, the defaults are those of timm's multi-label
-    task. If neither ``task="multilabel"`` nor ``data_dir`` nor ``dataset`` is set, the defaults describe a job of about
-    a minute on a built-in data set.
+    The defaults are the defaults of timm, except for those of ``eval_metric``, ``smoothing``, ``workers``, ``device``
+    and ``amp_dtype``. With ``task="multilabel"``, the defaults are those of timm's multi-label task. If neither
+    ``task="multilabel"`` nor ``data_dir`` nor ``dataset`` is set, the defaults describe a job of less than a minute on
+    a built-in data set.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range, or two settings exclude each other.
@@ -210,7 +219,10 @@ class TrainConfig:
     model_dtype: str | None = _DEVICE(
         None, "dtype of the weights (default: float32)", choices=("float32", "float16", "bfloat16")
     )
-    workers: int = _DEVICE(4, "data loader processes", metavar="N", short="-j", within="[0, inf)")
+    workers: int = _DEVICE(
+        usual_workers(), "data loader processes (default: 4, but at most one per CPU)", metavar="N", short="-j",
+        within="[0, inf)",
+    )  # fmt: skip
     pin_mem: bool = _DEVICE(False, "load batches into pinned memory")
     no_prefetcher: bool = _DEVICE(False, "normalize and mix images on the CPU")
 
@@ -263,13 +275,14 @@ class TrainConfig:
     mixup_switch_prob: float = _AUG(0.5, "probability of cutmix if mixup is on too", within="[0, 1]")
     mixup_mode: str = _AUG("batch", "which images share a mixing ratio", choices=("batch", "pair", "elem", "half"))
     mixup_off_epoch: int = _AUG(0, "epoch at which mixup and cutmix end; 0: never", metavar="N", within="[0, inf)")
-    smoothing: float = _AUG(0.1, "label smoothing (with --task multilabel: 0)", within="[0, 1]")
+    smoothing: float = _AUG(0.1, "label smoothing (default: 0.1 with --loss ce, else 0)", within="[0, 1]")
     train_interpolation: str = _AUG("random", "in training; '': as in evaluation", choices=("random", *INTERPOLATIONS))
 
     seed: int = _RUN(42, "random seed", metavar="S", within="[0, inf)")
     eval_metric: str = _RUN(
-        "top1", "metric that selects the best checkpoint: nll, topK, {macro,many,medium,few}-topK; multilabel: map, "
-        "micro-f1, macro-f1, sample-f1, exact-match, topK-recall, bce", metavar="NAME",
+        "", "metric that selects the best checkpoint: nll, topK, {macro,many,medium,few}-topK; multilabel: map, "
+        "micro-f1, macro-f1, sample-f1, exact-match, topK-recall, bce (default: topK for the k of the loss, else top1)",
+        metavar="NAME",
     )  # fmt: skip
     multi_crop: int = _RUN(0, "evaluate N crops per image and average their top-k marginals", choices=(0, 5, 10))
     marginal_temperature: float | None = _RUN(
@@ -296,6 +309,8 @@ class TrainConfig:
         defaults = MULTILABEL_DEFAULTS if self.task == MULTILABEL else {}
         if not (self.data_dir or self.dataset or defaults):
             defaults = BUILTIN_DEFAULTS
+        elif self.loss not in CROSS_ENTROPY:
+            defaults = {"smoothing": 0.0, **defaults}
         for name, value in defaults.items():
             if name not in given or name == "dataset":
                 object.__setattr__(self, name, value)
@@ -322,6 +337,10 @@ class TrainConfig:
         """
         return type(self)(**{name: getattr(self, name) for name in self.__dict__["_given"]} | settings)
 
+    def asks(self, name: str) -> bool:
+        """Return whether a setting was set, instead of having its default."""
+        return name in self.__dict__["_given"]
+
     def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
         """Return a copy for a run whose batches come from a loader that the user passes to ``Trainer``.
 
@@ -340,13 +359,18 @@ class TrainConfig:
 
     @property
     def metric(self) -> str:
-        """Name of ``eval_metric`` in results: "macro-top5" -> "macro_top5", "loss" -> "nll" (multi-label: "bce")."""
-        name = {"loss": "bce" if self.task == MULTILABEL else "nll"}.get(self.eval_metric, self.eval_metric)
+        """Name of ``eval_metric`` in results: "macro-top5" -> "macro_top5", "loss" -> "nll" (multi-label: "bce").
+
+        If ``eval_metric`` is not set, the name is "top1". A run sets ``eval_metric`` when it knows the k of its loss.
+        """
+        chosen = self.eval_metric or "top1"
+        name = {"loss": "bce" if self.task == MULTILABEL else "nll"}.get(chosen, chosen)
         return name.replace("-", "_")
 
     def _check_together(self) -> None:
         multilabel = self.task == MULTILABEL
-        if not (MULTILABEL_METRIC if multilabel else METRIC).fullmatch(self.eval_metric):
+        pattern = MULTILABEL_METRIC if multilabel else METRIC
+        if self.eval_metric and not pattern.fullmatch(self.eval_metric):
             known = "map, micro-f1, topK-recall, bce" if multilabel else "nll, topK, macro-topK, many-topK, few-topK"
             raise ConfigError(f"--eval-metric must be one such as {known}, got {self.eval_metric!r}")
         if self.overwrite and self.resume:
@@ -384,6 +408,9 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
         saved = read_config(file) if file else {}
         if given.get("loss", saved.get("loss")) != saved.get("loss"):
             saved.pop("loss_opt", None)  # the options in the file belong to another loss
+            others = {name: value for name, value in saved.items() if name != "smoothing"}
+            if saved.get("smoothing") == TrainConfig(**others).smoothing:  # the default for the other loss
+                saved = others
         merged = {**saved, **given}
         if "loss_opt" in saved and "loss_opt" in given:
             merged["loss_opt"] = {**saved["loss_opt"], **given["loss_opt"]}

@@ -59,6 +59,7 @@ class Run:
     saver: Saver | None = None
     folder: Path | None = None
     control: Any = None
+    reason: str = ""  # why the metric selects checkpoints
 
     @property
     def model(self) -> nn.Module:

@@ -18,7 +18,7 @@ from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks
 from topk_registry.losses.targets import LabelMixture
 from topk_registry.registry import timm_losses
 from topk_registry.registry.options import accepted_context, accepts, check_options, recorded_defaults
-from topk_registry.train.config import WEIGHT_METHODS
+from topk_registry.train.config import CROSS_ENTROPY, WEIGHT_METHODS, TrainConfig
 from topk_registry.train.errors import TrainError
 
 OURS_AND_TIMMS = ("topk-registry:*", "timm:*")
@@ -117,6 +117,26 @@ class LossSpec:
         given = [f"{name}={value}" for name, value in self.options.items()]
         usual = [f"{name}={value}" for name, value in self.record["defaults"].items() if value is not None]
         return " ".join(filter(None, [self.name, *given, f"(default: {', '.join(usual)})" if usual else "", owner]))
+
+    @property
+    def k(self) -> int | None:
+        """The k of the loss, or None. If the loss has several k, the largest."""
+        k = {**self.record["defaults"], **self.options}.get("k")
+        sizes = [size for size in (k if isinstance(k, (list, tuple)) else [k]) if isinstance(size, int)]
+        return max(sizes, default=None)
+
+    def metric(self, num_classes: int) -> tuple[str, str]:
+        """Return the default of ``--eval-metric`` for this loss and the reason for it."""
+        if self.k is not None and 0 < self.k < num_classes:
+            return f"top{self.k}", f"k={self.k} of the loss"
+        return "top1", "the loss has no k" if self.k is None else f"k={self.k} of the loss is not below {num_classes}"
+
+    def why_smoothing(self, config: TrainConfig) -> str:
+        """Return the reason for the label smoothing of a run, as an addition to a line of text."""
+        if config.smoothing and not (config.mixes or self.takes_smoothing):
+            return f", without effect: loss {self.name!r} has no label smoothing"
+        other = self.name not in CROSS_ENTROPY and not (config.smoothing or config.asks("smoothing"))
+        return ": timm's default of 0.1 applies to cross-entropy only" if other else ""
 
     def note_on_k(self, num_classes: int) -> str:
         """Return a note if k is so large that even k random classes mostly contain the label. Else return ""."""

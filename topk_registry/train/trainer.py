@@ -37,7 +37,7 @@ from topk_registry.train.loss import (
     try_loss,
 )
 from topk_registry.train.model import Compute
-from topk_registry.train.report import Report, best_row, check_loggers
+from topk_registry.train.report import Report, best_row, check_loggers, label
 
 
 @dataclass(frozen=True)
@@ -176,6 +176,10 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     n = _resolve_classes(config, network, opened)
     preprocessing = model.preprocessing_of(config, network)
     config = model.resolve_learning_rate(config.replace(num_classes=n, **preprocessing), compute.world_size)
+    reason = "set by --eval-metric"
+    if not config.eval_metric:
+        metric, reason = spec.metric(n)
+        config = config.replace(eval_metric=metric)
     _check_metric(config, opened)
     network = model.place_model(config, network, compute)
     weights = class_weights(config.class_weight, opened.counts, n) if config.class_weight else None
@@ -210,7 +214,7 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     optimizer = model.create_optimizer(config, network, task.criterion)
     run = Run(
         config, compute, opened, spec, task.criterion, loader, tests, task, optimizer, None, 0, report, preprocessing,
-        own_parts=own_model is not None or train_loader is not None,
+        own_parts=own_model is not None or train_loader is not None, reason=reason,
     )  # fmt: skip
     run.scheduler, run.num_epochs = model.create_schedule(config, optimizer, run.updates_per_epoch, run.decreasing)
     report.metric, report.epochs = run.metric, run.num_epochs
@@ -501,8 +505,6 @@ def _print_plan(run: Run) -> None:
     batch = config.batch_size * compute.world_size * config.grad_accum_steps
     updates = run.num_epochs * run.updates_per_epoch
     notes = [*compute.warnings, run.spec.note_on_k(n)]
-    if config.smoothing and not (config.mixes or run.spec.takes_smoothing):
-        notes.append(f"--smoothing {config.smoothing:g} has no effect: loss {config.loss!r} has no label smoothing")
     if config.class_weight and (weights := run.task.loss_record.get("class_weight")):
         notes.append(f"class weights from {min(weights):.4g} to {max(weights):.4g}")
     if config.model_ema and not config.model_ema_warmup and updates < 1 / max(1 - config.model_ema_decay, 1e-9):
@@ -520,6 +522,8 @@ def _print_plan(run: Run) -> None:
         f"model     {config.model}, {parameters:.2f} M parameters, {precision} on {compute.device}{processes}",
         f"optimizer {config.opt}, lr {config.lr:g} {config.sched}, batch {batch}, {run.num_epochs} epochs of "
         f"{run.updates_per_epoch} updates",
+        f"smoothing {config.smoothing:g}{run.spec.why_smoothing(config)}",
+        f"best      by {label(run.metric)}: {run.reason}",
         *(f"          {note}" for note in notes if note),
     ]
     run.report.say("\n".join(lines))

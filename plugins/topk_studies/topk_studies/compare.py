@@ -63,7 +63,8 @@ def flags_of(config: TrainConfig, test_split: str) -> tuple[dict[str, Any], str]
     if config.task == MULTILABEL:
         raise ValueError("a comparison needs one label per image, so --task multilabel is not supported")
     usual = TrainConfig(dataset=config.dataset or "topk/folder").to_dict()
-    kept = {name: value for name, value in config.to_dict().items() if value != usual[name]}
+    asked = {"smoothing"} if config.asks("smoothing") else set()  # its default depends on the loss
+    kept = {name: value for name, value in config.to_dict().items() if value != usual[name] or name in asked}
     read_by_timm = not (config.dataset in FOLDERS or config.dataset.startswith("topk/"))
     if wrong := [name for name in TIMM_OPTIONS if name in kept and not read_by_timm]:
         raise ValueError(f"a comparison supports {flag_of(wrong[0])} for timm's data sets only")
