@@ -45,7 +45,9 @@ def losses_of(logits: Tensor, parts: Parts, k: int, tau: float, alpha: Tensor) -
         q = parts.table(s.shape[1], s.dtype)
         has_mass = (q != 0).any(1, keepdim=True)
         margins = graph.margins(torch.where(has_mass, s, 0.0), k, k * tau)
-        losses = torch.where(q != 0, q * soft_hinge(alpha - margins / k, tau), 0.0).sum(1)
+        hinge = soft_hinge(alpha - margins / k, tau)
+        # a finite hinge is kept where the mass is 0, because the gradient with respect to the mass is the hinge
+        losses = (q * hinge.masked_fill((q == 0) & ~hinge.isfinite(), 0.0)).sum(1)
     return losses.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
 
 
