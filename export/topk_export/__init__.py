@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from topk_export.errors import ModelFileError as ModelFileError
     from topk_export.errors import PredictionError as PredictionError
     from topk_export.export import export_onnx as export_onnx
+    from topk_export.foreign import attach as attach
     from topk_export.runtime.predictor import Predictor as Predictor
     from topk_export.runtime.ranking import ClassScore as ClassScore
     from topk_export.runtime.ranking import Prediction as Prediction
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClassScore", "DeviceError", "ExportError", "ImageError", "ModelFileError", "Prediction", "PredictionError",
-    "Predictor", "export_onnx", "load_source", "verify_file",
+    "Predictor", "attach", "export_onnx", "load_source", "verify_file",
 ]  # fmt: skip
 
 _MODULES = {
@@ -35,6 +36,7 @@ _MODULES = {
     "Prediction": "runtime.ranking",
     "PredictionError": "errors",
     "Predictor": "runtime.predictor",
+    "attach": "foreign",
     "export_onnx": "export",
     "load_source": "source",
     "verify_file": "verify",

@@ -3,17 +3,20 @@
 A prediction set contains the true class with probability 1 - alpha or more, for an alpha that the user chooses. The set
 contains each class whose nonconformity score is at most a threshold. The score is small if the class fits the image.
 
-The calibration splits the labeled images at random into two parts. The first part determines the thresholds. The second
-part measures the coverage: the fraction of images with a set that contains the label. The calibration writes a new ONNX
-file that contains the thresholds, and returns a report.
+The calibration splits the labeled data at random into three parts. The first part fits a temperature for the sets. The
+second part determines the thresholds. The third part measures the coverage: the fraction of sets that contain the
+label. The calibration writes a new ONNX file that contains the thresholds, and returns a report.
+
+The labeled data are images, arrays for the inputs of the model, or logits that the model computed elsewhere.
 """
 
 import functools
 import math
 import os
+import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,14 +32,27 @@ from topk_export.runtime.predictor import Predictor, read_ahead
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import move_into_place
-from topk_export.verify import expected_sets
-from topk_registry.conformal import PredictionSets, Score, SetCounts, fewest, guarantee, order_of, threshold_table
+from topk_export.verify import SAMPLE, beside, expected_sets, inputs_for
+from topk_registry.conformal import (
+    PredictionSets,
+    Score,
+    SetCounts,
+    fewest,
+    fit_temperature,
+    guarantee,
+    order_of,
+    threshold_table,
+)
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
 from topk_registry.data.agreement import agreement
-from topk_registry.data.folders import FolderError, class_map, read_folders, split_folder
+from topk_registry.data.folders import FolderError, class_map, listed, read_folders, split_folder
 
 SPLIT = "calibration"
+FIT_SHARE = 0.2  # fraction of the data that fits the temperature
+FEWEST_TO_FIT = 100
+MAX_REPEATED = 0.05  # fraction of repeated rows of logits from which on the report says so
+MAX_TIED = 0.01  # fraction of calibration scores that equal the threshold, likewise
 BATCH = 4096  # number of rows of logits per run of the ONNX nodes that compute scores or sets
 LISTS = {
     "marginal": "with a class list, the guarantee holds on average over all classes, not over the classes in the list",
@@ -55,22 +71,39 @@ class Images:
 
 
 @dataclass(frozen=True)
+class Arrays:
+    """Labeled inputs for a calibration of a file that takes arrays."""
+
+    name: str
+    inputs: Mapping[str, np.ndarray]  # one array per input of the model, each with N rows
+    labels: np.ndarray  # class indices [N]
+
+
+@dataclass(frozen=True)
+class KnownLogits:
+    """Labeled logits for a calibration, if the model ran elsewhere."""
+
+    name: str
+    logits: np.ndarray  # [N, n], in the order of the model's classes
+    labels: np.ndarray  # class indices [N]
+
+
+@dataclass(frozen=True)
 class Calibration:
     """Result of :func:`calibrate_file`.
 
-    The calibration split the labeled images into two parts. The first part determined the thresholds: a prediction set
-    contains each class with a nonconformity score of at most a threshold. The second part measured the coverage (the
-    fraction of sets that contain the label) and the sizes of the sets.
+    The calibration split the labeled data into three parts. The first part fitted the temperature. The second part
+    determined the thresholds: a prediction set contains each class with a nonconformity score of at most a threshold.
+    The third part measured the coverage (the fraction of sets that contain the label) and the sizes of the sets.
     """
 
     sets: PredictionSets  # the nonconformity score and the thresholds
     facts: dict[str, Any]  # such as alpha and the coverage; also in the metadata of the calibrated file, key ``sets``
-    counts: SetCounts  # coverage and set sizes on the second part of the images
-    calibration_counts: np.ndarray  # [n], the number of images of each class in the first part
+    counts: SetCounts  # coverage and set sizes on the third part
+    calibration_counts: np.ndarray  # [n], the number of images of each class in the second part
     class_names: tuple[str, ...]
     earlier: SetCounts | None = None  # coverage and set sizes of the input file on all images; None: it has no sets
     confused: Sequence[tuple[str, str]] = ()  # (A, B): for most images with the label A, the model predicts class B
-    note: str = ""  # describes `confused`
 
     def as_json(self) -> dict[str, Any]:
         """Return the results of the calibration as a dictionary of JSON values."""
@@ -93,7 +126,8 @@ class Calibration:
         low, high = facts["coverage_interval"]
         options = ", ".join(f"{key} {value:g}" for key, value in facts["options"].items())
         out = [
-            f"top-1       {facts['top1']:.1%} of {facts['samples'] + facts['report_samples']} images",
+            f"top-1       {facts['top1']:.1%} of {facts['all_samples']} images",
+            f"temperature {facts['temperature']:.4g}, {facts['temperature_source']}",
             f"score       {facts['score']}" + (f" ({options})" if options else "") + f", {facts['rule']} thresholds",
             f"guarantee   {facts['guarantee']}",
             f"class lists {facts['guarantee_lists']}",
@@ -108,13 +142,7 @@ class Calibration:
                 f"before      the input file's own sets cover {self.earlier.summary()['coverage']:.4f} (95 % interval "
                 f"{low:.4f} to {high:.4f}) of all {self.earlier.total} images"
             )
-        if facts["classes_in_every_set"]:
-            out.append(
-                f"note        {facts['classes_in_every_set']} classes have fewer than {fewest(facts['alpha'])} "
-                "calibration images: they are in every set"
-            )
-        if self.note:
-            out.append(f"note        {self.note}")
+        out += [f"note        {note}" for note in facts["notes"]]
         if too_low(int(self.counts.hits.sum()), self.counts.total, facts["samples"], facts["alpha"]):
             out.append("warning     the measured coverage is below the guarantee: are these the images of one source?")
         if facts["forced"]:
@@ -163,12 +191,12 @@ def open_folder(
 def calibrate_file(
     model: str | Path,
     output: str | Path,
-    data: Images,
+    data: Images | Arrays | KnownLogits,
     *,
     alpha: float = 0.1,
     score: Score | None = None,
     rule: str = "marginal",
-    temperature: float = 1.0,
+    temperature: float | None = None,
     report_share: float = 0.5,
     seed: int = 0,
     batch_size: int = 32,
@@ -188,13 +216,15 @@ def calibrate_file(
         alpha: probability with which a set may miss the true class, between 0 and 1. The new file uses this value by
             default. The input ``alpha`` of the new file can select another value from 0.005 to 0.5, in steps of 0.005.
         score: nonconformity score, which is small if a class fits the image. The set contains the classes with scores
-            of at most a threshold. Default: ``lac``, the score 1 - probability.
+            of at most a threshold. Default: ``lac``, the score -log(probability).
         rule: ``"marginal"`` for one threshold, or ``"per-class"`` for one threshold per class. With ``"marginal"``, the
             probability 1 - alpha is an average over all classes. With ``"per-class"``, each class has this probability.
-        temperature: the probabilities in the score are softmax(logits / temperature).
-        report_share: fraction of the images with which the function measures the coverage. All other images determine
-            the thresholds.
-        seed: seed of the random split into these two parts.
+        temperature: the probabilities in the score are softmax(logits / temperature). The other outputs of the file do
+            not use this temperature. By default, a random fifth of the data fits the temperature, and gives neither
+            thresholds nor coverage; if a fifth has fewer than 100 rows, the temperature is 1.
+        report_share: fraction of the other data with which the function measures the coverage. The rest determines the
+            thresholds.
+        seed: seed of the random split into these parts.
         batch_size: number of images per run of the model.
         force: calibrate even if the labels contradict the predictions of the model. The sets then have no guarantee.
         device: device that runs the model, as in :class:`topk_export.Predictor`.
@@ -218,32 +248,84 @@ def calibrate_file(
     if metadata.multilabel:
         raise ModelFileError(f"{model} is a multilabel file: prediction sets need a file with one label per image")
     n, names = metadata.num_classes, metadata.class_names
+    proto = graph.load(model)
+    if len(graph.value_shape(proto.graph, LOGITS)) != 2:
+        raise ModelFileError(f"{model} has several positions per input: prediction sets need one label per input")
     labels = check_labels(data.labels, n)
-    logits, labels, earlier = _run(predictor, data.images, labels, batch_size, progress)
+    logits, labels, earlier = _logits_of(predictor, data, labels, batch_size, progress)
     order = np.random.default_rng(seed).permutation(len(labels))
-    calibrate, report = np.split(order, [len(labels) - round(report_share * len(labels))])
+    fitting, order, temperature, source = _fit(logits, labels, order, temperature)
+    calibrate, report = np.split(order, [len(order) - round(report_share * len(order))])
     check_size(len(calibrate), alpha)
     if not len(report):
         raise ValueError("no images are left for the report: use more images or a larger --report-share")
     agreed = agreement(logits.argmax(-1), labels, names)
     agreed.check(force=force)
-    proto = graph.load(model)
     scores = label_scores(proto, score, temperature, logits[calibrate], labels[calibrate])
     levels = all_levels(alpha)
     table = threshold_table(scores, labels[calibrate], n, rule=rule, levels=levels)
     sets = PredictionSets(score, levels, table, alpha, temperature)
     built = add_sets(proto, sets)
     counts = SetCounts.of(_head_sets(built, logits[report]), labels[report])
+    seen = np.bincount(labels[calibrate], minlength=n)
     facts = {
-        **_facts(sets, agreed.problem, calibrate, report, counts),
+        **_facts(sets, agreed.problem, calibrate, report, counts, seen),
+        "temperature_source": source,
+        "temperature_samples": len(fitting),
+        "all_samples": len(labels),
+        "notes": _notes(sets, names, seen, logits, scores, agreed.note),
         "top1": round(agreed.accuracy, 6),
         "data": data.name,
         "seed": seed,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     _write(built, sets, metadata, facts, Path(model), output)
-    seen = np.bincount(labels[calibrate], minlength=n)
-    return Calibration(sets, facts, counts, seen, names, earlier, agreed.confused, agreed.note)
+    return Calibration(sets, facts, counts, seen, names, earlier, agreed.confused)
+
+
+def _fit(
+    logits: np.ndarray, labels: np.ndarray, order: np.ndarray, temperature: float | None
+) -> tuple[np.ndarray, np.ndarray, float, str]:
+    """Return the rows that fit the temperature, the other rows, the temperature, and a text that says where it is from.
+
+    The rows are drawn without regard to their labels. If the share per class was fixed, the other rows would not be
+    exchangeable with new data, and the guarantee would be lost.
+    """
+    if temperature is not None:
+        return order[:0], order, float(temperature), "as given"
+    count = round(FIT_SHARE * len(order))
+    if count < FEWEST_TO_FIT:
+        return order[:0], order, 1.0, f"not fitted: a fifth of the data has fewer than {FEWEST_TO_FIT} images"
+    fitting, rest = order[:count], order[count:]
+    return fitting, rest, fit_temperature(logits[fitting], labels[fitting]), f"fitted on {count} other images"
+
+
+def _notes(
+    sets: PredictionSets, names: Sequence[str], seen: np.ndarray, logits: np.ndarray, scores: np.ndarray, note: str
+) -> list[str]:
+    """Return remarks for the report and the file."""
+    notes = [note] if note else []
+    if missing := [names[i] for i in np.flatnonzero(seen == 0)]:
+        notes.append(
+            f"{len(missing)} of {len(names)} classes have no calibration images, and the guarantee is an average over "
+            f"the other classes: {listed(missing, 5)}"
+        )
+    if full := int(np.isposinf(sets.thresholds()).sum() if sets.rule == "per-class" else 0):
+        notes.append(f"{full} classes have fewer than {fewest(sets.alpha)} calibration images: they are in every set")
+    distinct = len(np.unique(logits, axis=0))
+    if distinct < (1 - MAX_REPEATED) * len(logits):
+        notes.append(
+            f"only {distinct} of {len(logits)} rows of logits differ: copies of an image do not count as new images, "
+            "so the interval of the coverage is too narrow"
+        )
+    limit = sets.thresholds()[0]
+    tied = float((scores == limit).mean())
+    if sets.rule == "marginal" and np.isfinite(limit) and tied > MAX_TIED and len(scores) * tied >= 2:
+        notes.append(
+            f"{tied:.1%} of the calibration scores equal the threshold, because the probabilities round to the same "
+            "numbers: the sets are larger than necessary"
+        )
+    return notes
 
 
 def label_scores(proto: Any, score: Score, temperature: float, logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -281,9 +363,41 @@ def _log_choose(n: int, i: int) -> float:
     return math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
 
 
+def _logits_of(
+    predictor: Predictor, data: Images | Arrays | KnownLogits, labels: np.ndarray, size: int, progress: Progress
+) -> tuple[np.ndarray, np.ndarray, SetCounts | None]:
+    """Return the logits and labels of the data, and the counts of the prediction sets that the model already has."""
+    if isinstance(data, Images):
+        return _run(predictor, data.images, labels, size, progress)
+    if isinstance(data, KnownLogits):
+        return _check_logits(data.logits, predictor.metadata.num_classes, labels), labels, None
+    parts, counts = [], []
+    starts = range(0, len(labels), size)
+    for start in progress(starts, len(starts)):
+        outputs = predictor.run({name: values[start : start + size] for name, values in data.inputs.items()})
+        parts.append(outputs[LOGITS])
+        if SET in outputs:
+            counts.append(SetCounts.of(outputs[SET], labels[start : start + size]))
+    logits = np.concatenate(parts) if parts else np.zeros((0, predictor.metadata.num_classes), np.float32)
+    known = _check_logits(logits, predictor.metadata.num_classes, labels)
+    return known, labels, functools.reduce(SetCounts.__add__, counts) if counts else None
+
+
+def _check_logits(logits: np.ndarray, n: int, labels: np.ndarray) -> np.ndarray:
+    logits = np.asarray(logits)
+    if logits.ndim != 2 or logits.shape[1] != n or logits.dtype.kind not in "fiu":
+        raise ValueError(f"expected logits [N, {n}], got {logits.dtype} {list(logits.shape)}")
+    if len(logits) != len(labels):
+        raise ValueError(f"expected one label per row, got {len(labels)} for {len(logits)} rows")
+    if len(bad := np.flatnonzero(~np.isfinite(logits.max(-1)))):
+        raise ExportError(f"the logits of {len(bad)} rows are not finite; the first is number {bad[0]}")
+    return logits.astype(np.float32)
+
+
 def _run(
     predictor: Predictor, images: Any, labels: np.ndarray, size: int, progress: Progress
 ) -> tuple[np.ndarray, np.ndarray, SetCounts | None]:
+    predictor.metadata.images  # noqa: B018 - raises an error if the file takes no images
     count = len(labels)
     logits, readable = np.zeros((count, predictor.metadata.num_classes), np.float32), np.zeros(count, bool)
     starts, parts, broken = range(0, count, size), [], []
@@ -317,9 +431,12 @@ def _head_sets(built: Any, logits: np.ndarray) -> np.ndarray:
 
 
 def _facts(
-    sets: PredictionSets, problem: str, calibrate: np.ndarray, report: np.ndarray, counts: SetCounts
+    sets: PredictionSets, problem: str, calibrate: np.ndarray, report: np.ndarray, counts: SetCounts, seen: np.ndarray
 ) -> dict[str, Any]:
     summary, limits = counts.summary(), sets.thresholds()
+    promise = guarantee(sets.rule, sets.alpha)
+    if missing := int((seen == 0).sum()):
+        promise += f"; classes without calibration images ({missing} of {len(seen)}) are not covered by this promise"
     forced = f"calibrated with --force although labels look wrong: {problem}" if problem else ""
     return {
         "score": sets.score.name,
@@ -329,9 +446,7 @@ def _facts(
         "alphas": list(sets.levels),
         "thresholds_sha256": digest_of_table(sets),
         "temperature": sets.temperature,
-        "guarantee": "none, because the labels of the calibration looked wrong"
-        if forced
-        else guarantee(sets.rule, sets.alpha),
+        "guarantee": "none, because the labels of the calibration looked wrong" if forced else promise,
         "guarantee_lists": "none" if forced else LISTS[sets.rule],
         "forced": forced,
         "samples": len(calibrate),
@@ -354,10 +469,13 @@ def _write(
         staged = Path(folder) / output.name
         graph.save(built, staged, source=model.parent)
         written = Predictor(staged, device="cpu")
-        shape = (2, *written.input_shape)
-        batch = np.random.default_rng(0).integers(0, 256, shape).astype(written.input_type)
-        outputs = written.run(batch)
+        inputs = inputs_for(written.session, metadata)
+        outputs = written.run({name: x[None] if metadata.batch == 0 else x for name, x in inputs.items()})
         expected, near = expected_sets(outputs[LOGITS], facts, sets.thresholds())
         if ((outputs[SET] != expected) & ~near).any():
             raise ExportError("the sets of the calibrated file do not match the thresholds: the file was not written")
-        move_into_place(staged, output)
+        sample = beside(model, SAMPLE)
+        copy = beside(staged, SAMPLE)
+        if sample.is_file():
+            shutil.copyfile(sample, copy)
+        move_into_place(staged, output, [copy] if sample.is_file() else ())

@@ -10,12 +10,9 @@ file to the destination.
 """
 
 import copy
-import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -24,28 +21,24 @@ import torch
 from torch import Tensor, nn
 
 from topk_export import graph
-from topk_export.errors import ExportError, ModelFileError, VerificationError, first_line, naming
+from topk_export.errors import ExportError, first_line, naming
 from topk_export.head import add_head
-from topk_export.runtime.metadata import LOGITS, MULTILABEL, MULTILABEL_OUTPUTS, OUTPUTS, Metadata
+from topk_export.runtime.metadata import LOGITS, MULTILABEL, MULTILABEL_OUTPUTS, OUTPUTS, TASKS, Metadata
 from topk_export.runtime.weights import files_of, move_into_place
 from topk_export.source import Source, load_source
-from topk_export.verify import SAMPLE, beside, largest_error, report_lines, sample_input, verify_file, write_json
+from topk_export.staging import Progress, checked_k, checked_names, checked_temperature, verify_staged, versions
+from topk_export.verify import SAMPLE, beside, image_batch, largest_error, write_json, write_sample
 from topk_registry.nn.classifier import find_classifier
 
-TASKS = ("classification", MULTILABEL)
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 OPSETS = range(18, 22)  # with opset 22 and above, onnxruntime's CUDA provider runs MaxPool on the CPU
-LABELS, RECIPE, REPORT = "labels.txt", "preprocess.json", "report.json"
-PACKAGES = ("topk-registry", "torch", "timm", "torchvision", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
+LABELS, RECIPE = "labels.txt", "preprocess.json"
 SAMPLES = 5  # number of images in the recorded sample: the verification runs batches of up to 5 images
-DEFAULT_K = 5
 SQUASHED = ("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid")  # operators whose outputs are not logits
 HOW_TO_EXPORT_SCORES = (
     "the export needs logits. Name the module that computes the logits, such as the last linear layer: "
     "load_source(..., head=NAME), on the command line --head NAME"
 )
-
-Progress = Callable[[str], object]
 
 
 def export_onnx(
@@ -60,6 +53,7 @@ def export_onnx(
     in_graph: bool = False,
     class_names: Sequence[str] | None = None,
     data_config: Mapping[str, Any] | None = None,
+    marginals: bool = True,
     verify: bool = True,
     progress: Progress = lambda message: None,
 ) -> Path:
@@ -93,6 +87,7 @@ def export_onnx(
             are known, else ``"0"``, ``"1"``, and so on.
         data_config: preprocessing of evaluation images, with the keys of :func:`~topk_export.source.load_source`. If
             ``model`` is the result of ``load_source``, give ``data_config`` to ``load_source`` instead.
+        marginals: whether the file computes the marginals.
         verify: check the file before the file is moved to ``path``. If a check fails, no ONNX file is written.
         progress: function that is called with one line of text per step of the export.
 
@@ -117,12 +112,23 @@ def export_onnx(
     if in_graph:
         source.preprocess.check_known()
     backbone, n = _prepare(source)
-    metadata = _metadata_of(source, n, k, temperature, task, class_names, in_graph=in_graph, opset=opset, dtype=dtype)
+    metadata = _metadata_of(
+        source,
+        n,
+        k,
+        temperature,
+        task,
+        class_names,
+        marginals,
+        in_graph=in_graph,
+        opset=opset,
+        dtype=dtype,
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
         staged = Path(folder) / path.name
         _write(backbone, metadata, staged, progress)
-        _verify(staged, path, metadata, verify, progress)
+        verify_staged(staged, path, metadata, verify, progress)
         own = files_of(staged)
         move_into_place(staged, path, [file for file in staged.parent.iterdir() if file not in own])
     progress(f"wrote {path}")
@@ -144,7 +150,7 @@ class Exported(nn.Module):
         self.in_graph, self.dtype = metadata.in_graph, dtype
         self.backbone = backbone.to(dtype)
         if self.in_graph:
-            recipe = metadata.preprocess
+            recipe = metadata.images
             mean, std = (torch.tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (recipe.mean, recipe.std))
             self.register_buffer("shift", 255 * mean, persistent=False)
             self.register_buffer("scale", 255 * std, persistent=False)
@@ -157,17 +163,6 @@ class Exported(nn.Module):
         if self.in_graph:
             x = (x.permute(0, 3, 1, 2).float() - self.shift) / self.scale
         return self.backbone(x.to(self.dtype))
-
-
-def versions() -> dict[str, str]:
-    """Return a dictionary from the name to the version of each installed package in ``PACKAGES``."""
-    installed = {}
-    for name in PACKAGES:
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return installed
 
 
 def _check_options(task: str | None, dtype: str, opset: int) -> None:
@@ -186,31 +181,24 @@ def _metadata_of(
     temperature: float | None,
     task: str | None,
     class_names: Sequence[str] | None,
+    marginals: bool,
     **options: Any,
 ) -> Metadata:
     task = source.task if task is None else task
     if task not in TASKS:
         raise ExportError(f"the run has the task {task!r}, expected {' or '.join(TASKS)}: set task (--task)")
-    if k is None:
-        k = min(DEFAULT_K, n - 1) if source.k is None else source.k
-    if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:
-        raise ValueError(f"k must be an integer of at least 1 and below the number of classes, {n}; got {k!r}")
-    temperature = (source.temperature or 1.0) if temperature is None else temperature
-    if not 0 < temperature < float("inf"):
-        raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
-    names = source.class_names if class_names is None else class_names
-    names = tuple(map(str, range(n))) if names is None else tuple(names)
-    if len(names) != n:
-        raise ExportError(f"expected {n} class names, one per class of the model, got {len(names)}")
-    if broken := [name for name in names if len(name.splitlines()) != 1]:
-        raise ExportError(f"a class name must be one line of text, got {broken[0]!r}")
+    k = checked_k(source.k if k is None else k, n)
+    temperature = checked_temperature((source.temperature or 1.0) if temperature is None else temperature)
+    outputs = dict(MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS)
+    if not marginals:
+        outputs.pop("marginals", None)
     return Metadata(
-        k=int(k),
-        temperature=float(temperature),
+        k=k,
+        temperature=temperature,
         num_classes=n,
-        class_names=names,
+        class_names=checked_names(source.class_names if class_names is None else class_names, n),
         preprocess=source.preprocess,
-        outputs=MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS,
+        outputs=outputs,
         task=task,
         backbone=source.name,
         weights=source.weights,
@@ -255,7 +243,8 @@ def _check_has_classifier(source: Source) -> None:
 
 
 def _write(backbone: nn.Module, metadata: Metadata, file: Path, progress: Progress) -> None:
-    inputs = sample_input(metadata, SAMPLES)
+    assert metadata.preprocess is not None
+    inputs = image_batch(metadata.preprocess, in_graph=metadata.in_graph, batch=SAMPLES)
     logits, error = _reference(backbone, metadata, torch.from_numpy(inputs))
     if _are_probabilities(logits):
         raise ExportError(f"the outputs of {metadata.backbone} are probabilities: {HOW_TO_EXPORT_SCORES}")
@@ -269,7 +258,7 @@ def _write(backbone: nn.Module, metadata: Metadata, file: Path, progress: Progre
     add_head(model, metadata)
     graph.set_metadata(model, metadata.to_props())
     graph.save(model, file)
-    np.savez_compressed(beside(file, SAMPLE), input=inputs, torch_logits=logits, torch_error=error)
+    write_sample(beside(file, SAMPLE), {"input": inputs}, {LOGITS: logits}, error)
     beside(file, LABELS).write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
     recipe = metadata.preprocess
     write_json({**asdict(recipe), "scale_size": recipe.scale_size, "in_graph": metadata.in_graph}, beside(file, RECIPE))
@@ -315,22 +304,3 @@ def _reference(backbone: nn.Module, metadata: Metadata, x: Tensor) -> tuple[np.n
         except RuntimeError:  # for example, the model itself creates float32 tensors
             return single, 0.0
     return double, largest_error(single, double)
-
-
-def _verify(file: Path, path: Path, metadata: Metadata, wanted: bool, progress: Progress) -> None:
-    report: dict[str, Any] = {"passed": None, "checks": [], "not_verified": ["everything: verification was turned off"]}
-    if wanted:
-        progress("verifying with onnxruntime")
-        try:
-            report = verify_file(file)
-        except ModelFileError as error:
-            raise VerificationError(f"the exported file does not load: {error}") from error
-    report["versions"] = dict(metadata.versions)
-    write_json(report, beside(file, REPORT))
-    if failed := [check for check in report["checks"] if check["passed"] is False]:
-        kept = beside(path, "failed.json")
-        os.replace(beside(file, REPORT), kept)
-        details = "\n  ".join(report_lines({"checks": failed, "not_verified": ()}))
-        raise VerificationError(
-            f"the exported file failed its verification and was not written; see {kept}\n  {details}"
-        )

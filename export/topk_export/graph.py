@@ -4,9 +4,10 @@ The *head* of a graph consists of all nodes with a name that starts with ``PREFI
 this package from the tensor named ``logits``. All other nodes form the backbone.
 """
 
+import copy
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def load(path: str | Path) -> Any:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # the errors of protobuf and onnx share no base class
         raise ModelFileError(f"{path} is not an ONNX model: {error}") from error
-    head = _head_inputs(model.graph)
+    head = _head_inputs(model.graph) if has_head(model) else set()
     for tensor in model.graph.initializer:
         if tensor.name in head and uses_external_data(tensor):
             load_external_data_for_tensor(tensor, str(Path(path).parent))
@@ -148,8 +149,65 @@ class Nodes:
 
 
 def opset_of(model: Any) -> int:
-    """Return the version of the default operator set that a ModelProto uses."""
-    return max(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    """Return the version of the default operator set that a ModelProto uses, or 0 if it uses none."""
+    return max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=0)
+
+
+def merge_opsets(model: Any) -> None:
+    """Remove repeated operator sets from a ModelProto, in place. skl2onnx writes the default operator set twice."""
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    if "ai.onnx" in versions:  # another name of the default domain
+        versions[""] = versions.pop("ai.onnx")
+    del model.opset_import[:]
+    for domain, version in versions.items():
+        model.opset_import.add(domain=domain, version=version)
+
+
+def all_names(graph: Any) -> set[str]:
+    """Return the names of all tensors and nodes of a GraphProto and of the graphs inside its nodes."""
+    names = {item.name for item in (*graph.input, *graph.output, *graph.initializer, *graph.value_info)}
+    for node in graph.node:
+        names |= {node.name, *node.input, *node.output}
+        for inner in _graphs_in(node):
+            names |= all_names(inner)
+    return names
+
+
+def rename(graph: Any, names: Mapping[str, str]) -> None:
+    """Rename tensors and nodes of a GraphProto and of the graphs inside its nodes, in place."""
+    for item in (*graph.input, *graph.output, *graph.initializer, *graph.value_info, *graph.node):
+        item.name = names.get(item.name, item.name)
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+        for inner in _graphs_in(node):
+            rename(inner, names)
+
+
+def _graphs_in(node: Any) -> list[Any]:
+    """Return the bodies of an If, Loop or Scan node."""
+    return [graph for a in node.attribute for graph in (*([a.g] if a.HasField("g") else []), *a.graphs)]
+
+
+def without_head(model: Any) -> Any:
+    """Return a copy of a ModelProto without the head. The output ``logits`` remains."""
+    model = copy.deepcopy(model)
+    graph = model.graph
+    nodes = head_nodes(graph)
+    made = {name for node in nodes for name in node.output}
+    left = [node for node in graph.node if not node.name.startswith(PREFIX)]
+    read = {name for node in left for name in node.input} | {output.name for output in graph.output} - made
+    only_head = {name for node in nodes for name in node.input} - read
+    _replace(graph.node, left)
+    _replace(graph.output, [output for output in graph.output if output.name not in made])
+    _replace(graph.input, [value for value in graph.input if value.name not in only_head])
+    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in only_head])
+    return model
+
+
+def has_head(model: Any) -> bool:
+    """Return whether this package wrote a ModelProto. Other programs may also use the prefix of the head's nodes."""
+    return any(entry.key == "schema" for entry in model.metadata_props)
 
 
 def head_nodes(graph: Any) -> list[Any]:
@@ -224,8 +282,8 @@ def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | st
 def head_model(model: Any) -> Any:
     """Return the head of a model as a separate ModelProto.
 
-    The new model has the input ``logits`` [batch, n]. The outputs are all outputs of ``model`` that the head computes.
-    Optional inputs of the head, such as ``allowed``, remain optional.
+    The new model has the input ``logits`` [batch, n] or [batch, positions, n]. The outputs are all outputs of ``model``
+    that the head computes. Optional inputs of the head, such as ``allowed``, remain optional.
 
     Raises:
         ExportError: ``model`` has no head, or the head reads a required input of ``model``.
@@ -238,8 +296,8 @@ def head_model(model: Any) -> Any:
     outputs = [output for output in model.graph.output if output.name in inside and output.name != LOGITS]
     if not outputs:
         raise ExportError("the model has no head")
-    n = value_shape(model.graph, LOGITS)[1]
-    logits = helper.make_tensor_value_info(LOGITS, onnx.TensorProto.FLOAT, ["batch", n])
+    _, *inner, n = value_shape(model.graph, LOGITS)
+    logits = helper.make_tensor_value_info(LOGITS, onnx.TensorProto.FLOAT, ["batch", *inner, n])
     feeders, free = _feeders(model.graph, nodes, inside)
     constants = [tensor for tensor in model.graph.initializer if tensor.name in free]
     defaults = {tensor.name for tensor in constants}

@@ -50,7 +50,8 @@ def add_head(model: Any, metadata: Metadata) -> None:
     *axes, last = value_shape(model.graph, LOGITS)
     n = int(last)
     k, wanted, add = metadata.k, metadata.outputs, Nodes(model, PREFIX)
-    optional_input(model, ALLOWED, np.ones((1, n), bool), ["rows", n])
+    flat = len(axes) == 1
+    optional_input(model, ALLOWED, np.ones((1, n) if flat else (1, 1, n), bool), ["rows", *["positions_"][flat:], n])
     scores = add("Where", ALLOWED, LOGITS, -INF)
     if metadata.multilabel:
         odds = add("Exp", add("Min", _over(add, scores, metadata.temperature), 60.0))

@@ -122,8 +122,10 @@ def _add_scores(add: Nodes, score: Score, temperature: float, n: int, lists: boo
     total = add("ReduceSum", p, [1], keepdims=1)
     # not every runtime implements IsNaN, but a comparison with NaN is always false
     broken = add("Not", add("LessOrEqual", total, [LARGEST]))
-    if score.name == "lac":
-        scores = add("Sub", [1.0], p)
+    if score.name == "lac":  # -log p, with LARGEST in place of infinity
+        shifted = add("Sub", scaled, add.reduce("ReduceMax", scaled, 1))
+        log_total = add("Log", add("ReduceSum", add("Exp", shifted), [1], keepdims=1))
+        scores = add("Min", add("Sub", log_total, shifted), [LARGEST])
     else:
         size = min(n, MAX_RANK)
         ordered, classes = add("TopK", p, [size], axis=-1, outputs=2)

@@ -10,11 +10,13 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TextIO
+
+import numpy as np
 
 from topk_export.errors import ImageError, PredictionError, printable
 from topk_export.runtime.predictor import Predictor
@@ -331,3 +333,13 @@ def predicted(
     ``options`` are options of :meth:`Predictor.stream`, except ``on_error``.
     """
     return zip(images, predictor.stream(images, on_error="yield", **options), strict=True)
+
+
+def predicted_rows(
+    predictor: Predictor, inputs: Mapping[str, np.ndarray], **options: Any
+) -> Iterator[tuple[str, Prediction | Exception]]:
+    """Yield one pair per row of the inputs: the number of the row, and either the prediction or the exception.
+
+    ``options`` are options of :meth:`Predictor.rows`.
+    """
+    return ((f"row {i}", result) for i, result in enumerate(predictor.rows(inputs, **options)))

@@ -4,7 +4,6 @@ The model can come from a PyTorch module, from a checkpoint or a training run, o
 model.
 """
 
-import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_export.checkpoint import SUFFIXES, build, built_for, loss_of, read_checkpoint, rebuild
+from topk_export.classes import distinct, read_class_names
 from topk_export.errors import ExportError
 from topk_export.runtime.metadata import CLASSIFICATION, MULTILABEL
 from topk_export.runtime.preprocess import COLORS, UNKNOWN, Preprocess
@@ -347,36 +347,12 @@ def _published_names(model: nn.Module, name: str) -> tuple[str, ...] | None:
 
     if not hasattr(model, "pretrained_cfg"):
         weights = _torchvision_weights(name)
-        return None if weights is None else tuple(weights.meta["categories"])
+        return None if weights is None else distinct(weights.meta["categories"])
     subset = infer_imagenet_subset(model)
     if not subset:
         return None
     info = ImageNetInfo(subset)
-    return tuple(info.index_to_description(i) for i in range(info.num_classes()))
-
-
-def read_class_names(path: str | Path) -> tuple[str, ...]:
-    """Return the class names in a file, in the order of the class indices.
-
-    A file with the suffix ``.json`` contains a list of names, or an object that maps each class index to a name. Any
-    other file contains one name per line; empty lines are skipped.
-
-    Raises:
-        ExportError: the file cannot be read.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix != ".json":
-            return tuple(line.strip() for line in text.splitlines() if line.strip())
-        content = json.loads(text)
-        if isinstance(content, Mapping):
-            content = [content[key] for key in sorted(content, key=int)]
-    except (OSError, ValueError) as error:
-        raise ExportError(f"class names cannot be read from {path}: {error}") from error
-    if not isinstance(content, list) or not all(isinstance(name, str | int) for name in content):
-        raise ExportError(f"class names cannot be read from {path}: expected a list of names, or a map to names")
-    return tuple(map(str, content))
+    return distinct([info.index_to_description(i) for i in range(info.num_classes())])
 
 
 def _license(model: nn.Module) -> str | None:

@@ -18,10 +18,16 @@ from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import copy_model
 
 TYPES = {
-    "tensor(float)": "TYPE_FP32",
-    "tensor(uint8)": "TYPE_UINT8",
-    "tensor(int64)": "TYPE_INT64",
     "tensor(bool)": "TYPE_BOOL",
+    "tensor(double)": "TYPE_FP64",
+    "tensor(float)": "TYPE_FP32",
+    "tensor(float16)": "TYPE_FP16",
+    "tensor(int16)": "TYPE_INT16",
+    "tensor(int32)": "TYPE_INT32",
+    "tensor(int64)": "TYPE_INT64",
+    "tensor(int8)": "TYPE_INT8",
+    "tensor(string)": "TYPE_STRING",
+    "tensor(uint8)": "TYPE_UINT8",
 }
 PER_CLASS = ("logits", "marginals", "probabilities", "set")  # outputs with one value per class
 CONFIG, LABELS = "config.pbtxt", "labels.txt"
@@ -45,6 +51,11 @@ def write_repository(model: str | Path, folder: str | Path) -> Path:
     model, folder = Path(model), Path(folder)
     session = open_session(model, device="cpu")
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(model))
+    if metadata.batch is not None:
+        raise ExportError(
+            f"{model} takes batches of {metadata.batch} rows only: export the original model with a batch axis of any "
+            "length"
+        )
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", model.stem)
     entry = folder / name
     tensors = _tensors(session.get_inputs()), _tensors(session.get_outputs(), labels=True)
@@ -97,9 +108,12 @@ def _config(name: str, inputs: list[str], outputs: list[str]) -> str:
 def _tensors(tensors: list[Any], *, labels: bool = False) -> list[str]:
     entries = []
     for tensor in tensors:
+        if tensor.type not in TYPES:
+            continue  # such as the maps of scikit-learn; Triton returns the other outputs
         shape = tensor.shape[1:]
         # Triton rejects empty dims, so an output with one number per image is declared with the shape [1]
-        parts = [f"dims: [ {', '.join(map(str, shape or [1]))} ]"]
+        lengths = [length if isinstance(length, int) else -1 for length in shape or [1]]
+        parts = [f"dims: [ {', '.join(map(str, lengths))} ]"]
         if not shape:
             parts.append("reshape: { shape: [ ] }")
         if labels and tensor.name in PER_CLASS:

@@ -9,6 +9,7 @@ logits do not affect this comparison. If a sample with PyTorch's logits exists, 
 """
 
 import json
+import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,13 +19,16 @@ import numpy as np
 
 from topk_export import graph
 from topk_export.errors import ModelFileError
-from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, THRESHOLDS, Metadata
-from topk_export.runtime.preprocess import UNKNOWN
-from topk_export.runtime.session import device_of, open_session, placement
+from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, SET_OUTPUTS, THRESHOLDS, Metadata
+from topk_export.runtime.preprocess import UNKNOWN, Preprocess
+from topk_export.runtime.session import TYPES, as_arrays, device_of, open_session, placement
 from topk_export.runtime.weights import check_digest, check_thresholds
-from topk_registry.conformal import Score, probabilities
+from topk_registry.conformal import Score, log_probabilities, probabilities
 
 SAMPLE = "sample.npz"
+INPUT, OUTPUT = "input:", "output:"  # prefixes of the arrays in a sample
+END_LIMIT = 2e-6  # absolute error of float32 probabilities that the original model computes from its logits
+FREE_AXIS = 64  # length that an axis of any length gets in random inputs
 BATCHES = (1, 2, 5)
 RUNS = "runs at batch"
 RTOL = 1e-5  # relative tolerance of marginals, probabilities and logits
@@ -81,8 +85,9 @@ def verify_file(
     on_cpu = device_of(session) == "cpu"
     missing = ["GPU: this run used the CPU" if on_cpu else "TF32, the default of CUDA: this run did not use TF32"]
     if recorded is None:
-        missing.append(f"the logits against PyTorch's logits: there is no {file.name} next to the model")
-    missing.append("accuracy on images, and the preprocessing of images")
+        original = "the outputs of the original file" if metadata.attached else "PyTorch's logits"
+        missing.append(f"the logits against {original}: there is no {file.name} next to the model")
+    missing.append("accuracy on images, and the preprocessing of images" if metadata.preprocess else "accuracy")
     if metadata.sets is not None:
         missing.append("the coverage of the prediction sets on new images")
     return {
@@ -123,26 +128,70 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def sample_input(metadata: Metadata, batch: int = max(BATCHES)) -> np.ndarray:
+def image_batch(recipe: Preprocess, *, in_graph: bool = False, batch: int = max(BATCHES)) -> np.ndarray:
     """Return a batch of random images in the input format of the model: a grid of 4 x 4 random colors, plus noise.
 
     The images are the same in each call. If mean and standard deviation of the preprocessing are unknown, the values
     are between -1 and 1.
     """
-    c, h, w = metadata.preprocess.input_size
+    c, h, w = recipe.input_size
     rng = np.random.default_rng(0)
     coarse = rng.integers(0, 256, (batch, 4, 4, c)).repeat(-(-h // 4), 1).repeat(-(-w // 4), 2)[:, :h, :w]
     pixels = np.clip(coarse + rng.normal(0, 20, coarse.shape), 0, 255).astype(np.uint8)
-    if metadata.preprocess.color == UNKNOWN:
+    if recipe.color == UNKNOWN:
         return (pixels.transpose(0, 3, 1, 2) / np.float32(127.5) - 1).astype(np.float32)
-    return pixels if metadata.in_graph else metadata.preprocess.normalize(pixels)
+    return pixels if in_graph else recipe.normalize(pixels)
 
 
-def _load_sample(path: Path) -> dict[str, np.ndarray]:
+def random_inputs(session: Any, largest: int = 1) -> dict[str, np.ndarray]:
+    """Return random values for all inputs of a model, by name. The values are the same in each call.
+
+    Floating-point inputs are normally distributed. Integers are from 0 to ``largest``; many models look integers up in
+    a table, whose length is unknown. Axes of any length get the length 5 for the first axis (the batch), and
+    ``FREE_AXIS`` for the other axes.
+    """
+    rng = np.random.default_rng(0)
+    feed = {}
+    for value in session.get_inputs():
+        free = [FREE_AXIS if i else max(BATCHES) for i in range(len(value.shape))]
+        shape = [d if isinstance(d, int) and d > 0 else f for d, f in zip(value.shape, free, strict=True)]
+        dtype = TYPES.get(value.type)
+        if value.type == "tensor(string)":
+            feed[value.name] = np.full(shape, "a", dtype=object)
+        elif dtype is None:
+            raise ModelFileError(f"the input {value.name} has the type {value.type}, which is not supported")
+        elif np.issubdtype(dtype, np.floating):
+            feed[value.name] = rng.standard_normal(shape).astype(dtype)
+        else:
+            feed[value.name] = rng.integers(0, 2 if dtype is np.bool_ else largest + 1, shape).astype(dtype)
+    return feed
+
+
+def write_sample(path: Path, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], error: float) -> None:
+    """Write inputs of a model and the expected outputs to a file. ``error`` is the error of the expected outputs."""
+    arrays = {f"{INPUT}{name}": values for name, values in inputs.items() if values.dtype != object}
+    arrays |= {f"{OUTPUT}{name}": values for name, values in outputs.items() if values.dtype.kind in "fiub"}
+    np.savez_compressed(path, error=np.asarray(error), **arrays)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Inputs of a model, and the outputs of the model from which the file was made."""
+
+    inputs: dict[str, np.ndarray]
+    outputs: dict[str, np.ndarray]
+    error: float = 0.0
+
+
+def _load_sample(path: Path) -> Sample:
     try:
         with np.load(path, allow_pickle=False) as data:
-            return {name: data[name] for name in ("input", "torch_logits", "torch_error")}
-    except (OSError, ValueError, KeyError) as error:
+            kinds = [
+                {name.removeprefix(kind): data[name] for name in data.files if name.startswith(kind)}
+                for kind in (INPUT, OUTPUT)
+            ]
+            return Sample(*kinds, float(data["error"]))
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ModelFileError(f"{path} is not a sample of an export: {error}") from error
 
 
@@ -246,13 +295,15 @@ def expected_sets(
         is so close to the threshold that rounding may decide.
     """
     score = Score(sets["score"], **sets.get("options", {}))
-    values = score(p := probabilities(np.asarray(logits, np.float64), sets.get("temperature", 1.0)))
-    allowed = np.ones_like(p, bool) if allowed is None else np.broadcast_to(allowed, p.shape)
-    best = np.where(allowed, p, -1.0).argmax(-1)[:, None]
+    # the graph contains the temperature as float32
+    log_p = log_probabilities(np.asarray(logits, np.float64), float(np.float32(sets.get("temperature", 1.0))))
+    values = score(log_p)
+    allowed = np.ones_like(log_p, bool) if allowed is None else np.broadcast_to(allowed, log_p.shape)
+    best = np.where(allowed, log_p, -np.inf).argmax(-1)[:, None]
     np.put_along_axis(values, best, -np.inf, -1)  # the best allowed class is in every set
     limit = np.where(thresholds >= CERTAIN, np.inf, thresholds.astype(np.float64))
     with np.errstate(invalid="ignore"):
-        return (values <= limit) & allowed, np.abs(values - limit) <= RTOL
+        return (values <= limit) & allowed, np.abs(values - limit) <= RTOL * np.maximum(1, np.abs(log_p))
 
 
 # --- single checks
@@ -282,63 +333,111 @@ def _check_graph(path: str | Path, model: Any, session: Any, metadata: Metadata)
     except Exception as error:  # checker and shape inference raise different types
         yield Check("onnx.checker, full", False, note=str(error))
     foreign, bad = graph.domains(model), graph.forbidden(model.graph)
-    yield Check("default operator domain only", not foreign, note=", ".join(foreign))
+    if metadata.attached is None:
+        yield Check("default operator domain only", not foreign, note=", ".join(foreign))
     yield Check("no Loop, Scan, If, Sigmoid, Einsum or MatMul in the head", not bad, note=", ".join(bad))
-    yield Check("no stack traces or local paths in the graph", graph.traces(model) == 0)
-    yield Check("the batch axis is symbolic", isinstance(session.get_inputs()[0].shape[0], str))
+    if metadata.attached is None:
+        yield Check("no stack traces or local paths in the graph", graph.traces(model) == 0)
+    if metadata.batch is None:
+        yield Check("the batch axis is symbolic", not isinstance(session.get_inputs()[0].shape[0], int))
     optional = {value.name for value in session.get_overridable_initializers()}
     wanted = {ALLOWED} | ({ALPHA} if metadata.sets is not None else set())
     yield Check("optional inputs", wanted <= optional, ", ".join(sorted(optional & {ALLOWED, ALPHA})))
 
 
-def _check_runs(
-    session: Any, metadata: Metadata, recorded: Mapping[str, np.ndarray] | None, layers: int
-) -> Iterator[Check]:
-    names = [output.name for output in session.get_outputs()]
-    # recorded has images and PyTorch's logits for these images
-    inputs = sample_input(metadata) if recorded is None else recorded["input"]
+def _check_runs(session: Any, metadata: Metadata, recorded: Sample | None, layers: int) -> Iterator[Check]:
+    sample = recorded or Sample(inputs_for(session, metadata), {})
     outputs: dict[str, np.ndarray] = {}
-    for batch in BATCHES:
-        feed = {session.get_inputs()[0].name: np.resize(inputs, (batch, *inputs.shape[1:]))}
+    for batch in BATCHES if metadata.batch is None else (metadata.batch,):
+        feed = {name: _rows(values, batch) for name, values in sample.inputs.items()}
         try:
-            outputs = dict(zip(names, session.run(names, feed), strict=True))
+            outputs = as_arrays(session, session.run(None, feed))
         except Exception as error:  # onnxruntime raises many types
             yield Check(f"{RUNS} {batch}", False, note=str(error))
             return
-        shapes = {name: value.shape for name, value in outputs.items()}
-        right = {name: _shape(name, batch, metadata) for name in metadata.outputs}
+        shapes = {name: value.shape for name, value in outputs.items() if name in (*metadata.outputs, *SET_OUTPUTS)}
+        lead = (max(batch, 1), *shapes.get(LOGITS, (0, 0))[1:-1])
+        right = {name: _shape(name, lead, metadata) for name in metadata.outputs}
         missing = ", ".join(sorted(right.keys() - shapes.keys()))
         passed = {name: shapes.get(name) for name in right} == right
         yield Check(f"{RUNS} {batch}", passed, str(shapes), note=f"missing outputs: {missing}" if missing else "")
         if not passed:
             return
-        if recorded is not None:
-            known = np.resize(recorded["torch_logits"], (batch, metadata.num_classes))
-            yield _check_logits(outputs[LOGITS], known, float(recorded["torch_error"]), metadata, layers, batch)
-    yield from _check_outputs("model", outputs, outputs[LOGITS], metadata)
+        for name, known in sample.outputs.items():
+            if name not in outputs:
+                yield Check(f"the output {name} of the original file", False, note="the output is missing")
+            elif known.dtype.kind == "f":
+                known = _rows(known, batch)
+                yield _check_against_sample(name, outputs[name], known, sample.error, metadata, layers, batch)
+    rows = outputs[LOGITS].reshape(-1, metadata.num_classes)
+    flat = {name: value.reshape(len(rows), -1) for name, value in outputs.items() if name in metadata.outputs}
+    yield from _check_outputs("model", flat, rows, metadata)
+    if (attached := metadata.attached or {}).get("end") or attached.get("from_probabilities"):
+        yield _check_end(attached, outputs)
 
 
-def _shape(name: str, batch: int, metadata: Metadata) -> tuple[int, ...]:
+def inputs_for(session: Any, metadata: Metadata) -> dict[str, np.ndarray]:
+    """Return random inputs of a model, by name."""
+    if metadata.preprocess is None:
+        return random_inputs(session)
+    return {session.get_inputs()[0].name: image_batch(metadata.preprocess, in_graph=metadata.in_graph)}
+
+
+def _rows(values: np.ndarray, batch: int) -> np.ndarray:
+    """Repeat or cut the rows of an array to ``batch`` rows. For the batch 0, the array has no batch axis."""
+    return np.resize(values, (batch, *values.shape[1:])) if batch and values.ndim else values
+
+
+def _shape(name: str, lead: tuple[int, ...], metadata: Metadata) -> tuple[int, ...]:
     last = {"indices": (metadata.k,), "set_size": ()}
-    return batch, *last.get(name, (metadata.num_classes,))
+    return *lead, *last.get(name, (metadata.num_classes,))
 
 
-def _check_logits(
-    got: np.ndarray, known: np.ndarray, torch_error: float, metadata: Metadata, layers: int, batch: int
+def _check_end(attached: Mapping[str, Any], outputs: Mapping[str, np.ndarray]) -> Check:
+    """Compare probabilities, computed in float64 from the logits, with the probabilities of the original model.
+
+    The original probabilities may be multiplied by a constant, such as 100.
+    """
+    logits = outputs[LOGITS].astype(np.float64)
+    name = attached.get("output") or attached["logits"]
+    original = outputs.get(name)
+    title = f"{attached.get('end') or 'exponential'} of the logits against the output {name}"
+    if original is None:
+        return Check(title, False, note="the output is missing")
+    limit = max(END_LIMIT, float(np.finfo(original.dtype).eps))
+    original = original.astype(np.float64).reshape(logits.shape)
+    if attached.get("end") == "sigmoid":
+        wanted = sigmoids(logits)
+        original = original * (wanted.sum() / original.sum())
+    else:
+        wanted = probabilities(logits)
+        original = original / original.sum(-1, keepdims=True)
+    error = float(np.abs(wanted - original).max())
+    return Check(title, error <= limit, error, limit, "absolute, up to a constant factor")
+
+
+def _check_against_sample(
+    output: str, got: np.ndarray, known: np.ndarray, known_error: float, metadata: Metadata, layers: int, batch: int
 ) -> Check:
-    """Compare the logits of the ONNX model (``got``) with PyTorch's float64 logits (``known``).
+    """Compare an output of the ONNX model (``got``) with the recorded output (``known``).
 
     For an fp32 file, the error is max abs(got - known) / max abs(known). The tolerance is the larger of ``RTOL`` and
-    4 ``torch_error``, where ``torch_error`` is the error of PyTorch's float32 logits.
+    4 ``known_error``, where ``known_error`` is the error of PyTorch's float32 logits.
 
     For an fp16 file, the error is rms(got - known) / rms(known - mean of each row), where rms is the root mean square.
     The tolerance is 4 u sqrt(2 ``layers``), where u = 2^-11 is the relative error of one rounding. Each layer has two
     roundings (weights and activations), and the squares of independent errors add up.
     """
-    name = f"logits against torch in float64, batch {batch}"
+    if metadata.attached is not None:
+        name, note = f"{output} against the original file, batch {batch}", "over the largest value"
+    else:
+        name, note = f"{output} against torch in float64, batch {batch}", "over the largest logit"
+        note += f"; torch's float32: {known_error:.2g}"
+    if got.shape != known.shape:
+        return Check(name, False, note=f"shape {got.shape}, expected {known.shape}")
     if metadata.dtype == "fp32":
-        error, limit = largest_error(got, known), max(RTOL, SAFETY * torch_error)
-        return Check(name, error <= limit, error, limit, f"over the largest logit; torch's float32: {torch_error:.2g}")
+        error, limit = largest_error(got, known), max(RTOL, SAFETY * known_error)
+        return Check(name, error <= limit, error, limit, note)
     spread = known - known.mean(-1, keepdims=True)
     error = float(np.sqrt(((got - known) ** 2).mean() / max((spread**2).mean(), 1e-30)))
     limit = SAFETY * 2.0**-11 * (2 * layers) ** 0.5
@@ -358,9 +457,13 @@ def _check_head(session: Any, metadata: Metadata, model: Any) -> Iterator[Check]
     names = [output.name for output in session.get_outputs()]
     optional = {value.name for value in session.get_overridable_initializers()}
 
+    flat = len(session.get_inputs()[0].shape) == 2  # else, the logits have the axes [B, T, n]
+
     def run(logits: np.ndarray, **others: np.ndarray) -> dict[str, np.ndarray]:
-        feed = {LOGITS: logits, **{name: value for name, value in others.items() if name in optional}}
-        return dict(zip(names, session.run(names, feed), strict=True))
+        feed = {name: value if flat else value[:, None] for name, value in others.items() if name in optional}
+        feed[LOGITS] = logits if flat else logits[:, None]
+        outputs = session.run(names, feed)
+        return {name: x if flat else x.reshape(len(logits), -1) for name, x in zip(names, outputs, strict=True)}
 
     rows = hard_rows(metadata.num_classes, metadata.k)
     for name, logits in rows.items():
@@ -432,14 +535,14 @@ def _check_outputs(
         wanted = sigmoids(scores, metadata.temperature)
         yield _compare("probabilities", name, outputs["probabilities"], wanted)
         return
-    wanted = marginals(scores, k, metadata.temperature)
-    yield _compare("marginals", name, outputs["marginals"], wanted)
-    usual = ~np.isnan(wanted).any(-1)
+    usual = ~(np.isnan(scores) | (scores == np.inf)).any(-1)
     yield _compare("probabilities", name, outputs["probabilities"], probabilities(scores.astype(np.float64)))
-    sums = outputs["marginals"][usual].astype(np.float64).sum(-1)
-    expected = np.minimum(k, np.isfinite(scores[usual]).sum(-1))
-    error = float(np.abs(sums / expected - 1).max(initial=0.0))
-    yield Check(f"sum of marginals ({name})", error <= RTOL, error, RTOL, "relative")
+    if "marginals" in outputs:
+        yield _compare("marginals", name, outputs["marginals"], marginals(scores, k, metadata.temperature))
+        sums = outputs["marginals"][usual].astype(np.float64).sum(-1)
+        expected = np.minimum(k, np.isfinite(scores[usual]).sum(-1))
+        error = float(np.abs(sums / expected - 1).max(initial=0.0))
+        yield Check(f"sum of marginals ({name})", error <= RTOL, error, RTOL, "relative")
     rows = zip(scores[usual], outputs["indices"][usual], strict=True)
     right = all(_right_indices(row, indices, k) for row, indices in rows)
     yield Check(f"top-k classes ({name})", right)

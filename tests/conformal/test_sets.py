@@ -16,6 +16,7 @@ from topk_registry.conformal import (
     calibrate,
     fewest,
     guarantee,
+    log_probabilities,
     order_of,
     probabilities,
     threshold,
@@ -41,7 +42,7 @@ def by_hand(score, p):
     out = np.zeros(len(p))
     for rank, y in enumerate(order, 1):
         if score.name == "lac":
-            out[y] = 1 - p[y]
+            out[y] = -math.log(p[y]) if p[y] else math.inf
         else:
             out[y] = math.fsum(p[i] for i in order[:rank])
         if score.name == "raps":
@@ -61,16 +62,17 @@ ROWS = {
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("name", SCORES)
 def test_scores_are_their_definition(name, rows):
-    p = probabilities(ROWS[rows])
-    scores = BUILT[name](p)
-    np.testing.assert_allclose(scores, [by_hand(BUILT[name], row) for row in p], rtol=1e-13, atol=1e-15)
-    single = BUILT[name](p.astype(np.float32))
+    log_p = log_probabilities(ROWS[rows])
+    scores = BUILT[name](log_p)
+    by_rows = [by_hand(BUILT[name], row) for row in probabilities(ROWS[rows])]
+    np.testing.assert_allclose(scores, by_rows, rtol=1e-13, atol=1e-15)
+    single = BUILT[name](log_p.astype(np.float32))
     assert single.dtype == np.float32
     np.testing.assert_allclose(single, scores, rtol=1e-5, atol=1e-6)
 
 
 def test_ranks_beyond_the_largest_have_an_infinite_score():
-    p = probabilities(np.zeros((1, 1200)))
+    p = log_probabilities(np.zeros((1, 1200)))
     assert np.isinf(Score("aps")(p)).sum() == 200
     assert np.isfinite(Score("lac")(p)).all()
 
@@ -129,7 +131,7 @@ def test_sets_by_hand(name, rule):
 @functools.cache
 def scored_rows(name):
     logits, labels = model_rows(60_000, 20, seed=3)
-    return label_scores(BUILT[name], probabilities(logits))[np.arange(len(labels)), labels], labels
+    return label_scores(BUILT[name], log_probabilities(logits))[np.arange(len(labels)), labels], labels
 
 
 def coverages(name, rule, alpha, count, splits):

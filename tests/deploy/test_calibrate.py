@@ -13,7 +13,7 @@ from topk_export import ImageError, ModelFileError, Predictor
 from topk_export.calibrate import Images, calibrate_file, open_folder, too_low
 from topk_export.commands.calibrate import main
 from topk_export.nodes import THRESHOLDS, add_sets, without_sets
-from topk_registry.conformal import PredictionSets, Score, SetCounts, binomial_interval, order_of, probabilities
+from topk_registry.conformal import PredictionSets, Score, SetCounts, binomial_interval, log_probabilities, order_of
 from topk_registry.data.folders import FolderError
 
 PAIRS = [("lac", "marginal"), ("lac", "per-class"), ("aps", "per-class"), ("raps", "marginal")]
@@ -41,7 +41,7 @@ def test_sets_of_the_file_equal_those_of_numpy(calibrated, fresh, score, rule):
         out = predictor.run(x, alpha=alpha)
         expected = sets(out["logits"], alpha=alpha)
         differ = out["set"] != expected
-        gap = sets.score(probabilities(out["logits"].astype(float))) - sets.thresholds(alpha)
+        gap = sets.score(log_probabilities(out["logits"].astype(float), sets.temperature)) - sets.thresholds(alpha)
         assert np.abs(gap[differ]).max(initial=0) <= 1e-6  # only rounding moves a score across a threshold
         assert differ.mean() <= 1e-3
         np.testing.assert_array_equal(out["set_size"], out["set"].sum(-1))
@@ -163,7 +163,7 @@ def test_the_command_reports_coverage_with_its_interval(plain_file, folders, tmp
     assert {key: facts[key] for key in written} == written
     assert (facts["alpha"], facts["rule"], facts["score"], facts["forced"]) == (0.15, rule, score, "")
     assert 0.15 in facts["alphas"]
-    assert facts["samples"] + facts["report_samples"] == 600
+    assert [facts[key] for key in ("temperature_samples", "samples", "report_samples")] == [120, 240, 240]
     covered = sum(entry["covered"] for entry in facts["classes"])
     assert facts["coverage"] == pytest.approx(covered / facts["report_samples"], abs=1e-6)
     assert facts["coverage_interval"] == pytest.approx(binomial_interval(covered, facts["report_samples"]), abs=1e-6)
@@ -180,7 +180,7 @@ def test_the_report_is_that_of_the_images(plain_file, folders, tmp_path):
     with pytest.warns(UserWarning, match="skipped images: 50 of 650 images cannot be read, such as: the image is not"):
         done = calibrate_file(plain_file, tmp_path / "sets.onnx", more, device="cpu", report_share=0.4)
     predictor = Predictor(tmp_path / "sets.onnx", device="cpu")
-    order = np.random.default_rng(0).permutation(600)[360:]
+    order = np.random.default_rng(0).permutation(600)[120 + 288 :]
     inside = predictor.run(predictor.preprocess([data.images[i] for i in order]))["set"]
     counts = SetCounts.of(inside, data.labels[order])
     assert counts.summary() == done.counts.summary()
@@ -217,7 +217,7 @@ def test_splits_and_the_sets_that_the_input_had(set_file, folders, tmp_path, cap
     flags = ["--data-dir", str(tmp_path / "data"), "-o", str(output), "--json", str(report), "--device", "cpu"]
     assert main([str(set_file), *flags]) == 0
     facts = json.loads(report.read_text())
-    assert facts["samples"] + facts["report_samples"] == 600
+    assert [facts[key] for key in ("temperature_samples", "samples", "report_samples")] == [120, 240, 240]
     data, _ = open_folder(folders, NAMES)
     old = Predictor(set_file, device="cpu")
     counts = SetCounts.of(old.run(old.preprocess(data.images))["set"], data.labels)

@@ -16,9 +16,10 @@ of each sample:
 """
 
 from topk_registry.conformal.coverage import beta_quantile, binomial_interval
-from topk_registry.conformal.scores import SCORES, Score, probabilities
+from topk_registry.conformal.scores import SCORES, Score, log_probabilities, probabilities
 from topk_registry.conformal.sets import PredictionSets, calibrate, guarantee
 from topk_registry.conformal.summary import SetCounts
+from topk_registry.conformal.temperature import fit_temperature
 from topk_registry.conformal.thresholds import LEVELS, RULES, fewest, order_of, threshold, threshold_table
 
 __all__ = [
@@ -32,7 +33,9 @@ __all__ = [
     "binomial_interval",
     "calibrate",
     "fewest",
+    "fit_temperature",
     "guarantee",
+    "log_probabilities",
     "order_of",
     "probabilities",
     "threshold",

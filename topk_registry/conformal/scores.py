@@ -1,4 +1,4 @@
-"""Nonconformity scores, computed from softmax probabilities.
+"""Nonconformity scores, computed from the logarithms of softmax probabilities.
 
 A nonconformity score is one number per class. The score is high if the class fits the sample badly. A prediction set
 contains the classes with a score of at most a threshold. There are three formulas for the score of class y. p_y is the
@@ -6,9 +6,12 @@ probability of class y. p_(1) is the largest probability of the sample, p_(2) th
 rank of class y: the most probable class has rank 1. If two classes have equal probabilities, the class with the lower
 index gets the lower rank.
 
-    lac     1 - p_y                                    Sadinle et al. 2019
+    lac     -log(p_y)                                  Sadinle et al. 2019, who use 1 - p_y
     aps     p_(1) + ... + p_(r)                        Romano et al. 2020
     raps    aps + penalty * max(0, r - k_reg)          Angelopoulos et al. 2021
+
+-log(p) and 1 - p have the same order, so they give the same sets. But in single precision, 1 - p rounds to 1 for all
+probabilities below 3e-8, so that the classes of an overconfident network tie. -log(p) has no such ties.
 
 ``penalty`` and ``k_reg`` are arguments of :class:`Score`. In the papers, ``aps`` and ``raps`` also have a random term.
 This module omits the random term, so the same logits always give the same set. With ``aps`` and ``raps``, classes with
@@ -30,14 +33,28 @@ def probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
     The result is float64 for logits in float64, and float32 for logits of any other dtype. If a row of logits contains
     NaN or +inf, or if all its logits are -inf, the whole row of the result is NaN.
     """
+    e = np.exp(_shifted(logits, temperature))
+    return e / e.sum(-1, keepdims=True)
+
+
+def log_probabilities(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """Return the logarithm of softmax(logits / temperature), as :func:`probabilities` returns the softmax.
+
+    The logarithm is finite for all finite logits, although the probability may be too small for floating-point numbers.
+    """
+    z = _shifted(logits, temperature)
+    return z - np.log(np.exp(z).sum(-1, keepdims=True))
+
+
+def _shifted(logits: np.ndarray, temperature: float) -> np.ndarray:
+    """Return (logits - largest logit of the row) / temperature. A row with NaN or +inf becomes NaN."""
     if not 0 < temperature < math.inf:
         raise ValueError(f"temperature must be above 0 and finite, got {temperature!r}")
     z = np.asarray(logits)
     if z.dtype not in (np.float32, np.float64):
         z = z.astype(np.float32)
     with np.errstate(invalid="ignore"):  # a row of infinities becomes NaN
-        e = np.exp((z - z.max(-1, keepdims=True)) / np.asarray(temperature, z.dtype))
-        return e / e.sum(-1, keepdims=True)
+        return (z - z.max(-1, keepdims=True)) / np.asarray(temperature, z.dtype)
 
 
 @dataclass(frozen=True)
@@ -45,7 +62,7 @@ class Score:
     """A formula for the nonconformity score of a class: a number that is high if the class fits the sample badly.
 
     Let p be the probability of the class, and r the rank of the class: the most probable class has r = 1. ``lac`` is
-    1 - p. ``aps`` is the sum of the r largest probabilities. ``raps`` is ``aps`` plus penalty * max(0, r - k_reg).
+    -log(p). ``aps`` is the sum of the r largest probabilities. ``raps`` is ``aps`` plus penalty * max(0, r - k_reg).
 
     Args:
         name: ``"lac"``, ``"aps"`` or ``"raps"``.
@@ -65,10 +82,11 @@ class Score:
         if self.k_reg < 0 or int(self.k_reg) != self.k_reg:
             raise ValueError(f"k_reg must be an integer of at least 0, got {self.k_reg!r}")
 
-    def __call__(self, p: np.ndarray) -> np.ndarray:
-        """Return the score of every class of every sample [B, n], from probabilities [B, n]."""
+    def __call__(self, log_p: np.ndarray) -> np.ndarray:
+        """Return the score of every class of every sample [B, n], from :func:`log_probabilities` [B, n]."""
         if self.name == "lac":
-            return 1 - p
+            return -log_p
+        p = np.exp(log_p)
         order = np.argsort(-p, axis=-1, kind="stable")[:, :MAX_RANK]
         ordered = np.cumsum(np.take_along_axis(p, order, -1), -1, dtype=p.dtype) + self.rank_penalty(order.shape[1])
         scores = np.full_like(p, np.inf)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from topk_registry.conformal.scores import Score, probabilities
+from topk_registry.conformal.scores import Score, log_probabilities
 from topk_registry.conformal.thresholds import LEVELS, RULES, as_fraction, check_labels, fewest, threshold_table
 
 
@@ -79,26 +79,28 @@ class PredictionSets:
                 All other classes are removed from the set. The allowed class with the largest probability is in the
                 set. Default: all classes.
         """
-        p = probabilities(logits, self.temperature)
-        inside = label_scores(self.score, p) <= self.thresholds(alpha)
-        inside |= np.isnan(p).any(-1, keepdims=True)
+        log_p = log_probabilities(logits, self.temperature)
+        inside = label_scores(self.score, log_p) <= self.thresholds(alpha)
+        inside |= np.isnan(log_p).any(-1, keepdims=True)
         if allowed is None:
             return inside
         permitted = np.broadcast_to(np.asarray(allowed, bool), inside.shape)
-        best = np.where(permitted, p, -1.0).argmax(-1)[:, None]
+        best = np.where(permitted, log_p, -np.inf).argmax(-1)[:, None]
         np.put_along_axis(inside, best, True, -1)
         return inside & permitted
 
 
-def label_scores(score: Score, p: np.ndarray) -> np.ndarray:
-    """Return the nonconformity scores [B, n] for probabilities [B, n]. A set contains the classes with low scores.
+def label_scores(score: Score, log_p: np.ndarray) -> np.ndarray:
+    """Return the nonconformity scores [B, n] for logarithms of probabilities [B, n].
+
+    A set contains the classes with low scores.
 
     The class with the largest probability has the score -inf, so every set contains this class. If a probability of a
     sample is NaN, all scores of the sample are NaN.
     """
-    scores = score(p)
-    np.put_along_axis(scores, p.argmax(-1)[:, None], -np.inf, -1)
-    scores[np.isnan(p).any(-1)] = np.nan
+    scores = score(log_p)
+    np.put_along_axis(scores, log_p.argmax(-1)[:, None], -np.inf, -1)
+    scores[np.isnan(log_p).any(-1)] = np.nan
     return scores
 
 
@@ -135,7 +137,7 @@ def calibrate(
         raise ValueError(f"expected one label per sample, got {len(labels)} for {len(logits)}")
     check_size(len(labels), alpha)
     score = Score(score) if isinstance(score, str) else score
-    scores = label_scores(score, probabilities(logits, temperature))[np.arange(len(labels)), labels]
+    scores = label_scores(score, log_probabilities(logits, temperature))[np.arange(len(labels)), labels]
     grid = all_levels(alpha, levels)
     table = threshold_table(scores, labels, logits.shape[-1], rule=rule, levels=grid)
     return PredictionSets(score, grid, table, alpha, temperature)

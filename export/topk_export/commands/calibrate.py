@@ -3,9 +3,9 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from tqdm import tqdm
-
+from topk_export.arrays import read_array, read_arrays
 from topk_export.commands.common import command, say
 from topk_export.runtime.session import DEVICES
 from topk_registry.cli import ArgumentParser, positive, within
@@ -18,15 +18,20 @@ def main(argv: Sequence[str]) -> int:
 
     A prediction set is a set of classes that contains the true class with a given probability.
     """
-    args = _parser().parse_args(argv)
-    from topk_export.calibrate import calibrate_file, open_folder
-    from topk_export.runtime.predictor import Predictor
+    parser = _parser()
+    args = parser.parse_args(argv)
+    given = [flag for flag in ("data_dir", "inputs", "logits") if getattr(args, flag) is not None]
+    if len(given) != 1:
+        parser.error("give the labeled data with one of --data-dir, --inputs and --logits")
+    if (given != ["data_dir"]) != (args.labels is not None):
+        parser.error("--inputs and --logits need --labels, and --data-dir takes the labels from its folders")
+    from tqdm import tqdm
+
+    from topk_export.calibrate import calibrate_file
 
     source = Path(args.model)
     output = Path(args.output or source.with_name(f"{source.stem}-sets.onnx"))
-    names = Predictor(source, device="cpu").metadata.class_names
-    data, note = open_folder(args.data_dir, names, split=args.split, ignore_unknown=args.ignore_unknown_classes)
-    say(f"{len(data.labels)} images in {note}")
+    data = _data_of(args)
     done = calibrate_file(
         source,
         output,
@@ -49,16 +54,34 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _data_of(args: Any) -> Any:
+    """Return the labeled data that the flags name."""
+    from topk_export.calibrate import Arrays, KnownLogits, open_folder
+    from topk_export.runtime.predictor import Predictor
+
+    if args.data_dir is not None:
+        names = Predictor(args.model, device="cpu").metadata.class_names
+        data, note = open_folder(args.data_dir, names, split=args.split, ignore_unknown=args.ignore_unknown_classes)
+        say(f"{len(data.labels)} images in {note}")
+        return data
+    labels = read_array(args.labels)
+    if args.logits is not None:
+        return KnownLogits(Path(args.logits).name, read_array(args.logits), labels)
+    return Arrays(Path(args.inputs).name, read_arrays(args.inputs), labels)
+
+
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry calibrate", description=main.__doc__)
     add = parser.add_argument
-    add("model", metavar="model.onnx", help="an ONNX file that topk-registry export wrote")
+    add("model", metavar="model.onnx", help="an ONNX file that topk-registry export or attach wrote")
     add(
         "--data-dir",
-        required=True,
         metavar="DIR",
         help="folder with one folder per class, of images used neither for training nor for model selection",
     )
+    add("--inputs", metavar="FILE.npz", help="labeled inputs: one array per input of the model, used as --data-dir")
+    add("--logits", metavar="FILE.npy", help="labeled logits [N, classes], if the model ran elsewhere")
+    add("--labels", metavar="FILE.npy", help="class indices [N] for --inputs or --logits")
     add("--split", metavar="NAME", help="folder in DIR (default: calibration, or DIR itself if it has no splits)")
     add("-o", "--output", metavar="FILE", help="the calibrated file (default: MODEL-sets.onnx)")
     add("--alpha", type=within("(0, 1)"), default=0.1, help="probability that a set misses the class (default: 0.1)")
@@ -68,9 +91,9 @@ def _parser() -> ArgumentParser:
     add("--penalty", type=within("[0, inf)"), default=0.01, metavar="L", help="raps: penalty per rank (default: 0.01)")
     k_reg = "raps: number of ranks without a penalty (default: 5)"
     add("--k-reg", type=within("[0, inf)", int), default=5, metavar="K", help=k_reg)
-    divisor = "number that divides the logits before the softmax (default: 1)"
-    add("--temperature", type=within("(0, inf)"), default=1.0, metavar="T", help=divisor)
-    share = "fraction of the images that measure the coverage; the others determine the thresholds (default: 0.5)"
+    divisor = "number that divides the logits of the sets; 1: no scaling (default: fitted on a fifth of the data)"
+    add("--temperature", type=within("(0, inf)"), metavar="T", help=divisor)
+    share = "fraction of the other data that measures the coverage; the rest determines the thresholds (default: 0.5)"
     add("--report-share", type=within("(0, 1)"), default=0.5, metavar="P", help=share)
     add("--seed", type=within("[0, inf)", int), default=0, metavar="N", help="seed of the random split (default: 0)")
     add("--batch-size", type=positive, default=32, metavar="N", help="images per run of the model (default: 32)")

@@ -4,6 +4,7 @@ import argparse
 import functools
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Sequence
 
@@ -44,6 +45,16 @@ def command(main: Callable[[Sequence[str]], int]) -> Callable[[Sequence[str]], i
 def say(message: str) -> None:
     """Print a message on stderr. Escape all control characters except line breaks."""
     print("\n".join(map(printable, message.split("\n"))), file=sys.stderr, flush=True)
+
+
+def timed(tell: Callable[[str], object]) -> Callable[[str], None]:
+    """Return a function that passes lines of text to ``tell``, each with the seconds since the first line."""
+    start = time.perf_counter()
+
+    def line(text: str) -> None:
+        tell(f"{time.perf_counter() - start:5.1f} s  {text}")
+
+    return line
 
 
 def add_runtime_flags(parser: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from topk_export.commands.common import command, say
+from topk_export.commands.common import command, say, timed
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
 
 _DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", "exif")
@@ -12,10 +12,11 @@ _DATA = ("input_size", "mean", "std", "interpolation", "crop_pct", "crop_mode", 
 def main(argv: Sequence[str]) -> int:
     """Export a trained classifier to an ONNX file, and print the path of the file."""
     args = _parser().parse_args(argv)
-    say("importing torch")
+    tell = timed(say)
+    tell("importing torch")
+    from topk_export.classes import read_class_names
     from topk_export.export import export_onnx
-    from topk_export.source import load_source, read_class_names
-    from topk_export.triton import write_repository
+    from topk_export.source import load_source
 
     source = load_source(
         args.source,
@@ -44,11 +45,10 @@ def main(argv: Sequence[str]) -> int:
         opset=args.opset,
         in_graph=args.in_graph,
         class_names=read_class_names(args.class_names) if args.class_names else None,
+        marginals=not args.no_marginals,
         verify=not args.no_verify,
-        progress=say,
+        progress=tell,
     )
-    if args.triton is not None:
-        say(f"wrote {write_repository(path, args.triton)}")
     print(path)
     return 0
 
@@ -78,8 +78,8 @@ def _parser() -> ArgumentParser:
     add("--opset", type=within("[18, 21]", int), default=18, help="ONNX operator set, 18 to 21 (default: 18)")
     add("--in-graph", action="store_true", help="the input is uint8 images (default: normalized float32 images)")
     add("--class-names", metavar="FILE", help="class names, one per line, or JSON (default: the names of the run)")
+    add("--no-marginals", action="store_true", help="leave the marginals out, such as for prediction sets only")
     add("--no-verify", action="store_true", help="write the file without verification")
-    add("--triton", metavar="DIR", help="also add the model to this Triton model repository")
     add = parser.add_argument_group("the model").add_argument
     add("--model", metavar="NAME", help="name of the model, if the checkpoint does not record the name")
     add("--model-kwargs", nargs="*", action=ParseOptions, metavar="KEY=VALUE", help="further options of the model")

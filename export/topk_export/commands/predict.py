@@ -10,8 +10,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tqdm import tqdm
-
+from topk_export.arrays import read_arrays
 from topk_export.commands.common import add_runtime_flags, command, say
 from topk_registry.cli import ArgumentParser, positive, within
 
@@ -21,19 +20,25 @@ MAX_SET = 100
 @command
 def main(argv: Sequence[str]) -> int:
     """Predict the classes of images with an exported file."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if bool(args.images) == (args.inputs is not None) or (args.inputs is not None and args.output):
+        parser.error("give images, or arrays with --inputs; arrays with --json, --csv or a table")
+    from tqdm import tqdm
+
     from topk_export.predict import (
         chosen_classes,
         find_images,
         predict_to_parquet,
         predicted,
+        predicted_rows,
         write_csv,
         write_json,
         write_table,
     )
     from topk_export.runtime.predictor import Predictor
 
-    images = find_images(args.images)
+    images = find_images(args.images) if args.inputs is None else []
     predictor = Predictor(
         args.model,
         device=args.device,
@@ -61,28 +66,34 @@ def main(argv: Sequence[str]) -> int:
         say(f"{count} images in {args.output}, {failed} without a prediction")
         return int(failed > 0)
     writer, place = (write_json, args.json) if args.json else (write_csv, args.csv) if args.csv else (write_table, "-")
+    if args.inputs is not None:
+        arrays = read_arrays(args.inputs)
+        count, results = len(next(iter(arrays.values()), ())), predicted_rows(predictor, arrays, **options)
+    else:
+        count, results = len(images), predicted(predictor, images, **options)
     # on a terminal, a progress bar would appear between the lines of the table
     silent = None if place != "-" or not sys.stdout.isatty() else True
-    rows = tqdm(predicted(predictor, images, **options), total=len(images), unit="image", disable=silent)
+    rows = tqdm(results, total=count, unit="image", disable=silent)
     with (
         contextlib.nullcontext(sys.stdout) if place == "-" else open(place, "w", encoding="utf-8", newline="") as stream
     ):
         failed = writer(rows, stream)
     if failed:
-        say(f"{failed} of {len(images)} images have no prediction")
+        say(f"{failed} of {count} images have no prediction")
     return int(failed > 0)
 
 
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry predict", description=__doc__)
     add = parser.add_argument
-    add("model", metavar="model.onnx", help="an ONNX file that topk-registry export wrote")
+    add("model", metavar="model.onnx", help="an ONNX file that topk-registry export, attach or calibrate wrote")
     add(
         "images",
-        nargs="+",
+        nargs="*",
         metavar="IMAGES",
         help="image files, folders with images, or lists of image paths (.txt, .lst, or - for stdin)",
     )
+    add("--inputs", metavar="FILE.npz", help="arrays in place of images: one array per input of the model")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", metavar="FILE", help="write one JSON object per image and line (- for stdout)")
     shape.add_argument("--csv", metavar="FILE", help="write one line per image and class (- for stdout)")

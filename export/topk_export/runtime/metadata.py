@@ -14,6 +14,7 @@ from topk_export.runtime.preprocess import Preprocess
 
 SCHEMA = "topk_registry.classifier/1"
 CLASSIFICATION, MULTILABEL = "classification", "multilabel"
+TASKS = (CLASSIFICATION, MULTILABEL)
 
 # names of optional inputs; an initializer of the same name contains the default
 ALLOWED = "allowed"  # bool [1 or batch, n]; default: all True
@@ -57,7 +58,7 @@ class Metadata:
     temperature: float  # number by which the logits are divided before the marginals or the sigmoid
     num_classes: int
     class_names: tuple[str, ...]
-    preprocess: Preprocess
+    preprocess: Preprocess | None  # None: the file takes arrays, and no images
     in_graph: bool = False  # whether the input is uint8 [batch, height, width, channels], and the graph normalizes it
     outputs: Mapping[str, str] = field(default_factory=lambda: dict(OUTPUTS))
     task: str = CLASSIFICATION  # or MULTILABEL
@@ -70,12 +71,31 @@ class Metadata:
     license: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)  # versions of the packages that wrote the file
     weights_sha256: str | None = None  # SHA-256 of the file with external weights, if there is such a file
+    batch: int | None = None  # fixed number of rows per run; 0 if the inputs have no batch axis; None for any number
+    attached: Mapping[str, Any] | None = (
+        None  # for a file of `attach`: the original file, and how the logits were found
+    )
     sets: Mapping[str, Any] | None = None  # facts that a calibration records: score, rule, alpha, alphas, and more
 
     @property
     def multilabel(self) -> bool:
         """Whether one image may have several labels."""
         return self.task == MULTILABEL
+
+    @property
+    def images(self) -> Preprocess:
+        """The preprocessing of images.
+
+        Raises:
+            ModelFileError: the file takes arrays and no images, or the mean and standard deviation are unknown.
+        """
+        if self.preprocess is None:
+            raise ModelFileError(
+                "the file takes arrays, not images: pass arrays (Predictor.run, on the command line --inputs), or "
+                "attach the head again with the preprocessing of images (--preprocess FILE)"
+            )
+        self.preprocess.check_known()
+        return self.preprocess
 
     @property
     def alphas(self) -> tuple[float, ...]:
@@ -88,7 +108,8 @@ class Metadata:
 
     def to_props(self) -> dict[str, str]:
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "preprocess"}
-        values |= asdict(self.preprocess) | {"schema": SCHEMA}
+        values |= asdict(self.preprocess) if self.preprocess is not None else {}
+        values["schema"] = SCHEMA
         return {key: json.dumps(value, ensure_ascii=False) for key, value in values.items()}
 
     @classmethod
@@ -110,7 +131,7 @@ class Metadata:
             values = {key: json.loads(props[key]) for key in _keys() if key in props}
             recipe = {f.name: values.pop(f.name) for f in fields(Preprocess) if f.name in values}
             values["class_names"] = tuple(map(str, values["class_names"]))
-            made = cls(preprocess=Preprocess(**recipe), **values)
+            made = cls(preprocess=Preprocess(**recipe) if recipe else None, **values)
         except ModelFileError:
             raise
         except (ValueError, TypeError, KeyError) as error:

@@ -11,7 +11,7 @@ Example::
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
@@ -22,10 +22,10 @@ import numpy as np
 from PIL import Image
 
 from topk_export.errors import ImageError, ModelFileError
-from topk_export.runtime.metadata import ALLOWED, ALPHA, Metadata
+from topk_export.runtime.metadata import ALLOWED, ALPHA, LOGITS, SET_OUTPUTS, Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
 from topk_export.runtime.ranking import check_outputs, rank_rows
-from topk_export.runtime.session import TYPES, device_of, open_session
+from topk_export.runtime.session import TYPES, check_feed, device_of, open_session
 from topk_export.runtime.weights import check_digest, check_thresholds
 
 ON_ERROR = ("raise", "skip", "yield")
@@ -81,9 +81,10 @@ class Predictor:
         self.device: str = device_of(self.session)
         self.max_pixels: int = max_pixels
         self.workers: int = workers or min(8, os.cpu_count() or 1)
-        self._input = self.session.get_inputs()[0]
+        self._inputs = {value.name: value for value in self.session.get_inputs()}
         self._optional = {value.name for value in self.session.get_overridable_initializers()}
-        self._outputs = {output.name: output for output in self.session.get_outputs()}
+        # a file of `attach` may have other outputs, such as the maps of scikit-learn, which are not tensors
+        self._outputs = {value.name: value for value in self.session.get_outputs() if value.type in TYPES}
 
     @property
     def name(self) -> str:
@@ -91,12 +92,21 @@ class Predictor:
         return Path(self.path).stem
 
     @property
+    def inputs(self) -> dict[str, tuple[str, list[Any]]]:
+        """Type and shape of each input, by name, such as ``{"input": ("tensor(float)", ["batch", 3, 224, 224])}``."""
+        return {name: (value.type, list(value.shape)) for name, value in self._inputs.items()}
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of the input for one image, without the batch axis.
 
         If the ONNX graph normalizes images, the shape is [height, width, channels], else [channels, height, width].
+
+        Raises:
+            ModelFileError: the file takes arrays, not images.
         """
-        c, h, w = self.metadata.preprocess.input_size
+        recipe = self.metadata.preprocess or self.metadata.images
+        c, h, w = recipe.input_size
         return (h, w, c) if self.metadata.in_graph else (c, h, w)
 
     @property
@@ -144,7 +154,7 @@ class Predictor:
         Raises:
             ImageError: the image cannot be read.
         """
-        recipe = self.metadata.preprocess
+        recipe = self.metadata.images
         pixels = recipe.pixels(read_image(image, max_pixels=self.max_pixels, exif=recipe.exif))
         return pixels if self.metadata.in_graph else recipe.normalize(pixels[None])[0]
 
@@ -156,14 +166,19 @@ class Predictor:
             return error
 
     def run(
-        self, batch: np.ndarray, *, allowed: np.ndarray | None = None, alpha: float | None = None
+        self,
+        batch: np.ndarray | Mapping[str, np.ndarray],
+        *,
+        allowed: np.ndarray | None = None,
+        alpha: float | None = None,
     ) -> dict[str, np.ndarray]:
         """Run the model on one batch, and return a dictionary from the names of the outputs to arrays.
 
         ``metadata.outputs`` describes the outputs.
 
         Args:
-            batch: the input, as :meth:`preprocess` returns it.
+            batch: the input, as :meth:`preprocess` returns it, or one array per input of the model, by name. If the
+                model takes a fixed number of rows per run, the method cuts and pads the batch.
             allowed: mask of the allowed classes, bool [num_classes] for all images, or [batch, num_classes]. Default:
                 all classes.
             alpha: probability with which a prediction set may miss the true class. Only a calibrated file has
@@ -174,19 +189,77 @@ class Predictor:
             ValueError: the batch or the mask has the wrong shape or dtype, a row of the mask allows no class, or
                 ``alpha`` is outside of the range of ``metadata.alphas``.
         """
+        feed = self._check_feed(batch)
+        count = len(next(iter(feed.values())))
+        mask = None if allowed is None else self._check_mask(allowed, count)
+        options = {} if alpha is None else {ALPHA: np.asarray([self._check_alpha(alpha)], np.float32)}
+        if not count:
+            return {name: np.zeros((0, *_lengths(o.shape[1:])), TYPES[o.type]) for name, o in self._outputs.items()}
+        size = self.metadata.batch
+        if size is None:
+            return self._run(feed if mask is None else {**feed, ALLOWED: self._axes(mask)}, options)
+        parts = []
+        for start in range(0, count, max(size, 1)):
+            rows = np.minimum(np.arange(start, start + max(size, 1)), count - 1)  # the last row pads the last part
+            part = {name: values[rows] if size else values[start] for name, values in feed.items()}
+            if mask is not None:
+                part[ALLOWED] = self._axes(mask if len(mask) == 1 else mask[rows])
+            parts.append({name: x[: count - start] for name, x in self._run(part, options).items()})
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _run(self, feed: dict[str, np.ndarray], options: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        outputs = self.session.run(list(self._outputs), {**feed, **options})
+        if self.metadata.batch == 0:  # outputs of the original model may lack the batch axis, too
+            ours = {*self.metadata.outputs, *SET_OUTPUTS}
+            pairs = zip(self._outputs, outputs, strict=True)
+            return {name: x if name in ours else np.asarray(x)[None] for name, x in pairs}
+        return dict(zip(self._outputs, outputs, strict=True))
+
+    def _axes(self, mask: np.ndarray) -> np.ndarray:
+        """Return the mask of the allowed classes with as many axes as the logits."""
+        return mask[:, None] if len(self._outputs[LOGITS].shape) == 3 else mask
+
+    def _check_feed(self, batch: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        if isinstance(batch, Mapping):
+            return check_feed(self.session, batch, batched=self.metadata.batch != 0)
+        if self.metadata.preprocess is None:
+            takes = ", ".join(f"{name}: {kind} {shape}" for name, (kind, shape) in self.inputs.items())
+            raise ValueError(f"pass one array per input, by name; the model takes {takes}")
         if batch.shape[1:] != self.input_shape or batch.dtype != self.input_type:
             raise ValueError(
                 f"the model takes {self.input_type} [batch, {', '.join(map(str, self.input_shape))}], "
                 f"got {batch.dtype} {list(batch.shape)}"
             )
-        feed = {self._input.name: batch}
-        if allowed is not None:
-            feed[ALLOWED] = self._check_mask(allowed, len(batch))
-        if alpha is not None:
-            feed[ALPHA] = np.asarray([self._check_alpha(alpha)], np.float32)
-        if not len(batch):
-            return {name: np.zeros((0, *o.shape[1:]), TYPES[o.type]) for name, o in self._outputs.items()}
-        return dict(zip(self._outputs, self.session.run(list(self._outputs), feed), strict=True))
+        return {next(iter(self._inputs)): batch}
+
+    def rows(
+        self,
+        inputs: Mapping[str, np.ndarray],
+        *,
+        batch_size: int = 32,
+        allowed: Sequence[str] | np.ndarray | None = None,
+        alpha: float | None = None,
+        max_set: int | None = None,
+    ) -> Iterator[Any]:
+        """Yield one :class:`~topk_export.Prediction` per row of arrays, for files that take no images.
+
+        If the model computes NaN or plus infinity for a row, the method yields a
+        :class:`~topk_export.errors.PredictionError` for this row.
+
+        Args:
+            inputs: one array per input of the model, by name, all with the same number of rows.
+            batch_size: number of rows per run of the model.
+            allowed, alpha, max_set: as in :meth:`stream`.
+        """
+        check_outputs(self._outputs, self.metadata)
+        if len(self._outputs[LOGITS].shape) != 2:
+            raise ModelFileError("the logits have several positions per row: use Predictor.run")
+        mask = self.mask_of(allowed) if allowed is not None and not isinstance(allowed, np.ndarray) else allowed
+        feed = self._check_feed(inputs)
+        for start in range(0, len(next(iter(feed.values()))), batch_size):
+            part = {name: values[start : start + batch_size] for name, values in feed.items()}
+            outputs = self.run(part, allowed=mask, alpha=alpha)
+            yield from rank_rows(outputs, self.metadata, allowed=mask, max_set=max_set)
 
     def predict(self, images: Iterable[Any], **options: Any) -> list[Any]:
         """Return a list with one :class:`~topk_export.Prediction` per image. :meth:`stream` describes the arguments."""
@@ -233,7 +306,7 @@ class Predictor:
             self._check_alpha(alpha)
         mask = self.mask_of(allowed) if allowed is not None and not isinstance(allowed, np.ndarray) else allowed
         check_outputs(self._outputs, self.metadata)
-        self.metadata.preprocess.check_known()
+        self.metadata.images  # noqa: B018 - raises an error if the file takes no images
         return self._stream(images, batch_size, mask, alpha, max_set, on_error)
 
     def _stream(
@@ -271,6 +344,10 @@ class Predictor:
         if not np.float32(levels[0]) <= np.float32(alpha) <= np.float32(levels[-1]):  # NaN raises, too
             raise ValueError(f"alpha must be from {levels[0]:g} to {levels[-1]:g}, got {alpha!r}")
         return alpha
+
+
+def _lengths(shape: Sequence[Any]) -> list[int]:
+    return [length if isinstance(length, int) else 0 for length in shape]
 
 
 def read_ahead(

@@ -18,7 +18,8 @@ class ClassScore:
     Args:
         index, name: index and name of the class.
         probability: softmax probability of the class. In multilabel files, sigmoid(logit / temperature).
-        marginal: probability that the class is in a random set of k classes (top-k marginal). None if multilabel.
+        marginal: probability that the class is in a random set of k classes (top-k marginal). None if the file
+            computes no marginals.
     """
 
     index: int
@@ -47,7 +48,7 @@ class Prediction:
 
 def check_outputs(outputs: Iterable[str], metadata: Metadata) -> None:
     """Raise :class:`ModelFileError` if predictions need a model output whose name is not in ``outputs``."""
-    needed = (LOGITS, "probabilities") if metadata.multilabel else (LOGITS, "marginals", "probabilities")
+    needed = [name for name in (LOGITS, "marginals", "probabilities") if name in metadata.outputs]
     present = set(outputs)
     if missing := [name for name in needed if name not in present]:
         raise ModelFileError(f"predictions need the outputs {', '.join(needed)}; the model has no {', '.join(missing)}")
@@ -81,7 +82,7 @@ def _rank(
     order = np.argsort(-outputs[LOGITS][row], kind="stable")
     order = order[mask[order]]
     probabilities = outputs["probabilities"][row]
-    marginals = None if metadata.multilabel else outputs["marginals"][row]
+    marginals = outputs["marginals"][row] if "marginals" in outputs else None
 
     def ranked(chosen: np.ndarray) -> tuple[ClassScore, ...]:
         return tuple(

@@ -161,7 +161,7 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
         ModelFileError: the model lacks an output that predictions need, or the preprocessing of images is unknown.
     """
     check_outputs(predictor.output_names, predictor.metadata)
-    predictor.metadata.preprocess.check_known()
+    predictor.metadata.images  # noqa: B018 - raises an error if the file takes no images
     service = Service(predictor, limits or Limits())
 
     @contextlib.asynccontextmanager

@@ -1,0 +1,392 @@
+"""The head on files of other programs: the logits are found, the new outputs are right, bad files are refused."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto
+
+from tests.export.foreign import TAILS, WEIGHT, N, classifier, package_file
+from topk_export import ExportError, ModelFileError, Predictor, attach, verify_file
+from topk_export.calibrate import Arrays, KnownLogits, calibrate_file
+from topk_export.commands import attach as attach_command
+from topk_export.commands import calibrate as calibrate_command
+from topk_export.commands import predict as predict_command
+from topk_export.errors import VerificationError
+from topk_registry.conformal import Score
+
+X = np.random.default_rng(1).standard_normal((6, 4)).astype(np.float32)
+LOGITS = X.astype(np.float64) @ WEIGHT
+
+
+def brute_force_marginals(logits, k):
+    """The marginals from all sets of k classes. The logit -inf excludes a class."""
+    out = np.zeros_like(logits)
+    for row, z in zip(out, logits, strict=True):
+        sets = list(itertools.combinations(range(len(z)), k))
+        sums = np.asarray([z[list(chosen)].sum() for chosen in sets])
+        for p, chosen in zip(softmax(sums), sets, strict=True):
+            row[list(chosen)] += p
+    return out
+
+
+def saved(model, path):
+    onnx.save(model, str(path))
+    return path
+
+
+def softmax(z):
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_logits_are_found_before_the_end(tmp_path, tail):
+    made = attach(saved(classifier(TAILS[tail]), tmp_path / "m.onnx"), tmp_path / "out.onnx", k=3)
+    predictor = Predictor(made, device="cpu")
+    outputs = predictor.run({"x": X})
+    shift = outputs["logits"] - LOGITS  # log-softmax shifts each row
+    np.testing.assert_allclose(shift, shift.mean(-1, keepdims=True) + 0 * shift, atol=2e-6)
+    if "sigmoid" in tail:
+        assert predictor.metadata.multilabel
+        np.testing.assert_allclose(outputs["probabilities"], 1 / (1 + np.exp(-LOGITS)), rtol=1e-5)
+        assert "marginals" not in outputs
+    else:
+        np.testing.assert_allclose(outputs["probabilities"], softmax(LOGITS), rtol=1e-5)
+        np.testing.assert_allclose(outputs["marginals"], brute_force_marginals(LOGITS, 3), rtol=1e-5)
+    assert outputs["y"].shape == (6, N)  # the output of the original model remains
+    ends = {"logits": "", "log-softmax": ""}
+    found = predictor.metadata.attached["end"]
+    assert found == ends.get(tail, "sigmoid" if "sigmoid" in tail else "softmax")
+
+
+@pytest.mark.parametrize("opset", [13, 15, 18, 21])
+@pytest.mark.parametrize("batch", ["b", 1, 4])
+def test_operator_sets_and_batches(tmp_path, opset, batch):
+    tail = TAILS["softmax"]
+    made = attach(saved(classifier(tail, opset=opset, batch=batch), tmp_path / "m.onnx"), tmp_path / "o.onnx", k=2)
+    predictor = Predictor(made, device="cpu")
+    assert predictor.metadata.batch == (None if batch == "b" else batch)
+    for count in (1, 5, 6):
+        outputs = predictor.run({"x": X[:count]}, allowed=np.arange(N) != 2)
+        scores = np.where(np.arange(N) == 2, -np.inf, LOGITS[:count])
+        np.testing.assert_allclose(outputs["marginals"], brute_force_marginals(scores, 2), rtol=1e-5, atol=1e-30)
+        assert outputs["indices"].shape == (count, 2)
+
+
+@pytest.mark.parametrize("opset", [9, 11])
+def test_old_operator_sets_are_converted(tmp_path, opset):
+    model = classifier([("Softmax", ["z"], ["y"], {"axis": 1})], opset=opset)
+    predictor = Predictor(attach(saved(model, tmp_path / "m.onnx"), tmp_path / "o.onnx"), device="cpu")
+    np.testing.assert_allclose(predictor.run({"x": X})["probabilities"], softmax(LOGITS), rtol=1e-5)
+
+
+def test_half_precision(tmp_path):
+    model = classifier(TAILS["softmax"], dtype=TensorProto.FLOAT16)
+    predictor = Predictor(attach(saved(model, tmp_path / "m.onnx"), tmp_path / "o.onnx", k=2), device="cpu")
+    outputs = predictor.run({"x": X.astype(np.float16)})
+    assert outputs["logits"].dtype == np.float32
+    rounded = outputs["logits"].astype(np.float64)
+    np.testing.assert_allclose(rounded, LOGITS, atol=0.02)
+    np.testing.assert_allclose(outputs["marginals"], brute_force_marginals(rounded, 2), rtol=1e-5)
+
+
+def test_a_model_without_a_batch_axis(tmp_path):
+    model = classifier(TAILS["softmax"], axes=[4])
+    predictor = Predictor(attach(saved(model, tmp_path / "m.onnx"), tmp_path / "o.onnx", k=2), device="cpu")
+    outputs = predictor.run({"x": X})
+    np.testing.assert_allclose(outputs["marginals"], brute_force_marginals(LOGITS, 2), rtol=1e-5)
+    assert outputs["y"].shape == (6, N)
+
+
+def test_several_positions_have_marginals_and_no_sets(tmp_path):
+    model = classifier(TAILS["softmax"], axes=["b", "t", 4])
+    predictor = Predictor(attach(saved(model, tmp_path / "m.onnx"), tmp_path / "o.onnx", k=2), device="cpu")
+    outputs = predictor.run({"x": X.reshape(2, 3, 4)}, allowed=np.arange(N) < 5)
+    scores = np.where(np.arange(N) < 5, LOGITS, -np.inf)
+    got = outputs["marginals"].reshape(6, N)
+    np.testing.assert_allclose(got, brute_force_marginals(scores, 2), rtol=1e-5, atol=1e-30)
+    with pytest.raises(ModelFileError, match="several positions"):
+        next(predictor.rows({"x": X.reshape(2, 3, 4)}))
+    with pytest.raises(ModelFileError, match="several positions"):
+        calibrate_file(tmp_path / "o.onnx", tmp_path / "s.onnx", KnownLogits("z", LOGITS, np.zeros(6, int)))
+
+
+def test_names_of_the_head_are_free_for_it(tmp_path):
+    """Tensors, nodes, inputs and outputs of the original model may have the names that the head uses."""
+    model = classifier(TAILS["softmax"], outputs=("y",))
+    names = {"x": "alpha", "z": "logits", "y": "marginals", "matmul": "topk/MatMul", "weight": "allowed"}
+    for item in (*model.graph.input, *model.graph.output, *model.graph.initializer, *model.graph.node):
+        item.name = names.get(item.name, item.name)
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    predictor = Predictor(attach(saved(model, tmp_path / "m.onnx"), tmp_path / "o.onnx", k=2), device="cpu")
+    outputs = predictor.run({"original_alpha": X})
+    np.testing.assert_allclose(outputs["original_marginals"], softmax(LOGITS), rtol=1e-5)
+    np.testing.assert_allclose(outputs["marginals"], brute_force_marginals(LOGITS, 2), rtol=1e-5)
+    np.testing.assert_allclose(outputs["logits"], LOGITS, atol=1e-5)
+
+
+def test_foreign_metadata_stays(tmp_path):
+    model = classifier(TAILS["softmax"], names={"author": "somebody"})
+    made = attach(saved(model, tmp_path / "m.onnx"), tmp_path / "o.onnx")
+    assert {entry.key: entry.value for entry in onnx.load(made).metadata_props}["author"] == "somebody"
+
+
+def test_without_marginals(tmp_path):
+    source = saved(classifier(TAILS["softmax"]), tmp_path / "m.onnx")
+    predictor = Predictor(attach(source, tmp_path / "o.onnx", k=2, marginals=False), device="cpu")
+    assert "marginals" not in predictor.output_names
+    (first, *_) = predictor.rows({"x": X})
+    assert first.top[0].marginal is None
+    assert first.top[0].index == LOGITS[0].argmax()
+    nodes = [node for node in onnx.load(tmp_path / "o.onnx").graph.node if node.name.startswith("topk/")]
+    assert len(nodes) <= 20
+
+
+# --- bad input
+
+
+def test_probabilities_without_a_known_end(tmp_path):
+    squares = [
+        ("Mul", ["z", "z"], ["q"], {}),
+        ("ReduceSum", ["q", "last"], ["t"], {}),
+        ("Div", ["q", "t"], ["y"], {}),
+    ]
+    source = saved(classifier(squares), tmp_path / "m.onnx")
+    with pytest.raises(ExportError, match="--from-probabilities"):
+        attach(source, tmp_path / "o.onnx")
+    predictor = Predictor(attach(source, tmp_path / "o.onnx", from_probabilities=True), device="cpu")
+    wanted = LOGITS**2 / (LOGITS**2).sum(-1, keepdims=True)
+    np.testing.assert_allclose(predictor.run({"x": X})["probabilities"], wanted, rtol=1e-4)
+    assert predictor.metadata.attached["from_probabilities"]
+    named = Predictor(attach(source, tmp_path / "n.onnx", logits="z", k=2), device="cpu")
+    np.testing.assert_allclose(named.run({"x": X})["logits"], LOGITS, atol=1e-5)
+
+
+def test_several_candidates_are_listed(tmp_path):
+    tail = [("Softmax", ["z"], ["y"], {"axis": -1}), ("Mul", ["z", "z"], ["w"], {})]
+    source = saved(classifier(tail, outputs=("y", "w")), tmp_path / "m.onnx")
+    with pytest.raises(ExportError, match=r"--logits NAME\):\n  z .*\n  w \[b, 7\]"):
+        attach(source, tmp_path / "o.onnx")
+    assert attach(source, tmp_path / "o.onnx", logits="z").is_file()
+    tail = [("Softmax", ["z"], ["y"], {"axis": -1}), ("Identity", ["z"], ["w"], {})]
+    both = saved(classifier(tail, outputs=("y", "z")), tmp_path / "both.onnx")
+    assert attach(both, tmp_path / "p.onnx").is_file()  # logits and their softmax are one candidate
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"k": 7}, ValueError, "below the number of classes, 7"),
+        ({"k": 0}, ValueError, "at least 1"),
+        ({"temperature": 0}, ValueError, "positive"),
+        ({"logits": "nothing"}, ExportError, r"no tensor 'nothing'; the outputs are y \[b, 7\]"),
+        ({"task": "regression"}, ValueError, "classification, multilabel"),
+        ({"class_names": ["a"]}, ExportError, "expected 7 class names"),
+        ({"class_names": list("abcdeff")}, ExportError, "two classes have the name 'f'"),
+    ],
+)
+def test_bad_options(tmp_path, options, error, message):
+    source = saved(classifier(TAILS["softmax"]), tmp_path / "m.onnx")
+    with pytest.raises(error, match=message):
+        attach(source, tmp_path / "o.onnx", **options)
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_files_that_cannot_get_a_head(tmp_path):
+    (tmp_path / "text.onnx").write_text("text")
+    for name, error, message in (
+        ("text.onnx", ModelFileError, "not an ONNX model"),
+        ("none.onnx", ModelFileError, "does not exist"),
+    ):
+        with pytest.raises(error, match=message):
+            attach(tmp_path / name, tmp_path / "o.onnx")
+    integers = classifier([("ArgMax", ["z"], ["y"], {})])
+    integers.graph.output[0].type.tensor_type.elem_type = TensorProto.INT64
+    with pytest.raises(ExportError, match="floating-point numbers"):
+        attach(saved(integers, tmp_path / "i.onnx"), tmp_path / "o.onnx")
+    source = saved(classifier(TAILS["softmax"]), tmp_path / "m.onnx")
+    with pytest.raises(ValueError, match="is the input"):
+        attach(source, source)
+    made = attach(source, tmp_path / "o.onnx")
+    before = made.read_bytes()
+    with pytest.raises(ExportError, match="--replace"):
+        attach(made, tmp_path / "again.onnx")
+    assert made.read_bytes() == before
+
+
+def test_an_existing_file_survives_a_failure(tmp_path, monkeypatch):
+    source = saved(classifier(TAILS["softmax"]), tmp_path / "m.onnx")
+    made = attach(source, tmp_path / "o.onnx")
+    before = made.read_bytes()
+    broken = classifier(TAILS["softmax"])
+    broken.graph.node[-1].attribute[0].i = 0  # the softmax of columns: the logits are not the model's
+    with pytest.raises(VerificationError, match="softmax of the logits against the output y"):
+        attach(saved(broken, tmp_path / "b.onnx"), made)
+    assert made.read_bytes() == before
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_external_weights(tmp_path):
+    model = classifier(TAILS["softmax"])
+    (tmp_path / "source").mkdir()
+    source = tmp_path / "source" / "m.onnx"
+    onnx.save_model(model, str(source), save_as_external_data=True, location="w.bin", size_threshold=0)
+    made = attach(source, tmp_path / "o.onnx", k=2)
+    outputs = Predictor(made, device="cpu").run({"x": X})
+    np.testing.assert_allclose(outputs["marginals"], brute_force_marginals(LOGITS, 2), rtol=1e-5)
+    data = source.with_name("w.bin")
+    data.write_bytes(data.read_bytes()[:-8])
+    with pytest.raises(ModelFileError, match="copy it again"):
+        attach(source, tmp_path / "p.onnx")
+
+
+# --- commands
+
+
+def test_attach_calibrate_and_predict_with_arrays(tmp_path, capsys):
+    """The commands for a file that takes arrays, from the foreign file to prediction sets."""
+    source = saved(classifier(TAILS["softmax"]), tmp_path / "m.onnx")
+    made, sets = tmp_path / "o.onnx", tmp_path / "sets.onnx"
+    assert attach_command.main([str(source), str(made), "-k", "2"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip() == str(made)
+    assert "logits: z, before the softmax of the output y; 7 classes, k = 2, classification" in captured.err
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((1500, 4)).astype(np.float32)
+    labels = (x @ WEIGHT + rng.gumbel(size=(1500, N))).argmax(-1)
+    np.savez(tmp_path / "x.npz", x=x)
+    np.save(tmp_path / "y.npy", labels)
+    np.save(tmp_path / "z.npy", (x @ WEIGHT).astype(np.float32))
+    flags = [str(made), "--labels", str(tmp_path / "y.npy"), "-o", str(sets), "--json", str(tmp_path / "r.json")]
+    reports = []
+    for data in (["--inputs", str(tmp_path / "x.npz")], ["--logits", str(tmp_path / "z.npy")]):
+        assert calibrate_command.main([*flags, *data]) == 0
+        reports.append(json.loads((tmp_path / "r.json").read_text()))
+        assert reports[-1]["coverage_interval"][1] > 0.9
+        assert verify_file(sets)["passed"]
+        assert 0.8 < reports[-1]["temperature"] < 1.25
+    assert reports[0]["coverage"] == pytest.approx(reports[1]["coverage"], abs=2e-3)
+    capsys.readouterr()
+    np.savez(tmp_path / "new.npz", x=X)
+    assert predict_command.main([str(sets), "--inputs", str(tmp_path / "new.npz"), "--json", "-"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["top"][0]["index"] for row in rows] == LOGITS.argmax(-1).tolist()
+    assert all(row["set_size"] >= 1 for row in rows)
+    for arguments, message in (
+        ([str(made)], "one of --data-dir, --inputs and --logits"),
+        ([str(made), "--inputs", "x.npz"], "need --labels"),
+        ([str(made), "--data-dir", "d", "--labels", "y.npy"], "need --labels"),
+    ):
+        with pytest.raises(SystemExit):
+            calibrate_command.main(arguments)
+        assert message in capsys.readouterr().err
+    for arguments, message in (
+        (["--inputs", str(tmp_path / "none.npz")], "not a file .npz"),
+        (["--inputs", str(tmp_path / "z.npy")], "not a file .npz"),
+        (["--logits", str(tmp_path / "x.npz")], "not a file .npy"),
+    ):
+        assert calibrate_command.main([str(made), *arguments, "--labels", str(tmp_path / "y.npy")]) == 2
+        assert message in capsys.readouterr().err
+    image = tmp_path / "image.png"
+    image.write_bytes(b"")
+    assert predict_command.main([str(made), str(image)]) == 2
+    assert "the file takes arrays, not images" in capsys.readouterr().err
+
+
+def test_the_temperature_makes_overconfidence_harmless(tmp_path):
+    """Logits times 50 give sets of the same size, although 1 - p ties at 1 in single precision."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((4000, 4)).astype(np.float32)
+    labels = (x @ WEIGHT + rng.gumbel(size=(4000, N))).argmax(-1)
+    sizes = {}
+    for factor in (1, 50):
+        source = saved(classifier(TAILS["logits"]), tmp_path / f"m{factor}.onnx")
+        made = attach(source, tmp_path / f"o{factor}.onnx")
+        logits = factor * (x @ WEIGHT)
+        for score in ("lac", "aps"):
+            data = KnownLogits("scaled", logits, labels)
+            done = calibrate_file(made, tmp_path / "s.onnx", data, score=Score(score))
+            sizes[factor, score] = done.facts["mean_size"]
+    for score in ("lac", "aps"):
+        assert sizes[50, score] == pytest.approx(sizes[1, score], rel=0.1)
+
+
+def test_arrays_must_fit_the_inputs(tmp_path):
+    predictor = Predictor(attach(saved(classifier(TAILS["softmax"]), tmp_path / "m.onnx"), tmp_path / "o.onnx"))
+    for feed, message in (
+        ({"y": X}, "takes the inputs x, got y"),
+        ({"x": X[:, :3]}, r"the input x takes tensor\(float\) \['batch', 4\], got float32 \[6, 3\]"),
+        ({"x": X.astype("U8")}, "the input x takes"),
+        (X, "pass one array per input"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            predictor.run(feed)
+    assert predictor.run({"x": X[:0]})["marginals"].shape == (0, N)
+    labels = np.zeros(5, int)
+    with pytest.raises(ValueError, match="one label per row"):
+        calibrate_file(tmp_path / "o.onnx", tmp_path / "s.onnx", KnownLogits("z", LOGITS, labels))
+    with pytest.raises(ValueError, match="takes the inputs x"):
+        calibrate_file(tmp_path / "o.onnx", tmp_path / "s.onnx", Arrays("x", {"q": X}, np.zeros(6, int)))
+
+
+# --- files of other programs
+
+
+def test_magika(tmp_path):
+    """File types from bytes; the file ends in a softmax that is spelled out in eight nodes."""
+    source = package_file("magika", "models/standard_v3_3/model.onnx")
+    if source is None:
+        pytest.skip("needs the package magika")
+    predictor = Predictor(attach(source, tmp_path / "m.onnx", k=3), device="cpu")
+    text = Path(__file__).read_bytes().strip()
+    x = np.full((1, 2048), 256, np.int32)
+    x[0, :1024] = list(text[:1024])
+    x[0, 1024:] = list(text[-1024:])
+    outputs = predictor.run({"bytes": x})
+    np.testing.assert_allclose(outputs["probabilities"], outputs["target_label"], atol=1e-6)
+    labels = json.loads((source.parent / "config.min.json").read_text())["target_labels_space"]
+    assert labels[outputs["indices"][0, 0]] == "python"
+    assert outputs["marginals"].sum() == pytest.approx(3, rel=1e-5)
+
+
+def test_scikit_learn(tmp_path):
+    skl2onnx = pytest.importorskip("skl2onnx")
+    from sklearn.datasets import load_digits
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+
+    x, y = load_digits(return_X_y=True)
+    x = (x / 16).astype(np.float32)
+    linear = LogisticRegression(max_iter=500).fit(x, y)
+    source = tmp_path / "digits.onnx"
+    source.write_bytes(skl2onnx.to_onnx(linear, x[:1]).SerializeToString())
+    predictor = Predictor(attach(source, tmp_path / "d.onnx", k=2), device="cpu")
+    assert predictor.metadata.class_names == tuple("0123456789")
+    outputs = predictor.run({"X": x[:50]})
+    np.testing.assert_allclose(outputs["logits"], linear.decision_function(x[:50]), atol=1e-4)
+    wanted = brute_force_marginals(linear.decision_function(x[:50].astype(np.float64)), 2)
+    np.testing.assert_allclose(outputs["marginals"], wanted, rtol=2e-4)
+    forest = RandomForestClassifier(5, random_state=0).fit(x, y)
+    source.write_bytes(skl2onnx.to_onnx(forest, x[:1]).SerializeToString())
+    with pytest.raises(ExportError, match="--from-probabilities"):
+        attach(source, tmp_path / "f.onnx")
+    trees = Predictor(attach(source, tmp_path / "f.onnx", from_probabilities=True), device="cpu")
+    np.testing.assert_allclose(trees.run({"X": x[:50]})["probabilities"], forest.predict_proba(x[:50]), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_pp_ocr(tmp_path):
+    """18,710 characters at each position of a line of text."""
+    source = package_file("rapidocr", "models/PP-OCRv6_rec_small.onnx")
+    if source is None:
+        pytest.skip("needs the package rapidocr")
+    predictor = Predictor(attach(source, tmp_path / "o.onnx", k=5), device="cpu")
+    outputs = predictor.run({"x": np.zeros((1, 3, 48, 64), np.float32)})
+    assert outputs["marginals"].shape[-1] == 18_710
+    np.testing.assert_allclose(outputs["marginals"].sum(-1), 5, rtol=1e-5)
