@@ -15,9 +15,9 @@ CEILINGS = {
     "plugins/template": 26,
     "plugins/topk_plugins": 1239,
     "plugins/topk_studies": 1480,
-    "tests": 12800,
+    "tests": 12831,
     "topk_registry/*.py": 51,
-    "topk_registry/cli": 316,
+    "topk_registry/cli": 321,
     "topk_registry/conformal": 237,
     "topk_registry/data": 558,
     "topk_registry/distributions": 193,
@@ -26,8 +26,8 @@ CEILINGS = {
     "topk_registry/ops": 3812,
     "topk_registry/nn": 731,
     "topk_registry/registry": 376,
-    "topk_registry/testing": 787,
-    "topk_registry/train": 2618,
+    "topk_registry/testing": 796,
+    "topk_registry/train": 2642,
 }
 
 

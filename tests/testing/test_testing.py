@@ -244,6 +244,10 @@ def negative(logits, target):
     return -F.cross_entropy(logits, target)
 
 
+def summing(logits, target):
+    return F.cross_entropy(logits, target, reduction="sum")
+
+
 def detached(logits, target):
     return F.cross_entropy(logits.detach(), target)
 
@@ -428,6 +432,7 @@ SINGLE = [
     ("nan_stays_in_its_row", hiding_nan, "expected a NaN loss for a whole row of NaN and labels, got 0"),
     ("nan_stays_in_its_row", centred_over_the_batch, "gradient of the other rows with a whole row of NaN and labels"),
     ("batch_of_one", BreaksOnOne, "expected no error, got "),
+    ("averages_the_batch", summing, "expected a mean over the rows, not a sum, got 11.0987 for 4 rows and 22.1973"),
     ("empty_batch", needing_rows, "expected no error, got "),
     ("reduction_is_consistent", of_one_shape, "reduction='none' must give a loss of shape [4], got []"),
     ("reduction_is_consistent", WrongReduction, "expected loss of reduction 'sum' = 11.0987, got 2.77466"),

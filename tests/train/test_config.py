@@ -1,5 +1,7 @@
 """Flags, args.yaml and the checks that are made from one table."""
 
+import copy
+import shlex
 from argparse import SUPPRESS
 from dataclasses import fields
 
@@ -7,7 +9,7 @@ import pytest
 import yaml
 
 from topk_registry.registry.ranges import Interval
-from topk_registry.train.config import COMMON, TIMM_ONLY, TrainConfig, create_parser, flag_of, parse_args
+from topk_registry.train.config import COMMON, EQUIVALENTS, TIMM_ONLY, TrainConfig, create_parser, flag_of, parse_args
 from topk_registry.train.errors import ConfigError
 
 
@@ -105,3 +107,47 @@ def test_settings_return_from_their_dictionary():
     config = TrainConfig(loss="focal", loss_opt={"gamma": 3.0}, mixup=0.2)
     assert TrainConfig.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
     assert TrainConfig.from_dict({**config.to_dict(), **TIMM_ONLY}) == config
+
+
+@pytest.mark.parametrize("name", EQUIVALENTS)
+def test_a_flag_of_timms_names_its_equivalent_here(capsys, tmp_path, name):
+    equivalent = EQUIVALENTS[name]
+    assert f"{flag_of(name)} belongs to timm's own script; the equivalent here is {equivalent}; see" in failing(
+        capsys, flag_of(name), "1"
+    )
+    config = parse_args(["--dataset", "topk/hierarchy", *shlex.split(equivalent)])
+    assert config != parse_args(["--dataset", "topk/hierarchy"])
+    file = tmp_path / "args.yaml"
+    file.write_text(f"{name}: 0.5\n")
+    assert equivalent in failing(capsys, "--config", str(file))
+
+
+def test_numbers_and_lists_of_a_file_are_read_as_words_of_the_command_line(tmp_path):
+    file = tmp_path / "args.yaml"
+    file.write_text("val_split: 0.2\nloss: focal\nloss_opt: [gamma=2]\nmean: 0.5\nexperiment: 7\n")
+    words = ["--val-split", "0.2", "--loss", "focal", "--loss-opt", "gamma=2", "--mean", "0.5", "--experiment", "7"]
+    assert parse_args(["--config", str(file)]) == parse_args(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("val_split: no", "--val-split must be str, got False"),
+        ("epochs: 2.5", "--epochs must be int, got 2.5"),
+        ("amp: 'false'", "--amp must be bool, got 'false'"),
+        ("loss_opt: [gamma]", "--loss-opt: takes key=value, got 'gamma'"),
+        ("loss_opt: 3", "--loss-opt must be dict, got 3"),
+    ],
+)
+def test_other_types_in_a_file_are_refused(tmp_path, capsys, text, message):
+    file = tmp_path / "args.yaml"
+    file.write_text(text)
+    assert message in failing(capsys, "--config", str(file))
+
+
+def test_an_unknown_setting_names_the_closest():
+    with pytest.raises(ConfigError, match=r"there is no setting 'losss'; did you mean 'loss'?"):
+        TrainConfig(losss="focal")
+    with pytest.raises(ConfigError, match="the equivalent here is --loss bce"):
+        TrainConfig(bce_loss=True)
+    assert copy.copy(TrainConfig(loss="focal")).loss == "focal"

@@ -1,6 +1,7 @@
 """The trainer as a notebook uses it: a configuration, hooks, and parts of one's own."""
 
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -194,3 +195,28 @@ def test_several_labels_per_image(tmp_path):
 def test_the_names_are_resolved_when_they_are_used():
     code = "import sys, topk_registry.train as t; t.TrainConfig(); assert 'torch' not in sys.modules; t.Trainer"
     assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        ({"image": torch.ones(2, 8), "label": torch.ones(2)}, "a dict with the keys 'image', 'label'"),
+        (torch.ones(2, 8), "a Tensor"),
+        ((torch.ones(2, 8),), "a tuple of Tensor"),
+        ((torch.ones(2, 8), [0, 1]), "a tuple of Tensor, list"),
+    ],
+)
+def test_batches_of_another_form_are_described(tmp_path, batch, found):
+    message = re.escape(f"expected batches (images, targets) of tensors from the loader, got {found}")
+    good = [(torch.ones(2, 8), torch.tensor([0, 1]))]
+    settings = {"num_classes": 4, "output": str(tmp_path), "device": "cpu", "epochs": 1}
+    for loaders in ([batch], good), (good, [batch]):
+        trainer = Trainer(
+            TrainConfig(**settings),
+            model=torch.nn.Linear(8, 4),
+            train_loader=loaders[0],
+            eval_loader=loaders[1],
+            quiet=True,
+        )
+        with pytest.raises(TrainError, match=message):
+            trainer.fit()

@@ -211,3 +211,29 @@ def test_k_hot_targets_of_unreadable_images_do_not_count():
     assert found == pytest.approx(
         evaluate(torch.nn.Identity(), [(logits[kept], target[kept])], **options, device="cpu")
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--checkpoint", "x.pth"), "the checkpoint is the first argument"),
+        (("--checkpoint=x.pth", "images"), "the checkpoint is the first argument"),
+        (("x.pth", "--use-ema"), "--weights ema, which is the default"),
+        (("x.pth", "--data-dir", "images"), "the directory is the second argument"),
+        (("x.pth", "--results-file", "x.csv"), "--json FILE"),
+    ],
+)
+def test_flags_of_timms_script_name_their_equivalent(capsys, words, message):
+    with pytest.raises(SystemExit, match="2"):
+        main(["validate", *words])
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_the_calibration_error_has_a_range(train, capsys):
+    run = train()
+    assert main(["validate", str(run.folder / LAST), "-j", "0", "--device", "cpu"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("calibration"))
+    assert line.startswith("calibration error (0 to 2)  ")
+    assert 0 <= float(line.split()[-1]) <= 2

@@ -4,8 +4,9 @@ import argparse
 import ast
 import importlib
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from topk_registry import registry
@@ -16,15 +17,23 @@ INTERRUPTED = 130  # the exit status that shells report for a command that Ctrl-
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Argument parser that prints usage errors on one line and exits with status 2. Flags cannot be abbreviated."""
+    """Argument parser that prints usage errors on one line and exits with status 2. Flags cannot be abbreviated.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    Args:
+        elsewhere: error messages for flags that only another program has, by flag.
+    """
+
+    def __init__(self, *args: Any, elsewhere: Mapping[str, str] = MappingProxyType({}), **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **kwargs})
+        self.elsewhere = elsewhere
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+        for word in args or ():
+            if message := self.elsewhere.get(word.partition("=")[0]):
+                self.error(message)
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
             flag, message = unknown[0].partition("=")[0], f"unrecognized arguments: {' '.join(unknown)}"

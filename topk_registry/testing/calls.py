@@ -153,6 +153,17 @@ def batch_of_one(subject: Subject) -> None:
 
 
 @check
+def averages_the_batch(subject: Subject) -> None:
+    """Check that twice the batch does not give twice the loss: trainers choose learning rates for a mean over rows."""
+    subject.needs_rows()
+    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    once = evaluate(loss, logits, labels).item()
+    twice = evaluate(loss, logits.repeat(2, 1), labels.repeat(2)).item()
+    rows = f"{once:.6g} for {BATCH} rows and {twice:.6g} for each of these rows twice"
+    expect(abs(twice - 2 * once) > 0.5 * abs(once), f"expected a mean over the rows, not a sum, got {rows}")
+
+
+@check
 def empty_batch(subject: Subject) -> None:
     """Check that an empty batch has the loss of cross-entropy: 0 for "sum", shape [0] for "none", NaN for "mean"."""
     subject.needs_rows()

@@ -95,6 +95,18 @@ TIMM_ONLY: dict[str, Any] = {
     "loss_weight_beta": 0.999,
     "multilabel_threshold": 0.5,
 }
+EQUIVALENTS = {  # of some of these flags, what has the same effect here
+    "bce_loss": "--loss bce",
+    "bce_sum": "--loss bce --loss-opt bce_sum=True",
+    "bce_target_thresh": "--loss bce --loss-opt bce_target_thresh=0.2",
+    "bce_pos_weight": "--loss bce --loss-opt pos_weight=2",
+    "loss_pos_weight": "--loss-opt pos_weight=2",
+    "jsd_loss": "--loss jsd --aug-splits 3",
+    "opt_eps": "--opt-kwargs eps=1e-6",
+    "opt_betas": "--opt-kwargs 'betas=(0.9,0.99)'",
+    "log_wandb": "--log wandb",
+    "drop_connect": "--drop-path 0.1",
+}
 NOT_SETTINGS = ("loss_record", "config", "class_names")  # entries of an args.yaml that are not settings
 
 
@@ -300,6 +312,8 @@ class TrainConfig:
     dry_run: bool = _RUN(False, "build everything, try the loss on one batch, and stop")
 
     def __new__(cls, **given: Any) -> "TrainConfig":
+        for name in given.keys() - {setting.name for setting in fields(cls)}:
+            raise ConfigError(_no_setting(name))
         config = super().__new__(cls)
         object.__setattr__(config, "_given", frozenset(given))  # __init__ could not tell set values from defaults
         return config
@@ -398,7 +412,6 @@ def flag_of(name: str) -> str:
 def parse_args(argv: Sequence[str]) -> TrainConfig:
     """Return the configuration of a command line. Flags take priority over the file of ``--config``."""
     parser = create_parser()
-    _refuse_timm_only(parser, argv)
     given = vars(parser.parse_args(argv))
     given.pop("help_all", None)
     file = given.pop("config", "")
@@ -455,11 +468,11 @@ def clean_settings(settings: Mapping[str, Any], *, strict: bool = True) -> dict[
             continue
         if name in TIMM_ONLY:
             if (value or None) != (TIMM_ONLY[name] or None):
-                raise ConfigError(_timm_only(name))
+                raise ConfigError(_no_setting(name))
         elif name not in hints and name not in NOT_SETTINGS:
-            raise ConfigError(f"there is no setting {name!r}{closest(str(name), hints)}")
+            raise ConfigError(_no_setting(name))
         elif name in hints and (value is not None or (type(None) in get_args(hints[name]))):
-            cleaned[name] = _from_text(name, value, hints[name]) if isinstance(value, str) else value
+            cleaned[name] = _as_of_flag(name, value, hints[name])
     return cleaned
 
 
@@ -474,6 +487,7 @@ def create_parser(full: bool = False) -> ArgumentParser:
         description="Train an image classifier with a loss by name. Without DIR and --dataset, train on a built-in "
         "data set. " + ("" if full else "--help-all shows every flag. `timm run PATH` runs timm's training script."),
         argument_default=argparse.SUPPRESS,
+        elsewhere={flag_of(name): _no_setting(name) for name in TIMM_ONLY},
     )
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag")
     parser.add_argument("-c", "--config", metavar="FILE", help="YAML file of settings, such as an args.yaml")
@@ -510,16 +524,26 @@ def _add(group: Any, setting: "Field[Any]", hint: Any, *, shown: bool) -> None:
     group.add_argument(*filter(None, [info["short"]]), flag_of(setting.name), dest=setting.name, **options)
 
 
-def _refuse_timm_only(parser: ArgumentParser, argv: Sequence[str]) -> None:
-    for word in argv:
-        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
-        if word.startswith("--") and name in TIMM_ONLY:
-            parser.error(_timm_only(name))
-
-
-def _timm_only(name: str) -> str:
+def _no_setting(name: Any) -> str:
+    if name not in TIMM_ONLY:
+        return f"there is no setting {name!r}{closest(str(name), _hints())}"
     flag = flag_of(name)
+    if name in EQUIVALENTS:
+        return f"{flag} belongs to timm's own script; the equivalent here is {EQUIVALENTS[name]}"
     return f"{flag} belongs to timm's own script: timm run PATH/train.py ... {flag} ... --loss NAME"
+
+
+def _as_of_flag(name: str, value: Any, hint: Any) -> Any:
+    """Return a value of a file as the words after the flag give it: val_split: 0.2 is "0.2", mean: 0.5 is [0.5]."""
+    kind, items = _value_type(hint)
+    number = type(value) in (int, float)
+    if kind is str and number:
+        return str(value)
+    if items is not None and number:
+        return [value]
+    if kind is dict and isinstance(value, list) and all(isinstance(pair, str) for pair in value):
+        return _from_text(name, " ".join(value), hint)
+    return _from_text(name, value, hint) if isinstance(value, str) else value
 
 
 def _from_text(name: str, text: str, hint: Any) -> Any:

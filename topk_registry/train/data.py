@@ -4,7 +4,7 @@ The name of a data set is a name of timm, such as ``torch/cifar10``, or ``topk/N
 """
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -305,9 +305,22 @@ class TrainLoader:
                     part.mixup_enabled = False
 
     def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
-        for images, target, *_ in self.loader:
+        for batch in self.loader:
+            images, target = images_and_targets(batch)
             images, target = images.to(device=self.device, dtype=self.dtype), target.to(device=self.device)
             yield self.mixup(images, target) if self.mixup is not None else (images, target)
+
+
+def images_and_targets(batch: Any) -> tuple[Tensor, Any]:
+    """Return the images and the targets of a batch, or raise a DataError that describes the batch."""
+    if isinstance(batch, (tuple, list)) and len(batch) > 1 and isinstance(batch[0], Tensor) and hasattr(batch[1], "to"):
+        return batch[0], batch[1]
+    found = f"a {type(batch).__name__}"
+    if isinstance(batch, Mapping):
+        found += f" with the keys {', '.join(map(repr, batch))}"
+    elif isinstance(batch, (tuple, list)):
+        found += f" of {', '.join(type(part).__name__ for part in batch) or 'nothing'}"
+    raise DataError(f"expected batches (images, targets) of tensors from the loader, got {found}")
 
 
 def create_train_loader(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from topk_registry.data.selection import LEFT_OUT
 from topk_registry.functional import topk_marginals
 from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, StreamingMetric, TopKAccuracy
+from topk_registry.train.data import images_and_targets
 from topk_registry.train.errors import DataError
 
 LEAST_LIKELIHOOD = math.log(1e-30)  # used instead of log(0) for a label with probability 0
@@ -225,10 +226,10 @@ def readable(loader: Any) -> Iterator[tuple[Tensor, Any]]:
     batches = iter(loader)
     while True:
         try:
-            images, target, *_ = next(batches)
+            batch = next(batches)
         except StopIteration:
             return
         except (OSError, RuntimeError, SyntaxError, ValueError) as error:
             last = "".join(f"{error}".splitlines()[-1:])  # a message from a worker process begins with a traceback
             raise DataError(f"cannot read the data: {last}") from error
-        yield images, target
+        yield images_and_targets(batch)

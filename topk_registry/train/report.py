@@ -16,6 +16,7 @@ from topk_registry.train.errors import TrainError
 
 LOSSES = ("train_loss", "nll", "bce")
 SHOWN = ("nll", "bce", "top1", "top5", "macro_top5", "map", "micro_f1", "macro_f1")
+LABELS = {"map": "mAP", "bce": "BCE", "nll": "NLL", "calibration_error": "calibration error (0 to 2)"}
 PERCENT = re.compile(r"top\d|_f1$|map$|exact_match")  # names of metrics in percent
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
@@ -159,7 +160,7 @@ def label(name: str) -> str:
     """Return the name of a metric for display, such as "macro top-5" for ``eval_macro_top5``."""
     ema = " (EMA)" if name.startswith("ema_") else ""
     name = re.sub(r"top(?=\d)", "top-", name.removeprefix("eval_").removeprefix("ema_"))
-    name = {"map": "mAP", "bce": "BCE", "nll": "NLL"}.get(name) or name.replace("_f1", " F1").replace("_", " ")
+    name = LABELS.get(name) or name.replace("_f1", " F1").replace("_", " ")
     return name + ema
 
 

@@ -15,6 +15,12 @@ from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, 
 from topk_registry.train.errors import TrainError
 
 DATA = ("data_dir", "dataset", "dataset_opt", "val_split")  # flags that choose the images
+ELSEWHERE = {  # flags of timm's validate.py
+    "--checkpoint": "the checkpoint is the first argument: timm validate CHECKPOINT DIR, without --checkpoint",
+    "--data-dir": "the directory is the second argument: timm validate CHECKPOINT DIR, without --data-dir",
+    "--use-ema": "--weights ema, which is the default, uses EMA weights if the checkpoint has them",
+    "--results-file": "--json FILE writes the metrics to a file",
+}
 RUNNING = ("path", "weights", "device", "batch_size", "workers", "k", "json")  # all flags that replace no setting
 
 
@@ -213,6 +219,7 @@ def create_parser() -> ArgumentParser:
         prog="timm validate",
         description="Evaluate a checkpoint of `timm train` or an exported ONNX file. A checkpoint records model, data "
         "and preprocessing, and flags replace what it records. EMA weights are used if the checkpoint has them.",
+        elsewhere=ELSEWHERE,
     )
     add: Any = parser.add_argument
     add("path", metavar="CHECKPOINT", help="a checkpoint, or an ONNX file")
