@@ -1,0 +1,161 @@
+"""Write the tables of a page from the JSON files of the studies on real pictures.
+
+    python -m topk_studies.tables docs/reference/results.md docs/results
+
+The page has a line ``<!-- icons: ranked -->`` or ``<!-- icons: differences -->`` above each table, and a line
+``<!-- end -->`` below the table.
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+
+from topk_studies.runner import paired
+
+LEVEL = 0.05
+PLACE = re.compile(r"(<!-- (\w+): (ranked|differences) -->\n).*?(<!-- end -->)", re.S)
+Document = Mapping[str, Any]
+
+
+def p_value(t: float, degrees: int) -> float:
+    """Return the two-sided p value of a t statistic.
+
+    The density of the angle a with t = sqrt(degrees) tan(a) is proportional to cos(a)^(degrees - 1).
+
+    Example:
+        >>> round(p_value(2.201, 11), 4)
+        0.05
+    """
+
+    def integral(start: float) -> float:
+        angles = np.linspace(start, math.pi / 2, 20_001)
+        return float(np.trapezoid(np.cos(angles) ** (degrees - 1), angles))
+
+    return integral(math.atan(abs(t) / math.sqrt(degrees))) / integral(0.0)
+
+
+def holm(values: Sequence[float], level: float = LEVEL) -> list[bool]:
+    """Return for each p value whether Holm's method rejects the hypothesis at the level.
+
+    Example:
+        >>> holm([0.03, 0.001, 0.02])
+        [False, True, True]
+    """
+    found = [False] * len(values)
+    for rank, i in enumerate(sorted(range(len(values)), key=lambda i: values[i])):
+        if values[i] > level / (len(values) - rank):
+            break
+        found[i] = True
+    return found
+
+
+def title(row: str, k: int) -> str:
+    """Return the text of a row in a table."""
+    name, _, rest = row.partition(", ")
+    shown = "cross-entropy" if name == "ce" else f"`{name}`"
+    return ", ".join(filter(None, [shown, rest.replace("[1, k]", f"[1, {k}]")]))
+
+
+def by_condition(document: Document) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Return the rows of each condition by name. Rows with a run that diverged are left out."""
+    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for row in document["rows"]:
+        cell = found.setdefault(row["condition"], {})
+        if not row["diverged"]:
+            cell[row["row"]] = row
+    return found
+
+
+def ranked(document: Document) -> str:
+    """Return the table of all rows: mean top-1 and top-k in percent with standard errors, over the seeds of all rows.
+
+    The order is the top-k accuracy under the second condition. The best mean of a column is bold.
+    """
+    table, k = by_condition(document), document["k"]
+    seeds = min(row["seeds"] for row in document["rows"])
+    columns = [(condition, metric) for condition in table for metric in ("top1", "topk")]
+    values = {column: {name: row[column[1]][:seeds] for name, row in table[column[0]].items()} for column in columns}
+    best = {column: max(round(fmean(each), 1) for each in cells.values()) for column, cells in values.items()}
+    order = sorted(values[columns[-1]], key=lambda name: -fmean(values[columns[-1]][name]))
+    lines = [["Loss", *(f"{condition}: top-{1 if metric == 'top1' else k}" for condition, metric in columns)]]
+    for name in [*order, *(each for each in values[columns[0]] if each not in order)]:
+        shown = [title(name, k)]
+        for column in columns:
+            if name not in values[column]:
+                shown.append("diverged")
+                continue
+            each = values[column][name]
+            mean = f"{fmean(each):.1f}"
+            mean = f"**{mean}**" if round(fmean(each), 1) == best[column] else mean
+            shown.append(f"{mean} ± {stdev(each) / math.sqrt(len(each)):.1f}" if len(each) > 1 else mean)
+        lines.append(shown)
+    return markdown(lines)
+
+
+def differences(document: Document) -> str:
+    """Return the table of the main rows: differences from cross-entropy with 95 % intervals, over the same seeds.
+
+    Columns are top-1, top-k and the mean size of prediction sets. An asterisk marks a difference in top-k that Holm's
+    method finds among the main rows of the condition.
+    """
+    table, k = by_condition(document), document["k"]
+    metrics = {"top1": "top-1", "topk": f"top-{k}", "set_size": "classes per set"}
+    columns = [(condition, metric) for condition in table for metric in metrics]
+    names = [row["row"] for row in document["rows"] if row["main"]]
+    lines = [["Loss", *(f"{condition}: {metrics[metric]}" for condition, metric in columns)]]
+    lines.append(["cross-entropy", *(f"{fmean(table[c]['ce'][m]):.{1 + (m == 'set_size')}f}" for c, m in columns)])
+    found = {condition: _found(table[condition], names) for condition in table}
+    for name in dict.fromkeys(names):
+        shown = [title(name, k)]
+        for condition, metric in columns:
+            if name not in table[condition]:
+                shown.append("diverged")
+                continue
+            gap = paired(table[condition][name][metric], table[condition]["ce"][metric])
+            mark = "\\*" if metric == "topk" and found[condition].get(name) else ""
+            digits = 1 + (metric == "set_size")
+            half = f" ± {gap['half_width']:.{digits}f}" if "half_width" in gap else ""
+            shown.append(f"{gap['difference']:+.{digits}f}{half}{mark}")
+        lines.append(shown)
+    return markdown(lines)
+
+
+def _found(cell: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[str, bool]:
+    tested = [name for name in dict.fromkeys(names) if name in cell and cell[name]["seeds"] > 1]
+    values = []
+    for name in tested:
+        gaps = np.subtract(cell[name]["topk"], cell["ce"]["topk"])
+        error = gaps.std(ddof=1) / math.sqrt(len(gaps))
+        values.append(p_value(gaps.mean() / error, len(gaps) - 1) if error else 1.0)
+    return dict(zip(tested, holm(values), strict=True))
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    head, *rest = (f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join([head, "|" + "---|" * len(lines[0]), *rest]) + "\n"
+
+
+def filled(page: str, folder: Path) -> str:
+    """Return the text of a page with the tables from the JSON files in a folder."""
+    write = {"ranked": ranked, "differences": differences}
+
+    def table(place: re.Match[str]) -> str:
+        document = json.loads((folder / f"{place[2]}.json").read_text())
+        return place[1] + write[place[3]](document) + place[4]
+
+    return PLACE.sub(table, page)
+
+
+def main(page: Path, folder: Path) -> None:
+    page.write_text(filled(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
