@@ -2,16 +2,20 @@
 
 import json
 import os
+import re
 import runpy
 import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
 from tests.train.conftest import TINY
-from topk_registry.train import TrainConfig, Trainer
+from tests.train.test_train import FOLDER
+from topk_registry.ops import backend
+from topk_registry.train import TrainConfig, Trainer, TrainError
 from topk_registry.train.config import parse_args, usual_workers
 from topk_registry.train.loss import LossSpec
 
@@ -102,6 +106,69 @@ def test_the_plan_states_the_smoothing(train):
     assert "smoothing 0: timm's default of 0.1 applies to cross-entropy only" in run.out
     assert "smoothing 0\n" in train("--loss", "smooth_topk_svm", "--dry-run").out
     assert "smoothing 0.1\n" in train("--dry-run", tiny=TINY[:-2]).out
+
+
+def test_the_plan_has_at_most_14_lines_and_states_what_decides_the_result(train, folder):
+    flags = ("--opt", "sgd", "--epochs", "300", "--model-ema", "--amp", "--amp-dtype", "float16", "--mixup", "0.2")
+    flags += ("--class-weight", "inv_freq", "--loss", "smooth_topk_svm", "--loss-opt", "k=2", "--seed", "7")
+    weights = folder.parent / "weights.pth"
+    torch.save(timm.create_model("topk_convnet", num_classes=3, width=4).state_dict(), weights)
+    run = train(folder, *FOLDER, *flags, "--initial-checkpoint", weights, "--dry-run", tiny=())
+    assert run.status == 0, run.err
+    lines = run.out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("loss "))
+    end = next(i for i, line in enumerate(lines) if line.startswith("dry run "))
+    assert end - start <= 14
+    plan = "\n".join(lines[start:end])
+    for fact in (
+        *("32x32", "crop 1,", "bilinear", "random crop 0.08 to 1", "flip 0.5", "color jitter 0.4", "mixup 0.2"),
+        *("smoothing 0: timm's", "best      by top-2 (EMA): k=2", "seed 7", "writes nothing", "--config finetune"),
+        *("3 classes", "24 to train, 12 to evaluate", "class weights from 1 to 1", "few for --model-ema-decay"),
+    ):
+        assert fact in plan, plan
+    assert not run.err
+
+
+def test_the_plan_names_the_folder_that_the_run_writes(train, tmp_path):
+    run = train("--epochs", "1", "--experiment", "")
+    place = re.search(r"writes (.*)", run.out)[1]
+    assert (tmp_path / place / "summary.csv").exists()
+
+
+def test_a_missing_numba_is_a_line_of_the_plan_and_no_warning(train, monkeypatch):
+    backend.forget_choices()
+    monkeypatch.setattr(backend, "find_spec", lambda name: None)
+    run = train("--loss", "smooth_topk_svm", "--dry-run")
+    backend.forget_choices()
+    assert run.status == 0, run.err  # a warning would be an error here
+    assert "kernels   numba is not installed (pip install numba): the top-k losses use PyTorch" in run.out
+
+
+@pytest.mark.parametrize("name", ["finetune", "small"])
+def test_recipes_are_settings_by_name(name):
+    config = parse_args(["images", "--config", name, "--loss", "smooth_topk_svm", "--epochs", "3"])
+    assert (config.opt, config.epochs, config.smoothing, config.data_dir) == ("adamw", 3, 0, "images")
+    assert config.pretrained == (name == "finetune")
+    assert parse_args(["--config", "finetune", "--initial-checkpoint", "x.pth"]).pretrained is False
+
+
+def test_the_list_of_recipes(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse_args(["--config", "list"])
+    assert stopped.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(f"--config {name}\n" in printed for name in ("finetune", "small"))
+    assert "epochs: 15" in printed
+
+
+@pytest.mark.parametrize(
+    "setting", [{"sampler": "class_balanced"}, {"dataset_opt": {"noise": 0.1}}, {"aa": "v0"}, {"reprob": 0.1},
+                {"val_split": "0.1"}], ids=str
+)  # fmt: skip
+def test_own_loaders_refuse_settings_of_our_loaders(setting):
+    batches = [(torch.randn(8, 4), torch.arange(8))]
+    with pytest.raises(TrainError, match=f"{next(iter(setting))}.*without effect on your own batches"):
+        Trainer(TrainConfig(num_classes=8, device="cpu", **setting), train_loader=batches)
 
 
 def test_workers_are_at_most_the_cpus(monkeypatch):

@@ -26,6 +26,11 @@ VARIABLE = "TOPK_REGISTRY_BACKEND"
 OLDEST_GPU = (8, 0)  # minimum compute capability for the Triton kernels
 OPERATORS = ("ksubset", "perturbed")  # topk_registry.ops.NAME.api of each defines usual_backend(device) -> str
 
+
+class BackendWarning(UserWarning):
+    """A loss uses PyTorch operations, because its compiled kernels do not work here."""
+
+
 F = TypeVar("F", bound=Callable[..., Any])
 SelfTest = Callable[[torch.device], bool]
 
@@ -65,7 +70,9 @@ def _serves(device: torch.device, backend: str, self_test: SelfTest) -> bool:
             return True  # a self-test would be captured into the CUDA graph
         why = _problems[key] = _fault(backend, device, self_test)
         if why:
-            warnings.warn(f"{why}: the top-k losses use PyTorch operations, which are slower", stacklevel=3)
+            warnings.warn(
+                f"{why}: the top-k losses use PyTorch operations, which are slower", BackendWarning, stacklevel=3
+            )
     return not why
 
 

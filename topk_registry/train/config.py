@@ -13,6 +13,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
+from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import yaml
@@ -415,10 +416,15 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     given = vars(parser.parse_args(argv))
     given.pop("help_all", None)
     file = given.pop("config", "")
+    if file == "list":
+        print("\n".join(f"--config {name}\n{path.read_text(encoding='utf-8')}" for name, path in recipes().items()))
+        parser.exit()
     if given.get("loss") == "":
         parser.error("--loss is empty: expected the name of a loss (`timm losses` lists them)")
     try:
-        saved = read_config(file) if file else {}
+        saved = read_config(str(recipes().get(file, file))) if file else {}
+        if file in recipes() and given.keys() & {"initial_checkpoint", "pretrained_path"}:
+            saved.pop("pretrained", None)  # the command line names other weights
         if given.get("loss", saved.get("loss")) != saved.get("loss"):
             saved.pop("loss_opt", None)  # the options in the file belong to another loss
             others = {name: value for name, value in saved.items() if name != "smoothing"}
@@ -430,6 +436,11 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
         return TrainConfig(**merged)
     except ConfigError as error:
         parser.error(str(error))
+
+
+def recipes() -> dict[str, Path]:
+    """Return the built-in files of settings by name."""
+    return {path.stem: path for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml"))}
 
 
 def read_config(file: str) -> dict[str, Any]:
@@ -490,7 +501,8 @@ def create_parser(full: bool = False) -> ArgumentParser:
         elsewhere={flag_of(name): _no_setting(name) for name in TIMM_ONLY},
     )
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show every flag")
-    parser.add_argument("-c", "--config", metavar="FILE", help="YAML file of settings, such as an args.yaml")
+    about = f"YAML file of settings, such as an args.yaml, or a recipe: {', '.join(recipes())}; list shows the recipes"
+    parser.add_argument("-c", "--config", metavar="FILE", help=about)
     parser.add_argument("data_dir", nargs="?", metavar="DIR", help="root directory of the data")
     hints, groups = _hints(), {}
     for setting in fields(TrainConfig):

@@ -4,6 +4,7 @@ The name of a data set is a name of timm, such as ``torch/cifar10``, or ``topk/N
 """
 
 import signal
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -350,7 +351,7 @@ def create_train_loader(
     augmentation = ("no_aug", "scale", "ratio", "hflip", "vflip", "color_jitter")
     allow_zero_bits()
     try:
-        loader = create_loader(
+        loader = _create_loader(
             dataset,
             batch_size=config.batch_size,
             is_training=True,
@@ -358,7 +359,7 @@ def create_train_loader(
             re_prob=config.reprob,
             re_mode=config.remode,
             auto_augment=config.aa,
-            num_aug_repeats=config.aug_repeats,  # pyright: ignore[reportArgumentType]
+            num_aug_repeats=config.aug_repeats,
             num_aug_splits=config.aug_splits,
             interpolation=preprocessing["interpolation"] if same else config.train_interpolation,
             collate_fn=collate,
@@ -375,7 +376,7 @@ def create_train_loader(
 
 def create_eval_loader(config: TrainConfig, dataset: Any, preprocessing: dict[str, Any], compute: Compute) -> Any:
     config = config.replace(no_prefetcher=config.no_prefetcher and not config.multi_crop)  # it normalizes the crops
-    loader = create_loader(
+    loader = _create_loader(
         dataset,
         batch_size=config.validation_batch_size or config.batch_size,
         is_training=False,
@@ -386,6 +387,13 @@ def create_eval_loader(config: TrainConfig, dataset: Any, preprocessing: dict[st
     if config.multi_crop:
         dataset.transform = Crops(preprocessing, config.multi_crop)
     return _without_signals(loader)
+
+
+def _create_loader(dataset: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        # for more workers than CPUs, which only an explicit --workers gives
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        return create_loader(dataset, **options)
 
 
 def _common(config: TrainConfig, preprocessing: dict[str, Any], compute: Compute) -> dict[str, Any]:

@@ -6,6 +6,7 @@ The loss stays on the device and is copied to the CPU only for logging.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,10 @@ class Run:
     saver: Saver | None = None
     folder: Path | None = None
     control: Any = None
+    resumed: Path | None = None  # the checkpoint from which the run continues
     reason: str = ""  # why the metric selects checkpoints
+    kernels: list[str] = field(default_factory=list)  # why the loss has no compiled kernels
+    stamp: str = field(default_factory=lambda: datetime.now().strftime("%Y%m%d-%H%M%S"))
 
     @property
     def model(self) -> nn.Module:

@@ -235,10 +235,10 @@ def set_epoch(criterion: object, epoch: int) -> None:
         tell(epoch)
 
 
-def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts) -> None:
+def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, device: torch.device | None = None) -> None:
     """Raise a TrainError unless the loss has a finite value and gradient on one small batch of random logits.
 
-    A copy of ``criterion`` is tested.
+    A copy of ``criterion`` is tested, on the CPU if ``device`` is None.
     """
     rows, n = 2 * max(1, facts.splits), facts.num_classes
     labels = torch.arange(rows) % n
@@ -250,7 +250,8 @@ def try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts) -> None:
         target, kind = 0.5 * one_hot + 0.5 * one_hot.flip(0), "soft targets (mixup or cutmix)"
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        logits = torch.randn(rows, n)
+        logits = torch.randn(rows, n).to(device)
+        target, other = target.to(device), other.to(device)
         if (error := _error_on(criterion, logits, target)) is not None:  # is the kind of target the reason?
             reason = f" does not train on {kind}" if _error_on(criterion, logits, other) is None else ""
             raise TrainError(f"loss {spec.name!r}{reason}: {reason_of(error)}") from error
@@ -260,7 +261,7 @@ def _error_on(criterion: nn.Module, logits: Tensor, target: Any) -> Exception | 
     """Return the error of one forward and backward pass, or None."""
     logits = logits.clone().requires_grad_()
     try:
-        loss = copy.deepcopy(criterion)
+        loss = copy.deepcopy(criterion).to(logits.device)
         set_epoch(loss, 0)
         value = loss(logits, target)
         if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():

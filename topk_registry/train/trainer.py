@@ -2,11 +2,11 @@
 
 import sys
 import time
+import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from torch import nn
 
 from topk_registry.data.folders import listed
 from topk_registry.nn.classifier import num_classes_of
+from topk_registry.ops.backend import BackendWarning
 from topk_registry.train import checkpoint, data, model
 from topk_registry.train.checkpoint import LAST, OUTPUT, Row, Saver
-from topk_registry.train.config import MULTILABEL, WEIGHT_METHODS, TrainConfig
+from topk_registry.train.config import MULTILABEL, WEIGHT_METHODS, TrainConfig, flag_of
 from topk_registry.train.data import Data, TrainLoader
 from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.evaluation import evaluate, readable
@@ -37,7 +38,11 @@ from topk_registry.train.loss import (
     try_loss,
 )
 from topk_registry.train.model import Compute
-from topk_registry.train.report import Report, best_row, check_loggers, label
+from topk_registry.train.plan import plan
+from topk_registry.train.report import Report, best_row, check_loggers
+
+# settings without effect on the batches of the user's own loader, with their defaults
+OF_OUR_LOADERS = {"sampler": "", "dataset_opt": {}, "aa": None, "reprob": 0.0, "val_split": "validation"}
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,10 @@ class Trainer:
             self.config = self.config.for_own_batches(size if isinstance(size, int) else None)
             if self.config.mixes:
                 raise TrainError("mixup and cutmix do not apply to your own batches: mix in the loader, and unset them")
+            unused = [name for name, usual in OF_OUR_LOADERS.items() if getattr(self.config, name) != usual]
+            if unused:
+                flags = ", ".join(f"{name} ({flag_of(name)})" for name in unused)
+                raise TrainError(f"{flags}: without effect on your own batches; do this in the loader, and unset them")
         if model is not None:
             self.config = self.config.replace(model=type(model).__name__)
         self._parts = (model, train_loader, eval_loader)
@@ -197,10 +206,16 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     if spec.needs_class_counts and opened.counts is None:
         raise TrainError(f"loss {spec.name!r} needs class counts, which are unknown for this data set")
     criterion = build_loss(spec, facts)
+    report.say(f"trying loss {spec.name} on one batch; the first use compiles its kernels")
     states = checkpoint.generator_states()
-    try_loss(spec, criterion, facts)
-    mixtures = takes_mixtures(criterion, facts)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try_loss(spec, criterion, facts, compute.device if compute.device.type == "cuda" else None)
+        mixtures = takes_mixtures(criterion, facts)
     checkpoint.set_generator_states(states)
+    for each in caught:
+        if not issubclass(each.category, BackendWarning):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     criterion = over_ranks(criterion)
     if train_loader is not None:
         loader, tests = TrainLoader(train_loader, compute.device, compute.dtype), eval_loader
@@ -214,12 +229,13 @@ def build(config: TrainConfig, own_model: Any, train_loader: Any, eval_loader: A
     optimizer = model.create_optimizer(config, network, task.criterion)
     run = Run(
         config, compute, opened, spec, task.criterion, loader, tests, task, optimizer, None, 0, report, preprocessing,
-        own_parts=own_model is not None or train_loader is not None, reason=reason,
+        own_parts=own_model is not None or train_loader is not None, reason=reason, resumed=resume,
+        kernels=[str(each.message) for each in caught if issubclass(each.category, BackendWarning)],
     )  # fmt: skip
     run.scheduler, run.num_epochs = model.create_schedule(config, optimizer, run.updates_per_epoch, run.decreasing)
     report.metric, report.epochs = run.metric, run.num_epochs
     report.title = f"{config.loss} on {data.name_of(config)}, {config.model}"
-    _print_plan(run)
+    report.say(plan(run, "writes nothing" if config.dry_run else f"writes {_folder(run)}"))
     if note:
         report.say(note)
     _resume_and_wrap(run, resume)
@@ -447,10 +463,9 @@ def _folder(run: Run) -> Path:
         return Path(config.output or OUTPUT, config.experiment)
     if config.resume and config.resume != "auto" and (Path(config.resume).parent / "args.yaml").exists():
         return Path(config.resume).parent
-    if run.progress.epoch and (found := checkpoint.resume_path(config)[0]) is not None:
-        return found.parent
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    path = Path(config.output or OUTPUT, f"{stamp}-{safe_model_name(config.model)}-{config.loss}")
+    if config.resume == "auto" and run.resumed is not None:
+        return run.resumed.parent
+    path = Path(config.output or OUTPUT, f"{run.stamp}-{safe_model_name(config.model)}-{config.loss}")
     return next(each for i in count(1) if not (each := path.with_name(f"{path.name}{f'-{i}' * (i > 1)}")).exists())
 
 
@@ -494,43 +509,3 @@ def _check_same_run(run: Run, path: Path) -> None:
             f"cannot resume from {path}: its classes differ from the data; missing {listed(gone) or 'none'}, new "
             f"{listed(new) or 'none'}"
         )
-
-
-def _print_plan(run: Run) -> None:
-    config, compute, opened = run.config, run.compute, run.data
-    n, prepared = config.num_classes or 0, run.preprocessing
-    parameters = sum(parameter.numel() for parameter in run.model.parameters()) / 1e6
-    precision = str(compute.amp or compute.dtype).removeprefix("torch.")
-    processes = f", {compute.world_size} processes" if compute.distributed else ""
-    batch = config.batch_size * compute.world_size * config.grad_accum_steps
-    updates = run.num_epochs * run.updates_per_epoch
-    notes = [*compute.warnings, run.spec.note_on_k(n)]
-    if config.class_weight and (weights := run.task.loss_record.get("class_weight")):
-        notes.append(f"class weights from {min(weights):.4g} to {max(weights):.4g}")
-    if config.model_ema and not config.model_ema_warmup and updates < 1 / max(1 - config.model_ema_decay, 1e-9):
-        notes.append(
-            f"warning: {updates} updates are few for --model-ema-decay {config.model_ema_decay:g}, which averages over "
-            f"{1 / max(1 - config.model_ema_decay, 1e-9):.0f}: lower the decay or use --model-ema-warmup"
-        )
-    size = "x".join(map(str, prepared["input_size"][1:]))
-    mean, std = (", ".join(f"{value:.3g}" for value in prepared[name]) for name in ("mean", "std"))
-    lines = [
-        f"loss      {run.spec.describe()}",
-        f"data      {data.name_of(config)}: {_size(opened.train)} to train, {_size(opened.validation)} to evaluate, "
-        f"{n} classes",
-        f"images    {size}, crop {prepared['crop_pct']:g}, {prepared['interpolation']}, mean {mean}, std {std}",
-        f"model     {config.model}, {parameters:.2f} M parameters, {precision} on {compute.device}{processes}",
-        f"optimizer {config.opt}, lr {config.lr:g} {config.sched}, batch {batch}, {run.num_epochs} epochs of "
-        f"{run.updates_per_epoch} updates",
-        f"smoothing {config.smoothing:g}{run.spec.why_smoothing(config)}",
-        f"best      by {label(run.metric)}: {run.reason}",
-        *(f"          {note}" for note in notes if note),
-    ]
-    run.report.say("\n".join(lines))
-
-
-def _size(dataset: Any) -> str:
-    try:
-        return "none" if dataset is None else f"{len(dataset)}"
-    except TypeError:
-        return "a stream"

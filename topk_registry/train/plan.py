@@ -1,0 +1,89 @@
+"""The plan that a run prints before the first epoch: everything that decides its result, in at most 14 lines."""
+
+from typing import Any
+
+from topk_registry.train import data
+from topk_registry.train.config import OWN_BATCHES, TrainConfig
+from topk_registry.train.loop import Run
+from topk_registry.train.report import label
+
+TIMM_EPOCHS = 300
+
+
+def plan(run: Run, place: str) -> str:
+    """Return the plan of a run as text. ``place`` names the folder that the run writes."""
+    config, compute, opened = run.config, run.compute, run.data
+    parameters = sum(parameter.numel() for parameter in run.model.parameters()) / 1e6
+    precision = str(compute.amp or compute.dtype).removeprefix("torch.")
+    processes = f", {compute.world_size} processes" if compute.distributed else ""
+    batch = config.batch_size * compute.world_size * config.grad_accum_steps
+    lines = [
+        f"loss      {run.spec.describe()}{_weights(run)}",
+        *(f"kernels   {problem}" for problem in run.kernels[:1]),
+        f"data      {data.name_of(config)}: {_size(opened.train)} to train, {_size(opened.validation)} to evaluate, "
+        f"{config.num_classes} classes",
+        f"images    {_images(run)}",
+        f"augment   {_augmentation(config)}",
+        f"smoothing {config.smoothing:g}{run.spec.why_smoothing(config)}",
+        f"model     {config.model}, {parameters:.2f} M parameters, {precision} on {compute.device}{processes}",
+        f"optimizer {config.opt}, lr {config.lr:g} {config.sched}, warm-up {config.warmup_epochs}, batch {batch}, "
+        f"{run.num_epochs} epochs of {run.updates_per_epoch} updates",
+        f"best      by {label(run.metric)}: {run.reason}",
+        f"run       seed {config.seed}, {config.workers} workers, {place}",
+        *(f"          {note}" for note in _notes(run) if note),
+    ]
+    return "\n".join(lines)
+
+
+def _weights(run: Run) -> str:
+    weights = run.task.loss_record.get("class_weight")
+    return f", class weights from {min(weights):.4g} to {max(weights):.4g}" if weights else ""
+
+
+def _images(run: Run) -> str:
+    prepared = run.preprocessing
+    size = "x".join(map(str, prepared["input_size"][1:]))
+    mean, std = (", ".join(f"{value:.3g}" for value in prepared[name]) for name in ("mean", "std"))
+    return f"{size}, crop {prepared['crop_pct']:g}, {prepared['interpolation']}, mean {mean}, std {std}"
+
+
+def _augmentation(config: TrainConfig) -> str:
+    if config.dataset == OWN_BATCHES:
+        return "as your loader does"
+    parts = ["none (--no-aug)"]
+    if not config.no_aug:
+        low, high = config.scale[0], config.scale[-1]
+        flips = [f"{name} {p:g}" for name, p in (("flip", config.hflip), ("vertical flip", config.vflip)) if p]
+        jitter = [f"color jitter {config.color_jitter:g}"] if config.color_jitter and not config.aa else []
+        interpolation = config.train_interpolation or "evaluation's"
+        parts = [f"random crop {low:g} to {high:g}", *flips, *jitter, f"{interpolation} interpolation"]
+        parts += [f"--aa {config.aa}"] if config.aa else []
+        parts += [f"random erasing {config.reprob:g}"] if config.reprob else []
+    mixes = [f"{name} {value:g}" for name, value in (("mixup", config.mixup), ("cutmix", config.cutmix)) if value]
+    parts += [f"{', '.join(mixes)}, with probability {config.mixup_prob:g}"] if mixes else ["no mixup"]
+    return ", ".join(parts)
+
+
+def _notes(run: Run) -> list[str]:
+    config = run.config
+    notes = [*run.compute.warnings, run.spec.note_on_k(config.num_classes or 0)]
+    starts_trained = config.pretrained or config.pretrained_path or config.initial_checkpoint
+    if starts_trained and config.opt == "sgd" and config.epochs == TIMM_EPOCHS:
+        notes.append(
+            f"{TIMM_EPOCHS} epochs of SGD are timm's defaults for training from scratch: for pretrained weights, use "
+            "--config finetune"
+        )
+    updates, averaged = run.num_epochs * run.updates_per_epoch, 1 / max(1 - config.model_ema_decay, 1e-9)
+    if config.model_ema and not config.model_ema_warmup and updates < averaged:
+        notes.append(
+            f"warning: {updates} updates are few for --model-ema-decay {config.model_ema_decay:g}, which averages over "
+            f"{averaged:.0f}: lower the decay or use --model-ema-warmup"
+        )
+    return notes
+
+
+def _size(dataset: Any) -> str:
+    try:
+        return "none" if dataset is None else f"{len(dataset)}"
+    except TypeError:
+        return "a stream"
