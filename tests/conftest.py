@@ -9,7 +9,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from tests import WORKERS, workers
+from tests import WORKERS, webgpu, workers
 from topk_registry import refresh_plugins
 from topk_registry.cli.commands import commands
 from topk_registry.registry import losses, timm_losses
@@ -36,6 +36,17 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
         return Path(shutil.copytree(original, tmp_path_factory.mktemp(name), dirs_exist_ok=True))
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def software_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A WebGPU device that a library computes on the CPU, for this process and the processes that it starts."""
+    if missing := webgpu.missing():
+        (pytest.fail if webgpu.expected() else pytest.skip)(missing)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in webgpu.environment(tmp_path_factory.mktemp("vulkan")).items():
+            patch.setenv(name, value)
+        yield
 
 
 @pytest.fixture

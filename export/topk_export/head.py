@@ -13,7 +13,8 @@ split into chunks of classes, so that the temporary tensors of one chunk fit int
 The head contains no Sigmoid, because onnxruntime computes Sigmoid inaccurately far below zero. The head contains no
 MatMul, because GPUs round the inputs of MatMul to TF32, and because quantizers convert MatMul to integers. The head
 adds the numbers of a long row in blocks, because onnxruntime adds the numbers of a row in order. The head contains no
-Loop, If and Scan, which CUDA graphs do not support.
+Loop, If and Scan, which CUDA graphs do not support. So that onnxruntime's WebGPU provider runs all nodes except
+arithmetic with shapes, the head contains no Sum, no Or, no Slice of integers, and no Split with many outputs.
 """
 
 import math
@@ -34,6 +35,7 @@ BITS = 50.0  # powers of odds are replaced by 0 from 2^-BITS on, before they bec
 SMALLEST = 126.0  # 2^-126 is the smallest number that is not denormal
 PRODUCTS = 4096  # above this number of products, one polynomial product becomes a sum over coefficients
 INF = float("inf")
+LOWEST = -3e38  # score of an excluded class: WebGPU's TopK returns the index -1 for scores of at most -3.4e38
 
 
 def add_head(model: Any, metadata: Metadata) -> None:
@@ -52,7 +54,7 @@ def add_head(model: Any, metadata: Metadata) -> None:
     k, wanted, add = metadata.k, metadata.outputs, Nodes(model, PREFIX)
     flat = len(axes) == 1
     optional_input(model, ALLOWED, np.ones((1, n) if flat else (1, 1, n), bool), ["rows", *["positions_"][flat:], n])
-    scores = add("Where", ALLOWED, LOGITS, -INF)
+    scores = add("Where", ALLOWED, LOGITS, LOWEST)
     if metadata.multilabel:
         odds = add("Exp", add("Min", _over(add, scores, metadata.temperature), 60.0))
         results = {"probabilities": add("Mul", odds, add("Div", 1.0, add("Add", odds, 1.0)))}
@@ -78,10 +80,14 @@ def _results(add: Nodes, s: str, n: int, k: int, theta: float, with_marginals: b
     with_tree = with_marginals and k > 1
     # the (k + 1)-th score shows whether more than one set of k classes is possible
     size = max(k + 1, _group_size(k, n)) if with_tree and 2 * k <= n else k + with_tree
+    if with_tree:
+        s = add("Max", s, LOWEST)
     top, where = add("TopK", s, [size], axis=-1, outputs=2)
-    best, classes = (x if size == k else add("Slice", x, [0], [k], [1]) for x in (top, where))
-    results = {"indices": add("Where", add("Equal", best, -INF), -1, classes)}
-    largest = best if k == 1 else add("Slice", top, [0], [1], [1])
+    excluded = _excluded(add, top)
+    top, classes = add("Where", excluded, -INF, top), add("Where", excluded, -1, where)
+    # Gather, because the WebGPU provider cannot slice integers
+    results = {"indices": classes if size == k else add("Gather", classes, np.arange(k), axis=1)}
+    largest = top if size == 1 else add("Slice", top, [0], [1], [1])
     if with_tree and theta == 1 and 2 * k <= n:
         return results | _marginals_and_softmax(add, s, top, where, size, n, k)
     results["probabilities"], total = _softmax(add, s, largest, n, 1.0)
@@ -90,7 +96,7 @@ def _results(add: Nodes, s: str, n: int, k: int, theta: float, with_marginals: b
     if k == 1:
         marginals = results["probabilities"] if theta == 1 else _softmax(add, s, largest, n, theta)[0]
     else:
-        certain = add("Equal", add("Slice", top, [k], [k + 1], [1]), -INF)
+        certain = _excluded(add, add("Slice", top, [k], [k + 1], [1]))
         poison = add("Sub", total, total)  # 0, or NaN
         if 2 * k > n:
             marginals = _of_the_complement(add, s, certain, poison, n, k, theta)
@@ -98,6 +104,10 @@ def _results(add: Nodes, s: str, n: int, k: int, theta: float, with_marginals: b
             group = _solve(add, s, _usual(add, certain, top), where, size, n, k, theta)
             marginals = _inside(add, group, certain, poison, top, where, n)
     return results | {"marginals": marginals}
+
+
+def _excluded(add: Nodes, scores: str) -> str:
+    return add("LessOrEqual", scores, LOWEST)
 
 
 def _over(add: Nodes, x: str, theta: float) -> str:
@@ -111,23 +121,30 @@ def _usual(add: Nodes, certain: str, x: str) -> str:
 def _softmax(add: Nodes, s: str, largest: str, n: int, theta: float) -> tuple[str, str]:
     """Return softmax(s / theta) [B, n], and the sum [B, 1] by which the exponentials were divided."""
     e = add("Exp", _over(add, add("Sub", s, largest), theta))
-    total = _total(add, _split(add, e, _parts(n, n)))
+    total = _poisoned(add, _total(add, _split(add, e, _parts(n, n))))
     return add("Div", e, total), total
+
+
+def _poisoned(add: Nodes, total: str) -> str:
+    # some GPUs compute exp(NaN) = inf, and x / inf is 0
+    return add("Add", total, add("Sub", total, total))
 
 
 def _marginals_and_softmax(
     add: Nodes, s: str, top: str, where: str, size: int, n: int, k: int
 ) -> dict[str, str]:  # fmt: skip
     # at temperature 1, the odds of the tail give the softmax, too
-    certain = add("Equal", add("Slice", top, [k], [k + 1], [1]), -INF)
+    certain = _excluded(add, add("Slice", top, [k], [k + 1], [1]))
     group = _solve(add, s, _usual(add, certain, top), where, size, n, k, 1.0)
     largest = add("Slice", top, [0], [1], [1])
     e = add("Exp", add("Sub", top, largest))
     total = add.reduce("ReduceSum", e, 1)
-    softmax = s  # without a tail, ScatterElements replaces all entries
+    softmax, ratio = s, ""  # without a tail, ScatterElements replaces all entries
     if group.odds:
         ratio = add("Exp", add("Min", add("Sub", group.a, largest), 0.0))
         total = add("Add", total, add("Mul", ratio, group.mass))
+    total = _poisoned(add, total)
+    if group.odds:
         softmax = add("Mul", group.odds, add("Div", ratio, total))
     softmax = add("ScatterElements", softmax, where, add("Div", e, total), axis=1)
     marginals = _inside(add, group, certain, add("Sub", total, total), top, where, n)
@@ -138,7 +155,7 @@ def _inside(add: Nodes, f: "_Solution", certain: str, poison: str, top: str, whe
     """Return the probability of each class to be in the set [B, n]."""
     cases = add("Mul", f.p, f.outside[0]), add("Mul", f.q, f.outside[1])  # in the set, outside of it
     in_top = add("Div", cases[0], add("Add", *cases))
-    in_top = add("Where", certain, add("Where", add("Equal", top, -INF), 0.0, 1.0), in_top)
+    in_top = add("Where", certain, add("Where", _excluded(add, top), 0.0, 1.0), in_top)
     in_top = add("Add", in_top, poison)
     if not f.odds:  # ScatterElements replaces all entries
         return add("ScatterElements", top, where, in_top, axis=1)
@@ -158,7 +175,7 @@ def _of_the_complement(add: Nodes, s: str, certain: str, poison: str, n: int, k:
     out = _join(add, _divide_out(add, f, poison, f.k), n) if f.odds else s
     out = add("ScatterElements", out, where, in_top, axis=1)
     out = add("Where", certain, 1.0, out)
-    return add("Add", add("Where", add("Equal", s, -INF), 0.0, out), poison)
+    return add("Add", add("Where", _excluded(add, s), 0.0, out), poison)
 
 
 # --- long rows
@@ -178,9 +195,13 @@ def _parts(n: int, limit: int) -> list[tuple[int, int]]:
 
 def _split(add: Nodes, x: str, parts: list[tuple[int, int]]) -> list[str]:
     """Cut x [B, n] into parts [B, blocks, length]."""
-    sizes = [blocks * length for blocks, length in parts]
-    rows = [x] if len(parts) == 1 else add("Split", x, sizes, axis=1, outputs=len(parts))
-    return [add("Reshape", row, [0, *part]) for row, part in zip(rows, parts, strict=True)]
+    tensors, start = [], 0
+    for blocks, length in parts:
+        end = start + blocks * length
+        row = x if len(parts) == 1 else add("Slice", x, [start], [end], [1])
+        tensors.append(add("Reshape", row, [0, blocks, length]))
+        start = end
+    return tensors
 
 
 def _join(add: Nodes, tensors: list[str], n: int) -> str:
@@ -284,7 +305,10 @@ def _power_sums(add: Nodes, tail: list[str], first: str, k: int) -> str:
             sums.insert(0, add.reduce("ReduceSum", power, 2))  # [B, blocks, 1]
         blocks = sums[0] if len(sums) == 1 else add("Concat", *sums, axis=2)
         of_parts.append(add.reduce("ReduceSum", blocks, 1, keepdims=False))
-    return add("Concat", of_parts[0] if len(of_parts) == 1 else add("Sum", *of_parts), first, axis=1)
+    total = of_parts[0]
+    for part in of_parts[1:]:
+        total = add("Add", total, part)
+    return add("Concat", total, first, axis=1)
 
 
 def _from_power_sums(add: Nodes, P: str, k: int) -> _Polynomial:
@@ -363,7 +387,7 @@ def _divide_out(add: Nodes, f: _Solution, poison: str, degree: int) -> list[str]
     """
     last = add("Add", add("Slice", f.c.tensor, [f.k], [f.k + 1], [0]), add("Unsqueeze", poison, [0]))
     c = add("Transpose", add("Div", f.c.tensor, last), perm=[1, 0, 2])  # [B, k + 1, 1]
-    coefficients = add("Split", c, [1] * (f.k + 1), axis=1, outputs=f.k + 1)
+    coefficients = [add("Slice", c, [j], [j + 1], [1]) for j in range(degree + 1)]
     quotients = []
     for w in f.tail:
         d = coefficients[0]

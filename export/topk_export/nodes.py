@@ -47,7 +47,7 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
     add = Nodes(model, PREFIX)
     optional_input(model, ALPHA, np.asarray([sets.alpha], np.float32), ["levels"])
     lists = ALLOWED in {value.name for value in model.graph.input}
-    scores, broken = _add_scores(add, sets.score, sets.temperature, int(n), lists=lists)
+    scores, sound = _add_scores(add, sets.score, sets.temperature, int(n), lists=lists)
     level = add("Unsqueeze", ALPHA, [1])
     # the index of the level is the number of levels up to alpha, minus 1
     reached = add("GreaterOrEqual", level, add.constant(np.asarray(sets.levels, np.float32), ALPHAS))
@@ -57,10 +57,11 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
     limits = add("Gather", table, add("Cast", index, to=TensorProto.INT64), axis=0)
     above_first = add("GreaterOrEqual", level, float(sets.levels[0]))  # false for NaN
     within = add("And", above_first, add("LessOrEqual", level, float(sets.levels[-1])))
-    inside = add("Or", add("LessOrEqual", scores, limits), add("Or", broken, add("Not", within)))
+    outside = add("And", add("Not", add("LessOrEqual", scores, limits)), add("And", sound, within))
     if lists:
-        inside = add("And", inside, ALLOWED)
-    add("Identity", inside, out=SET)
+        add("And", add("Not", outside), ALLOWED, out=SET)
+    else:
+        add("Not", outside, out=SET)
     size = add("ReduceSum", add("Cast", SET, to=TensorProto.FLOAT), [1], keepdims=0)
     add("Cast", size, out=SIZE, to=TensorProto.INT64)
     add.output(SET, TensorProto.BOOL, [batch, n])
@@ -85,8 +86,8 @@ def score_model(model: Any, score: Score, temperature: float) -> Any:
     graph = helper.make_graph([], "scores", [logits], [])
     scoring = helper.make_model(graph, opset_imports=model.opset_import, ir_version=model.ir_version)
     add = Nodes(scoring, PREFIX)
-    scores, broken = _add_scores(add, score, temperature, int(n))
-    add("Where", broken, [np.nan], scores, out=SCORES)
+    scores, sound = _add_scores(add, score, temperature, int(n))
+    add("Where", sound, scores, [np.nan], out=SCORES)
     add.output(SCORES, TensorProto.FLOAT, ["batch", n])
     return scoring
 
@@ -116,12 +117,12 @@ def digest_of_table(sets: PredictionSets) -> str:
 
 
 def _add_scores(add: Nodes, score: Score, temperature: float, n: int, lists: bool = False) -> tuple[str, str]:
-    """Append nodes for the scores [B, n] and for a mask [B, 1] of rows that contain NaN. Return both tensor names."""
+    """Append nodes for the scores [B, n] and for a mask [B, 1] of rows without NaN. Return both tensor names."""
     scaled = LOGITS if temperature == 1 else add("Div", LOGITS, [float(temperature)])
     p = add("Softmax", scaled, axis=-1)
     total = add("ReduceSum", p, [1], keepdims=1)
     # not every runtime implements IsNaN, but a comparison with NaN is always false
-    broken = add("Not", add("LessOrEqual", total, [LARGEST]))
+    sound = add("LessOrEqual", total, [LARGEST])
     if score.name == "lac":  # -log p, with LARGEST in place of infinity
         shifted = add("Sub", scaled, add.reduce("ReduceMax", scaled, 1))
         log_total = add("Log", add("ReduceSum", add("Exp", shifted), [1], keepdims=1))
@@ -135,7 +136,7 @@ def _add_scores(add: Nodes, score: Score, temperature: float, n: int, lists: boo
         scores = add("ScatterElements", empty, classes, ordered, axis=1)
     best = add("ArgMax", add("Where", ALLOWED, p, [-1.0]) if lists else p, axis=1, keepdims=1)
     is_best = add("Equal", np.arange(n)[None], best)
-    return add("Where", is_best, [-LARGEST], scores), broken
+    return add("Where", is_best, [-LARGEST], scores), sound
 
 
 def _stored(table: np.ndarray) -> np.ndarray:

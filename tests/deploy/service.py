@@ -47,9 +47,11 @@ class Process:
 
     def __enter__(self) -> "Process":
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
-        assert found, line + self.process.stdout.read()
+        lines, found = [], None
+        while found is None:  # libraries of a device may print warnings first
+            lines.append(self.process.stdout.readline())
+            assert lines[-1], "".join(lines)
+            found = re.search(r"http://127\.0\.0\.1:(\d+)/", lines[-1])
         self.port = int(found[1])
         wait_until(lambda: answered(self.port))
         return self

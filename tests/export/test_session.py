@@ -20,7 +20,7 @@ without_gpu = pytest.mark.skipif(CUDA_WORKS, reason="this machine has a GPU")
 class Session:
     """A session that pretends to run where it was opened."""
 
-    def __init__(self, source, options, providers=None):
+    def __init__(self, source, options, providers=None, enable_fallback=1):
         self.providers = providers or [*options.added, "CPUExecutionProvider"]
 
     def get_providers(self):
@@ -89,7 +89,7 @@ def test_an_installed_plugin_package_is_registered(fake, monkeypatch, tmp_path):
 
 def test_a_library_of_the_environment_is_registered(fake, monkeypatch, tmp_path):
     ort, library = fake(), tmp_path / "libep.so"
-    monkeypatch.setenv(runtime.LIBRARY_VARIABLE, str(library))
+    monkeypatch.setenv(runtime.library_variable("cuda"), str(library))
     with pytest.raises(DeviceError, match="does not exist"):
         runtime.open_session(b"model", device="cuda", require_gpu=True)
     library.touch()
@@ -97,20 +97,28 @@ def test_a_library_of_the_environment_is_registered(fake, monkeypatch, tmp_path)
     assert ort.registered == [("CUDAExecutionProvider", str(library))]
 
 
-def test_without_any_plugin_it_runs_on_the_cpu_with_a_warning(fake):
+def test_a_device_that_is_named_and_missing_is_an_error_that_lists_the_others(fake, monkeypatch):
+    fake("VendorExecutionProvider")
+    monkeypatch.setattr(runtime.pkgutil, "iter_modules", list)
+    for device, remedy in (("cuda", "onnxruntime-gpu"), ("tensorrt", "onnxruntime-gpu"), ("webgpu", "ep-webgpu")):
+        with pytest.raises(DeviceError, match=f"requested {device}, .*CPUEx.*, VendorEx.*For {device}, .*{remedy}"):
+            runtime.open_session(b"model", device=device)
+
+
+def test_without_any_plugin_auto_runs_on_the_cpu_with_a_warning(fake):
     fake()
-    with pytest.warns(RuntimeWarning, match="onnxruntime runs on the CPU"):
-        assert runtime.device_of(runtime.open_session(b"model", device="cuda")) == "cpu"
+    with pytest.warns(RuntimeWarning, match="onnxruntime runs the model on the CPU"):
+        assert runtime.device_of(runtime.open_session(b"model")) == "cpu"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         runtime.open_session(b"model", device="cpu")
 
 
 @without_gpu
-def test_a_gpu_that_is_missing_is_a_warning_or_an_error(model_file):
-    with pytest.warns(RuntimeWarning, match="requested cuda, but onnxruntime runs on the CPU"):
-        assert Predictor(model_file, device="cuda").device == "cpu"
-    for device in ("auto", "cuda", "tensorrt"):
+def test_a_gpu_that_is_missing_is_an_error(model_file):
+    with pytest.raises(DeviceError, match="requested cuda, but onnxruntime runs the model on the CPU"):
+        Predictor(model_file, device="cuda")
+    for device in ("auto", "cpu", "cuda", "tensorrt"):
         with pytest.raises(DeviceError, match="onnxruntime-gpu"):
             Predictor(model_file, device=device, require_gpu=True)
 

@@ -38,8 +38,9 @@ class Predictor:
 
     Args:
         path: ONNX file that :func:`topk_export.export_onnx` or a calibration wrote.
-        device: ``"cpu"``, ``"cuda"``, ``"tensorrt"`` or ``"auto"``. ``"auto"`` selects CUDA if there is an NVIDIA GPU,
-            else the CPU. If the model cannot run on the selected GPU, the model runs on the CPU, with a warning.
+        device: ``"cpu"``, ``"cuda"``, ``"tensorrt"``, ``"webgpu"`` or ``"auto"``. ``"auto"`` selects CUDA if there is
+            an NVIDIA GPU, else the CPU. If the model cannot run on the GPU that ``"auto"`` selected, the model runs on
+            the CPU, with a warning.
         require_gpu: raise :class:`~topk_export.DeviceError` if the model does not run on a GPU.
         threads: number of CPU threads for one run of the model. Default: the default of onnxruntime.
         max_pixels: maximum number of pixels per image. A larger file raises an exception and is not decoded.
@@ -51,7 +52,8 @@ class Predictor:
     Raises:
         ModelFileError: the file is not an exported model, its external weights are missing or belong to another model,
             or the thresholds of its prediction sets changed after the calibration.
-        DeviceError: ``require_gpu`` is True, and the model does not run on a GPU.
+        DeviceError: the model cannot run on the named device, or ``require_gpu`` is True and the model does not run on
+            a GPU.
     """
 
     def __init__(
