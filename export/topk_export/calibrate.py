@@ -27,12 +27,13 @@ import numpy as np
 from topk_export import graph
 from topk_export.errors import ExportError, ImageError, ModelFileError
 from topk_export.nodes import LARGEST, SCORES, SET, add_sets, digest_of_table, score_model
+from topk_export.runtime.inputs import inputs_for
 from topk_export.runtime.metadata import LOGITS, SET_OUTPUTS, Metadata
 from topk_export.runtime.predictor import Predictor, read_ahead
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import move_into_place
-from topk_export.verify import SAMPLE, beside, expected_sets, inputs_for
+from topk_export.verify import SAMPLE, beside, expected_sets
 from topk_registry.conformal import (
     PredictionSets,
     Score,

@@ -23,17 +23,17 @@ from torch import Tensor, nn
 from topk_export import graph
 from topk_export.errors import ExportError, first_line, naming
 from topk_export.head import add_head
+from topk_export.runtime.inputs import SAMPLES, image_batch
 from topk_export.runtime.metadata import LOGITS, MULTILABEL, MULTILABEL_OUTPUTS, OUTPUTS, TASKS, Metadata
 from topk_export.runtime.weights import files_of, move_into_place
 from topk_export.source import Source, load_source
 from topk_export.staging import Progress, checked_k, checked_names, checked_temperature, verify_staged, versions
-from topk_export.verify import SAMPLE, beside, image_batch, largest_error, write_json, write_sample
+from topk_export.verify import SAMPLE, beside, largest_error, write_json, write_sample
 from topk_registry.nn.classifier import find_classifier
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 OPSETS = range(18, 22)  # with opset 22 and above, onnxruntime's CUDA provider runs MaxPool on the CPU
 LABELS, RECIPE = "labels.txt", "preprocess.json"
-SAMPLES = 5  # number of images in the recorded sample: the verification runs batches of up to 5 images
 SQUASHED = ("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid")  # operators whose outputs are not logits
 HOW_TO_EXPORT_SCORES = (
     "the export needs logits. Name the module that computes the logits, such as the last linear layer: "

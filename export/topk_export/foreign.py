@@ -17,6 +17,7 @@ from topk_export import graph
 from topk_export.detect import FLOATS, LINEAR, SIGMOID, Found, find_logits, shape_text
 from topk_export.errors import ExportError, ModelFileError, first_line, naming
 from topk_export.head import add_head
+from topk_export.runtime.inputs import SAMPLES, as_arrays, check_feed, image_batch, random_inputs
 from topk_export.runtime.metadata import (
     ALLOWED,
     ALPHA,
@@ -32,17 +33,16 @@ from topk_export.runtime.metadata import (
     Metadata,
 )
 from topk_export.runtime.preprocess import Preprocess
-from topk_export.runtime.session import as_arrays, check_feed, open_session
+from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import files_of, move_into_place
 from topk_export.staging import Progress, checked_k, checked_names, checked_temperature, verify_staged, versions
-from topk_export.verify import SAMPLE, beside, image_batch, largest_error, random_inputs, write_sample
+from topk_export.verify import SAMPLE, beside, largest_error, write_sample
 
 OLDEST = 13  # the head needs this version of the default operator set
 TARGET = 18  # older models are converted to this version
 ORIGINAL = "original_"  # prefix of names that the head also uses
 RESERVED = frozenset((LOGITS, ALLOWED, ALPHA, ALPHAS, THRESHOLDS, *OUTPUTS, *SET_OUTPUTS))
 SMALLEST_PROBABILITY = 1.2e-38
-SAMPLES = 5  # rows of the recorded sample
 PREPARE = "prepare/"  # of the names of the nodes between the original model and the head
 
 

@@ -19,16 +19,15 @@ import numpy as np
 
 from topk_export import graph
 from topk_export.errors import ModelFileError
+from topk_export.runtime.inputs import as_arrays, inputs_for
 from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, SET_OUTPUTS, THRESHOLDS, Metadata
-from topk_export.runtime.preprocess import UNKNOWN, Preprocess
-from topk_export.runtime.session import TYPES, as_arrays, device_of, open_session, placement
+from topk_export.runtime.session import device_of, open_session, placement
 from topk_export.runtime.weights import check_digest, check_thresholds
 from topk_registry.conformal import Score, log_probabilities, probabilities
 
 SAMPLE = "sample.npz"
 INPUT, OUTPUT = "input:", "output:"  # prefixes of the arrays in a sample
 END_LIMIT = 2e-6  # absolute error of float32 probabilities that the original model computes from its logits
-FREE_AXIS = 64  # length that an axis of any length gets in random inputs
 BATCHES = (1, 2, 5)
 RUNS = "runs at batch"
 RTOL = 1e-5  # relative tolerance of marginals, probabilities and logits
@@ -126,45 +125,6 @@ def beside(model: Path, kind: str) -> Path:
 
 def write_json(content: Mapping[str, Any], path: Path) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def image_batch(recipe: Preprocess, *, in_graph: bool = False, batch: int = max(BATCHES)) -> np.ndarray:
-    """Return a batch of random images in the input format of the model: a grid of 4 x 4 random colors, plus noise.
-
-    The images are the same in each call. If mean and standard deviation of the preprocessing are unknown, the values
-    are between -1 and 1.
-    """
-    c, h, w = recipe.input_size
-    rng = np.random.default_rng(0)
-    coarse = rng.integers(0, 256, (batch, 4, 4, c)).repeat(-(-h // 4), 1).repeat(-(-w // 4), 2)[:, :h, :w]
-    pixels = np.clip(coarse + rng.normal(0, 20, coarse.shape), 0, 255).astype(np.uint8)
-    if recipe.color == UNKNOWN:
-        return (pixels.transpose(0, 3, 1, 2) / np.float32(127.5) - 1).astype(np.float32)
-    return pixels if in_graph else recipe.normalize(pixels)
-
-
-def random_inputs(session: Any, largest: int = 1) -> dict[str, np.ndarray]:
-    """Return random values for all inputs of a model, by name. The values are the same in each call.
-
-    Floating-point inputs are normally distributed. Integers are from 0 to ``largest``; many models look integers up in
-    a table, whose length is unknown. Axes of any length get the length 5 for the first axis (the batch), and
-    ``FREE_AXIS`` for the other axes.
-    """
-    rng = np.random.default_rng(0)
-    feed = {}
-    for value in session.get_inputs():
-        free = [FREE_AXIS if i else max(BATCHES) for i in range(len(value.shape))]
-        shape = [d if isinstance(d, int) and d > 0 else f for d, f in zip(value.shape, free, strict=True)]
-        dtype = TYPES.get(value.type)
-        if value.type == "tensor(string)":
-            feed[value.name] = np.full(shape, "a", dtype=object)
-        elif dtype is None:
-            raise ModelFileError(f"the input {value.name} has the type {value.type}, which is not supported")
-        elif np.issubdtype(dtype, np.floating):
-            feed[value.name] = rng.standard_normal(shape).astype(dtype)
-        else:
-            feed[value.name] = rng.integers(0, 2 if dtype is np.bool_ else largest + 1, shape).astype(dtype)
-    return feed
 
 
 def write_sample(path: Path, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], error: float) -> None:
@@ -374,13 +334,6 @@ def _check_runs(session: Any, metadata: Metadata, recorded: Sample | None, layer
     yield from _check_outputs("model", flat, rows, metadata)
     if (attached := metadata.attached or {}).get("end") or attached.get("from_probabilities"):
         yield _check_end(attached, outputs)
-
-
-def inputs_for(session: Any, metadata: Metadata) -> dict[str, np.ndarray]:
-    """Return random inputs of a model, by name."""
-    if metadata.preprocess is None:
-        return random_inputs(session)
-    return {session.get_inputs()[0].name: image_batch(metadata.preprocess, in_graph=metadata.in_graph)}
 
 
 def _rows(values: np.ndarray, batch: int) -> np.ndarray:

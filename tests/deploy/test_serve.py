@@ -13,13 +13,15 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import onnx
 import pytest
 from PIL import Image
 
 from tests.deploy.files import COLORS, NAMES, png, write_file
 from tests.deploy.service import PATIENCE, Process, form, predict, read, request, served, wait_until
 from tests.export.colours import png_of
-from topk_export import Predictor
+from tests.export.foreign import TAILS, WEIGHT, classifier
+from topk_export import Predictor, attach
 from topk_export.commands.serve import main
 
 JSON = "application/json"
@@ -528,3 +530,57 @@ def test_uploads_stay_in_memory(port, monkeypatch):
     assert len(buffer.getvalue()) > 2**21
     body, kind = form([buffer.getvalue()])
     assert predict(port, body, kind=kind)[0] == 200
+
+
+@pytest.fixture(scope="module")
+def arrays(tmp_path_factory):
+    """A service of a file that takes arrays, without sets."""
+    folder = tmp_path_factory.mktemp("arrays")
+    onnx.save(classifier(TAILS["softmax"]), str(folder / "m.onnx"))
+    with served(
+        Predictor(attach(folder / "m.onnx", folder / "o.onnx", k=2), device="cpu"), images=8, values=100
+    ) as port:
+        yield port
+
+
+def ask(port, content, kind=JSON):
+    body = content if isinstance(content, bytes) else json.dumps(content).encode()
+    status, answer, _ = request(port, "POST", "/predict", body, {"Content-Type": kind})
+    return status, answer
+
+
+def test_rows_of_arrays(arrays):
+    x = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float32)
+    status, answer = ask(arrays, {"inputs": {"x": x.tolist()}, "allow": ["1", "2", "3"]})
+    assert status == 200
+    best = (x @ WEIGHT)[:, 1:4].argmax(-1) + 1
+    assert [row["top"][0]["index"] for row in answer["predictions"]] == best.tolist()
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "message"),
+    [
+        ({"inputs": {"x": [[1, 2, 3]]}}, 400, "takes tensor(float) ['batch', 4], got float32 [1, 3]"),
+        ({"inputs": {"y": [[1, 2, 3, 4]]}}, 400, "takes the inputs x, got y"),
+        ({"inputs": [[1, 2, 3, 4]]}, 400, "by name: x"),
+        ({"inputs": {"x": [[1, 2, 3, "a"]]}}, 400, "the input x takes"),
+        ({"inputs": {"x": [[1, 2], [3]]}}, 400, "expected application/json with 'inputs'"),
+        ({"images": []}, 400, "not an object with these keys"),
+        ({"inputs": {"x": [[1, 2, 3, 4]] * 9}}, 400, "expected 1 to 8 rows, got 9"),
+        ({"inputs": {"x": []}}, 400, "the input x takes"),
+        ({"inputs": {"x": [[1, 2, 3, 4]] * 30}}, 413, "more than 100 values"),
+        (b"{", 400, "expected application/json"),
+    ],
+)
+def test_arrays_that_do_not_fit(arrays, content, status, message):
+    got, answer = ask(arrays, content)
+    assert got == status
+    assert message in answer["detail"]
+
+
+def test_a_model_of_arrays_has_no_page_and_takes_no_images(arrays):
+    assert request(arrays, "GET", "/")[0] == 404
+    assert ask(arrays, b"x", "image/png")[0] == 415
+    status, facts, _ = request(arrays, "GET", "/model")
+    assert status == 200
+    assert facts["inputs"] == {"x": ["tensor(float)", ["b", 4]]}

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from topk_registry import registry
@@ -16,6 +17,7 @@ from topk_registry.registry.discovery import OURS, installed_version, misspelt_g
 from topk_registry.registry.errors import DisabledPluginError, PluginError
 
 REQUIRED = ("torch", "timm")
+SLIM = ("attach", "calibrate", "predict", "serve", "triton", "verify")  # commands that need no PyTorch
 OPTIONAL = ("torchvision", "triton", "numba", "onnx", "onnxscript", "onnxruntime")
 
 
@@ -48,11 +50,15 @@ def main(argv: Sequence[str]) -> int:
 def examine() -> Report:
     """Examine the installation and return the report. If one part raises an error, the error becomes a problem."""
     report = Report({"python": f"{platform.python_version()} ({sys.executable})", "platform": platform.platform()})
-    for look in (_packages, _devices, _timm_command, _plugins):
+    without = [name for name in REQUIRED if find_spec(name) is None]
+    looks = (_packages, _devices, _timm_command, _plugins)
+    for look in (_packages, _timm_command) if without else looks:
         try:
             look(report)
         except Exception as error:
             report.problems.append(f"{look.__name__[1:]}: {type(error).__name__}: {error}")
+    if without:
+        report.notes.append(f"without {' and '.join(without)}: only {', '.join(SLIM)} work")
     return report
 
 
@@ -65,7 +71,7 @@ def _packages(report: Report) -> None:
         try:
             import_module(name)
         except Exception as error:
-            if name in REQUIRED or report.facts[name] != "not installed":
+            if report.facts[name] != "not installed":
                 report.problems.append(f"{name} cannot be imported: {type(error).__name__}: {error}")
 
 

@@ -27,7 +27,15 @@ def main(argv: list[str] | None = None) -> int:
             print(", ".join(f"{name} {installed_version(name) or '(not installed)'}" for name in (OURS, "timm")))
             return 0
         return commands.builder(name)(rest)
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "timm", "torchvision"):
+            raise
+        print(f"{program}: {name} needs {error.name}, which is not installed", file=sys.stderr)
+        return 2
     except PluginError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name in ("torch", "timm"):
+            print(f"{program}: {name} needs {error.__cause__.name}, which is not installed", file=sys.stderr)
+            return 2
         places = [] if error.__cause__ is None else places_of(error.__cause__)
         print("\n  at ".join([f"{program}: {error}", *places]), file=sys.stderr)
         return 1 if isinstance(error, BrokenPluginError) else 2

@@ -22,10 +22,11 @@ import numpy as np
 from PIL import Image
 
 from topk_export.errors import ImageError, ModelFileError
+from topk_export.runtime.inputs import check_feed
 from topk_export.runtime.metadata import ALLOWED, ALPHA, LOGITS, SET_OUTPUTS, Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
 from topk_export.runtime.ranking import check_outputs, rank_rows
-from topk_export.runtime.session import TYPES, check_feed, device_of, open_session
+from topk_export.runtime.session import TYPES, device_of, open_session
 from topk_export.runtime.weights import check_digest, check_thresholds
 
 ON_ERROR = ("raise", "skip", "yield")
@@ -97,6 +98,11 @@ class Predictor:
     def inputs(self) -> dict[str, tuple[str, list[Any]]]:
         """Type and shape of each input, by name, such as ``{"input": ("tensor(float)", ["batch", 3, 224, 224])}``."""
         return {name: (value.type, list(value.shape)) for name, value in self._inputs.items()}
+
+    @property
+    def positions(self) -> bool:
+        """Whether the model computes logits for several positions per row: [B, T, n] in place of [B, n]."""
+        return len(self._outputs[LOGITS].shape) == 3
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -219,7 +225,27 @@ class Predictor:
 
     def _axes(self, mask: np.ndarray) -> np.ndarray:
         """Return the mask of the allowed classes with as many axes as the logits."""
-        return mask[:, None] if len(self._outputs[LOGITS].shape) == 3 else mask
+        return mask[:, None] if self.positions else mask
+
+    def check_inputs(self, inputs: Any) -> dict[str, np.ndarray]:
+        """Convert nested lists or arrays for the inputs of the model, by name, to arrays of the model's types.
+
+        Raises:
+            ValueError: an input is missing or unknown, or a value does not fit.
+        """
+        if not isinstance(inputs, Mapping):
+            raise ValueError(f"the inputs must be given by name: {', '.join(self._inputs)}")
+        arrays = {}
+        for name, values in inputs.items():
+            array = np.asarray(values)
+            wanted = TYPES.get(self._inputs[name].type) if name in self._inputs else None
+            if wanted is not None and array.dtype.kind in "if":  # numbers of JSON are float64 or int64
+                cast = array.astype(wanted)
+                if not np.issubdtype(wanted, np.floating) and (cast != array).any():
+                    raise ValueError(f"the input {name} takes {self._inputs[name].type}, got other numbers")
+                array = cast
+            arrays[name] = array
+        return self._check_feed(arrays)
 
     def _check_feed(self, batch: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if isinstance(batch, Mapping):
@@ -254,7 +280,7 @@ class Predictor:
             allowed, alpha, max_set: as in :meth:`stream`.
         """
         check_outputs(self._outputs, self.metadata)
-        if len(self._outputs[LOGITS].shape) != 2:
+        if self.positions:
             raise ModelFileError("the logits have several positions per row: use Predictor.run")
         mask = self.mask_of(allowed) if allowed is not None and not isinstance(allowed, np.ndarray) else allowed
         feed = self._check_feed(inputs)

@@ -19,7 +19,6 @@ import pkgutil
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,50 +121,6 @@ def open_session(
             raise DeviceError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=3)
     return session
-
-
-def check_feed(session: Any, feed: Mapping[str, Any], *, batched: bool = True) -> dict[str, np.ndarray]:
-    """Return the arrays for the inputs of a model, in the types of the model.
-
-    If ``batched`` is False, the inputs of the model have no batch axis, but the arrays have one.
-
-    Raises:
-        ValueError: an input is missing or unknown, an array has another type or shape than the input, or the arrays
-            have different numbers of rows.
-    """
-    inputs = {value.name: value for value in session.get_inputs()}
-    if set(feed) != set(inputs):
-        raise ValueError(f"the model takes the inputs {', '.join(inputs)}, got {', '.join(feed) or 'none'}")
-    arrays = {}
-    for name, value in inputs.items():
-        array = np.asarray(feed[name])
-        wanted = TYPES.get(value.type, array.dtype)
-        shape = ["batch", *value.shape[batched:]]
-        fits = array.ndim == len(shape) and all(
-            not isinstance(length, int) or length in (size, 0, -1)
-            for length, size in zip(shape, array.shape, strict=True)
-        )
-        if not fits or (array.dtype != wanted and not np.can_cast(array.dtype, wanted, "same_kind")):
-            raise ValueError(f"the input {name} takes {value.type} {shape}, got {array.dtype} {list(array.shape)}")
-        arrays[name] = array.astype(wanted, copy=False)
-    if len({len(array) for array in arrays.values()}) > 1:
-        counts = ", ".join(f"{name}: {len(array)}" for name, array in arrays.items())
-        raise ValueError(f"the inputs must have the same number of rows, got {counts}")
-    return arrays
-
-
-def as_arrays(session: Any, outputs: Sequence[Any]) -> dict[str, np.ndarray]:
-    """Return the outputs of a session by name, and as arrays.
-
-    A sequence of maps, as models of scikit-learn return, becomes an array [B, n] in the order of the classes.
-    """
-    arrays = {}
-    for value, output in zip(session.get_outputs(), outputs, strict=True):
-        if value.type.startswith("tensor("):
-            arrays[value.name] = np.asarray(output)
-        elif value.type.startswith("seq(map("):
-            arrays[value.name] = np.asarray([list(row.values()) for row in output])
-    return arrays
 
 
 def device_of(session: Any) -> str:

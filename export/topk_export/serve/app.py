@@ -25,7 +25,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from topk_export.errors import ImageTooLargeError, PredictionError
+from topk_export.errors import ImageTooLargeError, ModelFileError, PredictionError
+from topk_export.runtime.inputs import random_inputs
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.ranking import Prediction, check_outputs
 from topk_export.serve.batching import Batcher
@@ -93,7 +94,14 @@ class Service:
         """Start the queue. Then run the model once: the first run allocates memory, so later runs are faster."""
         predictor, limits = self.predictor, self.limits
         self._batcher = Batcher(predictor, limits.batch, limits.max_set, self.metrics.count_batch)
-        await asyncio.to_thread(predictor.run, np.zeros((1, *predictor.input_shape), predictor.input_type))
+        await asyncio.to_thread(predictor.run, self._warm_up())
+
+    def _warm_up(self) -> Any:
+        predictor = self.predictor
+        if predictor.metadata.preprocess is not None:
+            return np.zeros((1, *predictor.input_shape), predictor.input_type)
+        rows = random_inputs(predictor.session)
+        return {name: x[None] if predictor.metadata.batch == 0 else x for name, x in rows.items()}
 
     async def stop(self) -> None:
         if self._batcher is not None:
@@ -112,7 +120,7 @@ class Service:
         with self._places(1):
             async with self.budget.body(request) as body:
                 wanted = await self._workers.run(self._read, request, body)
-                with self._places(len(wanted.images) - 1):
+                with self._places(len(wanted.images) + len(wanted.rows) - 1):
                     limit = HTTPException(503, f"no answer within {self.limits.request_seconds:g} s", RETRY)
                     predictions = await within_seconds(self._predict(wanted), self.limits.request_seconds, limit)
         seconds = time.perf_counter() - start
@@ -122,6 +130,8 @@ class Service:
     async def _predict(self, wanted: Wanted) -> list[Prediction]:
         assert self._batcher is not None
         batcher = self._batcher
+        if wanted.rows:
+            return await asyncio.gather(*(batcher(row, wanted.mask, wanted.alpha) for row in wanted.rows))
         order = self._workers.admit(wanted.pixels)
 
         async def one(image: bytes) -> Prediction:
@@ -161,7 +171,10 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
         ModelFileError: the model lacks an output that predictions need, or the preprocessing of images is unknown.
     """
     check_outputs(predictor.output_names, predictor.metadata)
-    predictor.metadata.images  # noqa: B018 - raises an error if the file takes no images
+    if predictor.metadata.preprocess is not None:
+        predictor.metadata.preprocess.check_known()
+    if predictor.positions:
+        raise ModelFileError("the logits have several positions per row, which the service does not support")
     service = Service(predictor, limits or Limits())
 
     @contextlib.asynccontextmanager
@@ -175,7 +188,7 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
     app.add_middleware(Guard, service, frozenset(hosts))
     page = (files("topk_export.serve") / "page.html").read_text(encoding="utf-8")
     facts = {"name": predictor.name, "device": predictor.device, "limits": asdict(service.limits)}
-    facts |= asdict(predictor.metadata)
+    facts |= {"inputs": predictor.inputs} | asdict(predictor.metadata)
     model = json.dumps(facts, ensure_ascii=False).encode()
 
     @app.exception_handler(ValueError)
@@ -212,6 +225,8 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
     @app.api_route("/", methods=["GET", "HEAD"])
     async def start(request: Request) -> HTMLResponse:
         check_query(request)
+        if predictor.metadata.preprocess is None:
+            raise HTTPException(404, "the model takes arrays, and the page needs images: send JSON to /predict")
         return HTMLResponse(page)
 
     return app

@@ -12,13 +12,21 @@ import numpy as np
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.ranking import Prediction, rank_rows
 
+Row = np.ndarray | dict[str, np.ndarray]  # inputs of the model for one image, or one array per input, by name
+
 
 @dataclass(frozen=True)
 class _Item:
-    x: np.ndarray
+    x: Row
     mask: np.ndarray | None
     alpha: float | None
     answer: "asyncio.Future[Prediction]"
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Items of one kind fit into one run of the model: the same alpha, and arrays of the same shapes."""
+        arrays = self.x if isinstance(self.x, dict) else {"": self.x}
+        return self.alpha, [array.shape for array in arrays.values()]
 
 
 class Batcher:
@@ -51,12 +59,12 @@ class Batcher:
         await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def __call__(self, x: np.ndarray, mask: np.ndarray | None = None, alpha: float | None = None) -> Prediction:
+    async def __call__(self, x: Row, mask: np.ndarray | None = None, alpha: float | None = None) -> Prediction:
         """Put one image into the queue, and return the prediction for the image.
 
-        ``x`` is the input of the model for this image, without the batch axis. ``mask`` is the mask of the allowed
-        classes, bool [n]. If ``mask`` is None, all classes are allowed. If ``alpha`` is None, the prediction set uses
-        the alpha of the calibration.
+        ``x`` is the input of the model for this image, without the batch axis, or one such array per input. ``mask`` is
+        the mask of the allowed classes, bool [n]. If ``mask`` is None, all classes are allowed. If ``alpha`` is None,
+        the prediction set uses the alpha of the calibration.
         """
         item = _Item(x, mask, alpha, asyncio.get_running_loop().create_future())
         self._queue.append(item)
@@ -90,7 +98,7 @@ class Batcher:
         for item in self._queue:
             if item.answer.done():  # no caller waits for this image
                 continue
-            fits = len(batch) < self._max_batch and (not batch or item.alpha == batch[0].alpha)
+            fits = len(batch) < self._max_batch and (not batch or item.kind == batch[0].kind)
             (batch if fits else rest).append(item)
         self._queue = deque(rest)
         return batch
@@ -100,5 +108,11 @@ class Batcher:
         if any(item.mask is not None for item in batch):
             n = self._predictor.metadata.num_classes
             masks = np.stack([np.ones(n, bool) if item.mask is None else item.mask for item in batch])
-        outputs = self._predictor.run(np.stack([item.x for item in batch]), allowed=masks, alpha=batch[0].alpha)
+        outputs = self._predictor.run(_stacked([item.x for item in batch]), allowed=masks, alpha=batch[0].alpha)
         return list(rank_rows(outputs, self._predictor.metadata, allowed=masks, max_set=self._max_set))
+
+
+def _stacked(rows: list[Any]) -> Any:
+    if isinstance(rows[0], dict):
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+    return np.stack(rows)

@@ -41,7 +41,8 @@ class Limits:
     body_seconds: float = 30.0  # maximum time to receive a body
     header_seconds: float = 15.0  # maximum time to receive a header, and maximum idle time of a connection
     request_seconds: float = 60.0  # maximum time to answer a request
-    images: int = 32  # maximum number of images per request
+    images: int = 32  # maximum number of images, or of rows of arrays, per request
+    values: int = 1_000_000  # maximum number of values of a JSON body with arrays
     pixels: int = 25_000_000  # maximum number of pixels per image
     request_pixels: int = 100_000_000  # maximum number of pixels of all images of a request together
     total_pixels: int = 400_000_000  # maximum number of pixels of all images in progress together
@@ -53,9 +54,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The images and options of one request for predictions."""
+    """The images, or the rows of arrays, and the options of one request for predictions."""
 
     images: list[bytes]  # encoded images
+    rows: list[dict[str, np.ndarray]]  # one array per input of the model, without the batch axis
     pixels: int  # number of pixels of all images together
     mask: np.ndarray | None  # mask of the allowed classes; None: all classes
     alpha: float | None  # probability with which a prediction set may miss the true class; None: as in the calibration
@@ -124,7 +126,8 @@ class Reader:
         self._letters = 2 * sum(map(len, names)) + 1000  # maximum length of a list of class names
         # maximum number of values of a JSON body; the names of classes may contain commas and brackets
         marks = sum(name.count(mark) for name in names for mark in ",[{")
-        self._values = limits.images + len(names) + marks + 10
+        self._arrays = predictor.metadata.preprocess is None
+        self._values = limits.values if self._arrays else limits.images + len(names) + marks + 10
 
     def __call__(self, request: Request, body: bytes) -> Wanted:
         """Parse the images and options of a request.
@@ -147,7 +150,12 @@ class Reader:
         given: dict[str, Any] = {
             name: request.query_params.getlist(name) for name in FIELDS if name in request.query_params
         }
-        if kind == FORM:
+        rows: list[dict[str, np.ndarray]] = []
+        if self._arrays:
+            rows, fields = self._rows(kind, body)
+            given |= fields
+            images = []
+        elif kind == FORM:
             images, fields = asyncio.run(_form(request, body, limits))
             given |= fields
         elif kind == JSON:
@@ -159,8 +167,9 @@ class Reader:
             images = [body]
         else:
             raise HTTPException(415, f"expected Content-Type image/*, {FORM} or {JSON}, got {kind or 'none'!r}")
-        if not 1 <= len(images) <= limits.images:
-            raise HTTPException(400, f"expected 1 to {limits.images} images, got {len(images)}")
+        if not 1 <= len(images) + len(rows) <= limits.images:
+            what = "rows" if self._arrays else "images"
+            raise HTTPException(400, f"expected 1 to {limits.images} {what}, got {len(images) + len(rows)}")
         if not all(images):
             raise HTTPException(400, f"image {images.index(b'') + 1} of {len(images)} is empty: it has 0 bytes")
         alpha = _number(given.get("alpha"), "alpha")
@@ -168,7 +177,25 @@ class Reader:
         if max_set is None or not 1 <= max_set <= limits.max_set or max_set != int(max_set):
             raise HTTPException(400, f"max_set must be an integer from 1 to {limits.max_set}")
         mask = self._mask(given["allow"]) if "allow" in given else None
-        return Wanted(images, pixels_of(images, limits), mask, alpha, int(max_set))
+        return Wanted(images, rows, pixels_of(images, limits), mask, alpha, int(max_set))
+
+    def _rows(self, kind: str, body: bytes) -> tuple[list[dict[str, np.ndarray]], dict[str, Any]]:
+        """Parse a JSON body with arrays, for a model that takes arrays."""
+        takes = ", ".join(f"{name}: {value} {shape}" for name, (value, shape) in self._predictor.inputs.items())
+        expected = f"expected {JSON} with 'inputs', one array per input ({takes}), and optionally {', '.join(FIELDS)}"
+        if kind != JSON:
+            raise HTTPException(415, expected)
+        if sum(body.count(mark) for mark in (b",", b"[", b"{")) > self._values:
+            raise HTTPException(413, f"the body has more than {self._values} values")
+        try:
+            content = json.loads(body)
+            if not isinstance(content, dict) or set(content) - {"inputs", *FIELDS}:
+                raise ValueError("the body is not an object with these keys")
+            arrays = self._predictor.check_inputs(content.pop("inputs"))
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+            raise HTTPException(400, f"{expected}: {error}") from error
+        count = len(next(iter(arrays.values())))
+        return [{name: values[i] for name, values in arrays.items()} for i in range(count)], content
 
     def _mask(self, allow: Any) -> np.ndarray:
         if not isinstance(allow, list) or not all(isinstance(text, str) for text in allow):
