@@ -131,7 +131,8 @@ def write_sample(path: Path, inputs: Mapping[str, np.ndarray], outputs: Mapping[
     """Write inputs of a model and the expected outputs to a file. ``error`` is the error of the expected outputs."""
     arrays = {f"{INPUT}{name}": values for name, values in inputs.items() if values.dtype != object}
     arrays |= {f"{OUTPUT}{name}": values for name, values in outputs.items() if values.dtype.kind in "fiub"}
-    np.savez_compressed(path, error=np.asarray(error), **arrays)
+    arrays["error"] = np.asarray(error)
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,11 @@ class Sample:
 def _load_sample(path: Path) -> Sample:
     try:
         with np.load(path, allow_pickle=False) as data:
-            kinds = [
+            inputs, outputs = (
                 {name.removeprefix(kind): data[name] for name in data.files if name.startswith(kind)}
                 for kind in (INPUT, OUTPUT)
-            ]
-            return Sample(*kinds, float(data["error"]))
+            )
+            return Sample(inputs, outputs, float(data["error"]))
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ModelFileError(f"{path} is not a sample of an export: {error}") from error
 

@@ -63,8 +63,8 @@ def test_from_a_foreign_file_to_the_service(slim, run, tmp_path):
     np.savez(tmp_path / "x.npz", x=X)
     np.save(tmp_path / "y.npy", labels)
     probe = "import importlib.util as u; print([n for n in ('torch', 'timm', 'torchvision') if u.find_spec(n)])"
-    found = subprocess.run([slim / "bin" / "python", "-c", probe], capture_output=True, text=True)
-    assert found.stdout.strip() == "[]"
+    installed = subprocess.run([slim / "bin" / "python", "-c", probe], capture_output=True, text=True)
+    assert installed.stdout.strip() == "[]"
     assert sum(file.stat().st_size for file in slim.rglob("*") if not file.is_symlink()) < MEGABYTES * 1e6
 
     run("attach", source, made, "-k", 2)
@@ -80,15 +80,19 @@ def test_from_a_foreign_file_to_the_service(slim, run, tmp_path):
     command = [slim / "bin" / "python", "-m", "topk_registry", "serve", str(sets), "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        port = re.search(r":(\d+)/", server.stderr.readline())[1]
+        assert server.stderr is not None
+        found = re.search(r":(\d+)/", server.stderr.readline())
+        assert found
         for _ in range(100):
             try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10)
+                urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/healthz", timeout=10)
                 break
             except OSError:
                 time.sleep(0.1)
         body = json.dumps({"inputs": {"x": X[:3].tolist()}}).encode()
-        asked = urllib.request.Request(f"http://127.0.0.1:{port}/predict", body, {"Content-Type": "application/json"})
+        asked = urllib.request.Request(
+            f"http://127.0.0.1:{found[1]}/predict", body, {"Content-Type": "application/json"}
+        )
         answer = json.load(urllib.request.urlopen(asked, timeout=60))
         assert [each["top"][0]["index"] for each in answer["predictions"]] == tops[:3]
     finally:

@@ -59,7 +59,7 @@ def test_logits_are_found_before_the_end(tmp_path, tail):
         np.testing.assert_allclose(outputs["marginals"], brute_force_marginals(LOGITS, 3), rtol=1e-5)
     assert outputs["y"].shape == (6, N)  # the output of the original model remains
     ends = {"logits": "", "log-softmax": ""}
-    found = predictor.metadata.attached["end"]
+    found = (predictor.metadata.attached or {})["end"]
     assert found == ends.get(tail, "sigmoid" if "sigmoid" in tail else "softmax")
 
 
@@ -163,7 +163,7 @@ def test_probabilities_without_a_known_end(tmp_path):
     predictor = Predictor(attach(source, tmp_path / "o.onnx", from_probabilities=True), device="cpu")
     wanted = LOGITS**2 / (LOGITS**2).sum(-1, keepdims=True)
     np.testing.assert_allclose(predictor.run({"x": X})["probabilities"], wanted, rtol=1e-4)
-    assert predictor.metadata.attached["from_probabilities"]
+    assert (predictor.metadata.attached or {})["from_probabilities"]
     named = Predictor(attach(source, tmp_path / "n.onnx", logits="z", k=2), device="cpu")
     np.testing.assert_allclose(named.run({"x": X})["logits"], LOGITS, atol=1e-5)
 
