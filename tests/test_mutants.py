@@ -1,0 +1,67 @@
+"""The tool that counts undetected changes of the code: its sample, the tests that it runs, and its results."""
+
+import json
+from itertools import islice
+
+import pytest
+
+from benchmarks import mutants
+
+SOURCE = '''from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    NUMBER = 1
+
+
+def f(x: int = 2, *, y: "list[int] | None" = None) -> int:
+    """Return 3."""
+    return x + 1 if x < 4 else x
+'''
+
+
+def test_names_of_modules_and_packages():
+    assert mutants.module_of("plugins/topk_studies/topk_studies/data/parts.py") == "topk_studies.data.parts"
+    assert mutants.module_of("topk_registry/train/__init__.py") == "topk_registry.train"
+    assert mutants.package_of("topk_registry/train/loop.py") == "topk_registry.train"
+    assert mutants.package_of("topk_registry/functional.py") == "topk_registry"
+    assert mutants.package_of("export/topk_export/runtime/session.py") == "topk_export"
+
+
+def test_a_file_is_tested_by_its_folder_and_by_files_that_import_it():
+    found = mutants.tests_of("topk_registry/train/loop.py")
+    assert found == ["tests/test_two_ranks.py", "tests/train"]
+    found = mutants.tests_of("export/topk_export/verify.py")
+    assert found[-2:] == ["tests/export", "tests/deploy"]
+    assert "tests/export/test_spoiled.py" in found
+    assert all(mutants.tests_of(file) for file in mutants.source_files())
+
+
+def test_annotations_are_left_out():
+    assert mutants.annotations(SOURCE) == {3, 4, 7}
+
+
+def test_places_and_a_sample():
+    pytest.importorskip("cosmic_ray")
+    found = mutants.places(SOURCE)
+    assert set(found) == {9}
+    assert ("core/ReplaceComparisonOperator_Lt_LtE", 0) in found[9]
+    first, again, other = (list(islice(mutants.sample(seed, ["losses"]), 3)) for seed in (0, 0, 1))
+    assert first == again != other
+    assert [mutant.number for mutant in first] == [1, 2, 3]
+    assert {mutant.package for mutant in first} == {"topk_registry.losses"}
+    source = (mutants.ROOT / first[0].file).read_text()
+    changed = mutants.mutated(source, first[0])
+    assert changed != source
+
+
+def test_results_are_continued_and_counted(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    row = {"package": "topk_export", "file": "a.py", "line": 3, "operator": "core/AddNot", "change": ["-a", "+not a"]}
+    rows = [{**row, "outcome": outcome} for outcome in ("survived", "killed", "timeout")]
+    path.write_text("\n".join(map(json.dumps, rows)) + '\n{"package"')
+    assert mutants.rows_in(path) == rows
+    assert mutants.rows_in(tmp_path / "none") == []
+    lines = mutants.summary(rows)
+    assert lines[0] == "survived: a.py:3 AddNot\n    -a\n    +not a"
+    assert lines[1].split() == ["topk_export", "2", "of", "3", "67%"]
+    assert lines[2] == "2 of 3 killed, 67%"
