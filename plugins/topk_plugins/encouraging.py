@@ -42,8 +42,9 @@ class Encouraging(SoftmaxLoss):
     - Use when: Labels are clean, and the model should keep learning from samples that it already classifies correctly.
     - Avoid when: Labels are noisy, because the bonus also rewards a high probability of a wrong label. Also avoid this
       loss if probabilities must be calibrated.
-    - Evidence: In this project's studies, top-1 accuracy did not differ from cross-entropy on feature vectors, and was
-      2.2 points behind cross-entropy on images.
+    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
+      with cross-entropy: top-2 on Fashion-MNIST 94.6 and 92.5 (94.6 and 91.6), top-3 on CIFAR-10N 91.6 and 89.8 (92.4
+      and 89.2).
 
     Args:
         log_end: LE, the probability above which a tangent replaces the logarithm, in [0, 1]. 1: no tangent. A value
@@ -170,6 +171,9 @@ class Mirror(ClassificationLoss):
 
     - Use when: You reproduce the paper's study of squared and absolute errors.
     - Avoid when: Accuracy matters. With many classes, training with a squared or absolute error is slow.
+    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
+      with cross-entropy: top-2 on Fashion-MNIST 94.0 and 91.5 (94.6 and 91.6), top-3 on CIFAR-10N 91.7 and 90.6 (92.4
+      and 89.2).
 
     Args:
         base: error, ``"mse"`` (squared) or ``"mae"`` (absolute).

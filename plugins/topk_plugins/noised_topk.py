@@ -32,9 +32,9 @@ class NoisedTopK(TopKLoss):
     - Use when: You show k answers per sample, and labels are wrong within groups of similar classes.
     - Avoid when: You need reproducible results without a seed, because the loss draws noise in every call. Also avoid a
       very small ``epsilon``: if the gradient is nonzero for only a few logits, training does not start.
-    - Evidence: In this project's studies with labels that are wrong within groups of similar classes, top-5 accuracy of
-      this loss minus top-5 accuracy of cross-entropy is +1.3 to +1.7 points on feature vectors, +6.6 to +8.0 points on
-      generated images, and -1.6 points on characters from fonts.
+    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
+      with cross-entropy: top-2 on Fashion-MNIST 94.4 and 92.7 (94.6 and 91.6), top-3 on CIFAR-10N 91.7 and 89.3 (92.4
+      and 89.2).
 
     Args:
         k: number of classes that should include the label, 1 <= k <= n - 1.
@@ -94,8 +94,10 @@ class NoisedTopKImbalanced(NoisedTopK):
       (``timm train --normalize-classifier``).
     - Avoid when: Classes are balanced: use ``noised_topk``. Also avoid this loss if the classifier is linear, because
       the logits of a linear classifier have no fixed scale.
-    - Evidence: In this project's study on feature vectors with a long tail of rare classes, this loss was 1.7 points of
-      macro top-5 accuracy ahead of cross-entropy, and ``logit_adjustment`` was 5.9 points ahead.
+    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
+      with cross-entropy: top-2 on Fashion-MNIST 94.3 and 93.0 (94.6 and 91.6), top-3 on CIFAR-10N 93.2 and 91.8 (92.4
+      and 89.2). On feature vectors with a long tail of rare classes, this loss was 1.7 points of macro top-5 accuracy
+      ahead of cross-entropy, and ``logit_adjustment`` was 5.9 points ahead.
 
     Args:
         k, epsilon, num_samples, common: as in ``noised_topk``.

@@ -37,10 +37,9 @@ class SmoothTopKSVM(SeveralSizes):
       images per class.
     - Avoid when: You show one answer, because the loss does not train the order of the k classes with the highest
       logits. If macro accuracy on a long tail of rare classes matters, use ``logit_adjustment``.
-    - Evidence: If wrong labels are similar to the true class, top-5 accuracy is higher than with cross-entropy: by 2.7
-      to 5.2 points in the paper (CIFAR-100), and by 1.6 to 12.3 points in this project's studies on generated data. On
-      characters from fonts, the difference is +2.6 points with 20 fonts in the training set, and -0.7 points with 150
-      fonts. Top-1 accuracy can be 8 points lower.
+    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
+      with cross-entropy: top-2 on Fashion-MNIST 95.0 and 92.9 (94.6 and 91.6), top-3 on CIFAR-10N 92.3 and 90.1 (92.4
+      and 89.2).
 
     Args:
         k: number of classes that should include the label, 1 <= k <= n - 1, or a list of several such numbers.
@@ -181,9 +180,9 @@ class TopKNLL(SmoothTopKSVM):
 
     - Use when: You show k answers per sample and the marginal of each answer.
     - Avoid when: You show one answer, or a wrong label can be any class.
-    - Evidence: In this project's study on characters from fonts, top-5 accuracy of this loss minus top-5 accuracy of
-      ``smooth_topk_svm`` is +0.1 points if wrong labels are similar to the true class, -0.5 points for clean labels,
-      and -1.2 points if a wrong label can be any class.
+    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
+      with cross-entropy: top-2 on Fashion-MNIST 94.9 and 92.3 (94.6 and 91.6), top-3 on CIFAR-10N 92.4 and 89.4 (92.4
+      and 89.2).
 
     Args:
         k: number of classes in S, 1 <= k <= n - 1, or a list of several such numbers.

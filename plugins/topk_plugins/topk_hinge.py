@@ -29,6 +29,9 @@ class TopKSVM(TopKLoss):
     - Use when: You want a baseline for ``smooth_topk_svm``, or you train a linear model.
     - Avoid when: You train a deep network from random weights. The gradient is nonzero for only two logits per sample,
       so accuracy stays at the level of random guesses. Use ``smooth_topk_svm``.
+    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
+      with cross-entropy: top-2 on Fashion-MNIST 94.8 and 92.9 (94.6 and 91.6), top-3 on CIFAR-10N 92.1 and 90.0 (92.4
+      and 89.2).
 
     Args:
         k: number of classes that should include the label, 1 <= k < n.
@@ -99,6 +102,9 @@ class TopKHinge(TopKLoss):
     - Use when: You want a baseline, or you start from trained weights.
     - Avoid when: You train a deep network from random weights. The gradient is nonzero for only two logits per sample,
       so training does not start. Use ``smooth_topk_svm``.
+    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
+      with cross-entropy: top-2 on Fashion-MNIST 94.8 and 92.1 (94.6 and 91.6), top-3 on CIFAR-10N 91.8 and 89.2 (92.4
+      and 89.2).
 
     Args:
         k: number of classes that should include the label, 1 <= k < n.
@@ -129,6 +135,9 @@ class TopKHingeConvex(TopKLoss):
     - Use when: You want a convex top-k loss for a linear model, or a baseline.
     - Avoid when: You train a deep network from random weights, because the gradient is nonzero for only a few logits
       per sample. Use ``smooth_topk_svm``.
+    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
+      with cross-entropy: top-2 on Fashion-MNIST 94.9 and 91.1 (94.6 and 91.6), top-3 on CIFAR-10N 92.4 and 88.7 (92.4
+      and 89.2).
 
     Args:
         k: number of classes that should include the label, 1 <= k < n.
@@ -169,6 +178,9 @@ class TopKHingeCalibrated(TopKLoss):
     - Use when: You want a calibrated hinge for a linear model, or you start from trained weights.
     - Avoid when: You train a deep network from random weights, because the gradient is nonzero for only two logits per
       sample. Use ``noised_topk``, a smoothed version of this loss.
+    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
+      with cross-entropy: top-2 on Fashion-MNIST 94.5 and 92.5 (94.6 and 91.6), top-3 on CIFAR-10N 91.5 and 89.2 (92.4
+      and 89.2).
 
     Args:
         k: number of classes that should include the label, 1 <= k < n.

@@ -1,9 +1,11 @@
 """Studies on real pictures: the readers, the features, the noise, the metrics, and the order and limits of runs."""
 
+import base64
 import gzip
 import io
 import pickle
 import struct
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from PIL import Image
 from scipy.optimize import minimize_scalar
 
 from topk_registry.registry import list_losses
-from topk_studies import features, heads
+from topk_studies import draw, features, heads
 from topk_studies.data import photographs
 from topk_studies.features import Features
 from topk_studies.heads import MAIN, Row, Trained, hits, measure, rows_of, run_study
@@ -241,3 +243,17 @@ def test_cifar10n_reads_the_packed_file_and_the_files_of_torchvision(tmp_path, m
     assert ((labels["aggregate"] - labels["clean"]) % 10 == 1).all()
     with pytest.raises(ValueError, match=r"neither cifar10\.npz nor"):
         photographs.open_pictures("cifar10n", tmp_path)
+
+
+def test_the_picture_has_each_icon_with_its_answers():
+    pictures = np.stack([PICTURE, 255 - PICTURE])
+    root = ElementTree.fromstring(draw.row(pictures, ["cat", "a&b"], [["dog", "cat"], ["a&b", "x"]], ["by whom"]))
+    kind = {each.tag.partition("}")[2] for each in root}
+    assert {"image", "text"} < kind
+    files = [each.get("href").partition(",")[2] for each in root if each.tag.endswith("image")]
+    for file, picture in zip(files, pictures, strict=True):
+        assert (np.asarray(Image.open(io.BytesIO(base64.b64decode(file)))) == picture).all()
+    texts = [each.text for each in root if each.tag.endswith("text")]
+    assert texts == ["cat", "1. dog", "2. cat", "a&b", "1. a&b", "2. x", "by whom"]
+    assert [each.text for each in root if each.get("font-weight")] == ["2. cat", "1. a&b"]
+    assert all(float(each.get("y", 0)) < float(root.get("height")) for each in root)

@@ -1,12 +1,19 @@
-"""Tables of results on real pictures: statistics against SciPy, and the tables."""
+"""Tables of results on real pictures: statistics against SciPy, the tables, and pages against result files."""
 
+import inspect
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from topk_registry.registry import get_loss_builder, list_losses
 from topk_studies import tables
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = tables.read(ROOT / "docs" / "results")
 
 
 def row(condition, name, topk, main=False):
@@ -66,12 +73,77 @@ def test_differences_are_paired_by_seed_and_marked_by_holm(document):
     assert "\\*" not in lines[3]
 
 
+def figures(*names):
+    """Return the absolute differences and the half-widths that the notes of result files state."""
+    found = set()
+    for name in names:
+        for study in json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text()):
+            for note in study.get("notes", ()):
+                for gap, half in re.findall(r"([+-]\d+\.\d+) \u00b1 (\d+\.\d+)", note["evidence"]):
+                    found.add((abs(float(gap)), float(half)))
+    return found
+
+
+def test_the_replications_on_the_page_are_in_their_files():
+    page = (ROOT / "docs" / "reference" / "results.md").read_text(encoding="utf-8")
+    table = page.partition("## Replications of the papers")[2].partition("| Network, epochs")[0]
+    stated = 0
+    for line in re.findall(r"^\| Top-.*$", table, re.M):
+        for name, cell in zip(("features", "images"), line.split("|")[2:4], strict=True):
+            known = figures(name)
+            for gap, half in re.findall(r"([+-]\d+\.\d)(?: ± (\d+\.\d))?", cell):
+                near = [each for each in known if each[0] == pytest.approx(abs(float(gap)), abs=0.0501)]
+                assert not half or [each for each in near if each[1] == pytest.approx(float(half), abs=0.0501)], line
+                assert near, (line, gap)
+                stated += 1
+    assert stated == 15
+
+
+def bullets():
+    """Return (loss, text) of the bullet on evidence of each loss of the project."""
+    for name in list_losses("topk-registry:*"):
+        text = inspect.getdoc(get_loss_builder(name)) or ""
+        yield name, " ".join(text.partition("- Evidence:")[2].partition("\n\n")[0].split())
+
+
+@pytest.mark.parametrize(("loss", "text"), [*bullets()])
+def test_the_evidence_of_a_loss_is_in_the_result_files(loss, text):
+    sentence = tables.evidence(loss, DOCUMENTS)
+    assert sentence in text
+    known = {gap for gap, _ in figures("features", "images", "rare_classes", "several_labels")}
+    for figure in re.findall(r"(\d+\.\d) points", text.replace(sentence, "")):
+        assert [gap for gap in known if gap == pytest.approx(float(figure), abs=0.0501)], figure
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/choose.md", "docs/reference/results.md"])
+def test_a_page_has_the_tables_of_its_files(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert tables.filled(text, DOCUMENTS) == text
+    assert len(tables.PLACE.findall(text)) == (1 if page in ("README.md", "docs/choose.md") else 2 * len(DOCUMENTS))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_a_file_has_per_seed_values_of_cross_entropy_and_the_twelve(name):
+    document = DOCUMENTS[name]
+    main = [row for row in document["rows"] if row["main"]]
+    assert len(main) == 24
+    for each in main:
+        assert len(each["topk"]) == each["seeds"] - each["diverged"] > 2
+    assert document["command"].startswith(f"topk-registry study {name}")
+
+
+def test_every_file_of_results_is_on_a_page():
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    unused = [path.name for path in (ROOT / "docs" / "results").iterdir() if f"results/{path.name})" not in pages]
+    assert not unused
+
+
 def test_the_command_rewrites_tables_and_nothing_else(tmp_path, document):
-    (tmp_path / "small.json").write_text(json.dumps(document))
+    (tmp_path / "icons.json").write_text(json.dumps(document))
     page = tmp_path / "page.md"
-    page.write_text("before\n<!-- small: ranked -->\nold\n<!-- end -->\nafter\n")
-    tables.main(page, tmp_path)
+    page.write_text("before\n<!-- icons: ranked -->\nold\n<!-- end -->\nafter\n")
+    tables.main(tmp_path, page)
     text = page.read_text()
-    assert text.startswith("before\n<!-- small: ranked -->\n| Loss |")
+    assert text.startswith("before\n<!-- icons: ranked -->\n| Loss |")
     assert text.endswith("|\n<!-- end -->\nafter\n")
     assert "old" not in text

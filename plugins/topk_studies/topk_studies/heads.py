@@ -236,26 +236,29 @@ class Trained:
         counts = torch.bincount(pairs, minlength=self.n**2).reshape(self.n, self.n).float()
         return counts.fill_diagonal_(0) + 1e-6
 
-    def __call__(self, run: Mapping[str, Any]) -> Measured:
-        if time.time() > self.end:
-            raise TimeoutError("The time limit is reached. Run the command again to continue.")
-        torch.set_num_threads(1)
+    def scores(self, run: Mapping[str, Any], split: str) -> tuple[Tensor, Tensor]:
+        """Train a run. Return the predictive logits of a split [N, n], and the labels of validation under the noise."""
         generator = torch.Generator().manual_seed(run["seed"])
-        pool, held, test = self.data["train"], self.data["validation"], self.data["test"]
+        pool, held = self.data["train"], self.data["validation"]
         labels = self.noisy(pool.labels, run["condition"], generator)
         held_labels = self.noisy(held.labels, run["condition"], generator)
         rows = torch.randperm(len(pool.x), generator=generator)[:SAMPLES]
         torch.manual_seed(run["seed"])
         model, loss = train(pool.x[rows], labels[rows], self.n, run, (held.x, held_labels), self.k)
         predictive = getattr(loss, "predictive_logits", lambda scores: scores)
-        trial = run["val_split"] == "validation"
         with torch.no_grad():
-            scores = predictive(model((held if trial else test).x))
+            return predictive(model(self.data[split].x)), held_labels
+
+    def __call__(self, run: Mapping[str, Any]) -> Measured:
+        if time.time() > self.end:
+            raise TimeoutError("The time limit is reached. Run the command again to continue.")
+        torch.set_num_threads(1)
+        scores, held_labels = self.scores(run, run["val_split"])
         if not torch.isfinite(scores).all():
             return {}
-        if trial:
+        if run["val_split"] == "validation":
             return {"topk": round(100 * hits(scores, held_labels, self.k).mean().item(), 4)}
-        return measure(scores, test.labels["clean"], self.k)
+        return measure(scores, self.data["test"].labels["clean"], self.k)
 
 
 def run_study(name: str, rows: Sequence[Row], runs: Runs, seeds: int, main_seeds: int) -> list[dict[str, Any]]:
@@ -299,7 +302,7 @@ def run_study(name: str, rows: Sequence[Row], runs: Runs, seeds: int, main_seeds
             chosen = results(condition, row, [0])[0]
             by_seed = {metric: [one[metric] for one in measured if one] for metric in METRICS}
             about = {"condition": condition, "row": row.name, "main": row.main, "trials": len(row.trials())}
-            about |= {key: chosen[key] for key in ("loss", "loss_opt", "lr")}
+            about |= {key: chosen[key] for key in ("loss", "loss_opt", "lr")} | {"shared": row.shared}
             document.append({**about, "seeds": done, "diverged": sum(not one for one in measured), **by_seed})
     return document
 

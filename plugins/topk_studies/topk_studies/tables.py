@@ -1,9 +1,9 @@
-"""Write the tables of a page from the JSON files of the studies on real pictures.
+"""Write the tables of pages from the JSON files of the studies on real pictures.
 
-    python -m topk_studies.tables docs/reference/results.md docs/results
+    python -m topk_studies.tables docs/results README.md docs/choose.md docs/reference/results.md
 
-The page has a line ``<!-- icons: ranked -->`` or ``<!-- icons: differences -->`` above each table, and a line
-``<!-- end -->`` below the table.
+A page has a line ``<!-- icons: ranked -->``, ``<!-- icons: differences -->`` or ``<!-- all: noisy -->`` above each
+table, and a line ``<!-- end -->`` below the table.
 """
 
 import json
@@ -20,7 +20,9 @@ import numpy as np
 from topk_studies.runner import paired
 
 LEVEL = 0.05
-PLACE = re.compile(r"(<!-- (\w+): (ranked|differences) -->\n).*?(<!-- end -->)", re.S)
+PLACE = re.compile(r"(<!-- (\w+): (ranked|differences|noisy) -->\n).*?(<!-- end -->)", re.S)
+TITLES = {"icons": "icons", "fashion": "Fashion-MNIST", "cifar10n": "CIFAR-10N"}
+FEW = ("ce", "ce, label smoothing 0.1", "generalised_cross_entropy, tuned", "smooth_topk_svm, tuned")
 Document = Mapping[str, Any]
 
 
@@ -137,25 +139,61 @@ def _found(cell: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[
     return dict(zip(tested, holm(values), strict=True))
 
 
+def noisy(documents: Mapping[str, Document]) -> str:
+    """Return the table of the rows ``FEW`` under the second condition of each data set: top-k and top-1 in percent."""
+    lines = [["Accuracy in %", *(title(name, 0) for name in FEW)]]
+    for data, document in documents.items():
+        condition, cell = list(by_condition(document).items())[-1]
+        for metric, k in (("topk", document["k"]), ("top1", 1)):
+            means = [round(fmean(cell[name][metric]), 1) for name in FEW]
+            shown = [f"**{mean}**" if mean == max(means) else f"{mean}" for mean in means]
+            lines.append([f"{TITLES[data]}, {condition}: top-{k}", *shown])
+    return markdown(lines)
+
+
+def evidence(loss: str, documents: Mapping[str, Document]) -> str:
+    """Return the sentence on a loss for its docstring, with means over the seeds of all rows. Tuned rows come first."""
+    parts = []
+    for data, document in documents.items():
+        seeds = min(row["seeds"] for row in document["rows"])
+        cells = by_condition(document).values()
+
+        def means(*names: str, cells: Any = cells, seeds: int = seeds) -> str:
+            rows = [next((cell[name] for name in names if name in cell), None) for cell in cells]
+            return " and ".join("diverged" if row is None else f"{fmean(row['topk'][:seeds]):.1f}" for row in rows)
+
+        parts.append(f"top-{document['k']} on {TITLES[data]} {means(f'{loss}, tuned', loss)} ({means('ce')})")
+    what = "accuracy in % with clean and with noisy labels, and in parentheses with cross-entropy"
+    return f"In this project's study on pictures, {what}: {', '.join(parts)}."
+
+
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     head, *rest = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|" + "---|" * len(lines[0]), *rest]) + "\n"
 
 
-def filled(page: str, folder: Path) -> str:
-    """Return the text of a page with the tables from the JSON files in a folder."""
+def read(folder: Path) -> dict[str, Any]:
+    """Return the JSON files of the studies by name."""
+    paths = {name: folder / f"{name}.json" for name in TITLES}
+    return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
+
+
+def filled(page: str, documents: Mapping[str, Document]) -> str:
+    """Return the text of a page with the tables of the documents."""
     write = {"ranked": ranked, "differences": differences}
 
     def table(place: re.Match[str]) -> str:
-        document = json.loads((folder / f"{place[2]}.json").read_text())
-        return place[1] + write[place[3]](document) + place[4]
+        text = noisy(documents) if place[3] == "noisy" else write[place[3]](documents[place[2]])
+        return place[1] + text + place[4]
 
     return PLACE.sub(table, page)
 
 
-def main(page: Path, folder: Path) -> None:
-    page.write_text(filled(page.read_text(encoding="utf-8"), folder), encoding="utf-8")
+def main(folder: Path, *pages: Path) -> None:
+    documents = read(folder)
+    for page in pages:
+        page.write_text(filled(page.read_text(encoding="utf-8"), documents), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(*map(Path, sys.argv[1:]))
