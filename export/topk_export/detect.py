@@ -114,6 +114,16 @@ def find_logits(graph: Any, *, name: str | None = None) -> Found:
     return ended[0] if ended else next(iter(candidates.values()))
 
 
+def end_of(model: Any) -> str:
+    """Return the operation that turns the logits of a ModelProto into probabilities, or an empty string."""
+    lookup = Graph(model.graph)
+    output = model.graph.output[0].name
+    for tensor in _tensors_before(lookup, output):
+        if lookup.operator(tensor) in ("LogSoftmax", "HardSigmoid"):
+            return lookup.operator(tensor)
+    return _before_end(lookup, output).end
+
+
 def shape_text(kind: Any) -> str:
     """Return a text such as ``[batch, 1000]`` for the type of a tensor. An unknown length is ``?``."""
     if kind is None or kind.WhichOneof("value") != "tensor_type":

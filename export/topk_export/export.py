@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_export import graph
+from topk_export.detect import end_of
 from topk_export.errors import ExportError, first_line, naming
 from topk_export.head import add_head
 from topk_export.runtime.inputs import SAMPLES, image_batch
@@ -34,7 +35,6 @@ from topk_registry.nn.classifier import find_classifier
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 OPSETS = range(18, 22)  # with opset 22 and above, onnxruntime's CUDA provider runs MaxPool on the CPU
 LABELS, RECIPE = "labels.txt", "preprocess.json"
-SQUASHED = ("Softmax", "LogSoftmax", "Sigmoid", "HardSigmoid")  # operators whose outputs are not logits
 HOW_TO_EXPORT_SCORES = (
     "the export needs logits. Name the module that computes the logits, such as the last linear layer: "
     "load_source(..., head=NAME), on the command line --head NAME"
@@ -251,9 +251,9 @@ def _write(backbone: nn.Module, metadata: Metadata, file: Path, progress: Progre
     progress("tracing and converting")
     module = Exported(backbone, metadata, DTYPES[metadata.dtype]).eval()
     model = _convert(module, inputs[:2], metadata.opset)
-    last = graph.producer_of(model.graph, LOGITS)
-    if last in SQUASHED:
-        raise ExportError(f"{metadata.backbone} ends in {last}: {HOW_TO_EXPORT_SCORES}")
+    end = end_of(model)
+    if end:
+        raise ExportError(f"{metadata.backbone} ends in a {end}: {HOW_TO_EXPORT_SCORES}")
     graph.strip(model)
     add_head(model, metadata)
     graph.set_metadata(model, metadata.to_props())

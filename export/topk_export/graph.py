@@ -253,19 +253,6 @@ def traces(model: Any) -> int:
     return sum(bool(node.doc_string or len(node.metadata_props)) for node in model.graph.node)
 
 
-def producer_of(graph: Any, name: str) -> str:
-    """Return the type of the operator that computes the tensor ``name`` of a GraphProto.
-
-    If this operator only changes the dtype or the shape, the function looks at the operator before, and so on. If the
-    tensor is an input of the graph, return an empty string.
-    """
-    makers = {output: node for node in graph.node for output in node.output}
-    passing = {"Cast", "Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze"}
-    while name in makers and makers[name].op_type in passing:
-        name = makers[name].input[0]
-    return makers[name].op_type if name in makers else ""
-
-
 def optional_input(model: Any, name: str, default: Any, shape: Iterable[int | str]) -> None:
     """Add an optional input to a ModelProto, in place.
 

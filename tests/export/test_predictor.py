@@ -254,6 +254,7 @@ def test_files_that_are_not_exported_models(tmp_path, edited):
         "no topk_registry metadata": edited(props={"schema": None}),
         "has schema": edited(props={"schema": "topk_registry.classifier/99"}),
         "is broken": edited(props={"mean": [0.5]}),
+        "gives images of the shape": edited(props={"input_size": [3, 9, 8]}),
         "12 classes, 1 names": edited(props={"class_names": ["a"]}),
     }
     for word, path in files.items():

@@ -85,9 +85,22 @@ class Predictor:
         self.max_pixels: int = max_pixels
         self.workers: int = workers or min(8, os.cpu_count() or 1)
         self._inputs = {value.name: value for value in self.session.get_inputs()}
+        self._check_recipe(path)
         self._optional = {value.name for value in self.session.get_overridable_initializers()}
         # a file of `attach` may have other outputs, such as the maps of scikit-learn, which are not tensors
         self._outputs = {value.name: value for value in self.session.get_outputs() if value.type in TYPES}
+
+    def _check_recipe(self, path: object) -> None:
+        """Raise ModelFileError if the preprocessing in the metadata gives images of another shape than the input."""
+        if self.metadata.preprocess is None:
+            return
+        shape = list(next(iter(self._inputs.values())).shape[1:])
+        wanted = self.input_shape
+        if len(shape) != 3 or any(isinstance(d, int) and d != w for d, w in zip(shape, wanted, strict=True)):
+            raise ModelFileError(
+                f"the metadata of {path} is broken: its preprocessing gives images of the shape {list(wanted)}, but "
+                f"the model takes {shape}"
+            )
 
     @property
     def name(self) -> str:
