@@ -39,7 +39,7 @@ def load(path: str | Path) -> Any:
         import onnx
         from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
     except ImportError as error:
-        raise ImportError("onnx is not installed: pip install 'topk-registry[onnx]'") from error
+        raise ImportError("onnx is not installed: in the checkout, pip install -e '.[onnx]'") from error
     files_of(path)
     try:
         model = onnx.load(str(path), load_external_data=False)

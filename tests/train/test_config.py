@@ -74,7 +74,7 @@ def test_settings_that_exclude_each_other(settings, word):
 
 
 def test_builtin_defaults_only_without_data():
-    assert TrainConfig().epochs == 12
+    assert TrainConfig().epochs == 8
     assert TrainConfig(epochs=300).epochs == 300
     assert (TrainConfig(data_dir=".").epochs, TrainConfig(data_dir=".").model) == (300, "resnet50")
     assert TrainConfig(task="multilabel").loss == "bce"

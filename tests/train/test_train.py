@@ -1,5 +1,6 @@
 """A whole run: what it prints, writes and learns."""
 
+import csv
 import re
 from importlib.util import find_spec
 
@@ -50,6 +51,33 @@ def test_plan_and_progress_without_a_terminal(train):
         "loading torch",
     ):
         assert text in run.out, text
+
+
+BUILT_IN = ("--dataset-opt", "size=480", "superclasses=4", "fine=3", "--model", "topk_convnet", "-b", "16")
+BUILT_IN += ("--model-kwargs", "width=4", "--epochs", "2", "--lr", "0.01")
+
+
+def test_the_built_in_job_ends_with_a_comparison_with_cross_entropy(train):
+    run = train("--loss", "smooth_topk_svm", *BUILT_IN, tiny=("--device", "cpu"))
+    assert run.status == 0, run.err
+    table = run.out.partition("for comparison:")[2]
+    other = [*csv.DictReader((run.folder / "cross_entropy" / "summary.csv").read_text().splitlines())]
+    for rows, column in ((run.summary, 1), (other, 2)):
+        best = max(rows, key=lambda row: float(row["eval_top5"]))
+        for name in ("top-1", "top-5"):
+            line = next(line for line in table.splitlines() if line.startswith(f"{name} "))
+            shown = re.findall(r"[\d.]+ %", line)[column - 1]
+            assert shown == f"{float(best['eval_' + name.replace('-', '')]):.2f} %"
+    assert "NLL at a fitted temperature" in table
+    assert yaml.safe_load((run.folder / "cross_entropy" / "args.yaml").read_text())["epochs"] == 2
+    assert "can be chance" in table.splitlines()[-1]
+
+
+@pytest.mark.parametrize("flags", [("--loss", "ce"), ("--loss", "focal", "--dataset", "topk/hierarchy")])
+def test_there_is_no_comparison_with_itself_or_on_data_that_were_named(train, flags):
+    run = train(*flags, *BUILT_IN, "--epochs", "1", tiny=("--device", "cpu", "-j", "0"))
+    assert run.status == 0, run.err
+    assert "for comparison:" not in run.out
 
 
 def test_a_k_above_half_of_the_classes_is_noted(train):

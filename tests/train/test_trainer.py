@@ -93,7 +93,7 @@ def test_a_model_and_loaders_of_ones_own(tmp_path, loss, options):
 
 
 def test_own_batches_have_timms_defaults(tmp_path):
-    """Those of the built-in job (AdamW, 12 epochs) are for the built-in data."""
+    """Those of the built-in job (AdamW, 8 epochs) are for the built-in data."""
     batches = DataLoader(linear_data(), 24)
     config = TrainConfig(loss="focal", epochs=2, num_classes=4, output=str(tmp_path), device="cpu")
     trained = Trainer(config, model=torch.nn.Linear(8, 4), train_loader=batches, quiet=True).run.config
@@ -169,6 +169,24 @@ def test_evaluate_is_the_definition(ignored):
     for k in (1, 2):
         assert found[f"top{k}"] == pytest.approx(100 * (rank < k).float().mean().item())
     assert found["nll"] == pytest.approx(F.cross_entropy(logits, y).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_the_fitted_nll_takes_the_temperature_from_the_other_half(scale):
+    """An independent search on a fine grid; the scale of the scores does not matter."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 5, generator=generator)
+    labels = (2 * x + torch.randn(400, 5, generator=generator)).argmax(1)
+    model = torch.nn.Identity()
+    batches = [(scale * x[i : i + 33], labels[i : i + 33]) for i in range(0, 400, 33)]
+    found = evaluate(model, batches, num_classes=5, k=(1,), device="cpu")["nll_fitted"]
+    total = 0.0
+    for half in (0, 1):
+        fit, use = slice(1 - half, None, 2), slice(half, None, 2)
+        grid = torch.logspace(-3, 2, 2000).tolist()
+        best = min(grid, key=lambda t: F.cross_entropy(x[fit] / t, labels[fit]).item())
+        total += F.cross_entropy(x[use] / best, labels[use], reduction="sum").item()
+    assert found == pytest.approx(total / 400, abs=0.01)
 
 
 def test_what_cannot_train_raises_before_anything_is_written(config, tmp_path):

@@ -22,6 +22,7 @@ from topk_registry.train.data import images_and_targets
 from topk_registry.train.errors import DataError
 
 LEAST_LIKELIHOOD = math.log(1e-30)  # used instead of log(0) for a label with probability 0
+TEMPERATURES = [2 ** (step / 3) for step in range(-24, 31)]  # from 1/256 to 1024
 Keep = Callable[[Tensor, Tensor], object]
 
 
@@ -36,6 +37,36 @@ class MeanNLL(StreamingMetric):
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
         return {"nll": (totals["nll"] / totals["seen"]).item()}
+
+
+class FittedNLL(StreamingMetric):
+    """NLL after temperature scaling. The temperature for one half of the images is fitted on the other half.
+
+    A loss such as a hinge trains no softmax, so the scale of its scores is arbitrary, and so is the NLL at temperature
+    1. The halves are the images with even and with odd positions.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(
+            fitted=torch.zeros(2, len(TEMPERATURES), dtype=torch.float64), halves=torch.zeros(2, dtype=torch.float64)
+        )
+        self.position = 0
+
+    def update(self, scores: Tensor, target: Tensor) -> None:
+        self.follow(scores)
+        half = torch.arange(self.position, self.position + len(target), device=scores.device) % 2
+        self.position += len(target)
+        columns = [nn.functional.cross_entropy(scores / t, target, reduction="none") for t in TEMPERATURES]
+        losses = torch.stack(columns, 1).clamp(max=-LEAST_LIKELIHOOD).to(self.sums["fitted"].dtype)
+        self.sums["fitted"].index_add_(0, half, losses)
+        self.sums["halves"].index_add_(0, half, (target != LEFT_OUT).to(losses.dtype))
+
+    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        if not totals["halves"].all():
+            return {}
+        first, second = totals["fitted"].argmin(1).tolist()
+        total = totals["fitted"][0, second] + totals["fitted"][1, first]
+        return {"nll_fitted": (total / totals["halves"].sum()).item()}
 
 
 class LeftOut(StreamingMetric):
@@ -76,7 +107,7 @@ class SingleLabel:
         self.accuracy = [
             TopKAccuracy(sizes, num_classes=num_classes, class_counts=class_counts, device=device) for sizes in groups
         ]
-        self.nll, self.left_out, self.num_classes = MeanNLL(), LeftOut(), num_classes
+        self.nll, self.fitted, self.left_out, self.num_classes = MeanNLL(), FittedNLL(), LeftOut(), num_classes
         self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
@@ -94,6 +125,7 @@ class SingleLabel:
         log_p = likelihood[:b].log().clamp(min=LEAST_LIKELIHOOD)
         if b:
             self.nll.update(log_p, target)
+            self.fitted.update(log_p if self.crops else logits[:b], target)
             self.left_out.update(target)
             for metric, scores in zip(self.accuracy, ranked, strict=True):
                 metric.update(scores[:b], target)
@@ -102,7 +134,7 @@ class SingleLabel:
         return log_p if self.crops else logits[:b]
 
     def compute(self) -> dict[str, float]:
-        results = self.nll.compute()
+        results = self.nll.compute() | self.fitted.compute()
         for metric in self.accuracy:  # the accuracy of a group of classes is NaN if the group has no images
             results |= {name: 100 * value for name, value in metric.compute().items() if not math.isnan(value)}
         results |= self.calibration.compute() if self.calibration is not None else {}
@@ -183,7 +215,8 @@ def evaluate(
         progress: function that is called with the index of each batch. If the function returns True, evaluation stops.
 
     Returns:
-        Dictionary of metrics, such as ``nll``, ``top1`` and ``macro_top1``, or ``map`` and ``micro_f1`` with
+        Dictionary of metrics, such as ``nll``, ``nll_fitted`` (NLL after temperature scaling, with the temperature for
+        each half of the images from the other half), ``top1`` and ``macro_top1``, or ``map`` and ``micro_f1`` with
         ``multilabel``. Samples with the label -100, such as unreadable images of :func:`open_dataset`, do not count. If
         there are any, ``left_out`` is their number. If ``progress`` stopped the evaluation, the result is None.
 

@@ -14,9 +14,15 @@ from typing import Any
 from topk_registry.train.checkpoint import Progress, Row, write_text
 from topk_registry.train.errors import TrainError
 
-LOSSES = ("train_loss", "nll", "bce")
-SHOWN = ("nll", "bce", "top1", "top5", "macro_top5", "map", "micro_f1", "macro_f1")
-LABELS = {"map": "mAP", "bce": "BCE", "nll": "NLL", "calibration_error": "calibration error (0 to 2)"}
+LOSSES = ("train_loss", "nll", "nll_fitted", "bce")
+SHOWN = ("nll", "nll_fitted", "bce", "top1", "top5", "macro_top5", "map", "micro_f1", "macro_f1")
+LABELS = {
+    "map": "mAP",
+    "bce": "BCE",
+    "nll": "NLL",
+    "nll_fitted": "NLL at a fitted temperature",
+    "calibration_error": "calibration error (0 to 2)",
+}
 PERCENT = re.compile(r"top\d|_f1$|map$|exact_match")  # names of metrics in percent
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
 
@@ -107,7 +113,7 @@ class Report:
         if self.folder is None or self.quiet:
             return
         if find_spec("matplotlib") is None:
-            self.say("curves.svg needs matplotlib: pip install 'topk-registry[plots]'")
+            self.say("curves.svg needs matplotlib: in the checkout, pip install -e '.[plots]'")
             return
         write_text(self.folder / "curves.svg", draw(self.title, history))
 
@@ -144,6 +150,23 @@ def best_row(progress: Progress) -> Row:
     """Return the metrics of the best epoch, else of the last epoch (if no epoch was evaluated), else {}."""
     rows = [row for row in progress.history if row["epoch"] - 1 == progress.best_epoch] or progress.history[-1:]
     return rows[0] if rows else {}
+
+
+def against_cross_entropy(loss: str, own: Row, other: Row, metric: str, images: int) -> str:
+    """Return a table with the metrics of a loss and of cross-entropy, each of its best epoch."""
+    names = [name for name in dict.fromkeys(("eval_top1", metric, "eval_nll_fitted")) if name in own and name in other]
+    width = max(map(len, map(label, names)))
+    lines = [f"{'':{width}}  {loss:>16}  {'cross-entropy':>16}  {'difference':>10}"]
+    for name in names:
+        values = f"{number(name, own[name]):>16}  {number(name, other[name]):>16}"
+        lines.append(f"{label(name):{width}}  {values}  {own[name] - other[name]:>+10.2f}")
+    if PERCENT.search(metric):
+        p, q = own[metric] / 100, other[metric] / 100
+        chance = 196 * math.sqrt((p * (1 - p) + q * (1 - q)) / images)
+        lines.append(
+            f"one seed, {images} images: differences in {label(metric)} below {chance:.1f} points can be chance"
+        )
+    return "\n".join(lines)
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

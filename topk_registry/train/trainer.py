@@ -22,7 +22,7 @@ from topk_registry.nn.classifier import num_classes_of
 from topk_registry.ops.backend import BackendWarning
 from topk_registry.train import checkpoint, data, model
 from topk_registry.train.checkpoint import LAST, OUTPUT, Row, Saver
-from topk_registry.train.config import MULTILABEL, WEIGHT_METHODS, TrainConfig, flag_of
+from topk_registry.train.config import BUILTIN_DEFAULTS, CROSS_ENTROPY, MULTILABEL, WEIGHT_METHODS, TrainConfig, flag_of
 from topk_registry.train.data import Data, TrainLoader
 from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.evaluation import evaluate, readable
@@ -39,7 +39,7 @@ from topk_registry.train.loss import (
 )
 from topk_registry.train.model import Compute
 from topk_registry.train.plan import plan
-from topk_registry.train.report import Report, best_row, check_loggers
+from topk_registry.train.report import Report, against_cross_entropy, best_row, check_loggers, label, number
 
 # settings without effect on the batches of the user's own loader, with their defaults
 OF_OUR_LOADERS = {"sampler": "", "dataset_opt": {}, "aa": None, "reprob": 0.0, "val_split": "validation"}
@@ -427,7 +427,9 @@ def train(config: TrainConfig) -> int:
     except KeyboardInterrupt:
         return _fail("stopped before training began", 130)
     try:
-        trainer.fit()
+        result = trainer.fit()
+        if on_builtin_data(config) and config.loss not in CROSS_ENTROPY and not run.compute.distributed:
+            compare_with_cross_entropy(config, run, result)
     except Interrupted as error:
         return _fail(f"{error}" if run.compute.primary else "", 128 + error.signum)
     except TrainError as error:
@@ -437,6 +439,32 @@ def train(config: TrainConfig) -> int:
             if dist.is_initialized():
                 dist.destroy_process_group()
     return 0
+
+
+def on_builtin_data(config: TrainConfig) -> bool:
+    return config.dataset == BUILTIN_DEFAULTS["dataset"] and not config.asks("dataset")
+
+
+def compare_with_cross_entropy(config: TrainConfig, run: Run, result: TrainResult) -> None:
+    """Train again with cross-entropy and otherwise equal settings, and print the metrics of both losses."""
+    report, metric = run.report, run.metric
+    report.say("\nthe same training with cross-entropy, for comparison:")
+    own: dict[str, Any] = {
+        "loss": "ce",
+        "loss_opt": {},
+        "smoothing": config.smoothing,
+        "eval_metric": run.config.eval_metric,
+    }
+    own |= {"output": str(result.folder), "experiment": "cross_entropy", "overwrite": True, "resume": "", "log": []}
+
+    def show(other: Run, row: Row) -> None:
+        shown = f"{label(metric)} {number(metric, row[metric])}" if metric in row else ""
+        report.say(f"Epoch {row['epoch']:g}/{other.num_epochs}: train loss {row['train_loss']:.4f}  {shown}")
+
+    other = Trainer(config.replace(**own), on_epoch=show, quiet=True).fit()
+    images = len(run.data.validation) if run.data.validation is not None else 0
+    if images:
+        report.say("\n" + against_cross_entropy(config.loss, result.metrics, other.metrics, metric, images))
 
 
 def _fail(message: str, status: int) -> int:

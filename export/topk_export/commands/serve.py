@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> int:
         from topk_export.serve.limits import Limits
         from topk_export.serve.server import listen, make_server
     except ModuleNotFoundError as error:
-        raise ImportError(f"{error.name} is not installed: pip install 'topk-registry[serve]'") from error
+        raise ImportError(f"{error.name} is not installed: in the checkout, pip install -e '.[serve]'") from error
     from topk_export.runtime.predictor import Predictor
 
     predictor = Predictor(

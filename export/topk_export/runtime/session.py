@@ -67,7 +67,7 @@ def import_onnxruntime() -> Any:
         import onnxruntime
     except ImportError as error:
         raise ImportError(
-            "onnxruntime is not installed: pip install 'topk-registry[onnx]' (GPU) or 'topk-registry[onnx-cpu]'"
+            "onnxruntime is not installed: in the checkout, pip install -e '.[onnx]' (with CUDA) or '.[onnx-cpu]'"
         ) from error
     return onnxruntime
 
