@@ -30,6 +30,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,10 @@ def module_of(file: str) -> str:
     return ".".join(parts[start:]).removesuffix(".__init__")
 
 
-def source_files() -> list[str]:
-    """Return all files of the packages, relative to the repository."""
-    found = [path for name, (folder, _) in SOURCES.items() for path in (ROOT / folder / name).rglob("*.py")]
-    return sorted(str(path.relative_to(ROOT)) for path in found)
+def source_files(root: Path = ROOT) -> list[str]:
+    """Return all files of the packages, relative to the folder of the repository."""
+    found = [path for name, (folder, _) in SOURCES.items() for path in (root / folder / name).rglob("*.py")]
+    return sorted(str(path.relative_to(root)) for path in found)
 
 
 @cache
@@ -89,9 +90,9 @@ def imports_of(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def tests_of(file: str) -> list[str]:
+def selected_tests(file: str, root: Path = ROOT) -> list[str]:
     """Return the folders and files of tests for a file. Test files that import the file come first."""
-    module, tests = module_of(file), ROOT / "tests"
+    module, tests = module_of(file), root / "tests"
     parts = module.split(".")
     folders = [tests / name for name in SOURCES[parts[0]][1]]
     if parts[0] == "topk_registry" and len(parts) > 1:
@@ -101,7 +102,7 @@ def tests_of(file: str) -> list[str]:
     existing = [path for path in dict.fromkeys(chosen) if path.exists()]
     whole = [path for path in existing if path.is_dir()]
     kept = [path for path in existing if path.is_file() or not any(other in path.parents for other in whole)]
-    return [str(path.relative_to(ROOT)) for path in kept] or ["tests/registry", "tests/cli"]
+    return [str(path.relative_to(root)) for path in kept] or ["tests/registry", "tests/cli"]
 
 
 def annotations(source: str) -> set[int]:
@@ -148,15 +149,15 @@ def family(place: Place) -> str:
     return place[0].partition("_")[0]  # the eleven replacements of an operator count as one
 
 
-def sample(seed: int, packages: list[str]) -> Iterator[Mutant]:
+def sample(seed: int, packages: list[str], root: Path = ROOT) -> Iterator[Mutant]:
     """Yield mutants without end and without repetitions. Empty ``packages`` stand for all packages."""
-    files = [file for file in source_files() if not packages or any(package_of(file).endswith(p) for p in packages)]
-    weights = [statements((ROOT / file).read_text(encoding="utf-8")) for file in files]
+    files = [f for f in source_files(root) if not packages or any(package_of(f).endswith(p) for p in packages)]
+    weights = [statements((root / file).read_text(encoding="utf-8")) for file in files]
     rng, known, seen = random.Random(seed), {}, set()
     for _ in range(100_000):
         (file,) = rng.choices(files, weights)
         if file not in known:
-            known[file] = places((ROOT / file).read_text(encoding="utf-8"))
+            known[file] = places((root / file).read_text(encoding="utf-8"))
         if not known[file]:
             continue
         line = rng.choice(sorted(known[file]))
@@ -219,7 +220,7 @@ class Copy:
 
     def outcome(self, mutant: Mutant) -> dict[str, Any]:
         """Run the tests with a mutant, and return the row of the mutant."""
-        path, tests = self.folder / mutant.file, tests_of(mutant.file)
+        path, tests = self.folder / mutant.file, selected_tests(mutant.file, self.folder)
         source = path.read_text(encoding="utf-8")
         changed, start = mutated(source, mutant), time.monotonic()
         assert changed is not None
@@ -291,17 +292,18 @@ def main(arguments: list[str] | None = None) -> int:
     start = time.monotonic()
     rows = rows_in(options.output)
     known = {(row["file"], row["operator"], row["occurrence"], row["line"]) for row in rows}
+    if options.list:
+        for mutant in islice(sample(options.seed, options.package), options.count):
+            print(f"{mutant.number:4} {mutant.file}:{mutant.line} {mutant.operator} {mutant.occurrence}")
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the tests and the copy do not remain
     with tempfile.TemporaryDirectory() as folder:
-        copy = None
-        for mutant in sample(options.seed, options.package):
-            if mutant.number > options.count or time.monotonic() - start > options.seconds:
+        copy = Copy(Path(folder), options.limit)
+        for mutant in islice(sample(options.seed, options.package, copy.folder), options.count):
+            if time.monotonic() - start > options.seconds:
                 break
-            if options.list:
-                print(f"{mutant.number:4} {mutant.file}:{mutant.line} {mutant.operator} {mutant.occurrence}")
-                continue
             if (mutant.file, mutant.operator, mutant.occurrence, mutant.line) in known:
                 continue
-            copy = copy or Copy(Path(folder), options.limit)
             rows.append(copy.outcome(mutant))
             with options.output.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rows[-1], ensure_ascii=False) + "\n")

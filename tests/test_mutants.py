@@ -28,12 +28,12 @@ def test_names_of_modules_and_packages():
 
 
 def test_a_file_is_tested_by_its_folder_and_by_files_that_import_it():
-    found = mutants.tests_of("topk_registry/train/loop.py")
+    found = mutants.selected_tests("topk_registry/train/loop.py")
     assert found == ["tests/test_two_ranks.py", "tests/train"]
-    found = mutants.tests_of("export/topk_export/verify.py")
+    found = mutants.selected_tests("export/topk_export/verify.py")
     assert found[-2:] == ["tests/export", "tests/deploy"]
     assert "tests/export/test_spoiled.py" in found
-    assert all(mutants.tests_of(file) for file in mutants.source_files())
+    assert all(mutants.selected_tests(file) for file in mutants.source_files())
 
 
 def test_annotations_are_left_out():

@@ -271,6 +271,19 @@ def test_a_model_that_torch_cannot_trace(tmp_path):
     assert first_line(ValueError("\x1b[31mFailed to \x1b[1;96mexport\x1b[0m.\nmore")) == "Failed to export."
 
 
+def test_the_cause_of_a_failed_conversion_is_named(tmp_path, monkeypatch):
+    def fail(*args, **options):
+        try:
+            raise TypeError("\x1b[31munsupported operator\x1b[0m\nmore")
+        except TypeError as error:
+            raise RuntimeError("Failed to export.") from error
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(ExportError, match=r"cannot convert the model: Failed.*: TypeError: unsupported operator"):
+        export_onnx(nn.Sequential(nn.Flatten(), nn.Linear(192, N)), tmp_path, k=3, data_config=DATA)
+    assert not list(tmp_path.iterdir())
+
+
 class Cancelling(nn.Module):
     """A classifier whose float32 loses four digits: it takes the difference of two large numbers."""
 
