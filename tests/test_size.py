@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 697,
+    "benchmarks": 699,
     "docs": 500,
     "export/topk_export": 4222,
     "plugins/template": 26,
     "plugins/topk_plugins": 1239,
     "plugins/topk_studies": 1658,
-    "tests": 14056,
+    "tests": 14065,
     "topk_registry/*.py": 51,
     "topk_registry/cli": 334,
     "topk_registry/conformal": 237,
