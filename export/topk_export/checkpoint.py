@@ -174,13 +174,13 @@ def built_for(model: nn.Module) -> tuple[int, int] | None:
 def loss_of(args: Mapping[str, Any], n: int) -> nn.Module | None:
     """Build the loss of a training run with the arguments ``args``, for ``n`` classes.
 
-    If ``args`` names no loss, return None. If the loss cannot be built, for example because a plug-in is not installed,
-    warn and return None.
+    If ``args`` names no loss or a loss of timm, which predicts by softmax, return None. If the loss cannot be built,
+    for example because a plug-in is not installed, warn and return None.
     """
-    from topk_registry import accepted_context, create_loss, get_loss_builder
+    from topk_registry import accepted_context, create_loss, get_loss_builder, is_loss, loss_info
 
     name = args.get("loss")
-    if not isinstance(name, str):
+    if not isinstance(name, str) or (is_loss(name) and loss_info(name).distribution == "timm"):
         return None
     # class_counts is a placeholder: predictions and their temperature do not depend on class counts
     context = {"num_classes": n, "class_counts": [1] * n}

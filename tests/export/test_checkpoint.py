@@ -107,6 +107,13 @@ def test_a_loss_that_is_not_installed_is_a_warning(model, tmp_path):
     assert (source.loss, source.k, source.temperature) == ("theirs", None, None)
 
 
+def test_a_loss_of_timm_needs_no_options_of_its_run(model, tmp_path, recwarn):
+    save(model, tmp_path, loss="jsd", aug_splits=3)
+    source = load_source(tmp_path)
+    assert (source.loss, source.k, source.temperature, source.predictive_logits) == ("jsd", None, None, None)
+    assert not [each for each in recwarn if "cannot be built" in str(each.message)]
+
+
 def test_arguments_beside_bare_weights(model, tmp_path):
     torch.save(model.state_dict(), tmp_path / "last.pth.tar")
     (tmp_path / "args.yaml").write_text(yaml.safe_dump(RUN))
