@@ -16,8 +16,6 @@ from .losses.base import SoftmaxLoss as SoftmaxLoss
 from .losses.base import TopKLoss as TopKLoss
 from .losses.batch import BatchLoss as BatchLoss
 from .losses.ranks import mean_over_ranks as mean_over_ranks
-from .losses.targets import LabelMixture as LabelMixture
-from .losses.targets import Masses as Masses
 from .nn.classifier import CosineClassifier as CosineClassifier
 from .nn.classifier import normalize_classifier as normalize_classifier
 from .nn.head import TopKHead as TopKHead
@@ -29,6 +27,8 @@ from .nn.spherical import SphericalSGD as SphericalSGD
 from .ops.backend import use_backend as use_backend
 from .ops.ksubset.api import topk_log_odds as topk_log_odds
 from .ops.ksubset.api import topk_marginals as topk_marginals
+from .ops.masses import LabelMixture as LabelMixture
+from .ops.masses import Masses as Masses
 from .registry import create_loss as create_loss
 from .registry import get_loss_builder as get_loss_builder
 from .registry import is_loss as is_loss

@@ -6,11 +6,13 @@ the values of ``torch.nn.functional``: ``"mean"``, ``"sum"`` or ``"none"``.
 
 from torch import Tensor
 
-from topk_registry.losses.targets import REDUCTIONS, Masses, Target, check_logits, check_target, is_readable
 from topk_registry.nn.linear import linear_smooth_topk
-from topk_registry.ops.hinge import soft_hinge
-from topk_registry.ops.ksubset import smooth_topk, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
-from topk_registry.ops.perturbed import perturbed_hinge, perturbed_topk
+from topk_registry.ops.backend import is_readable
+from topk_registry.ops.ksubset import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
+from topk_registry.ops.ksubset.graph import soft_hinge
+from topk_registry.ops.losses import perturbed_hinge, smooth_topk
+from topk_registry.ops.masses import REDUCTIONS, Masses, Target
+from topk_registry.ops.perturbed import perturbed_topk
 from topk_registry.ops.values import choice
 
 __all__ = [
@@ -67,12 +69,9 @@ def smooth_topk_loss(
     Reference: Berrada, Zisserman, Kumar, *Smooth Loss Functions for Deep Top-k Classification*, ICLR 2018.
     """
     choice(reduction, "reduction", REDUCTIONS)
-    check_logits(logits)
     if isinstance(alpha, Tensor) and is_readable(alpha) and bool((alpha < 0).any()):
         raise ValueError(f"alpha must be at least 0, got {alpha.min().item():g}")
-    ignores = check_target(logits, target)
-    options = {"weight": weight, "reduction": reduction, "ignores": ignores, "dtype": logits.dtype}
-    masses = Masses.of(target, logits.shape[1], **options)
+    masses = Masses.of(logits, target, weight=weight, reduction=reduction)
     losses = smooth_topk(logits, masses, k=k, tau=tau, alpha=alpha)
     if reduction == "none":
         return losses

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from topk_registry.losses.targets import is_readable
+from topk_registry.ops.backend import is_readable
 
 
 def wide(scores: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class Encouraging(SoftmaxLoss):
         self.register_buffer("epoch", torch.zeros((), dtype=torch.float64), persistent=False)
 
     @property
-    def first_change(self) -> int | None:
+    def first_change(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         return (self.start_epoch or (None if self.schedule == "constant" else 1)) if self.rho else None
 
     def set_epoch(self, epoch: int) -> None:

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 from topk_plugins._margins import checked_counts, relative_gaps
 from topk_plugins._rows import without_highest
 from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss
-from topk_registry.losses.targets import is_readable
+from topk_registry.ops.backend import is_readable
 from topk_registry.options import integer, number
 
 
@@ -132,11 +132,7 @@ class LDAM(ClassificationLoss):
         assert class_counts is not None, "relative_gaps raises without it"
         self.register_buffer("balance", effective_number_weights(class_counts, beta), persistent=False)
         vars(self).update(total_epochs=total_epochs, drw_epoch=first_epoch(drw_epoch, total_epochs))
-        self.reweights = self.drw_epoch == 0
-
-    @property
-    def first_change(self) -> int | None:
-        return self.drw_epoch or None
+        self.reweights, self.first_change = self.drw_epoch == 0, self.drw_epoch or None
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)

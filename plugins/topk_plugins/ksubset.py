@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry import ClassificationLoss, KSubset, LabelMixture, Masses
-from topk_registry.ops.tensors import is_hidden
+from topk_registry.ops.backend import is_hidden
 from topk_registry.options import number
 
 ROUNDINGS = 16  # rounding errors that a probability of the target may have
@@ -97,8 +97,8 @@ class KSubsetNLL(ClassificationLoss):
         class weights and label smoothing, this loss differs from cross-entropy, so the method returns its own losses.
         """
         target = masses.target
+        assert target is not None, "Masses.of sets the target"
         n, dtype = logits.shape[1], torch.promote_types(logits.dtype, torch.float32)
-        rows = logits.new_ones(len(logits), dtype=torch.float64)  # weight of each row in the mean
         if isinstance(target, LabelMixture):
             q = target.dense(n, torch.float64)
             repeated = (q > 1) & (q <= 1 + ROUNDINGS * torch.finfo(torch.float32).eps)
@@ -108,8 +108,6 @@ class KSubsetNLL(ClassificationLoss):
         elif self.weight is not None and self.label_smoothing:  # class weights apply to the set, not to each label
             label = target.long() if masses.counts is None else target.long().masked_fill(~masses.counts, 0)
             q = torch.zeros(len(logits), n, dtype=torch.float64, device=logits.device).scatter(1, label[:, None], 1.0)
-            rows = self.weight.to(q)[label]
-            rows = rows if masses.counts is None else rows * masses.counts
         else:
             return super().losses_of(logits, masses)
         if not torch.compiler.is_compiling() and not is_hidden(q):
@@ -117,10 +115,8 @@ class KSubsetNLL(ClassificationLoss):
         if self.label_smoothing:  # the sum of the row is unchanged
             q = torch.lerp(q, q.mean(-1, keepdim=True).expand_as(q), self.label_smoothing)
         loss = self._of_sets(masses.usable(logits.to(dtype)), q, target)
-        if masses.sample_weight is not None:
-            loss, rows = loss * masses.sample_weight.to(loss), rows * masses.sample_weight
-        if masses.reduction == "mean" and len(loss):
-            loss = loss / rows.sum().to(loss)
+        if masses.scale is not None:
+            loss = loss * (masses.scale.to(loss) if isinstance(masses.scale, Tensor) else masses.scale)
         return loss if masses.counts is None else torch.where(masses.counts, loss, 0.0)
 
     def _of_sets(self, logits: Tensor, q: Tensor, target: Tensor | LabelMixture) -> Tensor:

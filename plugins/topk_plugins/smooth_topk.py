@@ -125,11 +125,12 @@ class SmoothTopKSVM(SeveralSizes):
         return len(self.sizes) == 1 or self.combine == "mean"
 
     def losses_of(self, logits: Tensor, masses: Masses) -> Tensor:
-        if not self._is_linear:  # no operator computes the likelihood of several k
-            return super().losses_of(logits, masses)
-        alpha, sums = self._checked_alpha(logits), self.reduction != "none" and logits.shape[0] > 0
+        alpha, sums = self._buffers["alpha"], self.reduction != "none" and logits.shape[0] > 0
+        assert alpha is not None
         if len(self.sizes) == 1:
             return smooth_topk(logits, masses, k=self.k, tau=self.tau, alpha=alpha, sums=sums)
+        if self.combine == "likelihood":  # no operator computes the likelihood of several k
+            return super().losses_of(logits, masses)
         losses = [
             share * smooth_topk(logits, masses, k=k, tau=self.tau, alpha=alpha, sums=sums)
             for k, share in zip(self.sizes, self.shares, strict=True)
@@ -137,7 +138,7 @@ class SmoothTopKSVM(SeveralSizes):
         return torch.stack(losses).sum(0)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        alpha = self._checked_alpha(logits).to(logits.device, torch.promote_types(logits.dtype, torch.float32))
+        alpha = self.alpha.to(logits.device, torch.promote_types(logits.dtype, torch.float32))
         if self._is_linear:
             tables = [
                 share * _table(logits, k, self.tau, alpha) for k, share in zip(self.sizes, self.shares, strict=True)
@@ -148,11 +149,10 @@ class SmoothTopKSVM(SeveralSizes):
         tables = [_table(logits, k, f * self.tau, f * alpha) / (f * self.tau) for k, f in scales]
         return self.tau * mixture_nll(torch.stack(tables), self.shares)
 
-    def _checked_alpha(self, logits: Tensor) -> Tensor:
-        alpha: Any = self._buffers["alpha"]  # much faster than self.alpha
-        if alpha.ndim and alpha.numel() != logits.shape[1]:
-            raise ValueError(f"alpha has {alpha.numel()} entries, logits have {logits.shape[1]} classes")
-        return alpha
+    def check_classes(self, n: int) -> None:
+        super().check_classes(n)
+        if self.alpha.ndim and self.alpha.numel() != n:
+            raise ValueError(f"alpha has {self.alpha.numel()} entries, logits have {n} classes")
 
     def extra_repr(self) -> str:
         alpha = f"{self.alpha.item():g}" if self.alpha.ndim == 0 else f"[{self.alpha.numel()}]"

@@ -12,7 +12,7 @@ from typing_extensions import Unpack
 
 from topk_plugins._rows import at_labels, wide
 from topk_registry import ClassificationLoss, CommonOptions
-from topk_registry.losses.label_mixture import widest
+from topk_registry.ops.masses import widest
 from topk_registry.options import number
 
 

@@ -110,6 +110,39 @@ def weighted_cross_entropy_of_torch_has_the_gradient_of_the_whole_batch():
 
 
 @check
+def the_mean_over_ranks_is_of_the_whole_batch_and_leaves_the_reduction():
+    (s, label), rank = batch(9), dist.get_rank()
+    label[[0, 1, 4]] = -100
+    own = slice(0, 2) if rank == 0 else slice(2, 9)  # all rows of the first rank are ignored
+    sample_weight, weight = torch.linspace(0.2, 2, 9, dtype=torch.float64), [0.1, 5, 1, 2, 0.3, 7]
+    dense = s.roll(1, 0).softmax(1)
+    cases = [("focal", {}, label, None), ("focal", {"weight": weight}, label, sample_weight)]
+    cases += [("smooth_topk_svm", {"k": 2, "label_smoothing": 0.1}, label, None), ("focal", {}, dense, sample_weight)]
+    cases += [("ksubset_nll", {"weight": weight, "label_smoothing": 0.1}, label, None)]
+    for name, options, target, factor in cases:
+        loss = tr.mean_over_ranks(tr.create_loss(name, **options))
+        assert loss.reduction == "mean"
+        layers = [torch.nn.Linear(6, 6, bias=False).double() for _ in range(2)]
+        for layer in layers:  # the same on both ranks
+            layer.weight.data.copy_(torch.arange(36.0).sin().view(6, 6))
+        tr.create_loss(name, **options)(layers[0](s), target, factor).backward()
+        model = torch.nn.parallel.DistributedDataParallel(layers[1])
+        loss(model(s[own]), target[own], None if factor is None else factor[own]).backward()
+        torch.testing.assert_close(layers[1].weight.grad, layers[0].weight.grad, rtol=1e-10, atol=1e-12)
+
+
+@check
+def a_rank_evaluates_the_mean_of_its_own_rows_without_waiting():
+    if dist.get_rank():
+        return
+    s, label = batch()
+    own, alone = tr.mean_over_ranks(tr.create_loss("focal")), tr.create_loss("focal")
+    with torch.no_grad():
+        torch.testing.assert_close(own(s.requires_grad_(), label), alone(s, label), rtol=0, atol=0)
+    torch.testing.assert_close(own.eval()(s, label), alone(s, label), rtol=0, atol=0)
+
+
+@check
 def without_gradients_a_rank_is_by_itself():
     if dist.get_rank():
         return

@@ -22,7 +22,7 @@ from tests.oracles import mp_log_odds, subset_log_odds
 from topk_registry import LabelMixture, create_loss, use_backend
 from topk_registry.distributions import KSubset
 from topk_registry.functional import smooth_topk, topk_log_odds, topk_marginals
-from topk_registry.losses.targets import Masses
+from topk_registry.ops.masses import Masses
 
 INF = math.inf
 
@@ -339,9 +339,9 @@ def test_scores_of_infinity(backend, dtype, n, k, label):
         target = torch.tensor([label % n])
         s.requires_grad_()
         with use_backend(backend):
-            value = smooth_topk(s, Masses.of(target, n), k=k, tau=0.5)
+            value = smooth_topk(s, Masses.of(s, target), k=k, tau=0.5)
             (gradient,) = torch.autograd.grad(value.sum(), s)
-            expected = smooth_topk(far, Masses.of(target, n), k=k, tau=0.5)
+            expected = smooth_topk(far, Masses.of(s, target), k=k, tau=0.5)
         if count < k:
             torch.testing.assert_close(value.detach().double(), expected, rtol=1e-6, atol=1e-7)
             assert not gradient[0, :count].any()

@@ -7,9 +7,9 @@ import torch
 
 import topk_registry as tr
 from topk_registry.functional import perturbed_hinge, perturbed_topk, smooth_topk
-from topk_registry.losses.targets import Masses
 from topk_registry.ops import backend
 from topk_registry.ops.backend import choose
+from topk_registry.ops.masses import Masses
 
 CPU = torch.device("cpu")
 
@@ -96,10 +96,10 @@ def test_the_report_says_what_serves_and_why(operator):
 
 LABELS = torch.tensor([1, 4])
 IN_GRAPHS = {
-    "smooth_topk at labels": lambda s: smooth_topk(s, Masses.of(LABELS, 9), k=3),
-    "smooth_topk at masses": lambda s: smooth_topk(s, Masses.of(LABELS, 9, label_smoothing=0.1), k=3),
+    "smooth_topk at labels": lambda s: smooth_topk(s, Masses.of(s, LABELS), k=3),
+    "smooth_topk at masses": lambda s: smooth_topk(s, Masses.of(s, LABELS, label_smoothing=0.1), k=3),
     "perturbed_topk": lambda s: perturbed_topk(s, 3),
-    "perturbed_hinge": lambda s: perturbed_hinge(s, Masses.of(LABELS, 9), k=3),
+    "perturbed_hinge": lambda s: perturbed_hinge(s, Masses.of(s, LABELS), k=3),
 }
 
 

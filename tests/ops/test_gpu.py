@@ -8,7 +8,7 @@ import torch
 
 from topk_registry import list_losses
 from topk_registry.functional import perturbed_hinge, perturbed_topk, smooth_topk, topk_marginals
-from topk_registry.losses.targets import LabelMixture, Masses
+from topk_registry.ops.masses import LabelMixture, Masses
 from topk_registry.testing import iter_checks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -26,8 +26,9 @@ def targets(B: int, n: int) -> dict[str, Masses]:
             return target.cuda()
         return LabelMixture(*(part if part is None else part.cuda() for part in target))
 
+    scores = torch.zeros(B, n, device="cuda")
     return {
-        kind: Masses.of(on_gpu(target), n, label_smoothing=smoothing, reduction="sum")
+        kind: Masses.of(scores, on_gpu(target), label_smoothing=smoothing, reduction="sum")
         for kind, (target, smoothing) in options.items()
     }
 
@@ -58,7 +59,7 @@ def test_rows_without_mass_and_nan_rows():
     s, label = logits(4, 50), torch.tensor([3, -100, 2, 1]).cuda()
     s[1], s[3, 7] = torch.nan, torch.nan
     s.requires_grad_()
-    masses = Masses.of(label, 50)
+    masses = Masses.of(s, label)
     for losses in (smooth_topk(s, masses, k=5), perturbed_hinge(s, masses, k=5, alpha=50.0)):
         (gradient,) = torch.autograd.grad(losses.sum(), s)
         assert losses.isnan().tolist() == [False, False, False, True]

@@ -8,7 +8,7 @@ import torch
 
 from tests.formulas import smooth_topk
 from tests.ops.triton_runs import compiles, interprets, pass_under_the_interpreter
-from topk_registry.ops.parts import Parts
+from topk_registry.ops.masses import Masses
 
 pytest.importorskip("triton")
 
@@ -28,14 +28,14 @@ def scores() -> torch.Tensor:
     return s
 
 
-def targets() -> dict[str, Parts]:
+def targets() -> dict[str, Masses]:
     label, share = torch.tensor([0, 36, 7]), torch.tensor([0.2, 1.0, 0.5], dtype=torch.float64)
     two = torch.stack([label, label.flip(0)], 1)
     table = torch.rand(B, N, generator=torch.Generator().manual_seed(1))
     return {
-        "label_rows": Parts(label[:, None], share[:, None], None, None),
-        "mass_rows of smoothed labels": Parts(two, torch.stack([share, 1 - share / 2], 1), 0.1 / N * share, None),
-        "mass_rows of a table": Parts(None, None, None, table),
+        "label_rows": Masses(label[:, None], share[:, None], None, None),
+        "mass_rows of smoothed labels": Masses(two, torch.stack([share, 1 - share / 2], 1), 0.1 / N * share, None),
+        "mass_rows of a table": Masses(None, None, None, table),
     }
 
 

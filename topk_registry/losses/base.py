@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import torch
@@ -11,18 +11,8 @@ from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from topk_registry.losses.options import Adjustable
-from topk_registry.losses.targets import (
-    REDUCTIONS,
-    LabelMixture,
-    Masses,
-    Target,
-    check_logits,
-    check_target,
-    check_tensor,
-    is_readable,
-)
-from topk_registry.ops.backend import constant_in_graphs
-from topk_registry.ops.tensors import PLAIN
+from topk_registry.ops.backend import PLAIN, constant_in_graphs, is_readable
+from topk_registry.ops.masses import REDUCTIONS, LabelMixture, Masses, Target, check_tensor
 from topk_registry.ops.values import choice, integer, number, numbers
 
 __all__ = ["ClassificationLoss", "CommonOptions", "SoftmaxLoss", "TopKLoss"]
@@ -69,7 +59,10 @@ class ClassificationLoss(Adjustable):
 
     option_ranges: ClassVar[Mapping[str, Any]] = {"reduction": REDUCTIONS, "label_smoothing": "[0, 1]"}
     weight: Tensor | None
+    # first epoch, counted from 0, with another loss function than epoch 0; None if the function never changes
+    first_change: int | None = None
     _epoch_was_set = False
+    _average: Callable[[Tensor], Tensor] | None = None  # set by mean_over_ranks
 
     def __init__(
         self,
@@ -108,12 +101,14 @@ class ClassificationLoss(Adjustable):
         label, and :meth:`per_class` otherwise. A loss with an operator for all rows overrides this method. The logits
         have the dtype that the caller passed, and autocast is off.
         """
-        scores = masses.usable(logits.float() if logits.dtype.itemsize < 4 else logits)
+        scores = logits.float() if logits.dtype.itemsize < 4 else logits
+        if masses.counts is not None:
+            scores = masses.usable(scores)
         if masses.labels is not None and masses.even is None and masses.labels.shape[1] == 1:
             assert masses.shares is not None
             losses = self._checked(self.per_label(scores, masses.labels[:, 0]), "per_label", scores.shape[:1])
-            if masses.share is not None:
-                return losses * masses.share
+            if isinstance(masses.scale, float):  # all labels have this mass
+                return losses * masses.scale
             return _product(masses.shares[:, 0].to(losses.dtype), losses)
         table = self._checked(self.per_class(scores), "per_class", scores.shape)
         return _product(masses.table(scores.shape[1], table.dtype), table).sum(1)
@@ -137,21 +132,19 @@ class ClassificationLoss(Adjustable):
         return None
 
     def check_classes(self, n: int) -> None:
-        """Raise a ValueError if an option does not allow n classes, for example k >= n."""
+        """Raise a ValueError if an option does not allow n classes, for example k >= n.
+
+        The loss calls this method in the first call with n classes, and again after an option or the epoch changed.
+        """
 
     @property
     def class_weight(self) -> Tensor | None:
         """Class weights [n], or None if all classes have weight 1. A subclass may change the weights per epoch."""
         return self._buffers["weight"]  # much faster than self.weight
 
-    @property
-    def first_change(self) -> int | None:
-        """First epoch, counted from 0, with another loss function than epoch 0. None if the function never changes."""
-        return None
-
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch that begins, counted from 0. A loss with a schedule extends this method."""
-        self._epoch_was_set = True
+        vars(self).update(_epoch_was_set=True, _classes=None)
 
     def checked_option(self, name: str, value: Any) -> Any:
         if name == "weight" and value is not None:
@@ -167,28 +160,33 @@ class ClassificationLoss(Adjustable):
                 sum_i w_i L_i / sum_i w_i over all rows i that are not ignored. With class indices y_i and class
                 weights v, the divisor is sum_i w_i v[y_i] instead.
         """
-        logits, target = _plain(logits, "logits"), _plain(target, "target")
+        if type(logits) not in PLAIN:
+            logits = _plain(logits, "logits")
+        if type(target) not in PLAIN:
+            target = _plain(target, "target")
         shape = None
-        if not isinstance(target, LabelMixture) and logits.ndim != 2 and logits.ndim > 0:
+        if logits.ndim not in (0, 2) and not isinstance(target, LabelMixture):
             logits, target, shape = _as_rows(logits, target)
-        check_logits(logits)
-        self.check_classes(logits.shape[1])
-        ignores = check_target(logits, target, self.ignore_index)
         if sample_weight is not None:
             sample_weight = _sample_weights(sample_weight, logits, shape)
-        if self.first_change is not None and not torch.compiler.is_compiling() and not self._epoch_was_set:
-            self._warn_missing_set_epoch(logits)
+        compiling = torch.compiler.is_compiling()
+        trains = logits.requires_grad and torch.is_grad_enabled()
         masses = Masses.of(
+            logits,
             target,
-            logits.shape[1],
             weight=self.class_weight,
             label_smoothing=self.label_smoothing,
             ignore_index=self.ignore_index,
             reduction=self.reduction,
             sample_weight=sample_weight,
-            ignores=ignores,
-            dtype=logits.dtype,
+            average=self._average if trains and self.training else None,
         )
+        if compiling or logits.shape[1] != self._classes:
+            self.check_classes(logits.shape[1])
+            if not compiling:
+                vars(self)["_classes"] = logits.shape[1]
+        if trains and self.first_change is not None and not compiling and not self._epoch_was_set:
+            self._warn_missing_set_epoch()
         kind = logits.device.type
         if (kind == "cpu" or has_autocast(kind)) and torch.is_autocast_enabled(kind):
             with torch.autocast(kind, enabled=False):
@@ -199,7 +197,8 @@ class ClassificationLoss(Adjustable):
             return losses
         if self.reduction != "none":
             # the mean over zero rows is NaN, as in torch's cross-entropy
-            return losses.sum() if len(losses) or self.reduction == "sum" else losses.sum() * torch.nan
+            some = len(losses) or self.reduction == "sum" or self._average is not None
+            return losses.sum() if some else losses.sum() * torch.nan
         return losses if shape is None else losses.reshape(shape)
 
     if TYPE_CHECKING:  # torch annotates the return type as Any
@@ -211,14 +210,13 @@ class ClassificationLoss(Adjustable):
             raise ValueError(f"{type(self).__name__}.{method} must return {list(shape)}, got {list(losses.shape)}")
         return losses
 
-    def _warn_missing_set_epoch(self, logits: Tensor) -> None:
-        if logits.requires_grad and torch.is_grad_enabled():
-            self._epoch_was_set = True
-            warnings.warn(
-                f"{type(self).__name__} changes in epoch {self.first_change}, counted from 0: call set_epoch(epoch) "
-                "before each epoch; otherwise the loss of epoch 0 is used throughout",
-                stacklevel=3,
-            )
+    def _warn_missing_set_epoch(self) -> None:
+        self._epoch_was_set = True
+        warnings.warn(
+            f"{type(self).__name__} changes in epoch {self.first_change}, counted from 0: call set_epoch(epoch) "
+            "before each epoch; otherwise the loss of epoch 0 is used throughout",
+            stacklevel=3,
+        )
 
     def extra_repr(self) -> str:
         weighted = "" if self.weight is None else f"weight of {len(self.weight)} classes, "
@@ -298,7 +296,7 @@ def _as_rows(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor, tuple[int,
 
 def _sample_weights(weight: Any, logits: Tensor, shape: tuple[int, ...] | None) -> Tensor:
     check_tensor(weight, "sample_weight")
-    expected = (len(logits),) if shape is None else shape
+    expected = logits.shape[:1] if shape is None else shape
     if tuple(weight.shape) != tuple(expected) or weight.device != logits.device:
         raise ValueError(
             f"sample_weight must be {list(expected)} on {logits.device}, got {list(weight.shape)} on {weight.device}"
@@ -309,7 +307,7 @@ def _sample_weights(weight: Any, logits: Tensor, shape: tuple[int, ...] | None) 
 def _plain(t: Any, name: str) -> Any:
     # Tensors of some subclasses, such as fastai's, reject other tensors, and are therefore converted to plain tensors.
     # Subclasses with __torch_dispatch__ define their own arithmetic, and are not converted.
-    if type(t) in PLAIN or isinstance(t, LabelMixture) or torch.compiler.is_compiling():
+    if isinstance(t, LabelMixture) or torch.compiler.is_compiling():
         return t
     check_tensor(t, name)
     computes = any(kind is not Tensor and "__torch_dispatch__" in vars(kind) for kind in type(t).__mro__)

@@ -7,9 +7,8 @@ from torch import Tensor
 
 from topk_registry.losses.base import has_autocast
 from topk_registry.losses.options import Adjustable
-from topk_registry.losses.ranks import number_of_ranks
-from topk_registry.losses.targets import LabelMixture, check_logits, check_target
-from topk_registry.ops.distributed import Group, all_gather, gather_rows, outside_graphs
+from topk_registry.ops.distributed import Group, all_gather, gather_rows, number_of_ranks, outside_graphs
+from topk_registry.ops.masses import LabelMixture, check_batch
 from topk_registry.ops.values import integer
 
 __all__ = ["BatchLoss"]
@@ -63,8 +62,7 @@ class BatchLoss(Adjustable):
                 f"{name} needs one label per image [B], because it depends on the whole batch. Mixup, CutMix and other "
                 "distributions over labels are not supported"
             )
-        check_logits(logits)
-        check_target(logits, target, self.ignore_index)
+        check_batch(logits, target, self.ignore_index)
         if len(logits) < self.least_rows:
             raise ValueError(f"{name} needs at least {self.least_rows} rows in a batch, got {len(logits)}")
         label = target.long()  # in uint8, an ignore_index of -100 would become 156

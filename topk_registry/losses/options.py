@@ -41,6 +41,7 @@ class Adjustable(KeepsNumbers):
     """
 
     option_ranges: ClassVar[Mapping[str, Any]] = {}
+    _classes: int | None = None  # number of classes for which the options were checked
     # assignment to these options raises an AttributeError; the constructor stores them with vars(self)[name] = value
     fixed_options: ClassVar[tuple[str, ...]] = ()
 
@@ -48,6 +49,7 @@ class Adjustable(KeepsNumbers):
         if name.startswith("_") or "_parameters" not in vars(self) or name not in options_of(type(self)):
             super().__setattr__(name, value)
         else:
+            vars(self)["_classes"] = None
             self.set_option(name, value)
 
     def set_option(self, name: str, value: Any) -> None:

@@ -8,13 +8,8 @@ returns R S_r / sum_q W_q, because the average of these numbers over the ranks i
 from functools import partial
 from typing import TypeVar
 
-import torch
-from torch import Tensor
-from torch import distributed as dist
-
 from topk_registry.losses.base import ClassificationLoss
-from topk_registry.losses.targets import LabelMixture, Target
-from topk_registry.ops.distributed import Group, all_reduce, outside_graphs
+from topk_registry.ops.distributed import Group, mean_of_ranks
 
 L = TypeVar("L", bound=ClassificationLoss)
 
@@ -25,10 +20,11 @@ def mean_over_ranks(loss: L, group: Group = None) -> L:
     A mean divides by the sum of the weights of the rows. With class weights or ignored rows, this divisor differs
     between ranks. Then the average of the means of the ranks is not the mean over all rows. After a call of this
     function, each rank divides by the average of all ranks' divisors, so the ranks exchange one number per call of the
-    loss. If the loss requires no gradient, as in evaluation, each rank returns the mean over its own rows instead.
+    loss. In evaluation, each rank returns the mean over its own rows, and the ranks exchange nothing: if the logits
+    require no gradient, or after ``loss.eval()``.
 
     Args:
-        loss: must have ``reduction="mean"``. The reduction becomes ``"sum"``, and a forward hook divides the sum.
+        loss: must have ``reduction="mean"``.
         group: process group of the ranks. Default: all ranks.
 
     Example:
@@ -41,37 +37,5 @@ def mean_over_ranks(loss: L, group: Group = None) -> L:
         raise TypeError(f"loss must be a ClassificationLoss, got {type(loss).__name__}")
     if loss.reduction != "mean":
         raise ValueError(f"the loss's reduction must be 'mean', got {loss.reduction!r}")
-    loss.reduction = "sum"
-    loss.register_forward_hook(partial(_divided, group), with_kwargs=True)
+    loss._average = partial(mean_of_ranks, group=group)
     return loss
-
-
-def weight_of_rows(loss: ClassificationLoss, target: Target, sample_weight: Tensor | None = None) -> Tensor:
-    """Return the divisor [] of the mean over the rows of this rank: the sum of the weights of the rows, in float64."""
-    if isinstance(target, LabelMixture) or target.is_floating_point():
-        table = target.labels if isinstance(target, LabelMixture) else target
-        rows = torch.ones_like(table.select(min(1, table.ndim - 1), 0), dtype=torch.float64)
-    else:
-        counts = target.long() != loss.ignore_index  # in uint8, an ignore_index of -100 would become 156
-        rows = counts.double()
-        if (weight := loss.class_weight) is not None:
-            rows = rows * weight.to(rows)[target.long().masked_fill(~counts, 0)]
-    return (rows if sample_weight is None else rows * sample_weight.to(rows)).sum()
-
-
-def number_of_ranks(group: Group = None) -> int:
-    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
-
-
-@outside_graphs
-def sum_over_ranks(weight: Tensor, group: Group = None) -> Tensor:
-    """Return the sum of ``weight`` [] over the ranks of a group, or over all ranks if ``group`` is None."""
-    return weight if number_of_ranks(group) == 1 else all_reduce(weight.detach().clone(), group)
-
-
-def _divided(group: Group, loss: ClassificationLoss, args: tuple, kwargs: dict, total: Tensor) -> Tensor:
-    given = dict(zip(("logits", "target", "sample_weight"), args, strict=False)) | kwargs
-    weight = weight_of_rows(loss, given["target"], given.get("sample_weight")).to(total)
-    if total.requires_grad:
-        weight = sum_over_ranks(weight, group) / number_of_ranks(group)
-    return total / weight

@@ -10,13 +10,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topk_registry.losses.targets import REDUCTIONS, LabelMixture, Masses, check_target
 from topk_registry.ops.distributed import Group, OwnRows, agreed, gather_rows, outside_graphs
-from topk_registry.ops.hinge import soft_hinge
 from topk_registry.ops.ksubset import linear as chunked
-from topk_registry.ops.ksubset.api import smooth_topk, topk_marginals
+from topk_registry.ops.ksubset.api import topk_marginals
+from topk_registry.ops.ksubset.graph import soft_hinge
 from topk_registry.ops.ksubset.linear import Problem, TopClasses
 from topk_registry.ops.ksubset.ranks import classes_per_rank, first_class
+from topk_registry.ops.losses import smooth_topk
+from topk_registry.ops.masses import REDUCTIONS, LabelMixture, Masses
 from topk_registry.ops.values import choice, integer, number
 
 
@@ -86,9 +87,8 @@ def linear_smooth_topk(
     alpha = torch.as_tensor(alpha, device=features.device).detach()
 
     def masses_of(target: Tensor | LabelMixture, n: int, x: Tensor) -> Masses:
-        ignores = check_target(x.new_zeros(()).expand(len(x), n), target, ignore_index)
         options = {"weight": class_weight, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
-        return Masses.of(target, n, **options, reduction=reduction, ignores=ignores, dtype=x.dtype)
+        return Masses.of(x.new_zeros(()).expand(len(x), n), target, reduction=reduction, **options)
 
     def losses_of(x: Tensor, target: Tensor | LabelMixture, first: int, n: int) -> Tensor:
         masses = masses_of(target, n, x)

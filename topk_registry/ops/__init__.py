@@ -4,8 +4,7 @@
 programs and compiled packages that contain these operators.
 """
 
-from topk_registry.ops.ksubset import custom_op as _ksubset
-from topk_registry.ops.perturbed import custom_op as _perturbed
+from topk_registry.ops import losses as _losses
 
 __all__: list[str] = []
-del _ksubset, _perturbed
+del _losses

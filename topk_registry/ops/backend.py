@@ -4,6 +4,9 @@ Within ``use_backend(name)``, ``name`` is the backend. Otherwise, the environmen
 names the backend. The variable is read once, at the first call of an operator. If the variable is not set, an operator
 uses the fastest backend that works. A backend works if it is installed and passes a self-test before its first use. If
 the fastest backend does not work, one warning states the reason, and the operator uses PyTorch operations.
+
+A kernel reads memory at an address. Only a plain tensor has such memory. A plain tensor is not traced, not wrapped by a
+transform such as ``torch.func.vmap``, and not of a subclass of Tensor. :func:`route` decides whether kernels may run.
 """
 
 import os
@@ -13,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -20,11 +24,19 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
+from torch._C._functorch import (
+    get_unwrapped,
+    is_batchedtensor,
+    is_functorch_wrapped_tensor,
+    is_legacy_batchedtensor,
+)
+from torch.autograd import forward_ad
 
 NAMES = ("numba", "triton", "torch")
 VARIABLE = "TOPK_REGISTRY_BACKEND"
 OLDEST_GPU = (8, 0)  # minimum compute capability for the Triton kernels
-OPERATORS = ("ksubset", "perturbed")  # topk_registry.ops.NAME.api of each defines usual_backend(device) -> str
+OPERATORS = ("ksubset", "perturbed")
 
 
 class BackendWarning(UserWarning):
@@ -47,8 +59,12 @@ def choose(device: torch.device, backend: str | None, self_test: SelfTest) -> st
         backend: the backend that has a kernel for this call, "numba" or "triton". None if there is no kernel.
         self_test: function that returns whether the kernel gives correct results on a device. Called once per device.
     """
-    if backend is None or preferred() not in ("auto", backend):
+    traced = torch.compiler.is_compiling()
+    wanted = preferred() if traced else _wanted.get() or _environment.get(VARIABLE) or _from_environment()
+    if backend is None or wanted not in ("auto", backend):
         return "torch"
+    if not traced and _problems.get((backend, device, self_test)) == "":
+        return backend  # has passed its self-test
     return backend if _serves(device, backend, self_test) else "torch"
 
 
@@ -176,7 +192,7 @@ def report() -> list[Record]:
 def _record(operator: str, device: torch.device) -> Record:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        backend = load(f"topk_registry.ops.{operator}.api").usual_backend(device)
+        backend = load("topk_registry.ops.losses").usual_backend(operator, device)
     fastest = "numba" if device.type == "cpu" else "triton"
     if preferred() not in ("auto", fastest):
         why = f"chosen by {VARIABLE if _wanted.get() is None else 'topk_registry.use_backend'}"
@@ -184,3 +200,84 @@ def _record(operator: str, device: torch.device) -> Record:
         problems = [text for key, text in _problems.items() if key[:2] == (fastest, device)]
         why = next(filter(None, problems), "the fastest backend that works")
     return Record(operator, str(device), backend, why)
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+class Route(Enum):
+    """The ways in which an operator can compute its result."""
+
+    KERNELS = "kernels"  # by compiled kernels, because all tensors are plain
+    GRAPH = "graph"  # by an operator of torch.library, because tensors have no values (traced, fake or meta)
+    OPERATIONS = "operations"  # by PyTorch operations, because of a transform or a subclass of Tensor
+
+
+def route(*tensors: Tensor | None) -> Route:
+    """Return the way in which an operator must compute its result from these tensors.
+
+    The way is GRAPH (a torch.library operator) if the call is traced or a tensor has no values, OPERATIONS (PyTorch
+    operations) within a transform of ``torch.func`` or for a subclass of Tensor, and KERNELS for plain tensors.
+    """
+    if torch.compiler.is_compiling():
+        return Route.GRAPH
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return Route.OPERATIONS
+    if torch._C._len_torch_dispatch_stack():
+        return Route.GRAPH
+    way = Route.KERNELS
+    for t in tensors:
+        if t is None:
+            continue
+        if t.is_meta or (type(t) not in PLAIN and isinstance(t, torch._subclasses.FakeTensor)):
+            return Route.GRAPH
+        # the condition of is_plain, without a call per tensor
+        if type(t) not in PLAIN or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t):
+            way = Route.OPERATIONS
+    return way
+
+
+def is_plain(t: Tensor) -> bool:
+    """Return whether a tensor is neither of a subclass of Tensor nor wrapped by a ``torch.func`` transform."""
+    # wrappers also have the type Tensor; the second check is for torch.autograd.grad(is_grads_batched=True)
+    return type(t) in PLAIN and not (is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t))
+
+
+def is_hidden(t: Tensor) -> bool:
+    """Return whether a tensor has no values to read, for example within ``torch.func.vmap`` or on the meta device."""
+    if torch.compiler.is_compiling():
+        return False
+    if t.is_meta:
+        return True
+    while is_functorch_wrapped_tensor(t):
+        if is_batchedtensor(t):
+            return True
+        t = get_unwrapped(t)
+    return False
+
+
+def check_dense(t: Tensor, name: str) -> None:
+    """Raise a ValueError if a tensor is sparse, nested or quantized. The error message contains ``name``."""
+    if t.layout != torch.strided or t.is_quantized or t.is_nested:
+        kind = "quantised" if t.is_quantized else "nested" if t.is_nested else str(t.layout).removeprefix("torch.")
+        raise ValueError(f"{name} must be a dense tensor, got a {kind} one")
+
+
+def check_device(t: Tensor, name: str, logits: Tensor) -> None:
+    """Raise the error of ``torch.nn.CrossEntropyLoss`` if ``t`` is not on the device of the logits."""
+    if t.device != logits.device:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but {name} is on {t.device} and the logits are on "
+            f"{logits.device}"
+        )
+
+
+def laid_out(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a contiguous tensor with the same values in ``dtype``. If ``t`` is such a tensor, return ``t``."""
+    as_it_is = t.dtype == dtype and t.is_contiguous() and not t.is_neg()
+    return t if as_it_is else t.detach().to(dtype).resolve_neg().contiguous()
+
+
+def is_readable(t: Tensor) -> bool:
+    """Return whether the values of a tensor can be read without waiting for a device, and outside of transforms."""
+    return t.device.type == "cpu" and route(t) is Route.KERNELS

@@ -42,6 +42,18 @@ def all_reduce(x: Tensor, group: Group) -> Tensor:
     return _functional().all_reduce(x.detach(), "sum", _named(group)) if x.numel() else x
 
 
+def number_of_ranks(group: Group = None) -> int:
+    """Return the number of ranks of a group, or 1 if torch.distributed is not in use."""
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+@outside_graphs
+def mean_of_ranks(x: Tensor, group: Group = None) -> Tensor:
+    """Return the mean of the tensors ``x`` of all ranks, in the same shape. There is no gradient."""
+    ranks = number_of_ranks(group)
+    return x if ranks == 1 else all_reduce(x.detach().clone(), group) / ranks
+
+
 def gather_rows(x: Tensor, sizes: Sequence[int], group: Group) -> Tensor:
     """Concatenate the tensors ``x`` [B_r, ...] of all ranks r, in rank order: [B_0 + B_1 + ..., ...].
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from topk_registry.losses.targets import Target
+from topk_registry.ops.masses import Target
 from topk_registry.testing.expect import check, expect, expect_close, expect_finite
 from topk_registry.testing.subject import BATCH, Loss, Subject, evaluate, value_and_gradient
 

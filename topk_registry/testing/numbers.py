@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from topk_registry.losses.targets import Target
+from topk_registry.ops.masses import Target
 from topk_registry.testing.expect import check, expect, expect_close, expect_finite, expect_same
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 

@@ -23,7 +23,7 @@ from topk_registry.data.folders import listed, split_folder
 from topk_registry.data.labels import class_counts, class_names_of, is_indexed, kept_labels_of, labels_of
 from topk_registry.data.open import FOLDERS, PREFIX, open_dataset
 from topk_registry.data.selection import class_balanced_epoch, renumber
-from topk_registry.losses.targets import LabelMixture
+from topk_registry.ops.masses import LabelMixture
 from topk_registry.train.config import MULTILABEL, TrainConfig
 from topk_registry.train.errors import DataError
 from topk_registry.train.model import Compute

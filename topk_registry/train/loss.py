@@ -10,12 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from topk_registry import registry
+from topk_registry import BatchLoss, ClassificationLoss, LabelMixture, SoftmaxLoss, mean_over_ranks, registry
 from topk_registry.cli import reason_of
-from topk_registry.losses.base import ClassificationLoss, SoftmaxLoss
-from topk_registry.losses.batch import BatchLoss
-from topk_registry.losses.ranks import mean_over_ranks, number_of_ranks
-from topk_registry.losses.targets import LabelMixture
+from topk_registry.ops.distributed import number_of_ranks
 from topk_registry.registry import timm_losses
 from topk_registry.registry.options import accepted_context, accepts, check_options, recorded_defaults
 from topk_registry.train.config import CROSS_ENTROPY, WEIGHT_METHODS, TrainConfig

@@ -5,8 +5,8 @@ import torch
 
 from tests.ops.ksubset.scores import KINDS, NEARLY_FLAT, nearly_flat, scores
 from tests.ops.triton_runs import Launches, compiles, interprets, pass_under_the_interpreter
-from topk_registry.ops.ksubset import autograd
-from topk_registry.ops.parts import Parts
+from topk_registry.ops import losses
+from topk_registry.ops.masses import Masses
 
 pytest.importorskip("triton")
 
@@ -24,23 +24,23 @@ def rows(n: int, kinds: tuple[str, ...] = KINDS) -> torch.Tensor:
     return torch.cat([scores(kind, n, rows=1) for kind in kinds])
 
 
-def masses_of(target: str, B: int, n: int) -> Parts:
+def masses_of(target: str, B: int, n: int) -> Masses:
     """Masses on the first to the last class; not all rows have the same."""
     label = torch.linspace(0, n - 1, B).long()
     share = torch.linspace(0.2, 1.0, B, dtype=torch.float64)
     if target == "label":
-        return Parts(label[:, None], share[:, None], None, None)
+        return Masses(label[:, None], share[:, None], None, None)
     if target == "smoothed":
-        return Parts(label[:, None], 0.9 * share[:, None], 0.1 / n * share, None)
+        return Masses(label[:, None], 0.9 * share[:, None], 0.1 / n * share, None)
     if target == "two labels":
-        return Parts(torch.stack([label, label.flip(0)], 1), torch.stack([share, 1 - share / 2], 1), None, None)
+        return Masses(torch.stack([label, label.flip(0)], 1), torch.stack([share, 1 - share / 2], 1), None, None)
     g = torch.Generator().manual_seed(n)
-    return Parts(None, None, None, torch.rand(B, n, generator=g))
+    return Masses(None, None, None, torch.rand(B, n, generator=g))
 
 
-def check(s: torch.Tensor, masses: Parts, k: int, tau: float, alpha: torch.Tensor = ONE) -> None:
+def check(s: torch.Tensor, masses: Masses, k: int, tau: float, alpha: torch.Tensor = ONE) -> None:
     value, gradient = backend.losses(s, masses, k, tau, alpha)
-    expected, slope = autograd.losses_and_gradient(s.double(), masses, k, tau, alpha.double(), True)
+    expected, slope = losses.losses_and_gradient(s.double(), masses, k, tau, alpha.double(), True)
     assert gradient is not None
     scale = masses.table(s.shape[1], torch.float64).sum(1)
     assert ((value - expected).abs() <= 2e-6 * expected.abs().clamp(min=tau) * scale.clamp(min=1)).all()
@@ -100,7 +100,7 @@ def test_half_precision(dtype):
 def test_few_finite_scores_and_nan(label, even):
     def run(row: list[float], share: float) -> tuple[float, list[float]]:
         spread = None if even is None else torch.tensor([even * share])
-        parts = Parts(torch.tensor([[label]]), torch.tensor([[share]]), spread, None)
+        parts = Masses(torch.tensor([[label]]), torch.tensor([[share]]), spread, None)
         value, gradient = backend.losses(torch.tensor([row]), parts, 2, 0.5, ONE)
         assert gradient is not None
         return value.item(), gradient[0].tolist()
@@ -116,7 +116,7 @@ def test_few_finite_scores_and_nan(label, even):
 @interprets
 def test_a_row_of_a_table_without_mass_may_hold_nan():
     s, table = torch.tensor([[1.0, NAN, 0.0, 2.0, 3.0]]), torch.zeros(1, 5)
-    value, gradient = backend.losses(s, Parts(None, None, None, table), 2, 0.5, ONE)
+    value, gradient = backend.losses(s, Masses(None, None, None, table), 2, 0.5, ONE)
     assert gradient is not None
     assert value.item() == 0
     assert gradient.count_nonzero() == 0
@@ -126,14 +126,14 @@ def test_a_row_of_a_table_without_mass_may_hold_nan():
 def test_many_labels_and_rows_with_a_stride():
     s = rows(64, ("gaussian", "tied", "outlier"))[:, :41]
     labels = torch.arange(30).view(3, 10)
-    check(s, Parts(labels, torch.rand(3, 10, dtype=torch.float64), None, None), 3, 0.2)
+    check(s, Masses(labels, torch.rand(3, 10, dtype=torch.float64), None, None), 3, 0.2)
 
 
 @interprets
 def test_a_label_that_is_no_class_makes_its_row_nan():
     s = rows(20, ("gaussian", "tied"))
     for even in (None, torch.full((2,), 0.01)):
-        parts = Parts(torch.tensor([[20], [3]]), torch.ones(2, 1), even, None)
+        parts = Masses(torch.tensor([[20], [3]]), torch.ones(2, 1), even, None)
         value, gradient = backend.losses(s, parts, 2, 0.5, ONE)
         assert gradient is not None
         assert value.isnan().tolist() == [True, False]

@@ -9,9 +9,8 @@ from tests.ops.perturbed.noise import noise
 from tests.ops.perturbed.quadrature import expected_kth
 from tests.oracles import perturbed_kth
 from topk_registry.functional import perturbed_hinge, perturbed_topk
-from topk_registry.losses.targets import LabelMixture, Masses
 from topk_registry.ops.backend import use_backend
-from topk_registry.ops.parts import Parts
+from topk_registry.ops.masses import LabelMixture, Masses
 from topk_registry.ops.perturbed import cpu
 
 INF, NAN = float("inf"), float("nan")
@@ -85,14 +84,15 @@ def targets() -> dict[str, Masses]:
     ignored = label.where(torch.arange(B) % 4 > 0, torch.tensor(-100))
     weight = randn(N, seed=8).exp()
     two = LabelMixture.mixed(label, label.flip(0), 0.7)
+    s = torch.zeros(B, N)
     return {
-        "labels": Masses.of(label, N),
-        "ignored": Masses.of(ignored, N),
-        "mixture": Masses.of(two, N),
-        "smoothing": Masses.of(ignored, N, label_smoothing=0.2),
-        "two and smoothing": Masses.of(two, N, label_smoothing=0.2),
-        "weighted": Masses.of(label, N, weight=weight),
-        "all": Masses.of(randn(B, N, seed=9).softmax(1).where(torch.arange(N) % 3 > 0, 0.0), N),
+        "labels": Masses.of(s, label),
+        "ignored": Masses.of(s, ignored),
+        "mixture": Masses.of(s, two),
+        "smoothing": Masses.of(s, ignored, label_smoothing=0.2),
+        "two and smoothing": Masses.of(s, two, label_smoothing=0.2),
+        "weighted": Masses.of(s, label, weight=weight),
+        "all": Masses.of(s, randn(B, N, seed=9).softmax(1).where(torch.arange(N) % 3 > 0, 0.0)),
     }
 
 
@@ -130,7 +130,7 @@ def test_hinge_over_masses(kind, per_class, k):
 
 def test_no_labels_give_no_loss():
     logits = randn(B, N).requires_grad_()
-    masses = Parts(torch.zeros(B, 0, dtype=torch.int64), torch.ones(B, 0), None, None)
+    masses = Masses(torch.zeros(B, 0, dtype=torch.int64), torch.ones(B, 0), None, None)
     losses = perturbed_hinge(logits, masses, k=3)
     assert losses.tolist() == [0] * B
     assert torch.autograd.grad(losses.sum(), logits)[0].count_nonzero() == 0
@@ -142,7 +142,7 @@ def test_rows_without_mass_may_hold_anything(backend):
     logits[1], logits[3, 5] = NAN, NAN
     logits.requires_grad_()
     with use_backend(backend):
-        masses = Masses.of(label, 9)
+        masses = Masses.of(logits, label)
         losses = perturbed_hinge(logits, masses, k=3, alpha=10.0)
     (gradient,) = torch.autograd.grad(losses.sum(), logits)
     assert losses.isnan().tolist() == [False, False, False, True]
@@ -156,9 +156,9 @@ def test_masses_with_a_gradient():
     logits, shares = randn(B, N), torch.rand(B, 1, dtype=torch.float64).requires_grad_()
     labels = torch.arange(B)[:, None]
     torch.manual_seed(0)
-    (gradient,) = torch.autograd.grad(perturbed_hinge(logits, Parts(labels, shares, None, None), k=3).sum(), shares)
+    (gradient,) = torch.autograd.grad(perturbed_hinge(logits, Masses(labels, shares, None, None), k=3).sum(), shares)
     torch.manual_seed(0)
-    one = perturbed_hinge(logits, Parts(labels, torch.ones(B, 1), None, None), k=3)
+    one = perturbed_hinge(logits, Masses(labels, torch.ones(B, 1), None, None), k=3)
     torch.testing.assert_close(gradient[:, 0].float(), one, rtol=1e-3, atol=1e-4)
 
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from topk_registry.losses.targets import REDUCTIONS, LabelMixture, Masses, check_target
 from topk_registry.nn.spherical.factors import MAX_CONDITION, Batch, FactoredWeight, joined, over_ranks
 from topk_registry.nn.spherical.links import SQUARED_ERROR, loss_per_sample, resolve
 from topk_registry.ops.ksubset import graph
 from topk_registry.ops.ksubset.linear import TopClasses
+from topk_registry.ops.masses import REDUCTIONS, LabelMixture, Masses
 from topk_registry.ops.values import choice, integer, number
 
 CHUNK = 1 << 20  # number of scores per chunk
@@ -230,11 +230,9 @@ class SphericalLinear(nn.Module):
         """
         if isinstance(target, tuple) and not isinstance(target, LabelMixture):
             target = LabelMixture(*target)
-        scores = features.new_zeros(()).expand(len(features), self.num_classes)  # check_target reads only the shape
-        ignores = check_target(scores, target, self.ignore_index)
+        scores = features.new_zeros(()).expand(len(features), self.num_classes)  # values are not read
         weight = getattr(self.loss, "weight", None)
-        options = {"ignore_index": self.ignore_index, "reduction": "none", "ignores": ignores}
-        masses = Masses.of(target, self.num_classes, weight=weight, **options)
+        masses = Masses.of(scores, target, weight=weight, ignore_index=self.ignore_index, reduction="none")
         if masses.labels is None or masses.shares is None or masses.even is not None:
             raise ValueError("target must be class indices or K weighted labels: dense distributions are not supported")
         labels, weights = masses.labels, masses.shares.double()

@@ -38,9 +38,9 @@ from numba.extending import intrinsic
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 
+from topk_registry.ops.backend import PLAIN
 from topk_registry.ops.cpu.blocks import total_of
 from topk_registry.ops.cpu.numbers import Compiler, compiled
-from topk_registry.ops.tensors import PLAIN
 
 NUMBERS = frozenset((int, float))
 C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -61,7 +61,25 @@ class Kernel:
         entries of a row. The rows of a tensor [B, n] may be further apart than n entries, so the caller passes their
         distance.
         """
-        job = _job(values)
+        layout, memory = _layout(tuple(map(type, values)))
+        job = memory()
+        entries: list[float] = []
+        t: Any
+        for t in values:
+            if type(t) in NUMBERS:
+                entries.append(t)
+                continue
+            if t is None:
+                entries.append(0)
+                continue
+            wrapped = type(t) not in PLAIN or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t)
+            if wrapped or not t.is_cpu or t.is_neg() or not (t.is_contiguous() or _has_plain_rows(t)):
+                raise TypeError(
+                    f"a kernel needs plain contiguous memory on the CPU, got {type(t).__name__} {list(t.shape)} "
+                    f"with strides {t.stride()} on {t.device}"
+                )
+            entries.append(t.data_ptr())
+        layout.pack_into(job, 0, 0, 0, *entries)
         if threads == 1:
             self.body()(job)
         elif (parallel := _openmp()) is not None:
@@ -76,29 +94,6 @@ class Kernel:
 def kernel(function: Callable) -> Kernel:
     """Make a :class:`Kernel` of a function ``body(job)``. Use this function as a decorator."""
     return Kernel(function)
-
-
-def _job(values: tuple[Tensor | float | None, ...]) -> ctypes.Array:
-    layout, memory = _layout(tuple(map(type, values)))
-    job = memory()
-    entries: list[float] = []
-    t: Any
-    for t in values:
-        if type(t) in NUMBERS:
-            entries.append(t)
-            continue
-        if t is None:
-            entries.append(0)
-            continue
-        wrapped = type(t) not in PLAIN or is_functorch_wrapped_tensor(t) or is_legacy_batchedtensor(t)
-        if wrapped or not t.is_cpu or t.is_neg() or not (t.is_contiguous() or _has_plain_rows(t)):
-            raise TypeError(
-                f"a kernel needs plain contiguous memory on the CPU, got {type(t).__name__} {list(t.shape)} "
-                f"with strides {t.stride()} on {t.device}"
-            )
-        entries.append(t.data_ptr())
-    layout.pack_into(job, 0, 0, 0, *entries)
-    return job
 
 
 def _has_plain_rows(t: Tensor) -> bool:

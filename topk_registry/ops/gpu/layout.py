@@ -1,15 +1,18 @@
-"""Memory layout of rows of scores, and how many rows, tiles and warps a Triton program (a group of threads) has."""
+"""Memory layout of rows of scores, the size of a Triton program (a group of threads), and the launch of a kernel."""
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from topk_registry.ops.tensors import laid_out
+from topk_registry.ops.backend import is_plain, laid_out
 
 TILE_OF_A_WARP = 256  # scores per tile and warp: eight per thread
 MAX_CACHED = 4  # a row with at most this many tiles stays in registers
+NUMBERS = frozenset((bool, int, float, type(None)))
 BYTES_OF_A_WARP = 1 << 14  # bytes of a row per warp, if the row does not stay in registers
 
 
@@ -67,3 +70,29 @@ def compiled_for(warps: int) -> dict[str, int | bool]:
 def power_of_two(n: int) -> int:
     """Return the smallest power of two that is at least n and at least 2."""
     return 1 << max(1, n - 1).bit_length()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Launch a Triton kernel with ``args`` on a grid of programs. ``args[0]`` is a tensor on the device of the kernel.
+
+    Raise a TypeError if an argument is a tensor that is on another device or is not plain and contiguous.
+    """
+    device, seen = args[0].device, None
+    for value in (*args, *options.values()):
+        if type(value) in NUMBERS or value is seen or not isinstance(value, Tensor):
+            continue
+        seen = value  # an unused argument is often the previous argument
+        _check_contiguous(value)
+        if value.device != device:
+            raise TypeError(f"a kernel on {device} got a tensor on {value.device}")
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    with torch.cuda.device(device) if elsewhere else nullcontext():
+        kernel[grid](*args, **options)
+
+
+def _check_contiguous(t: Tensor) -> None:
+    if not is_plain(t) or t.is_meta or t.is_neg() or not t.is_contiguous():
+        raise TypeError(
+            f"a kernel needs plain contiguous memory, got {type(t).__name__} "
+            f"{list(t.shape)} with strides {t.stride()} on {t.device}"
+        )

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 
-from topk_registry.ops.tensors import launch
+from topk_registry.ops.gpu.layout import launch
 
 BLOCK = 2048
 PROGRAMS = 1024  # a few programs per multiprocessor of a large GPU

@@ -4,6 +4,6 @@ The probability of a set is proportional to the product of exp(score) over the c
 folder has the definition and the algorithm.
 """
 
-from topk_registry.ops.ksubset.api import smooth_topk, topk_label_margins, topk_log_odds, topk_marginals, topk_margins
+from topk_registry.ops.ksubset.api import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
 
-__all__ = ["smooth_topk", "topk_label_margins", "topk_log_odds", "topk_marginals", "topk_margins"]
+__all__ = ["topk_label_margins", "topk_log_odds", "topk_marginals", "topk_margins"]

@@ -1,144 +1,17 @@
-"""Public functions of the k-subset operator: probabilities and margins of all classes, and the smooth top-k loss."""
+"""Margins and marginals of all classes: the checked entrance of the k-subset operator, in blocks of rows."""
 
 from collections.abc import Callable
-from functools import partial
 from numbers import Integral
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from topk_registry.ops.backend import choose, load
-from topk_registry.ops.fused import Fused
-from topk_registry.ops.ksubset import autograd, graph
-from topk_registry.ops.ksubset.custom_op import smooth_topk as in_graph
-from topk_registry.ops.parts import Parts
-from topk_registry.ops.tensors import Route, check_dense, check_device, route
+from topk_registry.ops.backend import Route, check_dense, route
+from topk_registry.ops.ksubset import graph
 from topk_registry.ops.values import number
 
-LARGEST_K = {"cpu": 64, "cuda": 10}  # largest k for which there are kernels
-MAX_TEMPERATURE = 1e30  # above this temperature, margins overflow in single precision
-
-
-def smooth_topk(
-    logits: Tensor, masses: Any, *, k: int, tau: float = 1.0, alpha: float | Tensor = 1.0, sums: bool = False
-) -> Tensor:
-    """Compute the smooth top-k loss sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row.
-
-    The mass q_c is the weight of class c in the target of the row. The margin m_c is the score of class c minus the
-    k-th largest score of the other classes, smoothed: the result of ``topk_margins(logits, k, temperature=k * tau)``.
-    If all masses of a row are 0, the loss and the gradient of the row are 0, even if its logits are NaN. If at most k
-    logits of a row are above -inf, these classes are certainly in the top k. Then the loss is 0 if all mass is on these
-    classes, and inf otherwise.
-
-    The forward pass also computes the gradient. The backward pass only multiplies the gradient of each row by a number.
-
-    Args:
-        logits: scores [B, n].
-        masses: object with four attributes, such as :class:`losses.targets.Masses`. ``dense`` [B, n] holds the masses
-            of all classes. ``shares`` [B, m] holds the masses of the classes in ``labels`` [B, m], and ``even`` [B] is
-            a mass that every class has in addition. An attribute that is not needed is None.
-        k: as in "k-th largest score", 1 <= k <= n - 1.
-        tau: smoothing temperature, positive. Lower values approach a hard hinge.
-        alpha: required margin, as one number or as one number per class [n]. ``alpha`` gets no gradient.
-        sums: if True, the result may be the sum [] of the losses, because some backends compute the sum faster.
-
-    Returns:
-        Losses [B] or their sum [], in double precision for logits in double precision, else in single precision.
-    """
-    check(logits, k, k * tau)
-    parts = Parts.of(masses, logits)
-    if not isinstance(alpha, Tensor):
-        alpha = torch.tensor(number(alpha, "alpha", at_least=0), dtype=torch.float64, device="cpu")
-    if alpha.ndim and alpha.shape != logits.shape[1:]:
-        raise ValueError(f"alpha must be one number or one per class {list(logits.shape[1:])}, got {list(alpha.shape)}")
-    if alpha.ndim:
-        check_device(alpha, "alpha", logits)
-    if alpha.requires_grad:
-        alpha = alpha.detach()
-    way = route(logits, alpha, *parts)
-    if way is Route.KERNELS and parts.needs_grad:
-        way = Route.OPERATIONS  # only autograd computes the gradient with respect to masses
-    definition = partial(autograd.losses_of, parts=parts, k=k, tau=tau, alpha=alpha)
-    if way is Route.GRAPH:
-        if not torch.compiler.is_compiling() or _backend(logits, k, tau, parts.has_labels_only) != "torch":
-            return in_graph(logits, *parts, alpha, k, tau)[0]
-        way = Route.OPERATIONS  # in compiled graphs, the compiler fuses these operations
-    if way is Route.OPERATIONS:
-        return definition(logits)
-    kernel = partial(run, masses=masses, parts=parts, k=k, tau=tau, alpha=alpha, sums=sums)
-    return Fused.apply(logits, kernel, definition)  # pyright: ignore[reportReturnType]
-
-
-def run(
-    logits: Tensor, needs_grad: bool, *, masses: Any, parts: Parts, k: int, tau: float, alpha: Tensor, sums: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Compute the losses [B] of :func:`smooth_topk` and their gradient [B, n] with numba, Triton or PyTorch operations.
-
-    The gradient is with respect to the logits. If ``needs_grad`` is False, the gradient may be None. If ``sums`` is
-    True, return the sum [] of the losses in place of the losses. The default backend is the fastest that supports the
-    arguments and passes its self-test. ``masses`` and ``parts`` hold the same tensors: Triton reads ``masses``, and all
-    other backends read ``parts``.
-    """
-    backend = _backend(logits, k, tau, parts.has_labels_only)
-    if backend == "numba":
-        s = logits.to(torch.float32, memory_format=torch.contiguous_format)  # the gradient overwrites the copy
-        cpu = load("topk_registry.ops.ksubset.cpu")
-        return cpu.losses(s, parts, k, tau, alpha, sums=sums, out=None if s is logits else s)
-    if backend == "triton":
-        triton = load("topk_registry.ops.ksubset.triton.backend")
-        losses, gradient = triton.losses(logits, masses, k, tau, alpha, needs_grad)
-    else:
-        losses, gradient = autograd.losses_and_gradient(logits, parts, k, tau, alpha, needs_grad)
-    return losses.sum() if sums else losses, gradient
-
-
-def _backend(logits: Tensor, k: int, tau: float, labels_only: bool) -> str:
-    device = logits.device
-    if logits.dtype == torch.float64 or 2 * k > logits.shape[1] or k * tau >= MAX_TEMPERATURE:
-        return "torch"
-    if device.type == "cpu" and k <= LARGEST_K["cpu"]:
-        return choose(device, "numba", _labels_work if labels_only else _masses_work)
-    if device.type == "cuda" and k <= LARGEST_K["cuda"]:
-        return choose(device, "triton", _gpu_works)
-    return "torch"
-
-
-def usual_backend(device: torch.device) -> str:
-    """Return "numba", "triton" or "torch": the backend for losses of float32 logits with one label per row."""
-    return _backend(torch.empty(0, 100, device=device), 5, 0.1, True)
-
-
-def _labels_work(device: torch.device) -> bool:
-    return _works(device, has_even=False)
-
-
-def _masses_work(device: torch.device) -> bool:
-    return _works(device, has_even=True)
-
-
-def _gpu_works(device: torch.device) -> bool:
-    if not hasattr(load("topk_registry.ops.ksubset.triton.backend"), "losses"):
-        return False
-    return _works(device, has_even=False) and _works(device, has_even=True)
-
-
-def _works(device: torch.device, has_even: bool) -> bool:
-    even = torch.full((3,), 0.01) if has_even else None
-    parts = Parts(torch.tensor([[0], [6], [12]]), torch.ones(3, 1), even, None)
-    s = torch.linspace(0, 30, 39).sin().view(3, 13)
-    alpha = torch.ones(())
-    expected = autograd.losses_and_gradient(s.double(), parts, 2, 0.25, alpha, True)
-    on_device = parts.to(device)
-    if device.type == "cpu":
-        found = load("topk_registry.ops.ksubset.cpu").losses(s, on_device, 2, 0.25, alpha)
-    else:
-        triton = load("topk_registry.ops.ksubset.triton.backend")
-        found = triton.losses(s.to(device), on_device, 2, 0.25, alpha.to(device), True)
-    return all(
-        b is not None and torch.allclose(a.cpu().double(), b, rtol=1e-4, atol=1e-5)
-        for a, b in zip(found, expected, strict=True)
-    )
+LEAST_TEMPERATURE = 1e-300  # has a finite reciprocal in double precision; margins already equal their limit at 0
+BLOCK = 1 << 24  # approximate number of values that a block of rows stores for its backward pass
 
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
@@ -231,8 +104,8 @@ def _of_all_classes(function: Callable[..., Tensor], logits: Tensor, k: int, tem
     check(logits, k, temperature)
     n = logits.shape[-1]
     rows = logits.reshape(-1, n)
-    rows = rows.to(autograd.working_dtype(rows, k, temperature))
-    out = autograd.in_blocks(function, rows, k, max(float(temperature), autograd.LEAST_TEMPERATURE))
+    rows = rows.to(working_dtype(rows, k, temperature))
+    out = in_blocks(function, rows, k, max(float(temperature), LEAST_TEMPERATURE))
     return out.to(output_dtype(logits)).reshape(logits.shape)
 
 
@@ -253,3 +126,62 @@ def check(logits: Tensor, k: int, temperature: float) -> None:
     if (type(k) is not int and (isinstance(k, bool) or not isinstance(k, Integral))) or not 1 <= k < n:
         raise ValueError(f"k must be an integer from 1 to n - 1 = {n - 1}, got {k!r}")
     number(temperature, "temperature", above=0)
+
+
+def working_dtype(s: Tensor, k: int, temperature: float) -> torch.dtype:
+    """Return the dtype in which PyTorch operations compute the margins of the scores s [B, n].
+
+    The dtype is single precision if the scores are on a GPU and not in double precision, min(k, n - k) is at most 64,
+    and the temperature is between 1e-30 and 1e30. Otherwise, the dtype is double precision.
+    """
+    small = min(k, s.shape[1] - k) <= graph.SMALL_K and 1e-30 < temperature < 1e30
+    return torch.float32 if s.is_cuda and small and s.dtype != torch.float64 else torch.float64
+
+
+def in_blocks(function: Callable[..., Tensor], s: Tensor, k: int, temperature: float) -> Tensor:
+    """Return ``function(s, k, temperature)`` [B, n] for scores s [B, n], computed for one block of rows at a time.
+
+    To limit memory, the function is called for each block in the forward pass, and again in the backward pass.
+    Therefore, the result for a row must depend only on this row. Scores that fit in one block are not divided.
+    """
+    if len(blocks_of_rows(s, k)) == 1 or route(s) is not Route.KERNELS:
+        return function(s, k, temperature)
+    return _InBlocks.apply(s, k, lambda rows: function(rows, k, temperature))  # pyright: ignore[reportReturnType]
+
+
+def blocks_of_rows(s: Tensor, k: int) -> list[slice]:
+    """Divide the rows of scores s [B, n] into blocks whose backward pass stores about BLOCK values."""
+    size = min(k, s.shape[1] - k)
+    step = max(1, BLOCK // (s.shape[1] * (3 * size + 20)))
+    return [slice(i, i + step) for i in range(0, max(1, len(s)), step)]
+
+
+class _InBlocks(torch.autograd.Function):
+    """Apply a function to blocks of rows. The backward pass calls the function again, so only the scores are saved."""
+
+    @staticmethod
+    def forward(ctx, s: Tensor, k: int, function: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.k, ctx.function = k, function
+        ctx.save_for_backward(s)
+        return torch.cat([function(s[rows]) for rows in blocks_of_rows(s, k)])
+
+    @staticmethod
+    def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        (s,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return by_definition(ctx.function, s, g), None, None
+        blocks = blocks_of_rows(s, ctx.k)
+        return torch.cat([by_definition(ctx.function, s[rows], g[rows]) for rows in blocks]), None, None
+
+
+def by_definition(definition: Callable[[Tensor], Tensor], logits: Tensor, g: Tensor) -> Tensor:
+    """Propagate the gradient ``g`` back through ``definition(logits)``: return the gradient of the logits [B, n].
+
+    ``definition(logits)`` returns losses [B]. ``g`` is the gradient with respect to these losses [B], or with respect
+    to their sum []. If gradients are enabled, the result is differentiable with respect to ``logits`` and ``g``.
+    """
+    differentiable = torch.is_grad_enabled()
+    with torch.enable_grad():
+        s = logits if differentiable else logits.detach().requires_grad_()
+        losses = definition(s)
+        return torch.autograd.grad(losses, s, g.expand_as(losses), create_graph=differentiable)[0]

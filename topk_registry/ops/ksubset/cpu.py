@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topk_registry.ops.backend import laid_out
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.driver import add_up, kernel, spans
 from topk_registry.ops.cpu.memory import array, borrowed, empty, zeros
 from topk_registry.ops.cpu.numbers import ZERO, borrowing, compiled, largest_integer
 from topk_registry.ops.ksubset import mass_rows, passes, polynomial
 from topk_registry.ops.ksubset.split import CERTAIN, INVALID, power_sums, scratch_space, split
-from topk_registry.ops.tensors import laid_out
+from topk_registry.ops.masses import Masses
 
 LARGEST_K = 64
 LIMIT = 1 / 2  # classes with larger odds belong to the top group
@@ -35,14 +36,13 @@ Memory = namedtuple("Memory", "space x odds scratch c size u most a of_label whe
 
 
 def losses(
-    s: Tensor,
-    masses: tuple[Tensor | None, ...],
+    logits: Tensor,
+    masses: Masses,
     k: int,
     tau: float,
     alpha: Tensor,
-    *,
+    needs_grad: bool = True,
     sums: bool = False,
-    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the smooth top-k loss of each row, and the gradient of the losses with respect to the scores.
 
@@ -51,25 +51,26 @@ def losses(
     class c in the target of the row.
 
     Args:
-        s: scores [B, n] in single precision on the CPU, with 2k <= n.
-        masses: the tuple (labels [B, m], shares [B, m], even [B], dense [B, n]). ``dense`` holds the masses of all
-            classes. If ``dense`` is None, ``shares`` holds the masses of the classes in ``labels``, and every class has
-            the additional mass ``even``. If ``even`` is None, this additional mass is 0.
+        logits: scores [B, n] on the CPU, with 2k <= n. They are read in single precision.
+        masses: the mass q_c of each class c in each row.
         k: as in "k-th largest score", at most LARGEST_K.
         tau: smoothing temperature of the loss.
         alpha: required margin, as one number [] or as one number per class [n].
+        needs_grad: unused, because the gradient costs little.
         sums: whether to return the sum of the losses.
-        out: memory [B, n] for the gradient. This may be the memory of ``s``. By default, new memory is allocated.
 
     Returns:
         The losses [B] or their sum [], and the gradient [B, n], both in single precision.
     """
-    labels, shares, even, dense = masses
+    labels, shares, even, dense = masses[:4]
+    s = logits.to(torch.float32, memory_format=torch.contiguous_format)
+    copied = s is not logits  # then the gradient overwrites the copy
     B, n = s.shape
     pitch, stride = s.stride()
     if stride != 1 or pitch < n or s.is_neg():
         s, pitch = laid_out(s, torch.float32), n
-    value, gradient = s.new_empty(B), s.new_empty(B, n) if out is None else out
+    value = s.new_empty(B)
+    gradient = s if copied else s.new_empty(B, n)
     total = s.new_empty(()) if sums else None
     alpha, tau = laid_out(alpha, torch.float64), max(tau, LEAST_TAU)
     m = 0 if labels is None else labels.shape[1]

@@ -461,3 +461,21 @@ def top_margins(state: State, theta: float) -> Tensor:
     start = from_power_sums(_tilted(state.P[:, :k].double(), -t))
     outside = leave_one_out(product_tree(torch.stack((q, w * q)), k), start, k, 2)
     return gap[:, :k] + theta * ((outside[0] / outside[1]).log() - t)[:, :k]
+
+
+def invertible(temperature: float, dtype: torch.dtype) -> float:
+    """Return ``temperature``, but at least a tiny number whose reciprocal is finite in ``dtype``.
+
+    At this tiny temperature, smoothed margins and hinges are already equal to their limits for temperature 0.
+    """
+    return max(temperature, 4 * torch.finfo(dtype).tiny)
+
+
+def soft_hinge(violation: Tensor, tau: float) -> Tensor:
+    """Return the smoothed hinge tau softplus(v / tau) of violations v. For tau near 0, this is about max(v, 0).
+
+    Example:
+        >>> soft_hinge(torch.tensor([-1.0, 0.0, 1.0]), 0.1)
+        tensor([4.5399e-06, 6.9315e-02, 1.0000e+00])
+    """
+    return F.softplus(violation, beta=1 / invertible(tau, violation.dtype), threshold=40.0)

@@ -1,5 +1,5 @@
 """The perturbed top-k operator: the expected k-th largest of scores plus Gaussian noise. See README.md."""
 
-from topk_registry.ops.perturbed.api import perturbed_hinge, perturbed_topk
+from topk_registry.ops.perturbed.api import perturbed_topk
 
-__all__ = ["perturbed_hinge", "perturbed_topk"]
+__all__ = ["perturbed_topk"]

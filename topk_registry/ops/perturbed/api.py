@@ -1,18 +1,13 @@
-"""Public functions of the perturbed top-k operator. They check the arguments and choose the backend."""
+"""The perturbed top-k operator: the checked entrance, the choice of the backend, and a node of compiled graphs."""
 
 import math
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Generator, Tensor
 
-from topk_registry.ops.backend import choose, load
-from topk_registry.ops.fused import Fused
-from topk_registry.ops.parts import Parts
-from topk_registry.ops.perturbed import custom_op, definition
-from topk_registry.ops.tensors import Route, check_dense, check_device, route
+from topk_registry.ops.backend import Route, check_dense, choose, load, route
+from topk_registry.ops.perturbed import definition
 from topk_registry.ops.values import integer, number
 
 SEEDS = 2**63 - 1
@@ -64,84 +59,14 @@ def perturbed_topk(
         classification. ICML 2022.
     """
     k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
-    _check_shapes(scores, k, num_samples, noise)
-    rows = _wide(scores).reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
+    check_shapes(scores, k, num_samples, noise)
+    rows = wide(scores).reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
     if noise is not None:
         noise = noise.detach().to(rows).reshape(num_samples, *rows.shape)
-    return _threshold(rows, k, epsilon, num_samples, generator, noise).reshape(scores.shape[:-1])
+    return threshold(rows, k, epsilon, num_samples, generator, noise).reshape(scores.shape[:-1])
 
 
-def perturbed_hinge(
-    logits: Tensor,
-    masses: Any,
-    *,
-    k: int,
-    epsilon: float = 1.0,
-    num_samples: int = 5,
-    alpha: float | Tensor = 1.0,
-    scale: float = 1.0,
-    sums: bool = False,
-) -> Tensor:
-    """Return a hinge loss of the target against the k-th largest of scores plus noise, for each row s of the logits.
-
-        loss = sum_c q_c scale max(0, alpha_c + f_eps(s) - s_c)
-
-    Here, q_c is the mass of class c in the target of the row, and f_eps(s) is the result of :func:`perturbed_topk` with
-    noise from the global generator of torch. If all masses of a row are 0, the loss and the gradient of this row are 0,
-    even if logits are NaN. Second derivatives are 0. With ``create_graph=True``, the gradient is computed from the same
-    random draws as the loss.
-
-    Args:
-        logits: scores s [B, n].
-        masses: object with the attributes ``labels``, ``shares``, ``even`` and ``dense``, as in :func:`smooth_topk`.
-        k: rank of the score that the labels are compared with, 1 <= k <= n.
-        epsilon: standard deviation of the noise, in units of the scores.
-        num_samples: number of random draws.
-        alpha: required margin: one number, or one number per class [n]. The margin gets no gradient.
-        scale: factor of the loss.
-        sums: if True, the result may be the sum [] of the losses, because some backends compute the sum faster.
-
-    Returns:
-        The losses [B] or their sum [], in the dtype of the logits, or in float32 for half-precision logits.
-    """
-    k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
-    _check_shapes(logits, k, num_samples, None)
-    parts = Parts.of(masses, logits)
-    if isinstance(alpha, Tensor):
-        if alpha.shape != logits.shape[1:]:
-            raise ValueError(f"alpha must be one number or one per class [{logits.shape[1]}], got {list(alpha.shape)}")
-        check_device(alpha, "alpha", logits)
-        alpha = alpha.detach()
-    threshold = partial(_threshold, k=k, epsilon=epsilon, num_samples=num_samples)
-    kernels = route(logits, *parts) is Route.KERNELS and not parts.needs_grad
-    if not kernels or _backend(logits, k, epsilon, None) != "numba":
-        return _hinges(logits, threshold, parts, alpha, scale)
-    seed = torch.randint(SEEDS, (), device="cpu")
-    cpu, options = load("topk_registry.ops.perturbed.cpu"), {"parts": parts, "alpha": alpha, "scale": scale}
-    kernel = partial(cpu.hinge, seed=seed, k=k, epsilon=epsilon, num_samples=num_samples, sums=sums, **options)
-    again = partial(_hinges, threshold=partial(threshold, seed=seed), **options)
-    return Fused.apply(logits, kernel, again)  # pyright: ignore[reportReturnType]
-
-
-def _hinges(
-    logits: Tensor, threshold: Callable[[Tensor], Tensor], parts: Parts, alpha: float | Tensor, scale: float
-) -> Tensor:
-    wide = _wide(logits)
-    labels, q = parts.labels, parts.shares
-    if q is None or parts.even is not None:
-        labels, q = None, parts.table(wide.shape[1], wide.dtype)
-    q = q.to(wide.dtype)
-    s = torch.where((q != 0).any(1, keepdim=True), wide, 0.0)
-    gap = alpha.to(s) if isinstance(alpha, Tensor) else alpha
-    if labels is not None and isinstance(gap, Tensor):
-        gap = gap[labels]
-    violation = (gap + threshold(s)[:, None] - (s if labels is None else s.gather(1, labels))).clamp(min=0)
-    # If a mass is 0, the product is 0 even if the loss is infinite or NaN. Finite losses are kept, because the
-    # gradient with respect to the mass is the loss.
-    return (q * scale * violation.masked_fill((q == 0) & ~violation.isfinite(), 0.0)).sum(1)
-
-
-def _threshold(
+def threshold(
     rows: Tensor,
     k: int,
     epsilon: float,
@@ -150,15 +75,17 @@ def _threshold(
     noise: Tensor | None = None,
     seed: Tensor | None = None,
 ) -> Tensor:
-    backend = _backend(rows, k, epsilon, noise)
+    """Return the result of :func:`perturbed_topk` for scores [B, n]: [B]. ``seed`` [] determines the noise."""
+    backend = backend_of(rows, k, epsilon, noise)
     if backend == "torch" or route(rows, noise) is Route.OPERATIONS:
         return definition.kth(rows, k, epsilon, num_samples, generator, noise)
     if seed is None:
         seed = torch.randint(SEEDS, (), generator=generator, device=rows.device)
-    return custom_op.perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
+    return perturbed_kth(rows, seed, k, epsilon, num_samples, backend)[0]
 
 
-def _backend(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> str:
+def backend_of(rows: Tensor, k: int, epsilon: float, noise: Tensor | None = None) -> str:
+    """Return the backend for scores [B, n]."""
     # kernels generate the noise themselves, in float32
     n, device = rows.shape[-1], rows.device
     fits = noise is None and EPSILONS[0] <= epsilon <= EPSILONS[1] and rows.dtype != torch.float64
@@ -167,16 +94,46 @@ def _backend(rows: Tensor, k: int, epsilon: float, noise: Tensor | None) -> str:
     return choose(device, KERNELS.get(device.type) if fits else None, _works)
 
 
-def usual_backend(device: torch.device) -> str:
-    """Return the backend that :func:`perturbed_topk` uses on a device for a few scores, k = 5 and default options."""
-    return _backend(torch.empty(1, 10, device=device), 5, 1.0, None)
+@torch.library.custom_op("topk_registry::perturbed_kth", mutates_args=())
+def perturbed_kth(
+    scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str
+) -> tuple[Tensor, Tensor]:
+    """Call ``kth`` of a backend: return the k-th largest perturbed scores [B] and their classes [B, num_samples]."""
+    return kernel(backend)(scores, seed, k, epsilon, num_samples)
+
+
+def kernel(backend: str) -> Any:
+    """Return the function ``kth`` of the backend "numba" or "triton"."""
+    return load("topk_registry.ops.perturbed." + {"numba": "cpu", "triton": "triton"}[backend]).kth
+
+
+@perturbed_kth.register_fake
+def _(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str) -> tuple[Tensor, Tensor]:
+    return scores.new_empty(scores.shape[0]), scores.new_empty((scores.shape[0], num_samples), dtype=torch.int64)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    value, index = output
+    ctx.n = inputs[0].shape[1]
+    ctx.mark_non_differentiable(index)
+    ctx.save_for_backward(index, value.isnan())
+
+
+def _spread(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    index, invalid = ctx.saved_tensors
+    share = (grad / index.shape[1]).masked_fill(invalid, torch.nan)
+    spread = grad.new_zeros(len(grad), ctx.n).scatter_add_(1, index, share[:, None].expand_as(index))
+    return spread, None, None, None, None, None
+
+
+perturbed_kth.register_autograd(_spread, setup_context=_keep)
 
 
 def _works(device: torch.device) -> bool:
     # with negligible noise, a kernel must find the second largest of 13 scores
     scores = torch.linspace(0, 30, 39).sin().view(3, 13).to(device)
-    kernel = custom_op.kernel(KERNELS[device.type])
-    value, index = kernel(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
+    kth = kernel(KERNELS[device.type])
+    value, index = kth(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
     expected, where = (x[:, 1] for x in scores.topk(2))
     return torch.allclose(value, expected) and bool((index == where[:, None]).all())
 
@@ -187,11 +144,13 @@ def checked_options(k: int, epsilon: float, num_samples: int) -> tuple[int, floa
     return k, number(epsilon, "epsilon", at_least=0), num_samples
 
 
-def _wide(scores: Tensor) -> Tensor:
+def wide(scores: Tensor) -> Tensor:
+    """Return scores in half precision in single precision, and other scores as they are."""
     return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
 
 
-def _check_shapes(scores: Tensor, k: int, num_samples: int, noise: Tensor | None) -> None:
+def check_shapes(scores: Tensor, k: int, num_samples: int, noise: Tensor | None) -> None:
+    """Raise a ValueError unless the scores are a dense floating-point tensor [..., n], n >= k, and the noise fits."""
     check_dense(scores, "scores")
     if scores.ndim < 1 or not scores.is_floating_point():
         raise ValueError(f"scores must be floating point [..., n], got {scores.dtype} {list(scores.shape)}")

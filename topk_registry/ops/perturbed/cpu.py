@@ -18,14 +18,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from topk_registry.ops.backend import laid_out
 from topk_registry.ops.cpu.blocks import BLOCK, fill, has_nan, largest_size
 from topk_registry.ops.cpu.driver import add_up, kernel, spans
 from topk_registry.ops.cpu.masks import lowest_bit, within
 from topk_registry.ops.cpu.memory import address_of, array, borrowed, empty
 from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, inlined, number_32, summing
-from topk_registry.ops.parts import Parts
+from topk_registry.ops.masses import Masses
 from topk_registry.ops.perturbed.noise import TABLE, first_bytes, normal, other_bytes, table
-from topk_registry.ops.tensors import laid_out
 
 LEAST_WORK = 1 << 15  # a thread gets at least this many scores times draws, about 20 microseconds of work
 SCORES_AT_ONCE = 1 << 14  # a thread takes at most this many scores at a time
@@ -60,7 +60,7 @@ def hinge(
     scores: Tensor,
     needs_grad: bool,
     *,
-    parts: Parts,
+    masses: Masses,
     seed: Tensor,
     k: int,
     epsilon: float,
@@ -74,7 +74,7 @@ def hinge(
     Args:
         scores, seed, k, epsilon, num_samples: as in :func:`kth`. The first result of :func:`kth` is f(s).
         needs_grad: unused, because the gradient costs little.
-        parts: the mass q_c of each class c in each row.
+        masses: the mass q_c of each class c in each row.
         alpha: required margin, one number or one per class [n].
         scale: factor of the loss.
         sums: whether to return the sum [] of the losses instead.
@@ -82,14 +82,14 @@ def hinge(
     total = torch.empty((), device="cpu") if sums else None
     gradient = torch.empty(scores.shape, dtype=torch.float32, device="cpu")
     one, gaps = (0.0, alpha) if isinstance(alpha, Tensor) else (float(alpha), None)
-    labels, shares, even, dense = parts
+    labels, shares, even, dense = masses[:4]
     arrays = (
-        None if t is None else laid_out(t, dtype)
-        for t, dtype in (
-            (labels, torch.int64), (shares, torch.float64), (gaps, torch.float64), (dense, torch.float32),
-            (even, torch.float64),
-        )
-    )  # fmt: skip
+        None if labels is None else laid_out(labels, torch.int64),
+        None if shares is None else laid_out(shares, torch.float64),
+        None if gaps is None else laid_out(gaps, torch.float64),
+        None if dense is None else laid_out(dense, torch.float32),
+        None if even is None else laid_out(even, torch.float64),
+    )
     options = 0 if labels is None else labels.shape[1], one, float(scale), gradient, *arrays, total
     losses = _run(scores, seed, k, epsilon, num_samples, None, *options)
     return losses if total is None else total, gradient

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from topk_registry.ops.gpu.layout import compiled_for
-from topk_registry.ops.tensors import laid_out, launch
+from topk_registry.ops.backend import laid_out
+from topk_registry.ops.gpu.layout import compiled_for, launch
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)
 

@@ -16,18 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from topk_registry.ops.gpu.layout import in_rows, like_rows, power_of_two, tiles
-from topk_registry.ops.hinge import invertible
+from topk_registry.ops.backend import laid_out
+from topk_registry.ops.gpu.layout import in_rows, launch, like_rows, power_of_two, tiles
+from topk_registry.ops.ksubset.graph import invertible
 from topk_registry.ops.ksubset.triton.label import label_rows
 from topk_registry.ops.ksubset.triton.masses import mass_rows
-from topk_registry.ops.tensors import laid_out, launch
+from topk_registry.ops.masses import Masses
 
 MAX_K = 10  # loops over k are unrolled; a kernel for larger k needs too many registers, and minutes to compile
 MAX_LABELS = 8  # loops over the labels of a row are unrolled; more labels are converted to masses of all classes [B, n]
 
 
 def losses(
-    logits: Tensor, masses: Any, k: int, tau: float, alpha: Tensor, needs_grad: bool = True
+    logits: Tensor, masses: Masses, k: int, tau: float, alpha: Tensor, needs_grad: bool = True, sums: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the smooth top-k loss of each row [B] in single precision, and the gradient [B, n].
 
@@ -37,11 +38,12 @@ def losses(
 
     Args:
         logits: scores [B, n] in single or half precision, with 2k <= n.
-        masses: object with ``labels``, ``shares``, ``even`` and ``dense``, as for :func:`api.smooth_topk`.
+        masses: the mass q_c of each class c in each row.
         k: as in "k-th largest score", at most MAX_K.
         tau: smoothing temperature of the loss.
         alpha: required margin, as one number [] on any device or as one number per class [n].
         needs_grad: if False, the second result is None.
+        sums: if True, the first result is the sum of the losses [].
 
     Returns:
         The losses and the gradient. The gradient is in bfloat16 for bfloat16 logits, else in single precision. The
@@ -56,7 +58,8 @@ def losses(
     value = torch.empty(B, dtype=torch.float32, device=logits.device)
     if B:
         gap, where = _gap(alpha, n, logits.device)
-        labels, shares, even, dense = masses.labels, masses.shares, masses.even, masses.dense
+        parts: tuple[Any, ...] = masses[:4]
+        labels, shares, even, dense = parts
         if dense is None and labels.shape[1] > MAX_LABELS:
             dense = shares.new_zeros(B, n) if even is None else even.to(shares)[:, None].expand(B, n)
             dense = dense.scatter_add(1, labels, shares).float()
@@ -79,7 +82,7 @@ def losses(
                 mass_rows, grid, memory, q, *(value if one is None else one for one in (labels, shares, even)), gap,
                 value, out, B, **numbers, M=few, EVEN=even is not None, SQ=step, TP=power_of_two(3 * k + 5), **sizes,
             )  # fmt: skip
-    return value, gradient if needs_grad else None
+    return value.sum() if sums else value, gradient if needs_grad else None
 
 
 def _gap(alpha: Tensor, n: int, device: torch.device) -> tuple[Tensor | float, int]:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from topk_registry.functional import perturbed_hinge, smooth_topk
-from topk_registry.ops.parts import Parts
+from topk_registry.ops.masses import Masses
 
 B, N = 4, 9
 SHAPES = {  # labels, shares, even, dense
@@ -25,7 +25,7 @@ SHAPES = {  # labels, shares, even, dense
 @pytest.mark.parametrize("operator", [smooth_topk, perturbed_hinge])
 def test_masses_of_wrong_shapes_are_refused(operator, kind):
     labels, *masses = SHAPES[kind]
-    parts = Parts(
+    parts = Masses(
         None if labels is None else torch.zeros(labels, dtype=torch.int64),
         *(None if shape is None else torch.ones(shape) for shape in masses),
     )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from topk_registry.functional import perturbed_topk, topk_label_margins, topk_margins
-from topk_registry.ops.tensors import Route, route
+from topk_registry.ops.backend import Route, route
 
 
 def test_routes():
