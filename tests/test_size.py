@@ -11,15 +11,15 @@ ROOT = Path(__file__).parents[1]
 CEILINGS = {
     "benchmarks": 699,
     "docs": 500,
-    "export/topk_export": 4222,
+    "export/topk_export": 4239,
     "plugins/template": 26,
     "plugins/topk_plugins": 1239,
     "plugins/topk_studies": 1658,
-    "tests": 14125,
+    "tests": 14206,
     "topk_registry/*.py": 51,
     "topk_registry/cli": 334,
     "topk_registry/conformal": 237,
-    "topk_registry/data": 558,
+    "topk_registry/data": 601,
     "topk_registry/distributions": 193,
     "topk_registry/losses": 469,
     "topk_registry/metrics": 195,
@@ -27,7 +27,7 @@ CEILINGS = {
     "topk_registry/nn": 731,
     "topk_registry/registry": 376,
     "topk_registry/testing": 796,
-    "topk_registry/train": 2756,
+    "topk_registry/train": 2774,
 }
 
 

@@ -47,7 +47,8 @@ from topk_registry.conformal import (
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
 from topk_registry.data.agreement import agreement
-from topk_registry.data.folders import FolderError, class_map, listed, read_folders, split_folder
+from topk_registry.data.folders import IMAGE_SUFFIXES, FolderError, class_map, listed, read_folders, split_folder
+from topk_registry.data.held_out import held_out_indices, images_to_use
 
 SPLIT = "calibration"
 FIT_SHARE = 0.2  # fraction of the data that fits the temperature
@@ -152,7 +153,13 @@ class Calibration:
 
 
 def open_folder(
-    folder: str | Path, class_names: Sequence[str], *, split: str | None = None, ignore_unknown: bool = False
+    folder: str | Path,
+    class_names: Sequence[str],
+    *,
+    split: str | None = None,
+    ignore_unknown: bool = False,
+    trained_on: Mapping[str, Any] | None = None,
+    all_images: bool = True,
 ) -> tuple[Images, str]:
     """Find labeled images in a folder. The label of an image is the name of the subfolder that contains the image.
 
@@ -163,6 +170,9 @@ def open_folder(
         split: name of the split to read. Default: ``calibration``, or ``folder`` itself if there are no splits.
         ignore_unknown: skip subfolders with a name that is not a class name. By default, such a subfolder raises an
             exception.
+        trained_on: record of the training run, from the metadata of the exported file.
+        all_images: use images of a folder without splits even if the run was trained on them. Otherwise, use the images
+            that the run held out.
 
     Returns:
         The labeled images, and a line of text that describes how the names of the subfolders were mapped to classes.
@@ -185,6 +195,18 @@ def open_folder(
     found = read_folders(folder, SUFFIXES)
     numbers, summary = class_map(found.names, class_names, where=folder, of="the file", ignore_unknown=ignore_unknown)
     known = [(path, numbers[name]) for path, name in found.images if name in numbers]
+    if not chosen:
+        fraction, seed, note = images_to_use(folder, {"the model": trained_on}, all_images=all_images)
+        summary = f"{note}; {summary}"
+        if fraction:
+            # of the files that training reads, with its numbers of classes: in natural order of the names
+            read = [
+                (path, found.names.index(name)) for path, name in found.images if path.lower().endswith(IMAGE_SUFFIXES)
+            ]
+            trained = np.asarray([label for _, label in read], np.int64)
+            held = held_out_indices(trained, np.bincount(trained, minlength=len(found.names)), fraction, seed=seed)
+            files = {read[i][0] for i in held}
+            known = [(path, label) for path, label in known if path in files]
     labels = np.asarray([label for _, label in known], np.int64)
     return Images(name, [path for path, _ in known], labels), "; ".join([f"{folder}: {summary}", *found.notes])
 

@@ -17,7 +17,8 @@ from topk_export.runtime.predictor import Predictor, read_ahead
 class ExportedFile:
     """An ONNX file that ``topk-registry export`` wrote, for commands that evaluate models.
 
-    A plug-in for another format registers a class that has this constructor, ``class_names`` and :meth:`run`.
+    A plug-in for another format registers a class that has this constructor, ``class_names``, :meth:`run` and, if the
+    file records the data of training, ``trained_on``.
 
     Args:
         path: path of the ONNX file.
@@ -38,6 +39,11 @@ class ExportedFile:
     @property
     def class_names(self) -> Sequence[str]:
         return self.predictor.metadata.class_names
+
+    @property
+    def trained_on(self) -> Any:
+        """Data of the training run, and which images it held out. None: unknown."""
+        return self.predictor.metadata.trained_on
 
     def run(self, images: Any, keep: Callable[[np.ndarray, np.ndarray], object]) -> None:
         """For each batch of images, call ``keep(logits, labels)`` with arrays of the shapes [B, n] and [B].

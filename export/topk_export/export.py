@@ -204,6 +204,7 @@ def _metadata_of(
         weights=source.weights,
         loss=source.loss,
         checkpoint_sha256=source.sha256,
+        trained_on=source.trained_on,
         license=source.license,
         versions=versions(),
         **options,

@@ -20,6 +20,7 @@ from topk_export.errors import ExportError
 from topk_export.runtime.metadata import CLASSIFICATION, MULTILABEL
 from topk_export.runtime.preprocess import COLORS, UNKNOWN, Preprocess
 from topk_registry import ClassificationLoss
+from topk_registry.data.held_out import record_of
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.registry.source import closest
 
@@ -43,6 +44,7 @@ class Source:
     weights: str = "model"  # or "ema" for weights that training averaged, or "random" for untrained weights
     sha256: str | None = None  # of the checkpoint file; None also if there is no checkpoint
     license: str | None = None  # license of the published weights
+    trained_on: Mapping[str, Any] | None = None  # data of the training run, and which images it held out
     # elementwise function from the outputs of the model to logits; the softmax of these logits gives the probabilities
     # that the training loss predicts. None: the outputs of the model are the logits
     predictive_logits: Callable[[Tensor], Tensor] | None = None
@@ -173,6 +175,7 @@ def _from_checkpoint(
         source.class_names = (*names, *map(str, range(len(names), n)))
     source.task = args.get("task") or CLASSIFICATION
     source.loss = args.get("loss")
+    source.trained_on = record_of(args)
     loss = None if source.task == MULTILABEL else loss_of(args, n)
     k = getattr(loss, "k", None)
     source.k = int(k) if k is not None and k == int(k) else None  # some losses accept a k that is not an integer

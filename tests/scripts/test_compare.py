@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
+from topk_registry.data.held_out import record_of
 from topk_registry.train import data
 from topk_registry.train.compare import _images, _other_split, compare_scores, mcnemar, table
 from topk_registry.train.config import TrainConfig
@@ -130,12 +131,13 @@ def test_images_that_are_held_out_are_those_of_the_run():
     config = TrainConfig(dataset="topk/hierarchy", val_split="0.25", seed=7, dataset_opt={"size": 400})
     args = SimpleNamespace(data_dir=None, dataset=None, split=None)
     trained = data.open_split(config, config.train_split, training=True, held_out=0.25)
-    used = _images(args, config)
+    used, _ = _images(args, config, 3, {})
     assert set(used.indices).isdisjoint(trained.indices)
     assert 0 < len(used) == 400 - len(trained)
-    assert not _other_split(args, config, config.replace(seed=8))
-    assert _other_split(args, config, config.replace(val_split="0.5"))
-    assert not _other_split(args, config.replace(val_split="validation"), config)
+    record = record_of(config.to_dict())
+    assert not _other_split(args, config, record, record_of(config.replace(seed=8).to_dict()))
+    assert _other_split(args, config, record, record_of(config.replace(val_split="0.5").to_dict()))
+    assert not _other_split(args, config.replace(val_split="validation"), record, None)
 
 
 def small_run(tmp_path, name, *flags):

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from topk_registry.data.held_out import held_out_indices, pick
 from topk_registry.data.labels import Labels, class_counts, class_names_of, labels_of, targets_of
 
 Indices = NDArray[np.int64]
@@ -155,7 +156,7 @@ def subset(dataset: Any, fraction: float, *, seed: int = 0) -> Selection:
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"the fraction must be in (0, 1], got {fraction!r}")
     labels, counts = _labels_and_counts(dataset, k_hot=True)
-    kept = _pick(labels, [min(count, max(1, round(fraction * count))) for count in counts], seed=seed)
+    kept = pick(labels, [min(count, max(1, round(fraction * count))) for count in counts], seed=seed)
     return Selection(dataset, kept, notes=[f"subset {fraction:g}: {len(kept)} of {len(labels)} images"])
 
 
@@ -167,7 +168,7 @@ def long_tail(dataset: Any, factor: float, *, seed: int = 0) -> Selection:
     if four classes have 1000 samples each and ``factor`` is 1000, they keep 1000, 100, 10 and 1 samples.
     """
     labels, counts = _labels_and_counts(dataset)
-    kept = _pick(labels, long_tail_counts(counts, factor), seed=seed)
+    kept = pick(labels, long_tail_counts(counts, factor), seed=seed)
     sizes = class_counts(labels[kept], len(counts))
     note = f"long tail: {max(sizes)} to {min(sizes)} images per class, {len(kept)} in total"
     return Selection(dataset, kept, notes=[note])
@@ -191,11 +192,8 @@ def hold_out(dataset: Any, fraction: float, *, seed: int = 0) -> tuple[Selection
         fraction: fraction of each class to hold out. If targets are k-hot, the fraction of all samples to hold out.
         seed: random seed.
     """
-    if not 0.0 < fraction < 1.0:
-        raise ValueError(f"the held-out fraction must be in (0, 1), got {fraction!r}")
     labels, counts = _labels_and_counts(dataset, k_hot=True)
-    sizes = [max(0, min(max(1, round(fraction * count)), count - 1)) for count in counts]
-    held = _pick(labels, sizes, seed=seed)
+    held = held_out_indices(labels, counts, fraction, seed=seed)
     rest = np.setdiff1d(np.arange(len(labels)), held)
     part = Selection(dataset, held)
     part.targets = part.true_targets
@@ -246,12 +244,3 @@ def _labels_and_counts(dataset: Any, *, k_hot: bool = False) -> tuple[Labels, li
         return np.zeros(len(targets), np.int64), [len(targets)]
     labels, names = labels_of(dataset), class_names_of(dataset)
     return labels, class_counts(labels, len(names) if names else int(labels.max()) + 1)
-
-
-def _pick(labels: Labels, counts: Sequence[int], *, seed: int) -> Indices:
-    """Return the indices, in ascending order, of ``counts[c]`` random samples of each class c."""
-    # the first counts[c] samples of a random order, so a larger count draws all samples that a smaller count draws
-    order = np.random.default_rng([seed, 13]).permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    starts = np.searchsorted(labels[order], np.arange(len(counts)))
-    return np.sort(np.concatenate([order[start : start + count] for start, count in zip(starts, counts, strict=True)]))

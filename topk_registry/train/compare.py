@@ -8,7 +8,7 @@ number of images on which only the first model is correct with the number on whi
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 MAX_DRAWN = 1 << 22  # drawn images that are processed at once, which limits the memory to 32 MB
 LEVEL = 0.95
-HELD_OUT = ("dataset", "data_dir", "train_split", "val_split", "dataset_opt")  # settings that decide what is held out
 
 
 @dataclass(frozen=True)
@@ -207,6 +206,7 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
     first_labels = np.empty(0, np.int64)
     about: list[str] = []
     first: TrainConfig | None = None
+    records: dict[str, Any] = {}
     for path, name in zip(args.models, names, strict=True):
         model = open_model(
             path, device=args.device, batch_size=args.batch_size, workers=args.workers, weights=args.weights
@@ -215,8 +215,10 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
             raise ValueError(f"{name} predicts several labels per image, and compare needs one label per image")
         first = first or model.config
         channels = (model.config.input_size or [3])[0] if model.config is not None else 3
-        dataset = _aligned(_images(args, first, channels), model, name)
-        about += [] if scores else list(getattr(dataset, "notes", ()))
+        records[name] = model.trained_on
+        images, used = _images(args, first, channels, records)
+        dataset = _aligned(images, model, name)
+        about += [] if scores else [*used, *getattr(dataset, "notes", ())]
         batches: list[tuple[Floats, Integers]] = []
         model.run(dataset, lambda x, y, batches=batches: batches.append((x.cpu().numpy(), y.cpu().numpy())))
         logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
@@ -227,7 +229,7 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         if bad := int((~np.isfinite(logits).all(1)).sum()):
             raise ValueError(f"{name} has scores that are not finite for {bad} of {len(labels)} images")
         about.append(f"{name}: {model.weights} weights" + f", {model.prepared}" * bool(model.prepared))
-        if _other_split(args, first, model.config):
+        if _other_split(args, first, records[names[0]], model.trained_on):
             about.append(f"warning: {name} was trained on another part of the data, perhaps on some of these images")
         if extra := logits.shape[1] - len(_names(model, logits)):
             about.append(f"{name}: {extra} outputs that have no class are left out")
@@ -245,26 +247,32 @@ def _names(model: Any, logits: NDArray[Any]) -> list[str]:
     return list(model.class_names or map(str, range(logits.shape[1])))
 
 
-def _images(args: Any, config: TrainConfig | None, channels: int = 3) -> Any:
-    """Open the data set that the user chose by flags, or else the evaluation images of the run ``config``."""
-    from topk_registry.train.data import open_evaluation, open_split
+def _images(args: Any, config: TrainConfig | None, channels: int, records: Mapping[str, Any]) -> tuple[Any, list[str]]:
+    """Open the data set that the user chose by flags, or else the evaluation images of the run ``config``.
+
+    ``records`` are the records of the training runs by the name of the model. The text says which images are used.
+    """
+    from topk_registry.train.data import open_evaluation, open_split, without_training_images
 
     if args.data_dir or args.dataset:
         chosen = TrainConfig(dataset=args.dataset or "", data_dir=args.data_dir, dataset_opt=args.dataset_opt)
-        return open_split(chosen, args.split or "validation", channels=channels)
+        chosen, used = without_training_images(chosen, records, args.all_images)
+        if used:
+            return open_evaluation(chosen, channels=channels), used
+        return open_split(chosen, args.split or "validation", channels=channels), []
     if config is None or config.dataset == OWN_BATCHES:
         raise ValueError("specify the images: --data-dir DIR or --dataset NAME")
     config = config.replace(val_split=args.split) if args.split else config
-    return open_evaluation(config, channels=channels)
+    return open_evaluation(config, channels=channels), []
 
 
-def _other_split(args: Any, first: TrainConfig | None, config: TrainConfig | None) -> bool:
-    """Return whether the run ``config`` may have trained on the images that the run ``first`` held out."""
+def _other_split(args: Any, first: TrainConfig | None, record: Any, other: Any) -> bool:
+    """Return whether a run may have trained on the images that the run ``first`` held out, from both records."""
     from topk_registry.train.data import held_out_fraction
 
     if args.data_dir or args.dataset or args.split or first is None or not held_out_fraction(first):
         return False
-    return config is None or any(getattr(config, name) != getattr(first, name) for name in HELD_OUT)
+    return other is None or other != record
 
 
 def _aligned(dataset: Any, model: Any, name: str) -> Any:
@@ -305,6 +313,7 @@ def _parser() -> ArgumentParser:
     add("--data-dir", metavar="DIR", help="folder with one folder per class, or where the data set is")
     add("--dataset", default="", metavar="NAME", help="data set, as in timm train")
     add("--dataset-opt", nargs="+", default={}, action=ParseOptions, metavar="K=V", help="options of the data set")
+    add("--all-images", action="store_true", help="use all images of a DIR without splits, also those of training")
     add("--split", default="", metavar="NAME", help="split of the data set (default: validation)")
     add("--k", type=positive, nargs="+", default=[1, 5], metavar="K", help="k of top-k accuracies (default: 1 5)")
     add("--resamples", type=positive, default=2000, metavar="N", help="bootstrap resamples (default: 2000)")

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from topk_registry.data.folders import listed, split_folder
+from topk_registry.data.held_out import has_splits, images_to_use
 from topk_registry.data.labels import class_counts, class_names_of, is_indexed, kept_labels_of, labels_of
 from topk_registry.data.open import FOLDERS, PREFIX, open_dataset
 from topk_registry.data.selection import class_balanced_epoch, renumber
@@ -156,6 +157,25 @@ def open_evaluation(config: TrainConfig, *, channels: int = 3) -> Any:
     fraction = held_out_fraction(config)
     split = config.train_split if fraction else config.val_split
     return open_split(config, split, channels=channels, held_out=fraction)
+
+
+def without_training_images(
+    config: TrainConfig, records: Mapping[str, Any], all_images: bool = False
+) -> tuple[TrainConfig, list[str]]:
+    """Return settings for the evaluation on a folder, and text that says which images are used, or raise a DataError.
+
+    If the folder has no splits, the images are those that training held out. ``records`` has the record of the training
+    run of each model by name, see :func:`topk_registry.data.held_out.record_of`.
+    """
+    root = config.data_dir
+    if config.dataset not in FOLDERS or not root or not Path(root).is_dir() or has_splits(root):
+        return config, []
+    try:
+        fraction, seed, note = images_to_use(root, records, all_images=all_images)
+    except ValueError as error:
+        raise DataError(f"{error}") from error
+    options = {**config.dataset_opt, "change_seed": seed}
+    return config.replace(val_split=f"{fraction}" if fraction else "validation", dataset_opt=options), [note]
 
 
 def _mapped(config: TrainConfig, dataset: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
+from topk_registry.data.held_out import record_of
 from topk_registry.registry.errors import PluginError
 from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, TrainConfig, clean_settings, flag_of
 from topk_registry.train.errors import TrainError
@@ -21,7 +22,8 @@ ELSEWHERE = {  # flags of timm's validate.py
     "--use-ema": "--weights ema, which is the default, uses EMA weights if the checkpoint has them",
     "--results-file": "--json FILE writes the metrics to a file",
 }
-RUNNING = ("path", "weights", "device", "batch_size", "workers", "k", "json")  # all flags that replace no setting
+# all flags that replace no setting
+RUNNING = ("path", "all_images", "weights", "device", "batch_size", "workers", "k", "json")
 
 
 @dataclass
@@ -41,6 +43,7 @@ class Evaluated:
         options: keyword arguments of :func:`evaluate`. Empty for an ONNX file.
         loader: function that takes a data set and returns a data loader. None for an ONNX file.
         model: the model as a module. None for an ONNX file.
+        trained_on: data of the training run, see :func:`topk_registry.data.held_out.record_of`. None: unknown.
     """
 
     path: Path
@@ -53,6 +56,7 @@ class Evaluated:
     options: dict[str, Any]
     loader: Callable[[Any], Any] | None = None
     model: Any = None
+    trained_on: Mapping[str, Any] | None = None
 
     @property
     def prepared(self) -> str:
@@ -128,7 +132,7 @@ def open_model(
 
     used = "EMA" if weights == "ema" and "state_dict_ema" in model.read_checkpoint(path) else "model"
     names = saved.get("class_names")
-    return Evaluated(path, names, n, used, preprocessing, config, run, options, loader, network)
+    return Evaluated(path, names, n, used, preprocessing, config, run, options, loader, network, record_of(saved))
 
 
 def _open_file(kind: str, path: Path, device: str, batch_size: int, workers: int) -> Evaluated:
@@ -144,7 +148,8 @@ def _open_file(kind: str, path: Path, device: str, batch_size: int, workers: int
         images = SimpleNamespace(dataset=dataset, indexed=is_indexed(dataset))
         return opened.run(images, lambda scores, labels: keep(torch.from_numpy(scores), torch.from_numpy(labels)))
 
-    return Evaluated(path, names, len(names or ()), kind.upper(), {}, None, run, {})
+    trained_on = getattr(opened, "trained_on", None)
+    return Evaluated(path, names, len(names or ()), kind.upper(), {}, None, run, {}, trained_on=trained_on)
 
 
 def measure(opened: Evaluated, dataset: Any, k: Sequence[int], progress: Callable[[int], bool]) -> dict[str, float]:
@@ -194,8 +199,9 @@ def validate(args: Any) -> dict[str, Any]:
         if not config.data_dir:
             raise TrainError(f"{args.path} was trained on your own loaders: specify the data with DIR or --dataset")
         config = config.replace(dataset="")
+    config, used = data.without_training_images(config, {args.path: opened.trained_on}, args.all_images)
     dataset = data.open_evaluation(config, channels=(config.input_size or [3])[0])
-    for note in getattr(dataset, "notes", ()):
+    for note in [*used, *getattr(dataset, "notes", ())]:
         print(note, file=sys.stderr)
     if opened.class_names:
         dataset = data.align(dataset, opened.class_names, f"split {config.val_split!r}")
@@ -227,6 +233,7 @@ def create_parser() -> ArgumentParser:
     add("--dataset", metavar="NAME", help="a data set by name, as in timm train")
     add("--dataset-opt", nargs="*", action=ParseOptions, metavar="K=V", help="options of a registered data set")
     add("--split", dest="val_split", metavar="NAME", help="split to evaluate on (default: as in training)")
+    add("--all-images", action="store_true", help="use all images of a DIR without splits, also those of training")
     add("--weights", choices=("ema", "model"), default="ema", help="weights to use (default: the EMA if there is one)")
     add("--model", metavar="NAME", help="a timm model, if the checkpoint does not name it")
     add("--num-classes", type=positive, metavar="N", help="number of classes, if the checkpoint does not name it")

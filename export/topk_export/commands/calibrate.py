@@ -60,8 +60,15 @@ def _data_of(args: Any) -> Any:
     from topk_export.runtime.predictor import Predictor
 
     if args.data_dir is not None:
-        names = Predictor(args.model, device="cpu").metadata.class_names
-        data, note = open_folder(args.data_dir, names, split=args.split, ignore_unknown=args.ignore_unknown_classes)
+        metadata = Predictor(args.model, device="cpu").metadata
+        data, note = open_folder(
+            args.data_dir,
+            metadata.class_names,
+            split=args.split,
+            ignore_unknown=args.ignore_unknown_classes,
+            trained_on=metadata.trained_on,
+            all_images=args.all_images,
+        )
         say(f"{len(data.labels)} images in {note}")
         return data
     labels = read_array(args.labels)
@@ -98,6 +105,7 @@ def _parser() -> ArgumentParser:
     add("--seed", type=within("[0, inf)", int), default=0, metavar="N", help="seed of the random split (default: 0)")
     add("--batch-size", type=positive, default=32, metavar="N", help="images per run of the model (default: 32)")
     add("--ignore-unknown-classes", action="store_true", help="skip folders with a name that is not a class name")
+    add("--all-images", action="store_true", help="use all images of a DIR without splits, also those of training")
     add("--force", action="store_true", help="calibrate although labels look wrong; the file then has no guarantee")
     add("--json", metavar="FILE", help="write the report as JSON, with coverage per class")
     add("--device", choices=DEVICES, default="auto", help="device that runs the model (default: a GPU if there is one)")

@@ -68,6 +68,7 @@ class Metadata:
     opset: int = 18
     dtype: str = "fp32"  # dtype of the part of the model that computes the logits: "fp32" or "fp16"
     checkpoint_sha256: str | None = None
+    trained_on: Mapping[str, Any] | None = None  # data of the training run, and which images it held out; None: unknown
     license: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)  # versions of the packages that wrote the file
     weights_sha256: str | None = None  # SHA-256 of the file with external weights, if there is such a file
