@@ -328,7 +328,8 @@ def _notes(
 ) -> list[str]:
     """Return remarks for the report and the file."""
     notes = [note] if note else []
-    if missing := [names[i] for i in np.flatnonzero(seen == 0).tolist()]:
+    missing: list[str] = [name for name, count in zip(names, seen, strict=True) if not count]
+    if missing:
         notes.append(
             f"{len(missing)} of {len(names)} classes have no calibration images, and the guarantee is an average over "
             f"the other classes: {listed(missing, 5)}"

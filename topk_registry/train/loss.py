@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -157,7 +157,7 @@ class LossSpec:
         if not callable(loss) or isinstance(loss, type):
             raise TrainError(f"{about}: the factory returned {loss!r}, expected a callable (logits, target)")
         if not isinstance(loss, nn.Module):
-            return FunctionLoss(loss)
+            return FunctionLoss(cast("Callable[[Tensor, Any], Tensor]", loss))
         if "_parameters" not in vars(loss):
             raise TrainError(f"{about}: {type(loss).__name__}.__init__ must call super().__init__()")
         return loss

@@ -100,7 +100,8 @@ def _cached(name: str, pictures: Mapping[str, Pictures]) -> dict[str, NDArray[An
         cache.mkdir(parents=True, exist_ok=True)
         model = network()
         partial = path.with_suffix(f".{os.getpid()}.npz")
-        np.savez(partial, **{split: extract(model, each.images).numpy() for split, each in pictures.items()})
+        arrays = {split: extract(model, each.images).numpy() for split, each in pictures.items()}
+        np.savez(partial, **arrays)  # type: ignore[arg-type]
         partial.replace(path)
     with np.load(path, allow_pickle=False) as stored:
         return dict(stored)
