@@ -11,13 +11,13 @@ ROOT = Path(__file__).parents[1]
 CEILINGS = {
     "benchmarks": 699,
     "docs": 500,
-    "export/topk_export": 4240,
+    "export/topk_export": 4242,
     "plugins/template": 26,
     "plugins/topk_plugins": 1239,
     "plugins/topk_studies": 1659,
-    "tests": 14206,
+    "tests": 14222,
     "topk_registry/*.py": 51,
-    "topk_registry/cli": 334,
+    "topk_registry/cli": 344,
     "topk_registry/conformal": 237,
     "topk_registry/data": 601,
     "topk_registry/distributions": 193,
@@ -27,7 +27,7 @@ CEILINGS = {
     "topk_registry/nn": 731,
     "topk_registry/registry": 376,
     "topk_registry/testing": 796,
-    "topk_registry/train": 2774,
+    "topk_registry/train": 2793,
 }
 
 

@@ -8,6 +8,7 @@ import torch
 
 from tests.train.test_train import FOLDER
 from topk_registry import registry
+from topk_registry.cli import ticker
 from topk_registry.cli.main import main
 from topk_registry.train import TrainConfig, Trainer, evaluate
 from topk_registry.train.checkpoint import LAST
@@ -237,3 +238,22 @@ def test_the_calibration_error_has_a_range(train, capsys):
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("calibration"))
     assert line.startswith("calibration error (0 to 2)  ")
     assert 0 <= float(line.split()[-1]) <= 2
+
+
+def test_validate_says_what_it_is_doing(train, tmp_path, capsys, monkeypatch):
+    run = train("--epochs", "1")
+    monkeypatch.setattr("topk_registry.train.validate.ticker", lambda: ticker(0))
+    capsys.readouterr()
+    assert validate(tmp_path, run.folder / LAST, "-b", "32")[0] == 0
+    said = capsys.readouterr().err
+    for text in ("loading torch", "evaluating 96 images", "2 batches of 32"):
+        assert text in said
+
+
+def test_a_ticker_speaks_at_most_every_few_seconds(capsys, monkeypatch):
+    clock = iter([0.0, 2.9, 3.0, 3.1, 5.9, 6.2, 6.3])
+    monkeypatch.setattr("topk_registry.cli.time.monotonic", lambda: next(clock))
+    tick = ticker(3.0)
+    for name in "abcd":
+        tick(name)
+    assert capsys.readouterr().err.split() == ["b", "d"]

@@ -3,6 +3,8 @@
 import argparse
 import ast
 import importlib
+import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -68,6 +70,19 @@ def parse_pairs(words: Sequence[str]) -> dict[str, Any]:
         except (ValueError, SyntaxError):
             options[key] = value
     return options
+
+
+def ticker(seconds: float = 3.0) -> Callable[[str], None]:
+    """Return a function that prints a message on stderr, unless the last message is less than ``seconds`` ago."""
+    last = time.monotonic()
+
+    def tick(message: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= seconds:
+            last = time.monotonic()
+            print(message, file=sys.stderr, flush=True)
+
+    return tick
 
 
 def within(interval: str, kind: Callable[[str], Any] = float) -> Callable[[str], Any]:

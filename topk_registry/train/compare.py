@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
+from topk_registry.cli import ArgumentParser, ParseOptions, positive, ticker, within
 from topk_registry.data.selection import LEFT_OUT
 from topk_registry.train.config import MULTILABEL, OWN_BATCHES, TrainConfig
 
@@ -168,6 +168,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("expected at least two models")
     if len(set(args.models)) < len(args.models):
         parser.error("a model is named twice")
+    print(f"topk-registry compare: loading torch and {args.models[0]}", file=sys.stderr, flush=True)
     from topk_registry.train.errors import TrainError
 
     try:
@@ -207,6 +208,7 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
     about: list[str] = []
     first: TrainConfig | None = None
     records: dict[str, Any] = {}
+    tick = ticker()
     for path, name in zip(args.models, names, strict=True):
         model = open_model(
             path, device=args.device, batch_size=args.batch_size, workers=args.workers, weights=args.weights
@@ -220,7 +222,13 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         dataset = _aligned(images, model, name)
         about += [] if scores else [*used, *getattr(dataset, "notes", ())]
         batches: list[tuple[Floats, Integers]] = []
-        model.run(dataset, lambda x, y, batches=batches: batches.append((x.cpu().numpy(), y.cpu().numpy())))
+        print(f"{name}: reading images and predicting", file=sys.stderr, flush=True)
+
+        def keep(x: Any, y: Any, batches: list[Any] = batches) -> None:
+            batches.append((x.cpu().numpy(), y.cpu().numpy()))
+            tick(f"{len(batches)} batches of {args.batch_size}")
+
+        model.run(dataset, keep)
         logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
         read = labels != LEFT_OUT
         logits, labels = logits[read], labels[read]

@@ -141,7 +141,8 @@ def train_epoch(run: Run, epoch: int) -> float | None:
         updates += 1
         run.optimizer.zero_grad()
         task.update_ema(step=updates)
-        if update % config.log_interval == 0 or last:
+        waited = not run.compute.distributed and run.report.silent()  # with several processes, all must call _show
+        if update % config.log_interval == 0 or last or waited:
             _show(run, value * accum, total / samples, update, samples)
         if run.scheduler is not None:
             run.scheduler.step_update(num_updates=updates)

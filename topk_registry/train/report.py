@@ -37,6 +37,7 @@ class Report:
         self.loggers: list[Any] = []
         self.began = time.perf_counter()
         self._open_line = False
+        self._shown = self.began
 
     def say(self, text: str) -> None:
         """Print text on a new line."""
@@ -63,12 +64,17 @@ class Report:
         for logger in self.loggers:
             logger({"loss": now, "lr": lr}, done)
 
+    def silent(self) -> bool:
+        """Return whether the line on a terminal is older than three seconds."""
+        return sys.stdout.isatty() and time.perf_counter() - self._shown > 3
+
     def testing(self, name: str, batch: int, batches: int, every: int) -> None:
         """Print a line such as ``Test: [11/50]``, but only for every ``every``-th batch and for the last batch."""
         if batch % every == 0 or batch == batches - 1:
             self._line(f"{name}: [{batch + 1:{len(str(batches))}}/{batches}]")
 
     def _line(self, text: str) -> None:
+        self._shown = time.perf_counter()
         if sys.stdout.isatty() and self.primary and not self.quiet:
             print(f"\r\033[K{text}", end="", flush=True)
             self._open_line = True

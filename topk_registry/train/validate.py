@@ -4,12 +4,13 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from topk_registry import registry
-from topk_registry.cli import ArgumentParser, ParseOptions, positive, within
+from topk_registry.cli import ArgumentParser, ParseOptions, positive, ticker, within
 from topk_registry.data.held_out import record_of
 from topk_registry.registry.errors import PluginError
 from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, TrainConfig, clean_settings, flag_of
@@ -165,13 +166,20 @@ def measure(opened: Evaluated, dataset: Any, k: Sequence[int], progress: Callabl
         options = {**opened.options, "k": list(k), "calibration": 0 if several else calibration, "progress": progress}
         return evaluate(opened.model, opened.loader(dataset), **options) or {}
     metrics = SingleLabel(n, k, device=torch.device("cpu"), calibration=calibration)
-    opened.run(dataset, metrics.update)
+    batches = count()
+
+    def keep(scores: Any, labels: Any) -> None:
+        progress(next(batches))
+        metrics.update(scores, labels)
+
+    opened.run(dataset, keep)
     return metrics.compute()
 
 
 def main(argv: Sequence[str]) -> int:
     """Evaluate a checkpoint or an exported ONNX file."""
     args = create_parser().parse_args(argv)
+    print(f"timm validate: loading torch and {args.path}", file=sys.stderr, flush=True)
     try:
         results = validate(args)
     except TrainError as error:
@@ -208,9 +216,11 @@ def validate(args: Any) -> dict[str, Any]:
     if not opened.num_classes:
         opened.num_classes = len(data.class_names_of(dataset) or ())
 
+    tick, size = ticker(), getattr(dataset, "__len__", lambda: "streamed")()
+    print(f"{args.path}: evaluating {size} images", file=sys.stderr, flush=True)
+
     def progress(batch: int) -> bool:
-        if batch % 10 == 0 and sys.stderr.isatty():
-            print(f"\r{batch} batches", end="", file=sys.stderr, flush=True)
+        tick(f"{batch} batches of {args.batch_size}")
         return False
 
     results: dict[str, Any] = dict(measure(opened, dataset, args.k, progress))

@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
     from topk_export.runtime.predictor import Predictor
 
     images = find_images(args.images) if args.inputs is None else []
+    say(f"loading {args.model}" + (f" for {len(images)} images" if images else ""))
     predictor = Predictor(
         args.model,
         device=args.device,

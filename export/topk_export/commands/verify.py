@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from topk_export.commands.common import command
+from topk_export.commands.common import command, say
 from topk_export.runtime.session import DEVICES
 from topk_export.verify import report_lines, verify_file, write_json
 from topk_registry.cli import ArgumentParser
@@ -21,6 +21,7 @@ def main(argv: Sequence[str]) -> int:
     gpu = "exit with an error if the model does not run on a GPU"
     parser.add_argument("--require-gpu", action="store_true", help=gpu)
     args = parser.parse_args(argv)
+    say(f"verifying {args.model} with onnxruntime")
     report = verify_file(args.model, device=args.device, require_gpu=args.require_gpu, sample=args.sample)
     if args.json is not None:
         write_json(report, args.json)
