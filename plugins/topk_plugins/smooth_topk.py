@@ -33,8 +33,7 @@ class SmoothTopKSVM(SeveralSizes):
 
     The bracket is 1 for sets without the label, and 0 for sets with the label.
 
-    - Use when: You show k answers per sample, and either wrong labels are similar to the true class or there are few
-      images per class.
+    - Use when: You show k answers per sample, and labels are noisy. Tune ``tau``.
     - Avoid when: You show one answer, because the loss does not train the order of the k classes with the highest
       logits. If macro accuracy on a long tail of rare classes matters, use ``logit_adjustment``.
     - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
