@@ -35,7 +35,7 @@ Control the package
 
 Namespaces, each of which is imported on first use:
     topk_registry.functional     functions of tensors, such as topk_marginals and smooth_topk_loss
-    topk_registry.options        functions that check the options of a loss
+    topk_registry.checks         functions that check the options of a loss
     topk_registry.errors         exceptions to catch
     topk_registry.data           data sets by name, label noise, long tails, folders
     topk_registry.metrics        top-k accuracy, calibration, mAP and F1

@@ -1,12 +1,12 @@
 """The public names, for editors and type checkers; ``__init__.py`` imports each of them on first use."""
 
+from . import checks as checks
 from . import conformal as conformal
 from . import data as data
 from . import distributions as distributions
 from . import errors as errors
 from . import functional as functional
 from . import metrics as metrics
-from . import options as options
 from . import testing as testing
 from . import train as train
 from .distributions import KSubset as KSubset

@@ -6,6 +6,7 @@ the values of ``torch.nn.functional``: ``"mean"``, ``"sum"`` or ``"none"``.
 
 from torch import Tensor
 
+from topk_registry.checks import choice
 from topk_registry.nn.linear import linear_smooth_topk
 from topk_registry.ops.backend import is_readable
 from topk_registry.ops.ksubset import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
@@ -13,7 +14,6 @@ from topk_registry.ops.ksubset.graph import soft_hinge
 from topk_registry.ops.losses import perturbed_hinge, smooth_topk
 from topk_registry.ops.masses import REDUCTIONS, Masses, Target
 from topk_registry.ops.perturbed import perturbed_topk
-from topk_registry.ops.values import choice
 
 __all__ = [
     "linear_smooth_topk",

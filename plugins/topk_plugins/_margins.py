@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from topk_registry.options import numbers
+from topk_registry.checks import numbers
 
 
 def relative_gaps(class_counts: Tensor | Sequence[float] | None) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from topk_registry import TopKLoss
-from topk_registry.options import integer, number
+from topk_registry.checks import integer, number
 
 
 class SeveralSizes(TopKLoss):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from topk_registry import BatchLoss
-from topk_registry.options import integer, number
+from topk_registry.checks import integer, number
 
 ROUNDED = 1 + 2**-50  # alpha times a number of rows times ROUNDED is never rounded down below an integer
 LEAST = 1e-8  # added before the logarithm, as in the authors' code

@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 from topk_plugins._rows import nan_if_invalid
 from topk_plugins._sizes import SeveralSizes
 from topk_registry import CommonOptions
-from topk_registry.options import choice, integer, number
+from topk_registry.checks import choice, integer, number
 
 RELAXATIONS, TOP1 = ("neuralsort", "softsort"), ("softmax", "sort")
 FEWEST = 16  # minimum of candidates="auto", as in the paper

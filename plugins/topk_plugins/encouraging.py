@@ -14,7 +14,7 @@ from typing_extensions import Unpack
 
 from topk_plugins._rows import at_labels, softmax_log_odds
 from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss
-from topk_registry.options import choice, integer, number
+from topk_registry.checks import choice, integer, number
 
 CLAMP = 1e-5  # the paper's clamp: log(1 - p) becomes log(max(1 - p, 1e-5))
 SCHEDULES = ("constant", "linear", "cosine", "exponential")

@@ -12,8 +12,8 @@ from typing_extensions import Unpack
 from topk_plugins._margins import checked_counts, relative_gaps
 from topk_plugins._rows import without_highest
 from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss
+from topk_registry.checks import integer, number
 from topk_registry.ops.backend import is_readable
-from topk_registry.options import integer, number
 
 
 class Focal(SoftmaxLoss):

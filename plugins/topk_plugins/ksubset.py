@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from topk_registry import ClassificationLoss, KSubset, LabelMixture, Masses
+from topk_registry.checks import number
 from topk_registry.ops.backend import is_hidden
-from topk_registry.options import number
 
 ROUNDINGS = 16  # rounding errors that a probability of the target may have
 

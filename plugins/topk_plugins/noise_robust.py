@@ -19,7 +19,7 @@ from typing_extensions import Unpack
 
 from topk_plugins._rows import nan_if_invalid, softmax_log_odds
 from topk_registry import ClassificationLoss, CommonOptions, Masses, SoftmaxLoss, TopKLoss
-from topk_registry.options import number
+from topk_registry.checks import number
 
 STEPS = 14  # evaluations of the divergence in ALDR-KL; 3 to 6 are enough unless two solutions nearly coincide
 ROUNDING = 32.0  # the rounding error of a Newton step is below ROUNDING * eps * lambda_0

@@ -16,8 +16,8 @@ from typing_extensions import Unpack
 
 from topk_plugins._margins import relative_gaps
 from topk_registry import CommonOptions, Masses, TopKLoss
+from topk_registry.checks import integer, number
 from topk_registry.functional import perturbed_hinge
-from topk_registry.options import integer, number
 
 
 class NoisedTopK(TopKLoss):

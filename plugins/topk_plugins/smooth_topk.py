@@ -14,8 +14,8 @@ from torch import Tensor
 from topk_plugins._margins import checked_gaps
 from topk_plugins._sizes import SeveralSizes, mixture_nll
 from topk_registry import LabelMixture, Masses
+from topk_registry.checks import choice, number
 from topk_registry.functional import linear_smooth_topk, smooth_topk, soft_hinge, topk_margins
-from topk_registry.options import choice, number
 
 
 class SmoothTopKSVM(SeveralSizes):

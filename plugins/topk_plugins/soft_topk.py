@@ -26,7 +26,7 @@ from typing_extensions import Unpack
 
 from topk_plugins._rows import at_labels
 from topk_registry import ClassificationLoss, CommonOptions
-from topk_registry.options import number
+from topk_registry.checks import number
 
 REACH = 600.0  # bound on exponents, because e^600 is finite; for a k that is not an integer, b is near a score
 STEPS = 5  # Newton steps that reduce an error of log 2 to rounding in double precision

@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 
 from topk_plugins._rows import nan_if_invalid
 from topk_registry import CommonOptions, TopKLoss
-from topk_registry.options import number
+from topk_registry.checks import number
 
 
 class SparseTopK(TopKLoss):

@@ -12,8 +12,8 @@ from typing_extensions import Unpack
 
 from topk_plugins._rows import at_labels, wide
 from topk_registry import ClassificationLoss, CommonOptions
+from topk_registry.checks import number
 from topk_registry.ops.masses import widest
-from topk_registry.options import number
 
 
 class _LogLikelihood(ClassificationLoss):

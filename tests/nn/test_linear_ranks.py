@@ -8,7 +8,7 @@ from tests import ranks
 from topk_registry import LinearSmoothTopK
 from topk_registry.functional import linear_smooth_topk
 from topk_registry.nn.linear import linear_topk
-from topk_registry.ops.ksubset.ranks import classes_per_rank
+from topk_registry.ops.ksubset.chunks import classes_per_rank
 
 if not dist.is_available():
     pytest.skip("torch is built without distributed", allow_module_level=True)

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributions import Distribution, constraints, kl
 
+from topk_registry.checks import number
 from topk_registry.ops.backend import is_hidden
 from topk_registry.ops.ksubset import graph
-from topk_registry.ops.values import number
 
 MAX_SUBSETS = 1_000_000  # maximum number of sets that enumerate_support returns
 

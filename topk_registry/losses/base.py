@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import Unpack
 
+from topk_registry.checks import choice, integer, number, numbers
 from topk_registry.losses.options import Adjustable
 from topk_registry.ops.backend import PLAIN, constant_in_graphs, is_readable
 from topk_registry.ops.masses import REDUCTIONS, LabelMixture, Masses, Target, check_tensor
-from topk_registry.ops.values import choice, integer, number, numbers
 
 __all__ = ["ClassificationLoss", "CommonOptions", "SoftmaxLoss", "TopKLoss"]
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from topk_registry.ops.values import integer, number, numbers
+from topk_registry.checks import integer, number, numbers
 from topk_registry.registry.options import parameters
 from topk_registry.registry.ranges import Interval, Range, option_ranges
 

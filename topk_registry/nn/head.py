@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from topk_registry.checks import integer, number
 from topk_registry.ops.ksubset import graph
 from topk_registry.ops.ksubset.api import topk_marginals
-from topk_registry.ops.values import integer, number
 
 
 class TopKOutput(NamedTuple):

@@ -10,15 +10,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from topk_registry.checks import choice, integer, number
 from topk_registry.ops.distributed import Group, OwnRows, agreed, gather_rows, outside_graphs
 from topk_registry.ops.ksubset import linear as chunked
 from topk_registry.ops.ksubset.api import topk_marginals
+from topk_registry.ops.ksubset.chunks import classes_per_rank, first_class
 from topk_registry.ops.ksubset.graph import soft_hinge
 from topk_registry.ops.ksubset.linear import Problem, TopClasses
-from topk_registry.ops.ksubset.ranks import classes_per_rank, first_class
 from topk_registry.ops.losses import smooth_topk
 from topk_registry.ops.masses import REDUCTIONS, LabelMixture, Masses
-from topk_registry.ops.values import choice, integer, number
 
 
 def linear_smooth_topk(

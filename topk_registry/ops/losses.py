@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topk_registry.checks import number
 from topk_registry.ops.backend import Route, check_device, choose, is_plain, load, route, too_old
 from topk_registry.ops.ksubset import graph
 from topk_registry.ops.ksubset.api import LEAST_TEMPERATURE, blocks_of_rows, by_definition, check, working_dtype
 from topk_registry.ops.ksubset.graph import soft_hinge
 from topk_registry.ops.masses import Masses
 from topk_registry.ops.perturbed import api as perturbed
-from topk_registry.ops.values import number
 
 LARGEST_K = {"cpu": 64, "cuda": 10}  # largest k for which there are kernels of the smooth top-k loss
 MAX_TEMPERATURE = 1e30  # above this temperature, margins overflow in single precision
-MODULES = {"numba": "topk_registry.ops.ksubset.cpu", "triton": "topk_registry.ops.ksubset.triton.backend"}
+MODULES = {"numba": "topk_registry.ops.ksubset.cpu.labels", "triton": "topk_registry.ops.ksubset.triton.backend"}
 
 Kernel = Callable[..., tuple[Tensor, Tensor | None]]  # called as kernel(logits, needs_grad=...)
 

@@ -39,7 +39,7 @@ class Interval:
         return cls(text, *ends, (match[1] == "[", match[4] == "]"))
 
     def bounds(self) -> dict[str, float]:
-        """Return the finite ends as keyword arguments of :func:`topk_registry.options.number`.
+        """Return the finite ends as keyword arguments of :func:`topk_registry.checks.number`.
 
         For ``"(0, 1]"``, the result is ``{"above": 0.0, "at_most": 1.0}``.
         """

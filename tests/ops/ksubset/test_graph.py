@@ -9,7 +9,7 @@ import torch
 from tests.ops.ksubset.scores import KINDS, scores
 from tests.oracles import mp_log_odds, subset_log_odds
 from topk_registry.functional import topk_log_odds, topk_marginals, topk_margins
-from topk_registry.ops.ksubset import graph
+from topk_registry.ops.ksubset import chunks, graph
 
 SIZES = [(2, 1), (3, 2), (7, 3), (9, 4), (9, 5), (9, 8), (10, 1)]
 
@@ -156,20 +156,20 @@ def test_states_of_chunks_give_margins_and_gradient(sizes):
 
     def state(scores, k):
         parts = zip(scores.split(sizes, 1), starts, strict=True)
-        return graph.merge([graph.summarize(part, k, theta, first) for part, first in parts], theta)
+        return chunks.merge([chunks.summarize(part, k, theta, first) for part, first in parts], theta)
 
     exact = s.double().requires_grad_()
     margins = graph.margins(exact, k, theta)
     at_labels = margins.gather(1, y[:, None])
-    f = graph.finish(state(without, k), theta)
+    f = chunks.finish(state(without, k), theta)
     found = s.gather(1, y[:, None]).double() - f.a.double() + f.shift
     torch.testing.assert_close(found, at_labels, rtol=1e-6, atol=1e-6)
     parts = zip(without.split(sizes, 1), starts, strict=True)
-    gradient = torch.cat([graph.label_gradient(part, f, theta, first) for part, first in parts], 1)
+    gradient = torch.cat([chunks.label_gradient(part, f, theta, first) for part, first in parts], 1)
     (expected,) = torch.autograd.grad(at_labels.sum(), exact)
     torch.testing.assert_close(gradient.scatter(1, y[:, None], 1.0), expected.float(), rtol=1e-5, atol=1e-7)
 
     top = state(s, k + 1)
     torch.testing.assert_close(
-        graph.top_margins(top, theta), margins.gather(1, top.classes[:, :k]), rtol=1e-6, atol=1e-6
+        chunks.top_margins(top, theta), margins.gather(1, top.classes[:, :k]), rtol=1e-6, atol=1e-6
     )

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from topk_registry.checks import choice, integer, number
 from topk_registry.nn.spherical.factors import MAX_CONDITION, Batch, FactoredWeight, joined, over_ranks
 from topk_registry.nn.spherical.links import SQUARED_ERROR, loss_per_sample, resolve
-from topk_registry.ops.ksubset import graph
+from topk_registry.ops.ksubset import chunks
 from topk_registry.ops.ksubset.linear import TopClasses
 from topk_registry.ops.masses import REDUCTIONS, LabelMixture, Masses
-from topk_registry.ops.values import choice, integer, number
 
 CHUNK = 1 << 20  # number of scores per chunk
 FOLD_EVERY = 10_000  # after this number of steps, the small matrices are recomputed from the weight
@@ -187,9 +187,9 @@ class SphericalLinear(nn.Module):
         for first in range(0, self.num_classes, size):
             scores = HU @ V[first : first + size].T + shift
             logits = scores if self.loss is None else self.loss.predictive_logits(scores)
-            states.append(graph.summarize(logits, k + 1, 1.0, first))
-        state = graph.merge(states, 1.0)
-        marginals = torch.sigmoid(graph.top_margins(state, 1.0))
+            states.append(chunks.summarize(logits, k + 1, 1.0, first))
+        state = chunks.merge(states, 1.0)
+        marginals = torch.sigmoid(chunks.top_margins(state, 1.0))
         best = state.top[:, :k], marginals
         return TopClasses(state.classes[:, :k], *(part.to(features.dtype) for part in best))
 

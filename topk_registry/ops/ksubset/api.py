@@ -6,9 +6,9 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from topk_registry.checks import number
 from topk_registry.ops.backend import Route, check_dense, route
 from topk_registry.ops.ksubset import graph
-from topk_registry.ops.values import number
 
 LEAST_TEMPERATURE = 1e-300  # has a finite reciprocal in double precision; margins already equal their limit at 0
 BLOCK = 1 << 24  # approximate number of values that a block of rows stores for its backward pass

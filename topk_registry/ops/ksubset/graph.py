@@ -8,17 +8,12 @@ Shapes depend only on the shapes of the arguments, and no branch depends on data
 the computation. Therefore, ONNX export, ``torch.func`` transforms, ``torch.compile``, double precision and derivatives
 of any order use the same code, for every k from 1 to n - 1.
 
-``marginals``, ``margins`` and ``log_odds`` take the scores of all classes. ``summarize`` and ``label_gradient`` take
-the scores of one chunk of classes. ``merge``, ``finish`` and ``top_margins`` take states, which are summaries of
-chunks. These five functions need 2k <= n and record no gradients.
-
 A polynomial is a tensor [coefficients, B, classes], with the coefficient of the lowest degree first. The code avoids
 the operator Sigmoid, because onnxruntime computes Sigmoid inaccurately far below zero. The code avoids MatMul, because
 GPUs round the inputs of MatMul to TF32, and because quantizers convert MatMul to integers.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -131,14 +126,9 @@ def _solve(
     if tail is not None:
         shift = shift - t if of_next is None else shift + of_next.t - t
         tail = tail * shift.exp()
-        P = power_sums(tail, k) if of_next is None or of_next.P is None else _tilted(of_next.P, shift)
+        P = power_sums(tail, k) if of_next is None or of_next.P is None else tilted(of_next.P, shift)
         start = from_power_sums(P)
-    w = (((group - a) / theta) - t).clamp_max(MAX_GAP).exp()
-    q = 1 / (1 + w)
-    p = w * q
-    levels = product_tree(torch.stack((q, p)), k)
-    outside, c = leave_one_out(levels, start, k, 2), product(levels[-1], start, 0, 0, k)
-    return _Solution(a, t, mass, tail, P, p, q, outside, c)
+    return _Solution(a, t, mass, tail, P, *top_products((group - a) / theta - t, start, k))
 
 
 def _probabilities(s: Tensor, top: Tensor, where: Tensor, k: int, theta: float, outside: int) -> Tensor:
@@ -157,6 +147,33 @@ def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) ->
     # for other classes than ``members``, the ratio may be 0 / 0 at this tilt, and its gradient NaN
     below, last = f.outside[..., members]
     return (group - f.a)[:, members] + theta * ((below / last).log() - f.t)
+
+
+class Top(NamedTuple):
+    """The factors q + p X of the classes of the top group, and their products with the polynomial of the tail."""
+
+    p: Tensor  # [B, T], w / (1 + w) for the odds w of the top group
+    q: Tensor  # [B, T], 1 / (1 + w)
+    outside: Tensor  # [count, B, T], the coefficients up to k of the product without each class of the top group
+    c: Tensor  # [k + 1, B, 1], coefficients of the whole product
+
+
+def top_products(x: Tensor, tail: Tensor, k: int, count: int = 2) -> Top:
+    """Multiply the factors of the top group, whose odds are exp(x) for x [B, T], and the polynomial ``tail``.
+
+    ``outside`` of the result has the coefficients of degree k - count + 1 to k.
+    """
+    w = x.clamp_max(MAX_GAP).exp()
+    q = 1 / (1 + w)
+    p = w * q
+    levels = product_tree(torch.stack((q, p)), k)
+    return Top(p, q, leave_one_out(levels, tail, k, count), product(levels[-1], tail, 0, 0, k))
+
+
+def tilted(P: Tensor, shift: Tensor) -> Tensor:
+    """Return the power sums P [B, k] of numbers that are all multiplied by exp(shift), for a shift [B, 1]."""
+    j = torch.arange(1, P.shape[1] + 1, dtype=P.dtype, device=P.device)
+    return torch.where(P == 0, P, P * (shift * j).exp())
 
 
 def tilt(x: Tensor, mass: Tensor, k: int) -> Tensor:
@@ -319,148 +336,6 @@ def divide_out(c: Tensor, w: Tensor, k: int) -> tuple[Tensor, Tensor]:
     for j in range(1, k):
         d = torch.addcmul(c[j], w, d, value=-1)
     return d, torch.addcmul(c[k], w, d, value=-1)
-
-
-class State(NamedTuple):
-    """Summary of the scores of some classes, in O(k) numbers per row. Margins can be computed from the summary.
-
-    The state holds the 2k + 1 largest scores and, for the other classes, sums of powers of the odds. At temperature
-    theta, a class with score s has the odds exp((s - a) / theta), where a is the k-th largest score of the classes in
-    the state. :func:`merge` combines the states of different classes.
-    """
-
-    top: Tensor  # [B, T], the 2k + 1 largest scores in descending order, or all scores if there are fewer
-    classes: Tensor  # [B, T], the classes of these scores
-    P: Tensor  # [B, k], power sums of the odds of the other classes
-
-
-class Coefficients(NamedTuple):
-    """Numbers that are computed from a :class:`State`, the summary of the scores of some classes.
-
-    These numbers give the margin, and the gradient of the margin, of any class that is not in the state. A class of the
-    state has the odds w = scale exp((score - a) / theta), where a is the k-th largest score and theta is the
-    temperature. c_j is the coefficient of X^j in the product of 1 + w X over these classes, divided by the coefficient
-    of X^k. Therefore, c_k is 1. The number ``scale`` is chosen such that c_{k-1} is 1, too.
-    """
-
-    a: Tensor  # [B, 1], the k-th largest score
-    shift: Tensor  # [B, 1], double precision: a class outside of the state with score s has the margin (s - a) + shift
-    scale: Tensor  # [B, 1], the odds in c are exp((s - a) / theta) times this number
-    c: Tensor  # [k + 1, B, 1], the coefficients c_0, ..., c_k
-    classes: Tensor  # [B, T], classes of the top group
-    in_top: Tensor  # [B, T], gradient of the margin of such a class with respect to the scores of the top group
-
-
-@torch.no_grad()
-def summarize(s: Tensor, k: int, theta: float, first_class: int = 0) -> State:
-    """Summarize the scores s [B, m]: the 2k + 1 largest scores, and sums of powers of the odds of the other classes.
-
-    ``first_class`` is the index of the first of the m classes. At temperature theta, the odds of a class with score s
-    are exp((s - a) / theta), where a is the k-th largest score. A class with the score -inf is excluded.
-    """
-    top, classes = s.topk(min(2 * k + 1, s.shape[1]), dim=-1)
-    e = ((s - _reference(top, k)) / theta).scatter(1, classes, -torch.inf).exp()
-    return State(top, classes + first_class, power_sums(e, k))
-
-
-@torch.no_grad()
-def merge(states: Sequence[State], theta: float) -> State:
-    """Combine the states of disjoint chunks of classes, and return the state of all these classes.
-
-    A state summarizes the scores of a chunk. The power sums of the result are in double precision. Ranks that merge the
-    same states in the same order get bitwise equal results.
-    """
-    k = states[0].P.shape[1]
-    top, order = torch.cat([state.top for state in states], 1).sort(dim=1, descending=True, stable=True)
-    T = min(top.shape[1], 2 * k + 1)
-    a = _reference(top, k).double()
-    P = power_sums(((top[:, T:].double() - a) / theta).exp(), k)
-    for state in states:
-        P = P + _tilted(state.P.double(), (_reference(state.top, k).double() - a) / theta)
-    classes = torch.cat([state.classes for state in states], 1).gather(1, order[:, :T])
-    return State(top[:, :T], classes, P)
-
-
-def _reference(top: Tensor, k: int) -> Tensor:
-    # the k-th largest score [B, 1], or the lowest finite number if fewer than k scores are above -inf
-    low = torch.finfo(top.dtype).min
-    return top[:, k - 1 : k].clamp_min(low) if top.shape[1] >= k else top.new_full((len(top), 1), low)
-
-
-def _tilted(P: Tensor, shift: Tensor) -> Tensor:
-    j = torch.arange(1, P.shape[1] + 1, dtype=P.dtype, device=P.device)
-    return torch.where(P == 0, P, P * (shift * j).exp())
-
-
-@torch.no_grad()
-def finish(state: State, theta: float) -> Coefficients:
-    """Compute the numbers from which margins follow, see :class:`Coefficients`, at temperature theta.
-
-    The state summarizes the scores of some classes. At least k of these scores must be above -inf in each row.
-    """
-    k, a = state.P.shape[1], state.top[:, state.P.shape[1] - 1 : state.P.shape[1]]
-    x = (state.top.double() - a.double()) / theta
-    t = tilt(x, state.P[:, :1].double(), k)
-    w = (x - t).clamp_max(MAX_GAP).exp()
-    q = 1 / (1 + w)
-    start = from_power_sums(_tilted(state.P.double(), -t))
-    levels = product_tree(torch.stack((q, w * q)), k)
-    c = product(levels[-1], start, 0, 0, k)
-    e = leave_one_out(levels, start, k, 3)  # degrees k - 2, k - 1, k
-    in_top = w * q * (e[0] / c[k - 1] - e[1] / c[k])
-    rho = c[k - 1] / c[k]
-    degree = torch.arange(k + 1, dtype=c.dtype, device=c.device)[:, None, None]
-    balanced = c / c[k] * (rho.log() * (degree - k)).clamp_max(MAX_GAP).exp()
-    balanced = torch.where(balanced < 2.0**-70, 0.0, balanced)  # avoids denormal numbers, which do not affect results
-    dtype = a.dtype
-    return Coefficients(
-        a, theta * (rho.log() - t), (rho * (-t).exp()).to(dtype), balanced.to(dtype), state.classes, in_top.to(dtype)
-    )
-
-
-def scatter_own(out: Tensor, classes: Tensor, values: Tensor, first_class: int) -> Tensor:
-    """Return a copy of ``out`` [B, m] with ``values`` [B, T] written to the columns of their ``classes`` [B, T].
-
-    Column j of ``out`` belongs to class first_class + j. Values of classes without a column are ignored.
-    """
-    m, local = out.shape[1], classes - first_class
-    place = torch.where((local >= 0) & (local < m), local, m)
-    return F.pad(out, (0, 1)).scatter(1, place, values)[:, :m]
-
-
-@torch.no_grad()
-def label_gradient(s: Tensor, f: Coefficients, theta: float, first_class: int = 0) -> Tensor:
-    """Return the gradient of the label's margin with respect to the scores s [B, m] of some classes, by formula (10).
-
-    README.md in this folder has the formula. ``f`` must be computed from all classes except the label. The gradient
-    with respect to the label's own score is 1. The caller must write this 1, because the function treats the label as
-    any other class.
-    """
-    k = len(f.c) - 1
-    v = ((s - f.a) / theta).clamp_max(0.0).exp() * f.scale  # scatter_own overwrites the entries of the top group
-    if k == 1:
-        return scatter_own(-v, f.classes, f.in_top, first_class)
-    below, _ = divide_out(f.c[:k], v, k - 1)  # d_{k-2}
-    return scatter_own(v * (below * (1 + v) - 1), f.classes, f.in_top, first_class)
-
-
-@torch.no_grad()
-def top_margins(state: State, theta: float) -> Tensor:
-    """Return the margins of the k classes with the largest scores [B, k] in double precision, largest first.
-
-    The margin of a class is its score minus the k-th largest score of the other classes, smoothed with temperature
-    theta. For the k largest classes, this k-th largest score is the (k + 1)-th largest score of all classes. Therefore,
-    ``state`` must be a result of ``summarize(s, k + 1, theta)``, or a result of :func:`merge` for such states.
-    """
-    k = state.P.shape[1] - 1
-    gap = state.top.double() - state.top[:, k : k + 1].double()
-    x = gap / theta
-    t = tilt(x, state.P[:, :1].double(), k + 1)
-    w = (x - t).clamp_max(MAX_GAP).exp()
-    q = 1 / (1 + w)
-    start = from_power_sums(_tilted(state.P[:, :k].double(), -t))
-    outside = leave_one_out(product_tree(torch.stack((q, w * q)), k), start, k, 2)
-    return gap[:, :k] + theta * ((outside[0] / outside[1]).log() - t)[:, :k]
 
 
 def invertible(temperature: float, dtype: torch.dtype) -> float:

@@ -1,10 +1,10 @@
 """The smooth top-k loss of a linear classifier with many classes, computed for one chunk of classes at a time.
 
 The scores of all classes are never in memory together. The forward pass summarizes the scores of each chunk in O(k)
-numbers per row (:class:`graph.State`). The backward pass computes the scores of each chunk again, then the gradient
+numbers per row (:class:`State`). The backward pass computes the scores of each chunk again, then the gradient
 with respect to the scores, and then the gradients with respect to features, weight and bias.
 
-With a process group, each rank has some of the classes. The ranks exchange the summaries (``ranks.py``).
+With a process group, each rank has some of the classes. The ranks exchange the summaries (``chunks.py``).
 """
 
 from collections.abc import Callable, Iterator
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from topk_registry.ops.ksubset import graph, ranks
-from topk_registry.ops.ksubset.graph import State
+from topk_registry.ops.ksubset import chunks, graph
+from topk_registry.ops.ksubset.chunks import State
 
 CPU_CHUNK = 1 << 20  # number of scores per chunk on CPUs, so that a chunk fits in the cache
 GPU_CHUNK = 1 << 26  # number of scores per chunk on GPUs, so that kernel launches take little of the time
@@ -116,11 +116,11 @@ def linear_expected_hinge(
 def linear_topk_classes(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> TopClasses:
     """Return the k classes with the largest scores of each row among the classes of all ranks, without a gradient."""
     state = _state(x, weight, bias, p.k + 1, p)
-    marginals = torch.sigmoid(graph.top_margins(state, p.theta) / p.theta)
+    marginals = torch.sigmoid(chunks.top_margins(state, p.theta) / p.theta)
     return TopClasses(state.classes[:, : p.k], state.top[:, : p.k].to(p.dtype), marginals.to(p.wide))
 
 
-def chunks(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> Iterator[tuple[int, Tensor, Tensor]]:
+def chunks_of(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield (first, W, s) for each chunk of this rank's classes.
 
     ``first`` is the index of the first class of the chunk, counted over all ranks. W [m, d] is the weight of the m
@@ -141,18 +141,18 @@ class _Merged:
     def add(self, state: State) -> None:
         self.states.append(state)
         if len(self.states) == MAX_STATES:
-            self.states = [graph.merge(self.states, self.theta)]
+            self.states = [chunks.merge(self.states, self.theta)]
 
     def result(self) -> State | None:
-        return graph.merge(self.states, self.theta) if self.states else None
+        return chunks.merge(self.states, self.theta) if self.states else None
 
 
 def _state(x: Tensor, weight: Tensor, bias: Tensor | None, k: int, p: Problem) -> State:
     merged = _Merged(p.theta)
     with torch.autocast(x.device.type, enabled=False):
-        for first, _, s in chunks(x, weight, bias, p):
-            merged.add(graph.summarize(s, k, p.theta, first))
-    state, _ = ranks.exchange(merged.result(), None, k, x, p)
+        for first, _, s in chunks_of(x, weight, bias, p):
+            merged.add(chunks.summarize(s, k, p.theta, first))
+    state, _ = chunks.exchange(merged.result(), None, k, x, p.theta, p.group)
     return state
 
 
@@ -167,14 +167,14 @@ class _LabelMargins(torch.autograd.Function):
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, label: Tensor, p: Problem) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         merged, score = _Merged(p.theta), torch.full_like(label, -torch.inf, dtype=p.wide)
         with torch.autocast(x.device.type, enabled=False):
-            for first, _, s in chunks(x, weight, bias, p):
+            for first, _, s in chunks_of(x, weight, bias, p):
                 here, column = _locate(label, first, s.shape[1])
                 scored = s.gather(1, column)[:, 0]
                 score = torch.where(here, scored, score)
                 s.scatter_(1, column, torch.where(here, -torch.inf, scored)[:, None])
-                merged.add(graph.summarize(s, p.k, p.theta, first))
-        state, score = ranks.exchange(merged.result(), score, p.k, x, p)
-        f = graph.finish(state, p.theta)
+                merged.add(chunks.summarize(s, p.k, p.theta, first))
+        state, score = chunks.exchange(merged.result(), score, p.k, x, p.theta, p.group)
+        f = chunks.finish(state, p.theta)
         ctx.p = p
         ctx.save_for_backward(*state, x, weight, bias, label)
         return (score.double() - f.a[:, 0].double()) + f.shift[:, 0]
@@ -184,10 +184,10 @@ class _LabelMargins(torch.autograd.Function):
     def backward(ctx, g: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
         top, classes, P, x, weight, bias, label = ctx.saved_tensors
         p = ctx.p
-        f, g = graph.finish(State(top, classes, P), p.theta), g.to(p.wide)[:, None]
+        f, g = chunks.finish(State(top, classes, P), p.theta), g.to(p.wide)[:, None]
 
         def slopes(s: Tensor, first: int) -> Tensor:
-            ds = graph.label_gradient(s, f, p.theta, first)
+            ds = chunks.label_gradient(s, f, p.theta, first)
             here, column = _locate(label, first, s.shape[1])
             slope = ds.gather(1, column)[:, 0]
             return ds.scatter_(1, column, torch.where(here, 1.0, slope)[:, None]).mul_(g)
@@ -205,7 +205,7 @@ def _gradients(
     dW = torch.empty_like(weight) if needed[1] else None
     db = torch.empty_like(bias) if needed[2] and bias is not None else None
     with torch.autocast(x.device.type, enabled=False):
-        for first, W, s in chunks(x, weight, bias, p):
+        for first, W, s in chunks_of(x, weight, bias, p):
             ds, rows = slopes(s, first), slice(first - p.first, first - p.first + len(W))
             product = ds.to(p.dtype)
             if dx is not None:
@@ -235,15 +235,11 @@ def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
     for balance, members in ((k + 1, slice(0, k)), (k, slice(k, None))):
         r = x[:, balance - 1 : balance].detach()
         t = r + graph.tilt(x.detach() - r, P[:, :1].detach() * (-r).exp(), balance)
-        w = (x - t).clamp_max(graph.MAX_GAP).exp()
-        q = 1 / (1 + w)
         powers = torch.arange(1, k + 1, dtype=P.dtype, device=P.device)
-        start = graph.from_power_sums(P * (-t * powers).exp())
-        levels = graph.product_tree(torch.stack((q, w * q)), k)
+        _, _, outside, c = graph.top_products(x - t, graph.from_power_sums(P * (-t * powers).exp()), k)
         # only for ``members``: for other classes, ``below`` and ``last`` may be 0 at this tilt
-        below, last = graph.leave_one_out(levels, start, k, 2)[..., members]
+        below, last = outside[..., members]
         margins.append((top - a)[:, members] + theta * ((below / last).log() - t))
-        c = graph.product(levels[-1], start, 0, 0, k)
     return _Group(a, t, torch.cat(margins, 1), c)
 
 
@@ -268,7 +264,7 @@ class _ExpectedHinge(torch.autograd.Function):
             return torch.where(q == 0, 0.0, q * hinge).sum(1)
 
         with torch.autocast(x.device.type, enabled=False):
-            for first, _, s in chunks(x, weight, bias, p):
+            for first, _, s in chunks_of(x, weight, bias, p):
                 with torch.enable_grad():
                     margins, c = (t.detach().to(s).requires_grad_() for t in (f.margins, f.c))
                     part = losses(s, first, margins, c)
@@ -295,14 +291,14 @@ class _ExpectedHinge(torch.autograd.Function):
             e, sums = ((s.detach() - f.a.to(s)) / p.theta).clamp_max(0.0).exp(), torch.zeros_like(s)
             for slope in of_powers.flip(1).split(1, 1):  # Horner: sum_j slope_j e^j
                 sums = (sums + slope) * e
-            return graph.scatter_own(ds + sums, classes, in_top, first)
+            return chunks.scatter_own(ds + sums, classes, in_top, first)
 
         return *_gradients(slopes, x, weight, bias, p, ctx.needs_input_grad), None, None, None, None
 
 
 def _margins(s: Tensor, f: _Group, margins: Tensor, c: Tensor, classes: Tensor, first: int, p: Problem) -> Tensor:
     # the margins [B, m] of the classes of a chunk, where ``margins`` are the margins of the top group
-    s = graph.scatter_own(s, classes, torch.full_like(margins, -torch.inf), first)
+    s = chunks.scatter_own(s, classes, torch.full_like(margins, -torch.inf), first)
     gap = s - f.a.to(s)
     below, last = graph.divide_out(c, (gap / p.theta - f.t.to(s)).exp(), p.k)
-    return graph.scatter_own(gap + p.theta * ((below / last).log() - f.t.to(s)), classes, margins, first)
+    return chunks.scatter_own(gap + p.theta * ((below / last).log() - f.t.to(s)), classes, margins, first)

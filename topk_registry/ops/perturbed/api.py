@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
+from topk_registry.checks import integer, number
 from topk_registry.ops.backend import Route, check_dense, choose, load, route
 from topk_registry.ops.perturbed import definition
-from topk_registry.ops.values import integer, number
 
 SEEDS = 2**63 - 1
 EPSILONS = 1e-30, 1e30  # range of epsilon in which kernels can divide by epsilon in float32

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from topk_registry import SoftmaxLoss
-from topk_registry.options import number
+from topk_registry.checks import number
 
 
 class GeneralisedCrossEntropy(SoftmaxLoss):

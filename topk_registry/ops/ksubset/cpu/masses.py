@@ -13,8 +13,8 @@ from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.masks import places_unequal
 from topk_registry.ops.cpu.memory import borrowed, empty, zeros
 from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, largest_integer
-from topk_registry.ops.ksubset import passes, polynomial
-from topk_registry.ops.ksubset.split import CERTAIN, INVALID, balance, power_sums, scratch_space, split, to_odds
+from topk_registry.ops.ksubset.cpu import loops, polynomial
+from topk_registry.ops.ksubset.cpu.split import CERTAIN, INVALID, balance, power_sums, scratch_space, split, to_odds
 
 ZERO_32 = np.float32(0)
 FEW_CLASSES = 8  # if at most this many classes have mass, only the losses of these classes are computed
@@ -49,7 +49,7 @@ def memory_for(width, n, k, alpha, tau):
     return Memory(
         scratch_space(m, k + 1), empty((width, m), np.float32), empty((width, m), np.float32),
         empty((width, m), np.float32), zeros(m, np.float32), empty(4 * blocks.CACHE_BLOCK, np.float32),
-        passes.coefficients(k), empty(k + 1), empty((width, members), np.int64), empty((2 * width, members)), empty(k),
+        loops.coefficients(k), empty(k + 1), empty((width, members), np.int64), empty((2 * width, members)), empty(k),
         zeros(k + 8, np.float32), alphas, gains,
     )  # fmt: skip
 
@@ -96,15 +96,15 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
                 lane = B + r if j < k else r
                 margin = np.float64(x[i]) - np.float64(tilts.a[r] if j < k else tilts.kth[r])
                 margin += theta * math.log(tilts.u[lane] * below[j, lane] / last[j, lane])
-                cost, slope = passes.hinge(margin, np.float64(alpha[i if len(alpha) > 1 else 0]), scale, tau)
+                cost, slope = loops.hinge(margin, np.float64(alpha[i if len(alpha) > 1 else 0]), scale, tau)
                 total += mass * cost
                 g_below[j, lane] = mass * slope
         rho = polynomial.balanced(tilts.before, T, r, memory.c)
         tilt = tilts.ratio[r] * rho
         shift = math.log(tilts.u[r] * rho)
         if count < 0:
-            powers = 1 + passes.reach(tilts.most[r] * rho, k)
-            total += passes.tail_hinges(
+            powers = 1 + loops.reach(tilts.most[r] * rho, k)
+            total += loops.tail_hinges(
                 x, memory.odds[r], memory.mass, memory.alphas, memory.gains, memory.c, tilts.kth[r], powers,
                 np.float32(tilt), np.float32(shift), np.float32(scale), np.float32(tau), g, memory.g_c, memory.scratch,
             )  # fmt: skip
@@ -117,7 +117,7 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
                     distance, v = np.float64(x[i]) - np.float64(tilts.kth[r]), np.float64(memory.odds[r, i]) * tilt
                     gap = np.float64(alpha[i if len(alpha) > 1 else 0])
                     cost, slope = _one_hinge(
-                        distance, gap, few_mass[f], v, memory.c[passes.FRONT :], shift, theta, scale, tau, memory.g_c
+                        distance, gap, few_mass[f], v, memory.c[loops.FRONT :], shift, theta, scale, tau, memory.g_c
                     )
                     total += few_mass[f] * cost
                     g[i] += np.float32(slope)
@@ -258,13 +258,13 @@ def _loss_of_certain(x, count, mass, few, few_mass):  # the loss of a row with a
 
 
 @compiled
-def _one_hinge(distance, alpha, mass, v, c, shift, theta, scale, tau, g_c):  # as passes.tail_hinges, for one class
+def _one_hinge(distance, alpha, mass, v, c, shift, theta, scale, tau, g_c):  # as loops.tail_hinges, for one class
     k, d, e = len(c) - 1, 0.0, 0.0
     for j in range(k):
         e = d - v * e
         d = np.float64(c[j]) - v * d
     last = 1.0 - v * d
-    cost, slope = passes.hinge(distance + theta * (math.log(d / last) + shift), alpha, scale, tau)
+    cost, slope = loops.hinge(distance + theta * (math.log(d / last) + shift), alpha, scale, tau)
     chain = mass * slope / (d * last)
     g_c[k] -= chain * d
     moment = chain
@@ -314,11 +314,11 @@ def _top_cotangents(tilts, below, last, g_below, g_product):
 @compiled
 def _add_slopes(r, tilts, memory, g_top, out):
     P, most, largest = tilts.P, tilts.most[r], 0.0
-    count = passes.reach(most / (1 - most), len(P))
+    count = loops.reach(most / (1 - most), len(P))
     for j in range(len(P)):
         largest = max(largest, abs(P[j, r]))
     for j in range(len(memory.slopes)):  # tiny slopes do not change results, but could give slow denormal numbers
         memory.slopes[j] = P[j, r] if j < count and abs(P[j, r]) > 1e-20 * largest else 0.0
-    passes.add_slopes(memory.odds[r], memory.slopes, count, out, memory.scratch)
+    loops.add_slopes(memory.odds[r], memory.slopes, count, out, memory.scratch)
     for j in range(tilts.size[r]):
         out[memory.where[r, j]] += np.float32(g_top[j, r])

@@ -14,7 +14,7 @@ from topk_registry.ops.cpu import blocks, select
 from topk_registry.ops.cpu.masks import places_from
 from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import borrowing, compiled, exp64, summing
-from topk_registry.ops.ksubset import passes
+from topk_registry.ops.ksubset.cpu import loops
 
 MAX_GAP = 600.0  # maximum of (s - a) / theta: odds and their sums are finite, and larger values give the same results
 MANY, AT_ONCE = 8, 0.6  # if the first round of split finds more than MANY classes, it multiplies the limit by AT_ONCE
@@ -50,7 +50,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
     if np.isnan(a) or (not np.isfinite(a) and blocks.has_nan(row)):  # largest_of does not see NaNs with a minus sign
         return INVALID, a, 1.0, 0.0
     if np.isfinite(a):
-        mass = passes.odds(row, a, theta, w)
+        mass = loops.odds(row, a, theta, w)
         if np.isnan(mass):
             return INVALID, a, 1.0, 0.0
         if limit * mass >= k:
@@ -60,7 +60,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
     if top[depth - 1] == -np.inf:
         return CERTAIN, a, 1.0, 0.0
     a = top[depth - 1]
-    mass = passes.odds(row, a, theta, w)
+    mass = loops.odds(row, a, theta, w)
     if np.isnan(mass) or not np.isfinite(a):
         return INVALID, a, 1.0, 0.0
     for j in range(depth):
@@ -112,8 +112,8 @@ def power_sums(w, most, P, scratch):
     All other entries of P become 0. :func:`split` returns ``w`` and ``most``. ``scratch`` is memory for CACHE_BLOCK
     numbers.
     """
-    count = passes.reach(most / (1 - most), len(P))
-    passes.power_sums(w, P[:count], scratch)
+    count = loops.reach(most / (1 - most), len(P))
+    loops.power_sums(w, P[:count], scratch)
     for j in range(count, len(P)):
         P[j] = 0
     return count

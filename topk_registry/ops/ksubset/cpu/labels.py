@@ -1,6 +1,6 @@
 """Smooth top-k losses and their gradients on the CPU, in single precision and for k up to 64, compiled by numba.
 
-README.md in this folder defines the terms. The rows of a batch are divided among several threads. The result of a row
+../README.md defines the terms. The rows of a batch are divided among several threads. The result of a row
 depends neither on the other rows nor on the thread that computes the row.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
@@ -18,8 +18,9 @@ from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.driver import add_up, kernel, spans
 from topk_registry.ops.cpu.memory import array, borrowed, empty, zeros
 from topk_registry.ops.cpu.numbers import ZERO, borrowing, compiled, largest_integer
-from topk_registry.ops.ksubset import mass_rows, passes, polynomial
-from topk_registry.ops.ksubset.split import CERTAIN, INVALID, power_sums, scratch_space, split
+from topk_registry.ops.ksubset.cpu import loops, polynomial
+from topk_registry.ops.ksubset.cpu import masses as mass_rows
+from topk_registry.ops.ksubset.cpu.split import CERTAIN, INVALID, power_sums, scratch_space, split
 from topk_registry.ops.masses import Masses
 
 LARGEST_K = 64
@@ -141,7 +142,7 @@ def memory_for(width, n, k):
     members = min(3 * k, m)
     return Memory(
         scratch_space(m, k), empty(m, np.float32), empty((width, m), np.float32), empty(blocks.CACHE_BLOCK, np.float32),
-        passes.coefficients(k), empty(width, np.int64), empty(width), empty(width), empty(width, np.float32),
+        loops.coefficients(k), empty(width, np.int64), empty(width), empty(width), empty(width, np.float32),
         empty(width, np.float32), empty((width, members), np.int64), empty((width, members)), empty(k),
     )  # fmt: skip
 
@@ -210,9 +211,9 @@ def _write_rows(label, share, alpha, k, theta, tau, value, gradient, memory, bef
             continue
         rho = polynomial.balanced(before, len(in_top), r, c)
         margin = np.float64(of_label[r]) - np.float64(a[r]) + theta * math.log(u[r] * rho)
-        cost, slope = passes.hinge(margin, alpha[y if len(alpha) > 1 else 0], 1 / k, tau)
+        cost, slope = loops.hinge(margin, alpha[y if len(alpha) > 1 else 0], 1 / k, tau)
         value[r], slope = share[r] * cost, share[r] * slope
-        passes.label_gradient(w, c, np.float32(rho), np.float32(slope), passes.reach(most[r] * rho, k), scratch)
+        loops.label_gradient(w, c, np.float32(rho), np.float32(slope), loops.reach(most[r] * rho, k), scratch)
         for j in range(size[r]):
             w[where[r, j]] = slope * in_top[j, r]
         w[y] = slope

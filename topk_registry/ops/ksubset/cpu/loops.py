@@ -203,7 +203,7 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
     """Return the sum of the losses of the tail of a row: the classes with small odds. Also compute its gradient.
 
     A class with the margin m has the loss mass tau softplus((alpha - scale m) / tau). For a class of the tail with the
-    odds w, m is computed from the polynomial c / (1 + odds_scale w X), by formula (9) of README.md in this folder. The
+    odds w, m is computed from the polynomial c / (1 + odds_scale w X), by formula (9) of ../README.md. The
     polynomial c is the product of one such factor 1 + odds_scale w X per class of the row.
 
     Args:

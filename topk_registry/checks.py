@@ -1,4 +1,4 @@
-"""Check numbers that users pass as options. Every error message contains the name of the option."""
+"""Functions that check an option of a loss, and return its value or raise a ValueError that names the option."""
 
 import math
 import reprlib
@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+__all__ = ["choice", "integer", "number", "numbers"]
 
 LARGEST = 2**31 - 1  # largest integer that an option may be; kernels add and multiply such integers in 64 bits
 

@@ -1,13 +1,13 @@
 """Polynomials prod_i (q_i + p_i X) of several rows at once, in double precision, compiled by numba.
 
 The last axis of every array has one entry per row, or two entries per row if a row needs two tilts. Such an entry is
-called a *lane*. Vector instructions compute several lanes at once. README.md in this folder defines tilt, odds, top
+called a *lane*. Vector instructions compute several lanes at once. ../README.md defines tilt, odds, top
 group and tail.
 """
 
 from topk_registry.ops.cpu.memory import zeros
 from topk_registry.ops.cpu.numbers import borrowing, compiled, copy, exp64
-from topk_registry.ops.ksubset.passes import FRONT
+from topk_registry.ops.ksubset.cpu.loops import FRONT
 
 
 @borrowing
@@ -136,7 +136,7 @@ def balanced(products, T, lane, out):
 
     Args:
         products, T, lane: polynomials [., k + 1, lanes], and the indices of c: c_j is products[T, j, lane].
-        out: output, memory of :func:`passes.coefficients`. The balanced coefficient j is written to out[FRONT + j].
+        out: output, memory of :func:`loops.coefficients`. The balanced coefficient j is written to out[FRONT + j].
     """
     k = products.shape[1] - 1
     rho = products[T, k - 1, lane] / products[T, k, lane]

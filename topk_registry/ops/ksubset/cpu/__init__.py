@@ -1,0 +1,1 @@
+"""Kernels of the smooth top-k loss on the CPU, compiled by numba."""
