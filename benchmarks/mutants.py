@@ -8,7 +8,8 @@ sample depends on the seed and on the code only.
 
 For each mutant, the default tests of some folders of tests run up to the first failure: the folder that tests the
 package, and every folder with a test that imports the file. The tests run in a copy of the repository, so the working
-tree never changes. A mutant is killed if a test fails or if the tests take longer than ``--limit`` seconds.
+tree never changes. A mutant is killed if a test fails, or if the tests take more than ``--limit`` seconds of
+processor time. Other programs on the computer do not change processor time.
 
 The file of the results has one JSON object per mutant. A run with the same arguments continues the file. The exit
 status is 1 if the tests fail without a mutant.
@@ -20,6 +21,7 @@ import difflib
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -44,6 +46,7 @@ SOURCES = {
     "topk_studies": ("plugins/topk_studies", ("studies",)),
     "topk_export": ("export", ("export", "deploy")),
 }
+WAIT = 5
 Place = tuple[str, int]  # name of an operator of cosmic-ray, and the index of its occurrence in the file
 
 
@@ -178,7 +181,7 @@ def mutated(source: str, mutant: Mutant) -> str | None:
 class Copy:
     """A copy of the repository in a temporary folder, in which tests run with mutants."""
 
-    def __init__(self, folder: Path, limit: float) -> None:
+    def __init__(self, folder: Path, limit: int) -> None:
         self.folder, self.limit = folder, limit
         self.passed: list[set[str]] = []  # tests that pass without a mutant
         listed = subprocess.run(
@@ -190,17 +193,20 @@ class Copy:
                 shutil.copy2(ROOT / name, folder / name)
 
     def run(self, tests: list[str]) -> tuple[int | None, str]:
-        """Run default tests up to the first failure. Return pytest's status, or None if the time is over."""
+        """Run default tests up to the first failure. Return pytest's status, or None if the time is over.
+
+        The limit is in processor time. A process that waits for ever is stopped after ``WAIT`` times the limit.
+        """
         paths = [str(self.folder / place) for place, _ in SOURCES.values()]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=line", *tests]
         process = subprocess.Popen(
             command, cwd=self.folder, env=environment, start_new_session=True, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=self._set_limit,
         )  # fmt: skip
         try:
-            out, _ = process.communicate(timeout=self.limit)
-            return process.returncode, out
+            out, _ = process.communicate(timeout=WAIT * self.limit)
+            return None if process.returncode == -signal.SIGXCPU else process.returncode, out
         except subprocess.TimeoutExpired:
             return None, ""
         finally:
@@ -208,13 +214,16 @@ class Copy:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
 
+    def _set_limit(self) -> None:
+        resource.setrlimit(resource.RLIMIT_CPU, (self.limit, self.limit + 10))
+
     def check(self, tests: list[str]) -> None:
         """Exit with an error if the tests fail without a mutant."""
         whole = {name for name in tests if not any(Path(other) in Path(name).parents for other in tests)}
         if whole not in self.passed:
             status, out = self.run(tests)
             if status != 0:
-                problem = f"take more than {self.limit:g} s" if status is None else "fail"
+                problem = f"take more than {self.limit} s" if status is None else "fail"
                 raise SystemExit(f"without a mutant, the tests {' '.join(tests)} {problem}:\n{out[-3000:]}")
             self.passed.append(whole)
 
@@ -283,7 +292,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), metavar="N", help="start no mutant after N seconds"
     )
-    parser.add_argument("--limit", type=float, default=300.0, metavar="N", help="seconds per mutant (default: 300)")
+    parser.add_argument(
+        "--limit", type=int, default=300, metavar="N", help="processor seconds per mutant (default: 300)"
+    )
     parser.add_argument(
         "--package", nargs="+", default=[], metavar="NAME", help="such as train or topk_export (default: all)"
     )
