@@ -176,3 +176,10 @@ def test_workers_are_at_most_the_cpus(monkeypatch):
     assert usual_workers() == 1
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {*range(64)}, raising=False)
     assert usual_workers() == 4
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+def test_more_workers_than_cpus_are_no_warning(train, folder, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)  # PyTorch compares with this number
+    run = train(folder, *FOLDER, "--epochs", "1", "-j", "2", "--no-aug", tiny=())
+    assert run.status == 0, run.err  # a warning would be an error here

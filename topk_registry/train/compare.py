@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, ticker, within
 from topk_registry.data.selection import LEFT_OUT
-from topk_registry.train.config import MULTILABEL, OWN_BATCHES, TrainConfig
+from topk_registry.train.config import MULTILABEL, OWN_BATCHES, TrainConfig, usual_workers
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -329,6 +329,7 @@ def _parser() -> ArgumentParser:
     add("--weights", choices=("ema", "model"), default="ema", help="weights to use if there are both (default: ema)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     add("-b", "--batch-size", type=positive, default=256, metavar="N", help="images per batch (default: 256)")
-    add("-j", "--workers", type=within("[0, inf)", int), default=4, metavar="N", help="loader processes (default: 4)")
+    workers = f"loader processes (default: {usual_workers()})"
+    add("-j", "--workers", type=within("[0, inf)", int), default=usual_workers(), metavar="N", help=workers)
     add("--json", metavar="FILE", help="also write the results to a JSON file")
     return parser

@@ -10,7 +10,9 @@ import copy
 import os
 import re
 import types
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
@@ -115,6 +117,14 @@ def usual_workers() -> int:
     """Return the default of ``--workers``: 4 as in timm, but at most one per CPU. PyTorch warns about more."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(4, cpus)
+
+
+@contextmanager
+def quiet_about_workers() -> Iterator[None]:
+    """Ignore the warning of PyTorch about more workers than CPUs, which only an explicit ``--workers`` gives."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+        yield
 
 
 def flag(

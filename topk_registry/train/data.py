@@ -4,7 +4,6 @@ The name of a data set is a name of timm, such as ``torch/cifar10``, or ``topk/N
 """
 
 import signal
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +24,7 @@ from topk_registry.data.labels import class_counts, class_names_of, is_indexed, 
 from topk_registry.data.open import FOLDERS, PREFIX, open_dataset
 from topk_registry.data.selection import class_balanced_epoch, renumber
 from topk_registry.ops.masses import LabelMixture
-from topk_registry.train.config import MULTILABEL, TrainConfig
+from topk_registry.train.config import MULTILABEL, TrainConfig, quiet_about_workers
 from topk_registry.train.errors import DataError
 from topk_registry.train.model import Compute
 from topk_registry.train.posterize import allow_zero_bits
@@ -410,9 +409,7 @@ def create_eval_loader(config: TrainConfig, dataset: Any, preprocessing: dict[st
 
 
 def _create_loader(dataset: Any, **options: Any) -> Any:
-    with warnings.catch_warnings():
-        # for more workers than CPUs, which only an explicit --workers gives
-        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    with quiet_about_workers():
         return create_loader(dataset, **options)
 
 

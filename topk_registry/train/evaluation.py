@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from topk_registry.data.selection import LEFT_OUT
 from topk_registry.functional import topk_marginals
 from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, StreamingMetric, TopKAccuracy
+from topk_registry.train.config import quiet_about_workers
 from topk_registry.train.data import images_and_targets
 from topk_registry.train.errors import DataError
 
@@ -256,10 +257,12 @@ def evaluate(
 
 def readable(loader: Any) -> Iterator[tuple[Tensor, Any]]:
     """Yield the images and targets of a loader. Raise a DataError if a batch cannot be read."""
-    batches = iter(loader)
+    batches, started = iter(loader), False
     while True:
         try:
-            batch = next(batches)
+            with nullcontext() if started else quiet_about_workers():
+                batch = next(batches)
+            started = True
         except StopIteration:
             return
         except (OSError, RuntimeError, SyntaxError, ValueError) as error:

@@ -13,7 +13,15 @@ from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, ticker, within
 from topk_registry.data.held_out import record_of
 from topk_registry.registry.errors import PluginError
-from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, OWN_BATCHES, TrainConfig, clean_settings, flag_of
+from topk_registry.train.config import (
+    INTERPOLATIONS,
+    MULTILABEL,
+    OWN_BATCHES,
+    TrainConfig,
+    clean_settings,
+    flag_of,
+    usual_workers,
+)
 from topk_registry.train.errors import TrainError
 
 DATA = ("data_dir", "dataset", "dataset_opt", "val_split")  # flags that choose the images
@@ -257,7 +265,8 @@ def create_parser() -> ArgumentParser:
     add("--multi-crop", type=int, choices=(0, 5, 10), help="evaluate N crops per image, average top-k marginals")
     add("--marginal-temperature", type=within("(0, inf)"), metavar="T", help="temperature of the marginals")
     add("-b", "--batch-size", type=positive, default=256, metavar="N", help="batch size (default: 256)")
-    add("-j", "--workers", type=within("[0, inf)", int), default=4, metavar="N", help="loader processes (default: 4)")
+    workers = f"loader processes (default: {usual_workers()})"
+    add("-j", "--workers", type=within("[0, inf)", int), default=usual_workers(), metavar="N", help=workers)
     add("--device", default="auto", help="auto, cpu, cuda (default: auto)")
     add("--amp", action="store_true", default=None, help="evaluate in mixed precision")
     add("--json", default="", metavar="FILE", help="also write the metrics here")
