@@ -48,26 +48,23 @@ The losses are classes of the package ``topk_plugins``. ``tr.list_losses()`` ret
 """
 
 import re
-from importlib import import_module
 from pathlib import Path
+
+from topk_registry.lazy import lazy_names
 
 _NAMES = re.findall(r"^from \.(\S*) import (.+)$", Path(__file__).with_suffix(".pyi").read_text(), re.MULTILINE)
 _HOMES = {name: module for module, names in _NAMES for name in re.findall(r"(\w+) as", names)}
 
 
-def __getattr__(name: str) -> object:
-    if name in _HOMES:
-        module = import_module(f"topk_registry.{_HOMES[name] or name}")
-        return getattr(module, name) if _HOMES[name] else module
-    if name == "__version__":
-        return _version()
-    from topk_registry.registry.source import closest
+_get, _names = lazy_names(__name__, _HOMES)
 
-    raise AttributeError(f"module 'topk_registry' has no attribute {name!r}{closest(name, __dir__())}")
+
+def __getattr__(name: str) -> object:
+    return _version() if name == "__version__" else _get(name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOMES, "__version__"])
+    return [*_names(), "__version__"]
 
 
 def _version() -> str:

@@ -5,8 +5,9 @@
 needs.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from topk_registry.lazy import lazy_names
 
 if TYPE_CHECKING:
     from topk_export.errors import DeviceError as DeviceError
@@ -43,11 +44,4 @@ _MODULES = {
 }
 
 if not TYPE_CHECKING:  # if a type checker saw __getattr__, it would accept every name
-
-    def __getattr__(name: str) -> object:
-        if name in _MODULES:
-            return getattr(import_module(f"topk_export.{_MODULES[name]}"), name)
-        raise AttributeError(f"module 'topk_export' has no attribute {name!r}; it has {', '.join(_MODULES)}")
-
-    def __dir__() -> list[str]:
-        return __all__
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)

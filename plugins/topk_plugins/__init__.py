@@ -8,8 +8,9 @@ Python imports the file of a class when the class is first used. ``topk_registry
 name, because the package declares them as entry points.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from topk_registry.lazy import lazy_names
 
 if TYPE_CHECKING:
     from topk_plugins.conformal import ConformalTraining, LowVarianceConformalTraining
@@ -53,11 +54,4 @@ __all__ = [
 
 
 if not TYPE_CHECKING:  # type checkers would accept any name
-
-    def __getattr__(name: str) -> object:
-        if name in _HOMES:
-            return getattr(import_module(f"topk_plugins.{_HOMES[name]}"), name)
-        raise AttributeError(f"module 'topk_plugins' has no attribute {name!r}; it has {', '.join(__all__)}")
-
-    def __dir__() -> list[str]:
-        return __all__
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

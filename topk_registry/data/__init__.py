@@ -7,8 +7,9 @@ The module ``topk_registry.data.folders`` finds folders that contain the images 
 ``topk_registry.data.agreement`` compares labels with the predictions of a model. Neither module imports torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from topk_registry.lazy import lazy_names
 
 if TYPE_CHECKING:
     from topk_registry.data.hierarchy import Hierarchy
@@ -21,11 +22,9 @@ __all__ = [
     "Hierarchy", "Selection", "class_balanced_epoch", "class_counts", "class_names_of", "hold_out", "is_indexed",
     "labels_of", "long_tail", "open_dataset", "renumber", "subset", "with_label_noise",
 ]  # fmt: skip
-_HOMES = {"Hierarchy": "hierarchy", "open_dataset": "open"}
+# imported on first use, because folders and agreement must not import torch
+_HOMES = dict.fromkeys(__all__, "selection") | {"Hierarchy": "hierarchy", "open_dataset": "open"}
 _HOMES |= dict.fromkeys(("class_counts", "class_names_of", "is_indexed", "labels_of"), "labels")
 
-
-def __getattr__(name: str) -> object:  # imported on first use, because folders and agreement must not import torch
-    if name in __all__:
-        return getattr(import_module(f"topk_registry.data.{_HOMES.get(name, 'selection')}"), name)
-    raise AttributeError(f"module 'topk_registry.data' has no attribute {name!r}")
+if not TYPE_CHECKING:  # if a type checker saw __getattr__, it would accept any name
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -10,10 +10,9 @@ metrics, ``checkpoint`` saves and resumes runs, and ``report`` prints and writes
 scripts of timm and torchvision with a registered loss.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from topk_registry.registry.source import closest
+from topk_registry.lazy import lazy_names
 
 if TYPE_CHECKING:
     from topk_registry.train.config import TrainConfig
@@ -36,9 +35,4 @@ __all__ = ["Run", "TrainConfig", "TrainError", "TrainResult", "Trainer", "evalua
 
 
 if not TYPE_CHECKING:  # if a type checker saw __getattr__, it would accept any name
-
-    def __getattr__(name: str) -> Any:
-        if name not in _MODULES:
-            hint = closest(name, __all__)
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}; it has {', '.join(__all__)}")
-        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    __getattr__, __dir__ = lazy_names(__name__, _MODULES)
