@@ -158,8 +158,8 @@ def load(module: str) -> ModuleType:
 @cache
 def too_old(device: torch.device) -> str:
     """Return the reason why Triton kernels cannot run on a GPU, or "" if the kernels can run."""
-    if torch.version.hip is not None:
-        return "the GPU kernels are compiled for CUDA, not for ROCm"
+    if torch.version.hip is not None:  # the kernels compile for AMD GPUs, and the self-test decides
+        return ""
     capability = torch.cuda.get_device_capability(device)
     needed = ".".join(map(str, OLDEST_GPU))
     missing = f"the GPU kernels need compute capability {needed}, {device} has {capability[0]}.{capability[1]}"
