@@ -29,7 +29,7 @@ from triton.runtime.jit import JITFunction
 from topk_registry.ops.gpu import arithmetic
 from topk_registry.ops.gpu.scale import scale
 from topk_registry.ops.ksubset.triton import backend
-from topk_registry.ops.parts import Parts
+from topk_registry.ops.masses import Masses
 from topk_registry.ops.perturbed.triton import kth
 
 TARGETS = {f"sm_{number}": GPUTarget("cuda", number, 32) for number in (80, 90, 100, 120)}
@@ -46,13 +46,13 @@ ON_AMD = {
 Launch = tuple[Any, tuple[Any, ...], Mapping[str, Any]]  # kernel, arguments, options
 
 
-def masses_of(kind: str, n: int) -> Parts:
+def masses_of(kind: str, n: int) -> Masses:
     labels, shares = torch.arange(3)[:, None], torch.ones(3, 1, dtype=torch.float64)
     if kind == "mixture":
-        return Parts(labels.expand(3, 2), shares.expand(3, 2), None, None)
+        return Masses(labels.expand(3, 2), shares.expand(3, 2), None, None)
     if kind == "distribution":
-        return Parts(None, None, None, torch.ones(3, n))
-    return Parts(labels, shares, None if kind == "labels" else 0.1 / n * shares[:, 0], None)
+        return Masses(None, None, None, torch.ones(3, n))
+    return Masses(labels, shares, None if kind == "labels" else 0.1 / n * shares[:, 0], None)
 
 
 def calls() -> dict[str, Callable[[], object]]:

@@ -110,3 +110,10 @@ def test_the_first_use_may_be_in_a_compiled_graph(operator):
     compiled = torch.compile(IN_GRAPHS[operator], fullgraph=True, backend="eager")
     assert compiled(torch.randn(2, 9)).isfinite().all()
     assert list(backend._problems.values()) == [""]  # one backend was tried, and it works
+
+
+def test_on_rocm_the_self_test_decides(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    backend.forget_choices()
+    assert backend.too_old(torch.device("cuda")) == ""
+    backend.forget_choices()

@@ -1,4 +1,4 @@
-"""Running Triton's kernels without a GPU: by its interpreter, or as far as the compiler takes them.
+"""Running Triton's kernels without a GPU: by its interpreter.
 
 The interpreter must be asked for before triton is imported, and other tests want a triton that compiles. So the tests
 of a module of kernel tests are skipped, but for one that runs the module again in a process of its own.
@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +15,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -75,54 +73,3 @@ if INTERPRETED and find_spec("triton") is not None:
     replace_once()
     compute_results_alone()
     supply_bf16()
-
-
-@dataclass(frozen=True)
-class Compiled:
-    name: str
-    registers: int
-    stack: int  # bytes a thread: what did not fit into registers
-    file: Path  # the machine code
-
-
-class Launches:
-    """Records what is launched instead of launching it, to compile it for a GPU that is not there."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from triton.runtime.jit import JITFunction
-
-        self.recorded = []
-        record = self.recorded.append
-        monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **options: record((kernel, args, options)))
-
-    def compiled(self, capability: int, directory: Path) -> list[Compiled]:
-        return [compile_for(*launch, capability, directory) for launch in self.recorded]
-
-
-def compile_for(kernel, args, options, capability: int, directory: Path) -> Compiled:
-    """Compile a launch for a GPU that need not be there."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    given = dict(zip(kernel.arg_names, args, strict=False)) | options
-    constants = {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
-    signature = {name: "constexpr" if name in constants else _type(given[name]) for name in kernel.arg_names}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, type in enumerate(signature.values()) if type.startswith("*")}
-    source = ASTSource(kernel, signature, constants, aligned)
-    chosen = {name: options[name] for name in ("num_warps", "enable_fp_fusion")}
-    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=chosen)
-    file = directory / f"{kernel.__name__}.cubin"
-    file.write_bytes(binary.asm["cubin"])
-    usage = subprocess.run(
-        [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file], capture_output=True, text=True, check=True
-    )
-    (registers,), (stack,) = (re.findall(rf"{what}:(\d+)", usage.stdout) for what in ("REG", "STACK"))
-    return Compiled(kernel.__name__, int(registers), int(stack), file)
-
-
-def _type(argument) -> str:
-    if isinstance(argument, torch.Tensor):
-        names = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-        return "*" + (names | {torch.int64: "i64", torch.int32: "i32", torch.int8: "i8"})[argument.dtype]
-    return "i32" if isinstance(argument, int) else "fp32"

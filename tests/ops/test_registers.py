@@ -1,0 +1,59 @@
+"""Triton kernels compile for GPUs that are not there, in no more registers and stack than the table on file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+import triton
+
+from benchmarks.registers import TARGETS, calls, launch_of, usage
+from tests.ops.triton_runs import compiles
+
+FILE = Path(__file__).parents[2] / "docs" / "results" / "registers.json"
+CONTENT = json.loads(FILE.read_text())
+RECORDED = CONTENT["targets"]
+USUAL = (
+    "smooth_topk, labels, 1000 classes",
+    "smooth_topk, smoothed labels, 1000 classes",
+    "perturbed_topk, 1000 classes",
+)
+
+CASES = [
+    pytest.param(
+        target,
+        name,
+        marks=pytest.mark.slow if target in ("sm_80", "sm_90") and name in USUAL else pytest.mark.nightly,
+        id=f"{target}-{name}",
+    )
+    for target, table in RECORDED.items()
+    for name in table
+]
+
+
+def limits(recorded: dict[str, int]) -> dict[str, float]:
+    """Return the maxima: those on file, and somewhat more for another version of the compiler."""
+    names = ("registers", "stack", "spilled registers")
+    if triton.__version__ == CONTENT["triton"]:
+        return {name: recorded[name] for name in names if name in recorded}
+    return {name: 1.1 * recorded[name] + 16 for name in names if name in recorded}
+
+
+@compiles
+@pytest.mark.parametrize(("target", "name"), CASES)
+def test_a_kernel_takes_no_more_than_recorded(target, name):
+    found = usage(launch_of(calls()[name]), TARGETS[target])
+    recorded = RECORDED[target][name]
+    assert (found["kernel"], found["warps"]) == (recorded["kernel"], recorded["warps"])
+    assert {key: found[key] for key, limit in limits(recorded).items() if found[key] > limit} == {}
+
+
+def test_the_table_has_all_kernels_and_the_kernels_of_1000_classes_spill_nothing_on_nvidia():
+    assert {"sm_80", "sm_90", "gfx942", "gfx1100"} <= set(RECORDED) <= set(TARGETS)
+    for target, table in RECORDED.items():
+        assert set(table) == set(calls())
+        for name in table:
+            if target.startswith("sm_") and name.startswith("smooth_topk") and "1000" in name:
+                assert table[name]["stack"] == 0
