@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 703,
+    "benchmarks": 808,
     "docs": 500,
     "export/topk_export": 4242,
     "plugins/template": 26,
     "plugins/topk_plugins": 1239,
     "plugins/topk_studies": 1659,
-    "tests": 14280,
+    "tests": 14327,
     "topk_registry/*.py": 125,
     "topk_registry/cli": 344,
     "topk_registry/conformal": 237,
