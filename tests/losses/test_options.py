@@ -137,3 +137,14 @@ def test_a_plug_ins_buffers_keep_their_shape_and_dtype():
     loss, (logits, label) = Grouped([[0.0] * N] * 2, [0] * N, weight=DECIMALS), batch()
     loss.costs, loss.groups = costs, groups
     assert torch.equal(loss(logits, label), Grouped(costs, groups, weight=DECIMALS)(logits, label))
+
+
+def test_an_option_that_is_assigned_after_a_call_is_checked_against_the_classes():
+    loss, (logits, label) = create_loss("smooth_topk_svm", k=2), batch()
+    loss(logits, label)
+    loss.k = N
+    with pytest.raises(ValueError, match=f"k must be below the number of classes: k = {N}, logits have {N}"):
+        loss(logits, label)
+    loss.k, loss.alpha = 2, [1.0] * (N - 1)
+    with pytest.raises(ValueError, match=f"alpha has {N - 1} entries, logits have {N} classes"):
+        loss(logits, label)
