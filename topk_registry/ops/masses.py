@@ -18,8 +18,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from topk_registry.checks import choice
 from topk_registry.ops.backend import Route, check_device, is_readable, route
 
+TAILS = ("uniform", "drop", "renormalize")
+MAX_TOTAL = 1.01  # of stored probabilities, which have relative errors up to 0.004 in bfloat16
 REDUCTIONS = ("none", "mean", "sum")
 INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 
@@ -286,6 +289,62 @@ class LabelMixture(NamedTuple):
         lam = torch.as_tensor(lam, dtype=widest(label), device=label.device).expand(len(label))
         return cls(torch.stack((label, other), 1), torch.stack((lam, 1.0 - lam), 1))
 
+    @classmethod
+    def from_topk(cls, indices: Tensor, probabilities: Tensor, n: int, tail: str = "uniform") -> "LabelMixture":
+        """Return the distribution T of a teacher of which the m largest probabilities of each row are stored.
+
+        Of p_j, the m stored probabilities of a row, the tail t = max(0, 1 - sum_j p_j) is missing. The argument
+        ``tail`` says where the tail goes:
+
+        - ``"uniform"``: T is p_j at the stored classes and t / (n - m) at each of the n - m other classes.
+        - ``"drop"``: T is p_j at the stored classes and 0 at the other classes. The sum of T is 1 - t.
+        - ``"renormalize"``: T is p_j / sum_j p_j at the stored classes and 0 at the other classes.
+
+        Every loss is the loss of the dense target T. For cross-entropy, this is KL(T || softmax(logits)) plus the
+        entropy of T, which does not depend on the logits. With ``"drop"``, cross-entropy is sum_j p_j times
+        cross-entropy with ``"renormalize"``. If nothing is stored, T is 1 / n with ``"uniform"``, else 0.
+
+        The field ``uniform`` belongs to all n classes. Therefore ``"uniform"`` sets u = t n / (n - m) and reduces each
+        share to p_j - u / n, which is below 0 if a stored class is less likely than the mean of the other classes.
+
+        Args:
+            indices: classes [B, m], integer, distinct in each row. A negative index marks an empty place.
+            probabilities: [B, m], floating point. Entries at empty places are ignored.
+            n: number of classes.
+            tail: ``"uniform"``, ``"drop"`` or ``"renormalize"``.
+
+        Raises:
+            ValueError: an argument is invalid, or a sum of probabilities is above 1.01, more than half precision
+                explains. On a GPU, the numbers are not checked.
+
+        Example:
+            >>> top = torch.tensor([[0.5, 0.25]])
+            >>> LabelMixture.from_topk(torch.tensor([[2, 0]]), top, 4).dense(4)
+            tensor([[0.2500, 0.1250, 0.5000, 0.1250]])
+        """
+        choice(tail, "tail", TAILS)
+        integers = not (indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool)
+        sizes = indices.ndim == 2 and indices.shape[1] > 0 and indices.shape == probabilities.shape
+        if not (integers and sizes and probabilities.is_floating_point()):
+            raise ValueError(
+                "expected indices (integer) and probabilities (floating point), both [B, m] with m > 0, got "
+                f"{indices.dtype} {list(indices.shape)} and {probabilities.dtype} {list(probabilities.shape)}"
+            )
+        labels = indices.long()
+        stored = labels >= 0
+        p = torch.where(stored, probabilities.to(widest(probabilities)), 0.0)
+        total = p.sum(1)
+        if is_readable(labels) and is_readable(p):
+            _check_stored(labels, p, total, n)
+        labels = labels.clamp(min=0)
+        if tail == "drop":
+            return cls(labels, p)
+        if tail == "renormalize":
+            return cls(labels, p / torch.where(total == 0, 1.0, total)[:, None])
+        others = n - stored.sum(1)
+        uniform = torch.where(others == 0, 0.0, (1.0 - total).clamp(min=0) * n / others.clamp(min=1))
+        return cls(labels, torch.where(stored, p - (uniform / n)[:, None], 0.0), uniform)
+
     def smooth(self, share: float) -> "LabelMixture":
         """Move a fraction ``share`` of the probability of each label to ``uniform``, and return the new mixture.
 
@@ -342,3 +401,16 @@ Target = Tensor | LabelMixture
 def widest(like: Tensor) -> torch.dtype:
     """Return double precision, or single precision on a device without double precision."""
     return torch.float32 if like.device.type == "mps" else torch.float64  # MPS does not support float64
+
+
+def _check_stored(labels: Tensor, p: Tensor, total: Tensor, n: int) -> None:
+    ordered = labels.sort(1).values
+    if bool((labels >= n).any()):
+        raise ValueError(f"indices must be below n = {n}, got {labels.max().item()}")
+    if bool(((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any()):
+        raise ValueError("the indices of a row must differ; a negative index marks an empty place")
+    if not bool((p >= 0).all() & (total <= MAX_TOTAL).all()):  # also raises for NaN
+        raise ValueError(
+            "the probabilities of a row must be at least 0 and sum to at most 1, "
+            f"got numbers from {p.min().item():g} and sums up to {total.max().item():g}"
+        )
