@@ -2,7 +2,9 @@
 
 A page is a script: its marked blocks run in order, in one empty folder. The block ``text`` after a marked block is the
 output. ``<!-- show: 8 -->`` keeps 8 lines, and shortens the rest to ``...``. A comment that starts with ``<!-- setup``
-contains shell commands that run first, such as the training of a small model; readers do not see it.
+contains shell commands that run first, such as the training of a small model; readers do not see it. The folder
+contains a link to ``docs``, and the block after ``<!-- file: NAME -->`` as the file NAME. If a setup installs a plug-in
+with ``pip install --target lib``, the blocks find it.
 
     python docs/transcripts.py docs/attach.md ...          # write the outputs
     python docs/transcripts.py --check docs/attach.md ...  # compare the outputs, except numbers
@@ -24,6 +26,7 @@ BLOCK = re.compile(
     r"(?P<head><!-- show(?:: (?P<lines>\d+))? -->\n```(?P<kind>sh|python)\n(?P<code>.*?)```\n)(?:\n```text\n.*?```\n)?",
     re.DOTALL,
 )
+FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```\n", re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(\.\d+)?(e[-+]?\d+)?")
 
 
@@ -51,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def with_outputs(text: str) -> str:
     """Return the text of a page with the outputs of its marked blocks."""
     with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "docs").symlink_to(ROOT / "docs")
+        for name, content in FILE.findall(text):
+            Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
+            Path(folder, name).write_text(content, encoding="utf-8")
         for setup in SETUP.findall(text):
             run("sh", setup, folder)
 
@@ -66,6 +73,7 @@ def run(kind: str, code: str, folder: str) -> str:
     program = ["bash", "-euo", "pipefail", "-c", code] if kind == "sh" else [sys.executable, "-c", code]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "COLUMNS": "100", "PYTHONWARNINGS": "ignore"}
+    environment["PYTHONPATH"] = os.pathsep.join([f"{folder}/lib", os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = subprocess.run(
         program, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800
     )

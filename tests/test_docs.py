@@ -8,7 +8,9 @@ import shlex
 import subprocess
 import sys
 import types
+from fractions import Fraction
 from functools import cache
+from math import ceil
 from pathlib import Path
 
 import pytest
@@ -139,3 +141,19 @@ def test_pages_show_what_commands_print(page):
         [sys.executable, str(ROOT / "docs" / "transcripts.py"), "--check", str(page)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_table_of_calibration_images_follows_from_the_beta_distribution():
+    """The coverage for N calibration scores is Beta(j, N + 1 - j) distributed, with j = ceil((N + 1)(1 - alpha))."""
+    beta = pytest.importorskip("scipy.stats").beta
+    table = (
+        (ROOT / "docs/prediction_sets.md").read_text().partition("<!-- coverage -->")[2].strip().partition("\n\n")[0]
+    )
+    rows = [[float(x) for x in re.findall(r"[\d.]+", line)] for line in table.splitlines()[2:]]
+    assert len(rows) >= 5
+    for images, count, *ranges in rows:
+        fits = images / 5 if images >= 500 else 0  # images that fit the temperature; half of the rest is for the report
+        assert count == (images - fits) / 2
+        for alpha, found in ((Fraction(1, 10), ranges[:2]), (Fraction(1, 20), ranges[2:])):
+            j = ceil((int(count) + 1) * (1 - alpha))
+            assert found == pytest.approx(100 * beta(j, count + 1 - j).ppf([0.05, 0.95]), abs=0.051)

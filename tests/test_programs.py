@@ -16,7 +16,7 @@ NEEDS = {
     "transformers_trainer": ("transformers", "accelerate"),
     "fastai_learner": ("fastai",),
 }
-OTHERS = {"make_folder", "ray_score"}  # the first makes the folder here, the second has a test with Ray
+OTHERS = {"make_folder", "make_digits", "ray_score"}  # run here, by docs/transcripts.py, and in a test with Ray
 FOLDER = {"torchvision_loop", "fastai_learner"}  # take a folder of images
 
 
