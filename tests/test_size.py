@@ -10,12 +10,12 @@ ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
     "benchmarks": 808,
-    "docs": 500,
+    "docs": 547,
     "export/topk_export": 4242,
     "plugins/template": 26,
     "plugins/topk_plugins": 1228,
     "plugins/topk_studies": 1659,
-    "tests": 14466,
+    "tests": 14479,
     "topk_registry/*.py": 125,
     "topk_registry/cli": 344,
     "topk_registry/conformal": 237,
