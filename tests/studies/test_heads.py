@@ -255,5 +255,5 @@ def test_the_picture_has_each_icon_with_its_answers():
         assert (np.asarray(Image.open(io.BytesIO(base64.b64decode(file)))) == picture).all()
     texts = [each.text for each in root if each.tag.endswith("text")]
     assert texts == ["cat", "1. dog", "2. cat", "a&b", "1. a&b", "2. x", "by whom"]
-    assert [each.text for each in root if each.get("font-weight")] == ["2. cat", "1. a&b"]
+    assert [each.text for each in root if each.get("class") == "right"] == ["2. cat", "1. a&b"]
     assert all(float(each.get("y", 0)) < float(root.get("height")) for each in root)

@@ -51,13 +51,13 @@ def row(pixels: np.ndarray, truth: list[str], answers: list[list[str]], lines: l
         found.append(image(picture, i * WIDTH + 8))
         found.append(f'<text x="{i * WIDTH + 8}" y="{SIZE + 26}" class="truth">{escape(name)}</text>')
         for j, answer in enumerate(given):
-            kind = ' font-weight="bold"' if answer == name else ""
+            kind = ' class="right"' if answer == name else ""
             place = f'x="{i * WIDTH + 8}" y="{SIZE + 48 + j * LINE}"'
             found.append(f"<text {place}{kind}>{j + 1}. {escape(answer)}</text>")
     top = SIZE + 62 + len(answers[0]) * LINE
     found += [f'<text x="8" y="{top + j * LINE}" fill="#555">{escape(line)}</text>' for j, line in enumerate(lines)]
     size = f'width="{len(truth) * WIDTH}" height="{top + len(lines) * LINE}"'
-    style = "<style>text{font:13px sans-serif}.truth{fill:#06c}</style>"
+    style = "<style>text{font:13px sans-serif}.truth{fill:#06c}.right{font-weight:bold}</style>"
     ground = '<rect width="100%" height="100%" fill="#fff"/>'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{style}{ground}\n' + "\n".join(found) + "\n</svg>\n"
 
