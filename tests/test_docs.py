@@ -69,6 +69,21 @@ def test_every_python_block_compiles():
         compile(code, name, "exec")
 
 
+FROM = re.compile(r"<!-- from: (\S+) -->\n```python\n(.*?)^```", re.M | re.S)
+
+
+def test_parts_of_programs_are_in_the_programs():
+    """The lines of a block stand in the program in this order, apart from the indentation."""
+    seen = 0
+    for page, name in zip(PAGES, NAMES, strict=True):
+        for program, code in FROM.findall(page.read_text(encoding="utf-8")):
+            rest = iter(line.strip() for line in (page.parent / program).read_text(encoding="utf-8").splitlines())
+            for line in filter(None, map(str.strip, code.splitlines())):
+                assert line in rest, f"{name}: {program} has no line {line!r} after the lines before it"
+            seen += 1
+    assert seen >= 6
+
+
 @cache
 def flags_of(command: str) -> set[str]:
     """Return the flags that a command's help names."""
@@ -157,3 +172,12 @@ def test_the_table_of_calibration_images_follows_from_the_beta_distribution():
         for alpha, found in ((Fraction(1, 10), ranges[:2]), (Fraction(1, 20), ranges[2:])):
             j = ceil((int(count) + 1) * (1 - alpha))
             assert found == pytest.approx(100 * beta(j, count + 1 - j).ppf([0.05, 0.95]), abs=0.051)
+
+
+def test_the_citation_on_the_page_is_that_of_the_file():
+    page = (ROOT / "docs/reference/stability.md").read_text().replace("\\_", "_")
+    cited = dict(re.findall(r"^  (\w+) = \{(.*?)\},?$", page, re.M))
+    file = dict(re.findall(r"^(title|version|license|abstract): (.*)$", (ROOT / "CITATION.cff").read_text(), re.M))
+    assert cited["version"] == file["version"]
+    assert cited["license"] == file["license"]
+    assert cited["title"] == f"{file['title']}: {file['abstract'][0].lower()}{file['abstract'][1:].rstrip('.')}"

@@ -52,3 +52,13 @@ def test_a_compiled_model_trains_resumes_and_validates(train, backend):
     resumed = train(*flags, "--torchcompile", backend, "--epochs", "3", "--resume", "auto")
     assert resumed.status == 0, resumed.err
     assert [row["epoch"] for row in resumed.summary] == ["1", "2", "3"]
+
+
+def test_plain_timm_loads_the_best_checkpoint(train):
+    """The lines on docs/export.md: the model has the weights of the run."""
+    run = train("--loss", "ce")
+    path = run.folder / "model_best.pth.tar"
+    model = timm.create_model("topk_convnet", num_classes=12, width=4, checkpoint_path=str(path))
+    saved = run.checkpoint(path.name)["state_dict"]
+    assert saved.keys() == model.state_dict().keys()
+    assert all(torch.equal(saved[name], value) for name, value in model.state_dict().items())
