@@ -19,7 +19,7 @@ from topk_registry.functional import linear_smooth_topk, smooth_topk, soft_hinge
 
 
 class SmoothTopKSVM(SeveralSizes):
-    """Smooth top-k SVM: a smooth hinge loss that becomes small once the label is among the k highest classes.
+    """Smooth top-k SVM: a smooth hinge loss that becomes small once the label is among the top-k classes.
 
         L(s, y) = tau log(1 + exp(alpha / tau - l_y)),    l_y = log(pi_y / (1 - pi_y))
 
