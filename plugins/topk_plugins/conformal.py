@@ -144,7 +144,7 @@ class LowVarianceConformalTraining(ConformalTraining):
     - Use when: You train for small prediction sets with small batches, in which the gradient of one row is noisy.
     - Avoid when: The part that sets q has only a few more than N rows, because the mean then includes rows far from q.
     - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
-      with cross-entropy: top-5 on icons 28.5 and 16.2 (74.5 and 60.5), top-2 on Fashion-MNIST 92.8 and 90.7 (94.6 and
+      with cross-entropy: top-5 on icons 28.5 and 15.9 (74.5 and 60.5), top-2 on Fashion-MNIST 92.8 and 90.7 (94.6 and
       91.6), top-3 on CIFAR-10N 91.8 and 88.2 (92.4 and 89.2).
 
     Args:
