@@ -14,8 +14,15 @@ from tests import ranks
 from tests.losses import test_batch
 from tests.metrics import test_metrics
 from tests.nn import test_linear_ranks
-from topk_registry.losses.ranks import number_of_ranks, sum_over_ranks
-from topk_registry.ops.distributed import OwnRows, agreed, all_gather, all_reduce, gather_rows
+from topk_registry.ops.distributed import (
+    OwnRows,
+    agreed,
+    all_gather,
+    all_reduce,
+    gather_rows,
+    mean_of_ranks,
+    number_of_ranks,
+)
 from topk_registry.train import checkpoint
 from topk_registry.train.errors import TrainError
 from topk_registry.train.loop import Run
@@ -50,7 +57,7 @@ def all_reduce_sums_and_leaves_its_argument_alone():
     assert all_reduce(mine, WORLD).tolist() == [3.0, 6.0]
     assert torch.equal(mine, before)
     assert all_reduce(torch.zeros(0), WORLD).shape == (0,)
-    assert sum_over_ranks(mine[0]).item() == 3.0
+    assert mean_of_ranks(mine[0]).item() == 1.5
     assert number_of_ranks() == 2
 
 

@@ -269,14 +269,16 @@ def test_a_model_without_marginals_runs_and_does_not_predict(edited):
         bare(IMAGES)
 
 
-def test_prediction_imports_neither_torch_nor_the_core(model_file, picture):
+def test_prediction_imports_no_torch_and_none_of_the_core_but_its_lazy_names(model_file, picture):
     code = f"""
 import sys
-for name in ("torch", "timm", "onnx", "topk_registry"):
+for name in ("torch", "timm", "onnx"):
     sys.modules[name] = None  # importing it fails
 from topk_export import Predictor
 predictor = Predictor({str(model_file)!r}, device="cpu")
 print(predictor([{str(picture("red"))!r}], allowed=["red", "blue"])[0].top[0].name)
+core = {{name for name in sys.modules if name.startswith("topk_registry")}}
+assert core <= {{"topk_registry", "topk_registry.lazy"}}, core
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert (result.returncode, result.stdout.strip()) == (0, "red"), result.stderr
