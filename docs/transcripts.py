@@ -1,10 +1,11 @@
 """Run the blocks of a page that are marked ``<!-- show -->``, and write what they print into the page.
 
 A page is a script: its marked blocks run in order, in one empty folder. The block ``text`` after a marked block is the
-output. ``<!-- show: 8 -->`` keeps 8 lines, and shortens the rest to ``...``. A comment that starts with ``<!-- setup``
-contains shell commands that run first, such as the training of a small model; readers do not see it. The folder
-contains a link to ``docs``, and the block after ``<!-- file: NAME -->`` as the file NAME. If a setup installs a plug-in
-with ``pip install --target lib``, the blocks find it.
+output. ``<!-- show: 8 -->`` keeps 8 lines, and shortens the rest to ``...``. ``<!-- show stdout -->`` leaves out
+standard error, where commands write their progress. A comment that starts with ``<!-- setup`` contains shell commands
+that run first, such as the training of a small model; readers do not see it. The folder contains a link to ``docs``,
+and the block after ``<!-- file: NAME -->`` as the file NAME. If a setup installs a plug-in with ``pip install --target
+lib``, the blocks find it.
 
     python docs/transcripts.py docs/attach.md ...          # write the outputs
     python docs/transcripts.py --check docs/attach.md ...  # compare the outputs, except numbers
@@ -23,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SETUP = re.compile(r"<!-- setup\n(.*?)-->", re.DOTALL)
 BLOCK = re.compile(
-    r"(?P<head><!-- show(?:: (?P<lines>\d+))? -->\n```(?P<kind>sh|python)\n(?P<code>.*?)```\n)(?:\n```text\n.*?```\n)?",
+    r"(?P<head><!-- show(?P<only> stdout)?(?:: (?P<lines>\d+))? -->\n```(?P<kind>sh|python)\n(?P<code>.*?)```\n)"
+    r"(?:\n```text\n.*?```\n)?",
     re.DOTALL,
 )
 FILE = re.compile(r"<!-- file: (\S+) -->\n```\w+\n(.*?)```\n", re.DOTALL)
@@ -62,23 +64,25 @@ def with_outputs(text: str) -> str:
             run("sh", setup, folder)
 
         def replaced(match: re.Match[str]) -> str:
-            lines = shortened(run(match["kind"], match["code"], folder), int(match["lines"] or 12))
+            printed = run(match["kind"], match["code"], folder, only_stdout=bool(match["only"]))
+            lines = shortened(printed, int(match["lines"] or 12))
             return match["head"] + (f"\n```text\n{lines}\n```\n" if lines else "")
 
         return BLOCK.sub(replaced, text)
 
 
-def run(kind: str, code: str, folder: str) -> str:
+def run(kind: str, code: str, folder: str, only_stdout: bool = False) -> str:
     """Run a block of a page in a folder, and return what it prints. If it fails, print the output and exit."""
     program = ["bash", "-euo", "pipefail", "-c", code] if kind == "sh" else [sys.executable, "-c", code]
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": path, "COLUMNS": "100", "PYTHONWARNINGS": "ignore"}
     environment["PYTHONPATH"] = os.pathsep.join([f"{folder}/lib", os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    stderr = subprocess.PIPE if only_stdout else subprocess.STDOUT
     done = subprocess.run(
-        program, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1800
+        program, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=stderr, text=True, timeout=1800
     )
     if done.returncode:
-        sys.exit(f"a block of the page failed:\n{code}\n{done.stdout}")
+        sys.exit(f"a block of the page failed:\n{code}\n{done.stdout}\n{done.stderr or ''}")
     return done.stdout.replace(f"{folder}/", "").replace(str(ROOT), ".")
 
 
