@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
     "benchmarks": 808,
-    "docs": 616,
+    "docs": 618,
     "export/topk_export": 4242,
     "plugins/template": 26,
     "plugins/topk_plugins": 1228,
