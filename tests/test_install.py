@@ -96,5 +96,6 @@ def test_a_loss_of_an_installed_plugin_trains(tmp_path):
     command += ["--dataset-opt", "size=64", "--workers", "0", "--output", str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
-    (summary,) = (tmp_path / "runs").rglob("summary.csv")
-    assert len(summary.read_text().splitlines()) == 2
+    summaries = {path.parent.name[-len("their_loss") :]: path for path in (tmp_path / "runs").rglob("summary.csv")}
+    assert len(summaries) == 2  # the loss, and cross-entropy for comparison
+    assert len(summaries["their_loss"].read_text().splitlines()) == 2
