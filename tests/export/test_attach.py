@@ -420,3 +420,31 @@ def test_a_published_image_model(tmp_path, capsys):
     (tmp_path / "recipe.json").write_text(json.dumps(recipe | {"mean": [0.5], "std": [0.5]}))
     with pytest.raises(ExportError, match="the preprocessing gives images"):
         attach(source, tmp_path / "p.onnx", preprocess=tmp_path / "recipe.json")
+
+
+def test_the_report_and_the_file_name_what_limits_the_guarantee(tmp_path):
+    """Classes without images, copies of images, and scores that round to the threshold."""
+    made = attach(saved(classifier(TAILS["logits"]), tmp_path / "m.onnx"), tmp_path / "o.onnx")
+    rng = np.random.default_rng(4)
+    logits = rng.standard_normal((1000, N)).astype(np.float32)
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+
+    def notes(logits, labels, **options):
+        data = KnownLogits("z", logits, labels)
+        done = calibrate_file(made, tmp_path / "s.onnx", data, force=True, **options)
+        written = Predictor(tmp_path / "s.onnx", device="cpu").metadata.sets or {}
+        assert written["notes"] == done.facts["notes"]
+        assert all(f"note        {note}" in done.lines() for note in written["notes"])
+        return " ".join(written["notes"]), written["guarantee"]
+
+    assert notes(logits, labels)[0] == ""
+    few = labels < 3
+    text, guarantee = notes(logits[few], labels[few])
+    assert "4 of 7 classes have no calibration images" in text
+    assert "3, 4, 5, 6" in text
+    assert "classes without calibration images (4 of 7)" in guarantee
+    text, _ = notes(np.repeat(logits[:50], 20, 0), np.repeat(labels[:50], 20))
+    assert "only 50 of 1000 rows of logits differ" in text
+    sure = np.where(np.arange(N) == labels[:, None], 0.0, 1e4 * (rng.random(1000) < 0.3)[:, None])
+    text, _ = notes(sure.astype(np.float32), labels, score=Score("aps"), temperature=1.0)
+    assert "of the calibration scores equal the threshold" in text
