@@ -204,7 +204,8 @@ def open_folder(
                 (path, found.names.index(name)) for path, name in found.images if path.lower().endswith(IMAGE_SUFFIXES)
             ]
             trained = np.asarray([label for _, label in read], np.int64)
-            held = held_out_indices(trained, np.bincount(trained, minlength=len(found.names)), fraction, seed=seed)
+            counts = np.bincount(trained, minlength=len(found.names)).tolist()
+            held = held_out_indices(trained, counts, fraction, seed=seed)
             files = {read[i][0] for i in held}
             known = [(path, label) for path, label in known if path in files]
     labels = np.asarray([label for _, label in known], np.int64)
