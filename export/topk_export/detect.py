@@ -76,12 +76,13 @@ class Graph:
         return tensor
 
 
-def find_logits(graph: Any, *, name: str | None = None) -> Found:
+def find_logits(graph: Any, *, name: str | None = None, ends: bool = True) -> Found:
     """Find the logits of a classifier.
 
     Args:
         graph: a GraphProto with the types that the shape inference of ONNX has added.
         name: name of the tensor with the logits. Default: search for the logits before the end of the outputs.
+        ends: whether to search before the end of an output. If False, the result is an output itself.
 
     Raises:
         ExportError: there is no tensor of this name, no output can contain logits, or several outputs can.
@@ -91,10 +92,9 @@ def find_logits(graph: Any, *, name: str | None = None) -> Found:
         if not lookup.known(name):
             outputs = ", ".join(f"{value.name} {shape_text(value.type)}" for value in graph.output)
             raise ExportError(f"the graph has no tensor {name!r}; the outputs are {outputs}")
-        if lookup.operator(name) == "ZipMap":
-            return Found(lookup.maker(name).input[0], "", name)
-        return Found(name)
-    candidates = {output.name: _before_end(lookup, output.name) for output in graph.output if _fits(lookup, output)}
+        return _itself(lookup, name)
+    outputs = [output.name for output in graph.output if _fits(lookup, output)]
+    candidates = {output: _before_end(lookup, output) if ends else _itself(lookup, output) for output in outputs}
     if not candidates:
         outputs = ", ".join(f"{value.name} {shape_text(value.type)}" for value in graph.output)
         raise ExportError(
@@ -151,6 +151,11 @@ def _before_end(lookup: Graph, output: str) -> Found:
         for end, recognize in _ENDS:
             if logits := recognize(lookup, tensor):
                 return Found(logits, end, output)
+    return _itself(lookup, output)
+
+
+def _itself(lookup: Graph, output: str) -> Found:
+    """Return an output as the logits. For the maps of scikit-learn, return the tensor from which they are made."""
     tensor = lookup.maker(output).input[0] if lookup.operator(output) == "ZipMap" else output
     return Found(tensor, "", output)
 

@@ -5,6 +5,7 @@ The head computes the softmax probabilities, the top-k marginals and the k best 
 model remain. The original file is not changed.
 """
 
+import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +18,15 @@ from topk_export import graph
 from topk_export.detect import FLOATS, LINEAR, SIGMOID, Found, find_logits, shape_text
 from topk_export.errors import ExportError, ModelFileError, first_line, naming
 from topk_export.head import add_head
-from topk_export.runtime.inputs import SAMPLES, as_arrays, check_feed, image_batch, random_inputs
+from topk_export.runtime.inputs import (
+    SAMPLES,
+    as_arrays,
+    check_feed,
+    image_batch,
+    image_shape,
+    random_inputs,
+    takes_images,
+)
 from topk_export.runtime.metadata import (
     ALLOWED,
     ALPHA,
@@ -44,6 +53,9 @@ ORIGINAL = "original_"  # prefix of names that the head also uses
 RESERVED = frozenset((LOGITS, ALLOWED, ALPHA, ALPHAS, THRESHOLDS, *OUTPUTS, *SET_OUTPUTS))
 SMALLEST_PROBABILITY = 1.2e-38
 PREPARE = "prepare/"  # of the names of the nodes between the original model and the head
+
+# operators with the same meaning in all versions of the operator set, for the inputs that models of ai.onnx.ml use
+UNCHANGED = frozenset(("Abs", "Add", "Cast", "Concat", "Div", "Exp", "Identity", "MatMul", "Mul", "Neg", "Relu", "Sub"))
 
 
 @dataclass(frozen=True)
@@ -122,7 +134,7 @@ def attach_head(source: Path, path: Path, wishes: Wishes, progress: Progress = l
     model = graph.load(source)
     model = _without_head(model, source, wishes.replace)
     model = _current(model, source, progress)
-    found = find_logits(_with_shapes(model).graph, name=wishes.logits)
+    found = find_logits(_with_shapes(model).graph, name=wishes.logits, ends=not wishes.from_probabilities)
     session = open_session(source, device="cpu")
     inputs, known, error = _sample_of(session, wishes, source)
     model = _renamed(model)
@@ -149,8 +161,6 @@ def read_preprocess(file: str | Path) -> tuple[Preprocess, bool]:
     Raises:
         ModelFileError: the file is not JSON, or has other keys than the fields of :class:`Preprocess`.
     """
-    import json
-
     names = [f.name for f in fields(Preprocess)]
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
@@ -197,10 +207,6 @@ def _current(model: Any, source: Path, progress: Progress) -> Any:
         f"{source} has operator set {version}, and onnx cannot convert models with operators of "
         f"{', '.join(graph.domains(model))}: write it with operator set {OLDEST} or above (skl2onnx: target_opset)"
     )
-
-
-# operators with the same meaning in all versions of the operator set, for the inputs that models of ai.onnx.ml use
-UNCHANGED = frozenset(("Abs", "Add", "Cast", "Concat", "Div", "Exp", "Identity", "MatMul", "Mul", "Neg", "Relu", "Sub"))
 
 
 def _with_shapes(model: Any) -> Any:
@@ -251,13 +257,11 @@ def _own_error(session: Any, inputs: Mapping[str, np.ndarray], known: Mapping[st
 
 def _check_images(session: Any, recipe: Preprocess, in_graph: bool) -> None:
     inputs = session.get_inputs()
-    channels, height, width = recipe.input_size
-    wanted = (height, width, channels) if in_graph else (channels, height, width)
     kind = "tensor(uint8)" if in_graph else "tensor(float)"
     shape = inputs[0].shape[1:]
-    fits = len(inputs) == 1 and inputs[0].type == kind and len(shape) == 3
-    if not fits or any(isinstance(d, int) and d != w for d, w in zip(shape, wanted, strict=True)):
+    if len(inputs) != 1 or inputs[0].type != kind or not takes_images(shape, recipe, in_graph=in_graph):
         found = ", ".join(f"{value.name}: {value.type} {value.shape}" for value in inputs)
+        wanted = image_shape(recipe, in_graph=in_graph)
         raise ExportError(f"the preprocessing gives images of {kind} [batch, {wanted}], the model takes {found}")
 
 
@@ -279,15 +283,15 @@ def _attached(
     tensor, shape = _tensor_of(model, found, known)
     batch = _fixed_batch(session, shape)
     n = shape[-1]
-    values = known.get(found.output or found.tensor)
+    origin = found.output or found.tensor
+    values = known.get(origin)
     if not found.end and not wishes.from_probabilities and values is not None and _is_distribution(values):
         raise ExportError(
-            f"the output {found.output or found.tensor} {list(values.shape)} contains probabilities, and the operation "
+            f"the output {origin} {list(values.shape)} contains probabilities, and the operation "
             "that computes them is unknown: name the tensor with the logits (--logits NAME), or use "
             "--from-probabilities"
         )
-    end = "" if wishes.from_probabilities else found.end
-    task = wishes.task or (MULTILABEL if end == SIGMOID else CLASSIFICATION)
+    task = wishes.task or (MULTILABEL if found.end == SIGMOID else CLASSIFICATION)
     outputs = dict(MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS)
     if not wishes.marginals:
         outputs.pop("marginals", None)
@@ -310,8 +314,8 @@ def _attached(
         attached={
             "file": source.name,
             "logits": found.tensor,
-            "end": end,
-            "output": _new_name(found.output) if end else "",
+            "end": found.end,
+            "output": _new_name(origin) if origin in known and (found.end or wishes.from_probabilities) else "",
             "from_probabilities": wishes.from_probabilities,
         },
     )

@@ -333,7 +333,7 @@ def _check_runs(session: Any, metadata: Metadata, recorded: Sample | None, layer
     rows = outputs[LOGITS].reshape(-1, metadata.num_classes)
     flat = {name: value.reshape(len(rows), -1) for name, value in outputs.items() if name in metadata.outputs}
     yield from _check_outputs("model", flat, rows, metadata)
-    if (attached := metadata.attached or {}).get("end") or attached.get("from_probabilities"):
+    if (attached := metadata.attached or {}).get("output"):
         yield _check_end(attached, outputs)
 
 
@@ -353,7 +353,7 @@ def _check_end(attached: Mapping[str, Any], outputs: Mapping[str, np.ndarray]) -
     The original probabilities may be multiplied by a constant, such as 100.
     """
     logits = outputs[LOGITS].astype(np.float64)
-    name = attached.get("output") or attached["logits"]
+    name = attached["output"]
     original = outputs.get(name)
     title = f"{attached.get('end') or 'exponential'} of the logits against the output {name}"
     if original is None:

@@ -170,6 +170,11 @@ def test_probabilities_without_a_known_end(tmp_path):
     wanted = LOGITS**2 / (LOGITS**2).sum(-1, keepdims=True)
     np.testing.assert_allclose(predictor.run({"x": X})["probabilities"], wanted, rtol=1e-4)
     assert (predictor.metadata.attached or {})["from_probabilities"]
+    softmaxed = saved(classifier(TAILS["softmax"]), tmp_path / "s.onnx")  # the end is known, but the wish counts
+    forced = Predictor(attach(softmaxed, tmp_path / "f.onnx", from_probabilities=True), device="cpu").run({"x": X})
+    np.testing.assert_allclose(forced["logits"], np.log(softmax(LOGITS)), atol=1e-5)
+    inner = attach(softmaxed, tmp_path / "i.onnx", from_probabilities=True, logits="y")
+    assert (Predictor(inner, device="cpu").metadata.attached or {})["output"] == "y"
     named = Predictor(attach(source, tmp_path / "n.onnx", logits="z", k=2), device="cpu")
     np.testing.assert_allclose(named.run({"x": X})["logits"], LOGITS, atol=1e-5)
 
@@ -382,6 +387,7 @@ def test_scikit_learn(tmp_path):
         attach(source, tmp_path / "f.onnx")
     trees = Predictor(attach(source, tmp_path / "f.onnx", from_probabilities=True), device="cpu")
     np.testing.assert_allclose(trees.run({"X": x[:50]})["probabilities"], forest.predict_proba(x[:50]), atol=1e-6)
+    assert (trees.metadata.attached or {})["output"] == "output_probability"  # verify compares with the file's own
 
 
 @pytest.mark.slow

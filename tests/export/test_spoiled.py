@@ -109,11 +109,14 @@ def fixed_batch(model):
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 5
 
 
-def without_input(name):
+def without(field, name):
+    """Return a change that removes a declared "input" or "output"."""
+
     def change(model):
-        kept = [value for value in model.graph.input if value.name != name]
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
+        declared = getattr(model.graph, field)
+        kept = [value for value in declared if value.name != name]
+        del declared[:]
+        declared.extend(kept)
 
     return change
 
@@ -123,15 +126,6 @@ def another_size(model):
     after("probabilities", ("Gather", np.arange(N - 1)), axis=1)(model)
     (output,) = (output for output in model.graph.output if output.name == "probabilities")
     output.type.tensor_type.shape.dim[1].dim_value = N - 1
-
-
-def without_output(name):
-    def change(model):
-        kept = [value for value in model.graph.output if value.name != name]
-        del model.graph.output[:]
-        model.graph.output.extend(kept)
-
-    return change
 
 
 def renamed_constants(model):
@@ -170,13 +164,13 @@ TABLE = {
     "metadata of a node": ("plain", trace_in_metadata, TRACES, ()),
     "fixed batch": ("plain", fixed_batch, BATCH, (RUNS,)),
     "no input allowed": (
-        "plain", without_input(ALLOWED), OPTIONAL, (EXCLUDED, MARGINALS, PROBABILITIES, SUM, TOP),
+        "plain", without("input", ALLOWED), OPTIONAL, (EXCLUDED, MARGINALS, PROBABILITIES, SUM, TOP),
     ),
-    "no input alpha": ("sets", without_input(ALPHA), OPTIONAL, (SETS,)),
+    "no input alpha": ("sets", without("input", ALPHA), OPTIONAL, (SETS,)),
     "shape of an output": ("plain", another_size, RUNS, ()),
-    "missing probabilities": ("plain", without_output("probabilities"), RUNS, ()),
-    "missing logits": ("plain", without_output("logits"), RUNS, ()),
-    "missing set": ("sets", without_output("set"), RUNS, ()),
+    "missing probabilities": ("plain", without("output", "probabilities"), RUNS, ()),
+    "missing logits": ("plain", without("output", "logits"), RUNS, ()),
+    "missing set": ("sets", without("output", "set"), RUNS, ()),
     "weights": ("plain", edit_weights, LOGITS, ()),
     "excluded marginal above 0": ("plain", after("marginals", ("Max", float32(1e-36))), EXCLUDED, ()),
     "excluded probability above 0": ("plain", after("probabilities", ("Max", float32(1e-36))), EXCLUDED, ()),
@@ -257,7 +251,7 @@ def test_a_sample_without_an_entry(whole):
 
 
 def test_the_note_names_missing_outputs(whole):
-    path = changed(whole("plain"), without_output("probabilities"))
+    path = changed(whole("plain"), without("output", "probabilities"))
     lines = report_lines(verify_file(path))
     assert any(line.startswith("FAIL runs at batch 1") and "missing outputs: probabilities" in line for line in lines)
 

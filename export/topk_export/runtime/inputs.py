@@ -102,3 +102,15 @@ def inputs_for(session: Any, metadata: Metadata) -> dict[str, np.ndarray]:
     if metadata.preprocess is None:
         return random_inputs(session)
     return {session.get_inputs()[0].name: image_batch(metadata.preprocess, in_graph=metadata.in_graph)}
+
+
+def takes_images(shape: Sequence[Any], recipe: Preprocess, *, in_graph: bool) -> bool:
+    """Return whether an input of this shape, without the batch axis, fits the images that a preprocessing gives."""
+    wanted = image_shape(recipe, in_graph=in_graph)
+    return len(shape) == 3 and all(not isinstance(d, int) or d == w for d, w in zip(shape, wanted, strict=True))
+
+
+def image_shape(recipe: Preprocess, *, in_graph: bool) -> tuple[int, int, int]:
+    """Return [height, width, channels] if the graph normalizes images, else [channels, height, width]."""
+    c, h, w = recipe.input_size
+    return (h, w, c) if in_graph else (c, h, w)

@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from topk_export.errors import ImageError, ModelFileError
-from topk_export.runtime.inputs import check_feed
+from topk_export.runtime.inputs import check_feed, image_shape, takes_images
 from topk_export.runtime.metadata import ALLOWED, ALPHA, LOGITS, SET_OUTPUTS, Metadata
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
 from topk_export.runtime.ranking import check_outputs, rank_rows
@@ -95,11 +95,10 @@ class Predictor:
         if self.metadata.preprocess is None:
             return
         shape = list(next(iter(self._inputs.values())).shape[1:])
-        wanted = self.input_shape
-        if len(shape) != 3 or any(isinstance(d, int) and d != w for d, w in zip(shape, wanted, strict=True)):
+        if not takes_images(shape, self.metadata.preprocess, in_graph=self.metadata.in_graph):
             raise ModelFileError(
-                f"the metadata of {path} is broken: its preprocessing gives images of the shape {list(wanted)}, but "
-                f"the model takes {shape}"
+                f"the metadata of {path} is broken: its preprocessing gives images of the shape {list(self.input_shape)}, "
+                f"but the model takes {shape}"
             )
 
     @property
@@ -126,9 +125,7 @@ class Predictor:
         Raises:
             ModelFileError: the file takes arrays, not images.
         """
-        recipe = self.metadata.preprocess or self.metadata.images
-        c, h, w = recipe.input_size
-        return (h, w, c) if self.metadata.in_graph else (c, h, w)
+        return image_shape(self.metadata.preprocess or self.metadata.images, in_graph=self.metadata.in_graph)
 
     @property
     def input_type(self) -> np.dtype[Any]:
