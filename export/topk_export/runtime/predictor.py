@@ -97,8 +97,8 @@ class Predictor:
         shape = list(next(iter(self._inputs.values())).shape[1:])
         if not takes_images(shape, self.metadata.preprocess, in_graph=self.metadata.in_graph):
             raise ModelFileError(
-                f"the metadata of {path} is broken: its preprocessing gives images of the shape {list(self.input_shape)}, "
-                f"but the model takes {shape}"
+                f"the metadata of {path} is broken: its preprocessing gives images of the shape "
+                f"{list(self.input_shape)}, but the model takes {shape}"
             )
 
     @property
