@@ -14,6 +14,7 @@ from tests import ranks
 from tests.losses import test_batch
 from tests.metrics import test_metrics
 from tests.nn import test_linear_ranks
+from topk_registry.errors import TrainError
 from topk_registry.ops.distributed import (
     OwnRows,
     agreed,
@@ -24,7 +25,6 @@ from topk_registry.ops.distributed import (
     number_of_ranks,
 )
 from topk_registry.train import checkpoint
-from topk_registry.train.errors import TrainError
 from topk_registry.train.loop import Run
 
 CHECKS = {

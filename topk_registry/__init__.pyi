@@ -10,6 +10,7 @@ from . import metrics as metrics
 from . import testing as testing
 from . import train as train
 from .distributions import KSubset as KSubset
+from .errors import PluginError as PluginError
 from .losses.base import ClassificationLoss as ClassificationLoss
 from .losses.base import CommonOptions as CommonOptions
 from .losses.base import SoftmaxLoss as SoftmaxLoss
@@ -36,8 +37,7 @@ from .registry import list_losses as list_losses
 from .registry import loss_info as loss_info
 from .registry import refresh_plugins as refresh_plugins
 from .registry import register_loss as register_loss
-from .registry.errors import PluginError as PluginError
-from .registry.options import accepted_context as accepted_context
 from .registry.registry import LossInfo as LossInfo
+from .registry.signatures import accepted_context as accepted_context
 
 __version__: str

@@ -47,8 +47,9 @@ from topk_registry.conformal import (
 from topk_registry.conformal.sets import all_levels, check_size
 from topk_registry.conformal.thresholds import check_labels
 from topk_registry.data.agreement import agreement
-from topk_registry.data.folders import IMAGE_SUFFIXES, FolderError, class_map, listed, read_folders, split_folder
+from topk_registry.data.folders import IMAGE_SUFFIXES, class_map, listed, read_folders, split_folder
 from topk_registry.data.held_out import held_out_indices, images_to_use
+from topk_registry.errors import FolderError
 
 SPLIT = "calibration"
 FIT_SHARE = 0.2  # fraction of the data that fits the temperature

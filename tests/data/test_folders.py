@@ -9,8 +9,9 @@ from PIL import Image
 from timm.data.readers.reader_image_folder import find_images_and_targets
 from timm.utils.misc import natural_key as timms_key
 
-from topk_registry.data.agreement import WrongLabelsError, agreement
-from topk_registry.data.folders import FolderError, class_map, images_below, natural_key, read_folders, split_folder
+from topk_registry.data.agreement import agreement
+from topk_registry.data.folders import class_map, images_below, natural_key, read_folders, split_folder
+from topk_registry.errors import FolderError, WrongLabelsError
 
 SUFFIXES = {".png", ".jpg"}
 CLASSES = ["c0", "c1", "c2", "c10", "c11"]

@@ -10,8 +10,8 @@ from PIL import Image
 from topk_export.calibrate import open_folder
 from topk_registry import registry
 from topk_registry.cli.main import main
-from topk_registry.data.folders import FolderError
 from topk_registry.data.held_out import images_to_use, record_of
+from topk_registry.errors import FolderError
 from topk_registry.train import TrainConfig, data
 
 NAMES = ("blue", "green", "red")

@@ -10,8 +10,8 @@ from PIL import Image
 from topk_registry import registry
 from topk_registry.data import Hierarchy, open_dataset
 from topk_registry.data.open import CHANGES, first_problem
-from topk_registry.data.selection import UnreadableImageError
-from topk_registry.registry.options import parameters
+from topk_registry.errors import UnreadableImageError
+from topk_registry.registry.signatures import parameters
 
 PAGES = Path(__file__).parents[2] / "docs"
 SMALL = {"size": 400, "superclasses": 4, "fine": 2}

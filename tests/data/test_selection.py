@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from topk_registry.data import Selection, class_balanced_epoch, hold_out, long_tail, renumber, subset, with_label_noise
-from topk_registry.data.selection import UnreadableImageError, family_noise, long_tail_counts, uniform_noise
+from topk_registry.data.selection import family_noise, long_tail_counts, uniform_noise
+from topk_registry.errors import UnreadableImageError
 
 LABELS = np.random.default_rng(0).integers(0, 20, 40_000)
 FAMILIES = [c % 4 for c in range(20)]

@@ -14,7 +14,7 @@ from topk_export.calibrate import Images, calibrate_file, open_folder, too_low
 from topk_export.commands.calibrate import main
 from topk_export.nodes import THRESHOLDS, add_sets, without_sets
 from topk_registry.conformal import PredictionSets, Score, SetCounts, binomial_interval, log_probabilities, order_of
-from topk_registry.data.folders import FolderError
+from topk_registry.errors import FolderError
 
 PAIRS = [("lac", "marginal"), ("lac", "per-class"), ("aps", "per-class"), ("raps", "marginal")]
 LEVELS = (0.02, 0.05, 0.1, 0.2, 0.3)

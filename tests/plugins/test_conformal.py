@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from topk_registry import create_loss
+from topk_registry.errors import TrainError
 from topk_registry.train import TrainConfig, Trainer
-from topk_registry.train.errors import TrainError
 
 N = 7
 

@@ -6,9 +6,9 @@ from importlib.metadata import entry_points
 import entrypoints
 import pytest
 
+from topk_registry.errors import AmbiguousPluginError, DisabledPluginError
 from topk_registry.registry import Registry, losses
 from topk_registry.registry.discovery import Plugin, discover, matches
-from topk_registry.registry.errors import AmbiguousPluginError, DisabledPluginError
 
 GROUP = "topk_registry.losses"
 FACTORY = "def Mine(*, scale=1.0):\n    return lambda logits, target: scale * logits.sum()\n"

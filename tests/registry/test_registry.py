@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import topk_registry as tr
-from topk_registry.registry.errors import BrokenPluginError, NameTakenError, UnknownPluginError
+from topk_registry.errors import BrokenPluginError, NameTakenError, UnknownPluginError
 
 GOOD = '"""Losses of acme."""\n\ndef Mine(*, k=5, scale=1.0):\n    return lambda logits, target: scale * logits.sum()\n'
 

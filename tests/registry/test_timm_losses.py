@@ -8,7 +8,7 @@ import torch
 
 import topk_registry as tr
 from topk_registry.registry import timm_losses
-from topk_registry.registry.options import CONTEXT
+from topk_registry.registry.signatures import CONTEXT
 from topk_registry.train.loss import Facts, LossSpec
 
 

@@ -202,7 +202,7 @@ def test_the_real_scripts_train_two_epochs(site, image_folder, tmp_path, script,
 
 
 def test_the_copies_that_jsd_compares_are_those_of_the_script():
-    from topk_registry.train.errors import TrainError
+    from topk_registry.errors import TrainError
     from topk_registry.train.scripts.patch import Patch
 
     patch = Patch("jsd", {})

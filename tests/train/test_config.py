@@ -8,9 +8,9 @@ from dataclasses import fields
 import pytest
 import yaml
 
+from topk_registry.errors import ConfigError
 from topk_registry.registry.ranges import Interval
 from topk_registry.train.config import COMMON, EQUIVALENTS, TIMM_ONLY, TrainConfig, create_parser, flag_of, parse_args
-from topk_registry.train.errors import ConfigError
 
 
 def failing(capsys, *argv):

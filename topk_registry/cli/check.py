@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from topk_registry.cli import ArgumentParser, ParseOptions, positive
 from topk_registry.registry import get_loss_builder
-from topk_registry.registry.options import CONTEXT, accepted_context, check_options
+from topk_registry.registry.signatures import CONTEXT, accepted_context, check_options
 from topk_registry.testing import iter_checks, run_checks
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser
 from topk_registry.cli.commands import commands
+from topk_registry.errors import DisabledPluginError, PluginError
 from topk_registry.registry.discovery import OURS, installed_version, misspelt_groups
-from topk_registry.registry.errors import DisabledPluginError, PluginError
 
 REQUIRED = ("torch", "timm")
 SLIM = ("attach", "calibrate", "predict", "serve", "triton", "verify")  # commands that need no PyTorch

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser
-from topk_registry.registry.options import parameters, tuning_grid, unbound
 from topk_registry.registry.ranges import option_ranges
+from topk_registry.registry.signatures import parameters, tuning_grid, unbound
 
 
 def main(argv: Sequence[str]) -> int:

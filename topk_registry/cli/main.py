@@ -6,8 +6,8 @@ from pathlib import Path
 
 from topk_registry.cli import INTERRUPTED, places_of
 from topk_registry.cli.commands import commands, summaries
+from topk_registry.errors import BrokenPluginError, PluginError
 from topk_registry.registry.discovery import OURS, installed_version
-from topk_registry.registry.errors import BrokenPluginError, PluginError
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -7,13 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topk_registry.data.folders import listed
+from topk_registry.errors import WrongLabelsError
 
 MIN_IMAGES = 3  # a folder with fewer images is not judged
 CHANCE_ODDS = 1.5  # accuracy a is close to random guesses if a / (1 - a) is at most 1.5 / (n - 1) for n classes
-
-
-class WrongLabelsError(ValueError):
-    """Raised if the labels contradict the predictions of a model, as if class folders had wrong names."""
 
 
 @dataclass(frozen=True)

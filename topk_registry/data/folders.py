@@ -12,15 +12,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from topk_registry.errors import FolderError
+
 IMAGE_SUFFIXES = (".jpeg", ".jpg", ".png")  # as in timm
 OTHER_IMAGES = (".avif", ".bmp", ".gif", ".heic", ".jfif", ".jxl", ".ppm", ".tif", ".tiff", ".webp")
 TRAINING = ("train", "training")
 EVALUATION = ("val", "valid", "validation", "eval", "evaluation")
 SPLITS = (*TRAINING, *EVALUATION, "test", "calibration")
-
-
-class FolderError(ValueError):
-    """Raised if a root folder has no valid class folders, or if class folders do not fit the classes of a model."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from topk_registry.data.folders import SPLITS, FolderError, split_folder
+from topk_registry.data.folders import SPLITS, split_folder
+from topk_registry.errors import FolderError
 
 Indices = NDArray[np.int64]
 Record = Mapping[str, Any]

@@ -13,8 +13,9 @@ from topk_registry import registry
 from topk_registry.data import selection
 from topk_registry.data.folders import IMAGE_SUFFIXES, TRAINING, folder_of, read_folders
 from topk_registry.data.labels import MULTILABEL, class_names_of, is_indexed, targets_of
-from topk_registry.data.selection import Selection, UnreadableImageError
-from topk_registry.registry.options import accepts, check_options, parameters
+from topk_registry.data.selection import Selection
+from topk_registry.errors import UnreadableImageError
+from topk_registry.registry.signatures import accepts, check_options, parameters
 
 PREFIX = "topk/"
 FOLDERS = ("", "folder", "topk/folder")

@@ -16,15 +16,12 @@ from tqdm import tqdm
 
 from topk_registry.data.held_out import held_out_indices, pick
 from topk_registry.data.labels import Labels, class_counts, class_names_of, labels_of, targets_of
+from topk_registry.errors import UnreadableImageError
 
 Indices = NDArray[np.int64]
 LEFT_OUT = -100  # target of an unreadable image in an evaluation: losses and metrics ignore this label
 MAX_MESSAGES = 10  # maximum number of messages about unreadable images per process
 MAX_FAILURES = 10  # after this number of consecutive unreadable images, reading fails
-
-
-class UnreadableImageError(OSError):
-    """Raised if an image file cannot be decoded."""
 
 
 class Selection:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from typing_extensions import Unpack
 
 from topk_registry.checks import choice, integer, number, numbers
-from topk_registry.losses.options import Adjustable
+from topk_registry.losses.adjustable import Adjustable
 from topk_registry.ops.backend import PLAIN, constant_in_graphs, is_readable
 from topk_registry.ops.masses import REDUCTIONS, LabelMixture, Masses, Target, check_tensor
 

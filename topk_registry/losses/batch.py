@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from topk_registry.checks import integer
+from topk_registry.losses.adjustable import Adjustable
 from topk_registry.losses.base import has_autocast
-from topk_registry.losses.options import Adjustable
 from topk_registry.ops.distributed import Group, all_gather, gather_rows, number_of_ranks, outside_graphs
 from topk_registry.ops.masses import LabelMixture, check_batch
 

@@ -19,10 +19,10 @@ The registry also has the losses of timm, such as ``bce``. No plug-in can take t
 
 from typing import TYPE_CHECKING, Any
 
+from topk_registry.errors import BrokenPluginError
 from topk_registry.registry import timm_losses
-from topk_registry.registry.errors import BrokenPluginError
-from topk_registry.registry.options import unbound
 from topk_registry.registry.registry import LossInfo, Registry
+from topk_registry.registry.signatures import unbound
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from topk_registry.registry.options import accepts, unbound
+from topk_registry.registry.signatures import accepts, unbound
 
 _INTERVAL = re.compile(r"([\[(])(-inf|[\d.e-]+), *([\d.e-]+|inf|n)([\])])")
 

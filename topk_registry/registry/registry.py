@@ -9,15 +9,15 @@ from inspect import isroutine
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from topk_registry.registry.discovery import OURS, Plugin, denied, discover, matches, misspelt_groups, normalize
-from topk_registry.registry.errors import (
+from topk_registry.errors import (
     AmbiguousPluginError,
     BrokenPluginError,
     DisabledPluginError,
     NameTakenError,
     UnknownPluginError,
 )
-from topk_registry.registry.options import check_options, unbound
+from topk_registry.registry.discovery import OURS, Plugin, denied, discover, matches, misspelt_groups, normalize
+from topk_registry.registry.signatures import check_options, unbound
 
 Builder = Callable[..., Any]
 B = TypeVar("B", bound=Builder)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from topk_registry.losses.base import ClassificationLoss
-from topk_registry.registry.options import CONTEXT, parameters, tuning_grid
 from topk_registry.registry.ranges import Interval, option_ranges
+from topk_registry.registry.signatures import CONTEXT, parameters, tuning_grid
 from topk_registry.testing.expect import NotApplicableError, check, expect, expect_close, expect_finite, expect_same
 from topk_registry.testing.subject import EPOCHS, Subject, evaluate, value_and_gradient
 

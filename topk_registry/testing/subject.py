@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from topk_registry.losses.batch import BatchLoss
 from topk_registry.ops.masses import LabelMixture, Target
 from topk_registry.registry import get_loss_builder
-from topk_registry.registry.options import CONTEXT, accepted_context, parameters, unbound
+from topk_registry.registry.signatures import CONTEXT, accepted_context, parameters, unbound
 from topk_registry.testing.expect import NotApplicableError, expect, expect_close
 
 Loss = Callable[[Tensor, Any], Tensor]  # (logits, target)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.ops.masses import LabelMixture
-from topk_registry.registry.options import unbound
+from topk_registry.registry.signatures import unbound
 from topk_registry.testing.expect import NotApplicableError, check, expect, expect_close, expect_finite, expect_same
 from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gradient
 

@@ -12,11 +12,11 @@ scripts of timm and torchvision with a registered loss.
 
 from typing import TYPE_CHECKING
 
+from topk_registry.errors import TrainError
 from topk_registry.lazy import lazy_names
 
 if TYPE_CHECKING:
     from topk_registry.train.config import TrainConfig
-    from topk_registry.train.errors import TrainError
     from topk_registry.train.evaluation import evaluate
     from topk_registry.train.loop import Run
     from topk_registry.train.trainer import Trainer, TrainResult
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _MODULES = {
     "Run": "loop",
     "TrainConfig": "config",
-    "TrainError": "errors",
     "TrainResult": "trainer",
     "Trainer": "trainer",
     "evaluate": "evaluation",

@@ -30,9 +30,9 @@ from timm.utils import CheckpointSaver
 from torch import distributed as dist
 from torch import nn
 
+from topk_registry.errors import SaveError, TrainError
 from topk_registry.train.config import TrainConfig
 from topk_registry.train.data import SIGNALS
-from topk_registry.train.errors import SaveError, TrainError
 from topk_registry.train.model import PREPROCESSING, read_checkpoint
 
 try:

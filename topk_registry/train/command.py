@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 
 from topk_registry import registry
-from topk_registry.registry.errors import BrokenPluginError
+from topk_registry.errors import BrokenPluginError
 from topk_registry.train.config import parse_args
 
 

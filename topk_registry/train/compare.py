@@ -169,7 +169,7 @@ def main(argv: Sequence[str]) -> int:
     if len(set(args.models)) < len(args.models):
         parser.error("a model is named twice")
     print(f"topk-registry compare: loading torch and {args.models[0]}", file=sys.stderr, flush=True)
-    from topk_registry.train.errors import TrainError
+    from topk_registry.errors import TrainError
 
     try:
         names, scores, labels, about = _run(args)

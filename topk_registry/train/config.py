@@ -21,9 +21,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from topk_registry.cli import ArgumentParser, ParseOptions, parse_pairs
+from topk_registry.errors import ConfigError
 from topk_registry.registry.ranges import Interval
 from topk_registry.registry.source import closest
-from topk_registry.train.errors import ConfigError
 
 CLASSIFICATION, MULTILABEL = TASKS = ("classification", "multilabel")
 INTERPOLATIONS = ("", "nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")

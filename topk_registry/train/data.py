@@ -23,9 +23,9 @@ from topk_registry.data.held_out import has_splits, images_to_use
 from topk_registry.data.labels import class_counts, class_names_of, is_indexed, kept_labels_of, labels_of
 from topk_registry.data.open import FOLDERS, PREFIX, open_dataset
 from topk_registry.data.selection import class_balanced_epoch, renumber
+from topk_registry.errors import DataError
 from topk_registry.ops.masses import LabelMixture
 from topk_registry.train.config import MULTILABEL, TrainConfig, quiet_about_workers
-from topk_registry.train.errors import DataError
 from topk_registry.train.model import Compute
 from topk_registry.train.posterize import allow_zero_bits
 

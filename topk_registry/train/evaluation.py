@@ -16,11 +16,11 @@ from timm.task.evaluator import evaluation_sample_limit
 from torch import Tensor, nn
 
 from topk_registry.data.selection import LEFT_OUT
+from topk_registry.errors import DataError
 from topk_registry.functional import topk_marginals
 from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, StreamingMetric, TopKAccuracy
 from topk_registry.train.config import quiet_about_workers
 from topk_registry.train.data import images_and_targets
-from topk_registry.train.errors import DataError
 
 LEAST_LIKELIHOOD = math.log(1e-30)  # used instead of log(0) for a label with probability 0
 TEMPERATURES = [2 ** (step / 3) for step in range(-24, 31)]  # from 1/256 to 1024

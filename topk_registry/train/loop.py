@@ -15,10 +15,10 @@ from timm import utils
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from topk_registry.errors import NonFiniteLossError
 from topk_registry.train.checkpoint import Progress, Saver, StopRequest
 from topk_registry.train.config import DECREASING, TrainConfig
 from topk_registry.train.data import Data, TrainLoader
-from topk_registry.train.errors import NonFiniteLossError
 from topk_registry.train.evaluation import readable
 from topk_registry.train.loss import LossSpec
 from topk_registry.train.model import Compute

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from topk_registry import BatchLoss, ClassificationLoss, LabelMixture, SoftmaxLoss, mean_over_ranks, registry
 from topk_registry.cli import reason_of
+from topk_registry.errors import TrainError
 from topk_registry.ops.distributed import number_of_ranks
 from topk_registry.registry import timm_losses
-from topk_registry.registry.options import accepted_context, accepts, check_options, recorded_defaults
+from topk_registry.registry.signatures import accepted_context, accepts, check_options, recorded_defaults
 from topk_registry.train.config import CROSS_ENTROPY, WEIGHT_METHODS, TrainConfig
-from topk_registry.train.errors import TrainError
 
 OURS_AND_TIMMS = ("topk-registry:*", "timm:*")
 SMOOTHING = ("smoothing", "label_smoothing")  # losses use one of these names for the label-smoothing option

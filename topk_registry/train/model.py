@@ -20,10 +20,10 @@ from timm.optim import create_optimizer_v2, optimizer_kwargs
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from torch import nn
 
+from topk_registry.errors import TrainError
 from topk_registry.nn import convnet  # noqa: F401  registers the built-in networks
 from topk_registry.nn.classifier import normalize_classifier
 from topk_registry.train.config import TrainConfig
-from topk_registry.train.errors import TrainError
 
 BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", " bf16")  # in /proc/cpuinfo; " bf16" is for ARM
 LR_BASE_SIZE = 256  # batch size for which --lr-base is the learning rate

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from topk_registry.errors import TrainError
 from topk_registry.train.checkpoint import Progress, Row, write_text
-from topk_registry.train.errors import TrainError
 
 LOSSES = ("train_loss", "nll", "nll_fitted", "bce")
 SHOWN = ("nll", "nll_fitted", "bce", "top1", "top5", "macro_top5", "map", "micro_f1", "macro_f1")

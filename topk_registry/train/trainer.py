@@ -18,13 +18,13 @@ from torch import distributed as dist
 from torch import nn
 
 from topk_registry.data.folders import listed
+from topk_registry.errors import Interrupted, TrainError
 from topk_registry.nn.classifier import num_classes_of
 from topk_registry.ops.backend import BackendWarning
 from topk_registry.train import checkpoint, data, model
 from topk_registry.train.checkpoint import LAST, OUTPUT, Row, Saver
 from topk_registry.train.config import BUILTIN_DEFAULTS, CROSS_ENTROPY, MULTILABEL, WEIGHT_METHODS, TrainConfig, flag_of
 from topk_registry.train.data import Data, TrainLoader
-from topk_registry.train.errors import Interrupted, TrainError
 from topk_registry.train.evaluation import evaluate, readable
 from topk_registry.train.loop import Run, train_epoch
 from topk_registry.train.loss import (

@@ -12,7 +12,7 @@ from typing import Any
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, ticker, within
 from topk_registry.data.held_out import record_of
-from topk_registry.registry.errors import PluginError
+from topk_registry.errors import PluginError, TrainError
 from topk_registry.train.config import (
     INTERPOLATIONS,
     MULTILABEL,
@@ -22,7 +22,6 @@ from topk_registry.train.config import (
     flag_of,
     usual_workers,
 )
-from topk_registry.train.errors import TrainError
 
 DATA = ("data_dir", "dataset", "dataset_opt", "val_split")  # flags that choose the images
 ELSEWHERE = {  # flags of timm's validate.py

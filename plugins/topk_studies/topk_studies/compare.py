@@ -7,7 +7,7 @@ from topk_registry.data import open_dataset
 from topk_registry.data.folders import split_folder
 from topk_registry.data.open import CHANGES, FOLDERS
 from topk_registry.registry import get_loss_builder
-from topk_registry.registry.options import tuning_grid
+from topk_registry.registry.signatures import tuning_grid
 from topk_registry.train import TrainConfig
 from topk_registry.train.config import MULTILABEL, flag_of
 from topk_registry.train.model import resolve_learning_rate

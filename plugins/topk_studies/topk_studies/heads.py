@@ -53,7 +53,7 @@ from torch import Tensor, nn
 
 from topk_registry.registry import get_loss_builder, list_losses
 from topk_registry.registry.discovery import installed_version
-from topk_registry.registry.options import accepts, parameters, tuning_grid
+from topk_registry.registry.signatures import accepts, parameters, tuning_grid
 from topk_registry.train.loss import Facts, LossSpec, set_epoch
 from topk_studies.data.photographs import open_pictures
 from topk_studies.features import Features, features_of

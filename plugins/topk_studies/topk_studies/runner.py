@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import NormalDist, fmean, stdev
 from typing import Any, NamedTuple
 
+from topk_registry.errors import Interrupted, NonFiniteLossError
 from topk_registry.train import TrainConfig, Trainer
 from topk_registry.train.config import DECREASING
-from topk_registry.train.errors import Interrupted, NonFiniteLossError
 from topk_studies.studies import Contestant, Flags, Study
 
 TUNING_SEED = 1000  # seed of the trials; no result uses this seed

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from topk_registry.losses.options import KeepsNumbers
+from topk_registry.losses.adjustable import KeepsNumbers
 from topk_registry.nn.spherical.links import same_label
 from topk_registry.ops.distributed import all_gather, gather_rows
 

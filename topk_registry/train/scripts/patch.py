@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from topk_registry.data.labels import class_counts, class_names_of, labels_of
+from topk_registry.errors import TrainError
 from topk_registry.train.config import WEIGHT_METHODS
-from topk_registry.train.errors import TrainError
 from topk_registry.train.loss import Facts, LossSpec, build_loss, class_weights, over_ranks, set_epoch, try_loss
 
 CRITERION = ("loss_fn", "criterion")

@@ -12,7 +12,7 @@ from typing import Any
 
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions
-from topk_registry.train.errors import TrainError
+from topk_registry.errors import TrainError
 
 PROGRAM = "topk-registry run"
 NO_SCRIPT = (

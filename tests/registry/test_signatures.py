@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from topk_registry import accepted_context
-from topk_registry.registry.options import CONTEXT, check_options, parameters, tuning_grid
+from topk_registry.registry.signatures import CONTEXT, check_options, parameters, tuning_grid
 
 EVERYTHING = dict.fromkeys(CONTEXT, 1)
 

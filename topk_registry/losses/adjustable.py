@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry.checks import integer, number, numbers
-from topk_registry.registry.options import parameters
 from topk_registry.registry.ranges import Interval, Range, option_ranges
+from topk_registry.registry.signatures import parameters
 
 
 class KeepsNumbers(nn.Module):
