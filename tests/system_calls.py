@@ -81,6 +81,12 @@ class Calls(list[Call]):
             f"{move.target} was written in place"
         )
 
+    def check_written(self, path: str | Path) -> None:
+        """Fail unless a file was put in place once, whole, and durably."""
+        (at,) = self.moves_to(str(path))
+        self.check_synced(at)
+        self.check_folder_synced(at)
+
     def check_folder_synced(self, at: int) -> None:
         """Fail unless the folder of a move was synced after the move."""
         folder = os.path.dirname(os.path.realpath(self[at].target))

@@ -32,7 +32,7 @@ from topk_export.runtime.metadata import LOGITS, SET_OUTPUTS, Metadata
 from topk_export.runtime.predictor import Predictor, read_ahead
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
-from topk_export.runtime.weights import move_into_place
+from topk_export.staging import move_into_place
 from topk_export.verify import SAMPLE, beside, expected_sets
 from topk_registry.conformal import (
     PredictionSets,

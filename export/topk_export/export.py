@@ -26,9 +26,17 @@ from topk_export.errors import ExportError, first_line, naming
 from topk_export.head import add_head
 from topk_export.runtime.inputs import SAMPLES, image_batch
 from topk_export.runtime.metadata import LOGITS, MULTILABEL, MULTILABEL_OUTPUTS, OUTPUTS, TASKS, Metadata
-from topk_export.runtime.weights import files_of, move_into_place
+from topk_export.runtime.weights import files_of
 from topk_export.source import Source, load_source
-from topk_export.staging import Progress, checked_k, checked_names, checked_temperature, verify_staged, versions
+from topk_export.staging import (
+    Progress,
+    checked_k,
+    checked_names,
+    checked_temperature,
+    move_into_place,
+    verify_staged,
+    versions,
+)
 from topk_export.verify import SAMPLE, beside, largest_error, write_json, write_sample
 from topk_registry.nn.classifier import find_classifier
 

@@ -43,8 +43,16 @@ from topk_export.runtime.metadata import (
 )
 from topk_export.runtime.preprocess import Preprocess
 from topk_export.runtime.session import open_session
-from topk_export.runtime.weights import files_of, move_into_place
-from topk_export.staging import Progress, checked_k, checked_names, checked_temperature, verify_staged, versions
+from topk_export.runtime.weights import files_of
+from topk_export.staging import (
+    Progress,
+    checked_k,
+    checked_names,
+    checked_temperature,
+    move_into_place,
+    verify_staged,
+    versions,
+)
 from topk_export.verify import SAMPLE, beside, largest_error, write_sample
 
 OLDEST = 13  # the head needs this version of the default operator set

@@ -24,6 +24,7 @@ from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.ranking import Prediction
 from topk_export.runtime.weights import digest_of, files_of
 from topk_registry.data.folders import images_below
+from topk_registry.files import replacing, write_text
 
 Failure = (ImageError, PredictionError)
 Row = tuple[str, Any]  # path of an image, and its Prediction or exception
@@ -238,7 +239,8 @@ def predict_to_parquet(
             part = images[start : start + shard_size]
             rows = [as_row(*row) for row in progress(predicted(predictor, part, **options), start)]
             table = pa.Table.from_pylist([_flat(row) for row in rows], schema=_schema(pa))
-            _write_whole(shard, lambda file, table=table: pq.write_table(table, file))  # type: ignore[misc]
+            with replacing(shard) as staged:
+                pq.write_table(table, staged)
         errors = pq.read_table(shard, columns=["error"])["error"]
         failed += len(errors) - errors.null_count
     return len(images), failed
@@ -302,7 +304,7 @@ def _check_run(output: Path, run: dict[str, Any]) -> None:
     if not path.exists() and results:
         raise OutputError(f"{output} has Parquet files and no {RUN}: choose another folder")
     if not results:  # perhaps an earlier run failed before its first result, for example because an option was wrong
-        _write_whole(path, lambda file: Path(file).write_text(json.dumps(run, indent=1)))
+        write_text(path, json.dumps(run, indent=1))
         return
     try:
         before = dict(json.loads(path.read_text()))
@@ -312,17 +314,6 @@ def _check_run(output: Path, run: dict[str, Any]) -> None:
         raise OutputError(
             f"{output} has the results of another run: {', '.join(differing)} differ; choose another folder"
         )
-
-
-def _write_whole(path: Path, write: Callable[[str], Any]) -> None:
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(str(staged))
-        with open(staged, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(staged, path)
-    finally:
-        staged.unlink(missing_ok=True)
 
 
 def predicted(

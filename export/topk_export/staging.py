@@ -1,7 +1,7 @@
 """Steps that :func:`~topk_export.export_onnx` and :func:`~topk_export.attach` share. They do not need PyTorch."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral
 from pathlib import Path
@@ -9,7 +9,9 @@ from typing import Any
 
 from topk_export.errors import ExportError, ModelFileError, VerificationError
 from topk_export.runtime.metadata import Metadata
+from topk_export.runtime.weights import external_sizes, files_of, weights_beside
 from topk_export.verify import beside, report_lines, verify_file, write_json
+from topk_registry.files import move
 
 REPORT = "report.json"
 PACKAGES = ("topk-registry", "torch", "timm", "torchvision", "onnx", "onnxscript", "onnxruntime", "onnxruntime-gpu")
@@ -85,3 +87,21 @@ def verify_staged(staged: Path, path: Path, metadata: Metadata, wanted: bool, pr
         os.replace(beside(staged, REPORT), kept)
         details = "\n  ".join(report_lines({"checks": failed, "not_verified": ()}))
         raise VerificationError(f"the new file failed its verification and was not written; see {kept}\n  {details}")
+
+
+def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> None:
+    """Move the new model ``staged`` to ``path``, and its external weights and ``others`` into the folder of ``path``.
+
+    ``others`` are other files of the new model. If the process is interrupted, the folder never contains a model
+    together with the weights of another model. Therefore the function first removes the old model at ``path`` if the
+    old model has external weights. The function moves the new model last, and syncs each file before the move.
+    """
+    _, *weights = files_of(staged)
+    before = external_sizes(path) if path.is_file() else {}
+    if before:
+        path.unlink()
+    if weights_beside(path).name in before:
+        weights_beside(path).unlink(missing_ok=True)
+    for file in (*others, *weights):
+        move(file, path.with_name(file.name))
+    move(staged, path)

@@ -24,6 +24,7 @@ from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, SET_OUT
 from topk_export.runtime.session import device_of, open_session, placement
 from topk_export.runtime.weights import check_digest, check_thresholds
 from topk_registry.conformal import Score, log_probabilities, probabilities
+from topk_registry.files import write_text
 
 SAMPLE = "sample.npz"
 INPUT, OUTPUT = "input:", "output:"  # prefixes of the arrays in a sample
@@ -124,7 +125,7 @@ def beside(model: Path, kind: str) -> Path:
 
 
 def write_json(content: Mapping[str, Any], path: Path) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_sample(path: Path, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], error: float) -> None:

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from tests.deploy.files import NAMES, as_image, class_folders, labeled_colors, write_file
+from tests.system_calls import Calls
 from topk_export import ImageError, ModelFileError, Predictor
 from topk_export.calibrate import Images, calibrate_file, open_folder, too_low
 from topk_export.commands.calibrate import main
@@ -157,7 +158,11 @@ def folders(tmp_path_factory):
 def test_the_command_reports_coverage_with_its_interval(plain_file, folders, tmp_path, capsys, score, rule):
     output, report = tmp_path / "out.onnx", tmp_path / "report.json"
     flags = ["--data-dir", str(folders), "-o", str(output), "--json", str(report), "--score", score, "--rule", rule]
-    assert main([str(plain_file), *flags, "--alpha", "0.15", "--device", "cpu"]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        calls = Calls(patch)
+        assert main([str(plain_file), *flags, "--alpha", "0.15", "--device", "cpu"]) == 0
+    calls.check_written(report)
+    calls.check_written(output)
     out, facts = capsys.readouterr().out, json.loads(report.read_text())
     written = Predictor(output, device="cpu").metadata.sets
     assert {key: facts[key] for key in written} == written

@@ -10,7 +10,7 @@ from tests.deploy.files import COLORS, NAMES, as_image
 from tests.system_calls import Calls
 from topk_export import Predictor
 from topk_export.predict import RUN, OutputError, predict_to_parquet
-from topk_export.runtime.weights import move_into_place
+from topk_export.staging import move_into_place
 
 
 @pytest.fixture
@@ -97,6 +97,7 @@ def test_a_shard_reaches_the_disk_before_it_gets_its_name(model, images, tmp_pat
     assert places == [RUN, "part-000000.parquet", "part-000001.parquet"]
     for at in moves:
         calls.check_synced(at)
+        calls.check_folder_synced(at)
         assert os.path.basename(calls[at].path).startswith(".")  # programs that read the folder skip it
     assert {path.name for path in out.iterdir()} == set(places)
 
@@ -124,3 +125,6 @@ def test_a_model_comes_after_its_other_files(model, tmp_path, monkeypatch):
     move_into_place(new, place / "model.onnx", [labels])
     targets = [os.path.basename(call.target) for call in calls if call.name == "replace"]
     assert targets == ["model.labels.txt", "model.onnx"]
+    for at in calls.moves_to("*"):
+        calls.check_synced(at)
+        calls.check_folder_synced(at)

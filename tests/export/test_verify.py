@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
+from tests.system_calls import Calls
 from topk_export import ModelFileError, graph, verify_file
 from topk_export.commands import export as export_command
 from topk_export.commands import triton as triton_command
@@ -234,6 +235,13 @@ def test_the_command_needs_no_torch_and_writes_a_report(copied, tmp_path):
     assert "ok   marginals (head, flat)" in result.stdout
     assert "not verified: GPU" in result.stdout
     assert json.loads((tmp_path / "report.json").read_text())["passed"] is True
+
+
+def test_the_report_is_put_in_place_whole(copied, monkeypatch):
+    report = copied.with_name("report.json")
+    calls = Calls(monkeypatch)
+    assert verify_command.main([str(copied), "--json", str(report)]) == 0
+    calls.check_written(report)
 
 
 def test_the_sample_of_another_export(copied, capsys):

@@ -9,7 +9,8 @@ import pytest
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from topk_export import ModelFileError, Predictor, graph
-from topk_export.runtime.weights import copy_model, external_sizes, files_of, move_into_place
+from topk_export.runtime.weights import copy_model, external_sizes, files_of
+from topk_export.staging import move_into_place
 from topk_export.verify import verify_file
 
 NAME = "model.onnx.data"

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 from scipy import stats
 
+from tests.system_calls import Calls
 from topk_registry.data.held_out import record_of
 from topk_registry.train import data
 from topk_registry.train.compare import _images, _other_split, compare_scores, mcnemar, table
@@ -161,7 +162,7 @@ def test_checkpoints_of_several_labels_are_an_error(tmp_path, capsys):
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-def test_models_of_one_channel_and_unreadable_images(tmp_path, capsys):
+def test_models_of_one_channel_and_unreadable_images(tmp_path, capsys, monkeypatch):
     from topk_registry.cli.main import main
 
     rng = np.random.default_rng(0)
@@ -174,11 +175,16 @@ def test_models_of_one_channel_and_unreadable_images(tmp_path, capsys):
     color = small_run(tmp_path, "color", folder, "--input-size", "3", "32", "32")
     (tmp_path / "images/validation/a/3.png").write_bytes(b"no image")
     capsys.readouterr()
-    argv = ["compare", gray, color, "-j", "0", "--device", "cpu", "--resamples", "20"]
+    report = tmp_path / "report.json"
+    argv = ["compare", gray, color, "-j", "0", "--device", "cpu", "--resamples", "20", "--json", str(report)]
     for where in ([], ["--data-dir", folder]):
+        calls = Calls(monkeypatch)
         assert main([*argv, *where]) == 0
         out = capsys.readouterr().out
         assert "1 of 16 images cannot be read and are left out" in out
         assert "15 images of 2 classes" in out
+        calls.check_written(report)
+        found = json.loads(report.read_text())
+        assert (found["images"], found["classes"], found["comparisons"][0]["second"]) == (15, 2, color)
     assert main([*argv, "--dataset", "topk/hierarchy", "--dataset-opt", "size=40", "superclasses=2", "fine=1"]) == 2
     assert "images have 3 channels (RGB), and the model takes 1" in capsys.readouterr().err

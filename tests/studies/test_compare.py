@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.system_calls import Calls
 from topk_registry.data import open_dataset
 from topk_registry.train import TrainConfig
 from topk_studies import runner
@@ -130,7 +131,9 @@ def test_the_command_compares_losses_and_repeats_no_run(tmp_path, capsys, monkey
     path = tmp_path / "out.json"
     command = ["compare", "--losses", "ce", "focal(gamma=1|2)", "--seeds", "2", "--trials", "2", *SMALL]
     command += ["--output", str(path)]
+    calls = Calls(monkeypatch)
     assert main(command) == 0
+    calls.check_written(path)
     printed = capsys.readouterr()
     assert re.search(r"^own data +ce .*lr=", printed.out, re.M)
     assert re.search(r"^own data +focal\(gamma=1\|2\) .*[+-]\d+\.\d\d ± ", printed.out, re.M)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.system_calls import Calls
+from topk_registry.errors import SaveError
 from topk_registry.train import TrainConfig, checkpoint
 from topk_registry.train.checkpoint import LAST, Saver, differences
 
@@ -56,11 +57,10 @@ def test_texts_are_replaced_whole(tmp_path, monkeypatch):
     path.write_text("before")
     calls = Calls(monkeypatch)
     checkpoint.write_text(path, "after")
-    assert [call.name for call in calls] == ["open", "replace"]
-    assert calls[0].path == calls[1].path != str(path)
-    assert calls[1].target == str(path)
-    assert calls[1].state[1] == len("after")  # written and closed before the move
+    calls.check_written(path)
     assert path.read_text() == "after"
+    with pytest.raises(SaveError, match=r"none/summary\.csv"):
+        checkpoint.write_text(tmp_path / "none" / "summary.csv", "after")
 
 
 def test_every_file_of_a_run_is_put_in_place_whole(train, monkeypatch):

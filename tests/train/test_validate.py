@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.system_calls import Calls
 from tests.train.test_train import FOLDER
 from topk_registry import registry
 from topk_registry.cli import ticker
@@ -17,7 +18,11 @@ from topk_registry.train.validate import create_parser, open_model
 
 def validate(tmp_path, *argv):
     file = tmp_path / "metrics.json"
-    status = main(["validate", *map(str, argv), "-j", "0", "--device", "cpu", "--json", str(file)])
+    with pytest.MonkeyPatch.context() as patch:
+        calls = Calls(patch)
+        status = main(["validate", *map(str, argv), "-j", "0", "--device", "cpu", "--json", str(file)])
+    if status == 0:
+        calls.check_written(file)
     return status, json.loads(file.read_text()) if status == 0 else None
 
 

@@ -30,6 +30,7 @@ from timm.utils import CheckpointSaver
 from torch import distributed as dist
 from torch import nn
 
+from topk_registry import files
 from topk_registry.errors import SaveError, TrainError
 from topk_registry.train.config import TrainConfig
 from topk_registry.train.data import SIGNALS
@@ -139,13 +140,8 @@ class Saver(CheckpointSaver):
     def _checkpoint_path(self, epoch: int) -> str:
         return super()._checkpoint_path(epoch + 1)
 
-    def _save(self, save_path: str, epoch: int, metric: float | None = None) -> None:
-        super()._save(save_path, epoch, metric)
-        _sync(save_path)
-
     def _replace(self, src: str, dst: str) -> None:
-        os.replace(src, dst)
-        _sync(self.checkpoint_dir)
+        files.move(src, dst)
 
     def _duplicate(self, src: str, dst: str) -> None:
         half = f"{dst}.tmp"
@@ -155,7 +151,7 @@ class Saver(CheckpointSaver):
             os.link(src, half)
         except OSError:  # the file system has no hard links
             shutil.copy2(src, half)
-        os.replace(half, dst)
+        files.move(half, dst)
 
     def save(self, epoch: int, metric: float | None) -> None:
         """Save a checkpoint after an epoch, counted from 0, or raise a SaveError and keep the previous file.
@@ -182,16 +178,6 @@ class Saver(CheckpointSaver):
                 os.remove(os.path.join(self.checkpoint_dir, "tmp.pth.tar"))
             free = shutil.disk_usage(self.checkpoint_dir).free >> 20
             raise SaveError(f"cannot write a checkpoint to {self.checkpoint_dir} ({free} MiB free): {error}") from error
-
-
-def _sync(path: str) -> None:
-    if os.name == "nt" and os.path.isdir(path):
-        return
-    handle = os.open(path, os.O_RDONLY if os.name != "nt" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def snapshot(task: Any, progress: Progress, scheduler: Any) -> None:
@@ -391,14 +377,11 @@ def settings_in(checkpoint: Path) -> dict[str, Any]:
     return vars(args) if isinstance(args, Namespace) else {}
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a file in one step, so that readers never see a part of ``text``. If this fails, raise a SaveError."""
-    half = path.with_name(path.name + ".tmp")
+def write_text(path: str | Path, text: str) -> None:
+    """Replace the content of a file durably, see :func:`topk_registry.files.write_text`, or raise a SaveError."""
     try:
-        half.write_text(text, encoding="utf-8")
-        os.replace(half, path)
+        files.write_text(path, text)
     except OSError as error:
-        half.unlink(missing_ok=True)
         raise SaveError(f"cannot write {path}: {error}") from error
 
 

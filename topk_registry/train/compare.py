@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from topk_registry.cli import ArgumentParser, ParseOptions, positive, ticker, within
+from topk_registry.cli import ArgumentParser, ParseOptions, positive, ticker, within, words_of
 from topk_registry.data.selection import LEFT_OUT
+from topk_registry.errors import TrainError
+from topk_registry.files import write_text
 from topk_registry.train.config import MULTILABEL, OWN_BATCHES, TrainConfig, usual_workers
 
 Floats = NDArray[np.float64]
@@ -169,13 +171,17 @@ def main(argv: Sequence[str]) -> int:
     if len(set(args.models)) < len(args.models):
         parser.error("a model is named twice")
     print(f"topk-registry compare: loading torch and {args.models[0]}", file=sys.stderr, flush=True)
-    from topk_registry.errors import TrainError
-
     try:
-        names, scores, labels, about = _run(args)
+        _compare(args)
     except (TrainError, OSError, ValueError) as error:
-        print(f"topk-registry compare: {error}", file=sys.stderr)
+        print(f"topk-registry compare: {words_of(error)}", file=sys.stderr)
         return 2
+    return 0
+
+
+def _compare(args: Any) -> None:
+    """Compare the models that the flags name, then print and write the results."""
+    names, scores, labels, about = _run(args)
     sizes = [size for size in args.k if size < scores[0].shape[1]]
     results = compare_scores(scores, labels, k=sizes, resamples=args.resamples, seed=args.seed)
     print("\n".join(about))
@@ -194,8 +200,7 @@ def main(argv: Sequence[str]) -> int:
                 for path, differences in zip(args.models[1:], results, strict=True)
             ],
         }
-        Path(args.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    return 0
+        write_text(args.json, json.dumps(report, indent=2) + "\n")
 
 
 def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:

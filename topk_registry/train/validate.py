@@ -10,9 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from topk_registry import registry
-from topk_registry.cli import ArgumentParser, ParseOptions, positive, ticker, within
+from topk_registry.cli import ArgumentParser, ParseOptions, positive, ticker, within, words_of
 from topk_registry.data.held_out import record_of
 from topk_registry.errors import PluginError, TrainError
+from topk_registry.files import write_text
 from topk_registry.train.config import (
     INTERPOLATIONS,
     MULTILABEL,
@@ -189,16 +190,16 @@ def main(argv: Sequence[str]) -> int:
     print(f"timm validate: loading torch and {args.path}", file=sys.stderr, flush=True)
     try:
         results = validate(args)
-    except TrainError as error:
-        print(f"timm validate: {error}", file=sys.stderr)
-        return 2
-    from topk_registry.train.report import label, number
+        from topk_registry.train.report import label, number
 
-    width = max(map(len, map(label, results)))
-    for name, value in results.items():
-        print(f"{label(name):{width}}  {number(name, value) if isinstance(value, float) else value}")
-    if args.json:
-        Path(args.json).write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        width = max(map(len, map(label, results)))
+        for name, value in results.items():
+            print(f"{label(name):{width}}  {number(name, value) if isinstance(value, float) else value}")
+        if args.json:
+            write_text(args.json, json.dumps(results, indent=2) + "\n")
+    except (TrainError, OSError) as error:
+        print(f"timm validate: {words_of(error)}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -10,6 +10,7 @@ from topk_export.commands.common import command, say
 from topk_export.runtime.session import DEVICES
 from topk_registry.cli import ArgumentParser, positive, within
 from topk_registry.conformal import RULES, SCORES, Score
+from topk_registry.files import write_text
 
 
 @command
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         progress=lambda batches, total: tqdm(batches, "batches", total, disable=None),
     )
     if args.json:
-        Path(args.json).write_text(json.dumps(done.as_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+        write_text(args.json, json.dumps(done.as_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
     print("\n".join(done.lines()))
     print(f"file        {output}")
     return 0

@@ -9,7 +9,7 @@ import hashlib
 import mmap
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
@@ -84,24 +84,6 @@ def copy_model(model: str | Path, target: str | Path) -> list[Path]:
     for file, copy in zip((*weights, first), (*copies, target), strict=True):
         shutil.copyfile(file, copy)
     return [*copies, target]
-
-
-def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> None:
-    """Move the new model ``staged`` to ``path``, and its external weights and ``others`` into the folder of ``path``.
-
-    ``others`` are other files of the new model. If the process is interrupted, the folder never contains a model
-    together with the weights of another model. Therefore the function first removes the old model at ``path`` if the
-    old model has external weights. The function moves the new model last.
-    """
-    _, *weights = files_of(staged)
-    before = external_sizes(path) if path.is_file() else {}
-    if before:
-        path.unlink()
-    if weights_beside(path).name in before:
-        weights_beside(path).unlink(missing_ok=True)
-    for file in (*others, *weights):
-        os.replace(file, path.with_name(file.name))
-    os.replace(staged, path)
 
 
 def digest_of(*files: str | Path) -> str:

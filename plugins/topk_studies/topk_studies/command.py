@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from topk_registry.cli import INTERRUPTED, ArgumentParser, positive, within
+from topk_registry.files import write_text
 from topk_registry.registry.discovery import installed_version
 from topk_registry.train import TrainConfig, TrainError
 from topk_registry.train.config import create_parser, flag_of, read_config
@@ -119,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
                 "command": shlex.join(["topk-registry", "study", *argv]), "seeds": args.seeds, "flags": base,
                 "chosen by": study.metric, "rows": rows,
                 "versions": {name: installed_version(name) for name in ("topk-registry", "timm", "torch")}}  # fmt: skip
-    args.output.write_text(json.dumps(document, indent=1) + "\n")
+    write_text(args.output, json.dumps(document, indent=1) + "\n")
     print(table_of(study, rows))
     print(f"{args.output} has all trials and seeds; {note or 'built-in splits'}")
     return 0

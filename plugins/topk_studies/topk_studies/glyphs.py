@@ -42,6 +42,7 @@ import torch
 from torch import Tensor, nn
 
 import topk_registry as tr
+from topk_registry.files import write_text
 from topk_studies.data.glyphs import CHARACTERS, Glyphs
 from topk_studies.runner import Runs, paired
 
@@ -281,7 +282,7 @@ def main() -> int:
         print(stopped, file=sys.stderr)
     images = {split: len(getattr(trained, split).labels) for split in ("train", "validation", "test")}
     rows = summary((json.loads(key), found) for key, found in runs.done.items())
-    args.output.write_text(json.dumps({"protocol": __doc__, "images": images, "rows": rows}, indent=1) + "\n")
+    write_text(args.output, json.dumps({"protocol": __doc__, "images": images, "rows": rows}, indent=1) + "\n")
     return 0
 
 

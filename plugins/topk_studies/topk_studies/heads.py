@@ -51,6 +51,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from topk_registry.files import write_text
 from topk_registry.registry import get_loss_builder, list_losses
 from topk_registry.registry.discovery import installed_version
 from topk_registry.registry.signatures import accepts, parameters, tuning_grid
@@ -347,6 +348,6 @@ def main(name: str, args: argparse.Namespace) -> int:
     parts = {**document, "rows": []}
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     text = json.dumps(parts, indent=1).replace('"rows": []', '"rows": [\n' + lines + "\n ]")
-    args.output.write_text(text + "\n")
+    write_text(args.output, text + "\n")
     say(f"{args.output} has the results")
     return 0
