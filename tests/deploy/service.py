@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from topk_export.serve.limits import Limits
+from topk_export.serve.reading import Limits
 from topk_export.serve.server import make_server
 
 PATIENCE = 60  # seconds that a loaded machine may take for what an idle one does at once

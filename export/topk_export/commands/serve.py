@@ -16,7 +16,7 @@ def main(argv: Sequence[str]) -> int:
     if args.host not in LOOPBACK and not args.allowed_hosts:
         parser.error("a --host other than localhost needs --allowed-hosts with the names that clients use")
     try:
-        from topk_export.serve.limits import Limits
+        from topk_export.serve.reading import Limits
         from topk_export.serve.server import listen, make_server
     except ModuleNotFoundError as error:
         raise ImportError(f"{error.name} is not installed: in the checkout, pip install -e '.[serve]'") from error
@@ -32,9 +32,6 @@ def main(argv: Sequence[str]) -> int:
     limits = Limits(
         body_bytes=args.max_body,
         images=args.max_images,
-        pixels=args.max_pixels,
-        request_pixels=4 * args.max_pixels,
-        total_pixels=16 * args.max_pixels,
         queue=max(args.queue, args.max_images),
         batch=args.max_batch,
         request_seconds=args.timeout,

@@ -241,12 +241,6 @@ def read_image(source: Any, *, max_pixels: int = MAX_PIXELS, exif: bool = False)
         return _to_8_bit(ImageOps.exif_transpose(image) if exif else image, name)
 
 
-def size_of_image(source: Any, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Return the height and width that the header of an image declares. Raise the errors of :func:`read_image`."""
-    with _opened(source, max_pixels) as (image, _):
-        return image.height, image.width
-
-
 @contextmanager
 def _opened(source: Any, max_pixels: int) -> Iterator[tuple[Image.Image, str]]:
     """Open an image without decoding it, and yield the image and its name. All errors become :class:`ImageError`."""

@@ -52,9 +52,7 @@ class Batcher:
         self._task = asyncio.create_task(self._work())
 
     async def stop(self) -> None:
-        """Wait until the queue is empty, then stop the thread."""
-        while self._queue:
-            await asyncio.sleep(0.01)
+        """Stop the thread. The server first waits for all requests, so that the queue is empty."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.to_thread(self._thread.shutdown)
