@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import topk_registry as tr
 from topk_registry.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -123,6 +124,14 @@ def test_the_prose_of_the_pages_stays_short():
     assert sum(prose_words(page.read_text(encoding="utf-8")) for page in PAGES) <= WORDS
     assert prose_words((ROOT / "README.md").read_text()) <= 400
     assert len((ROOT / "CHANGELOG.md").read_text().splitlines()) <= 60
+
+
+def test_the_readme_counts_the_losses():
+    readme = (ROOT / "README.md").read_text()
+    names = [name for name in tr.list_losses() if tr.loss_info(name).distribution == "topk-registry"]
+    assert f"| {len(names)} losses for" in readme
+    for_topk = [name for name in names if "topk" in name or name == "lapsum"]
+    assert int(re.search(r"^\| topk_registry [\d.]+ \| (\d+) \|", readme, re.M)[1]) == len(for_topk)
 
 
 @pytest.mark.slow
