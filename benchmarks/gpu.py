@@ -1,22 +1,27 @@
-"""Test and measure on a GPU: correctness, times of losses, training, compilation, and an ONNX file.
+"""Test and measure on a GPU: kernels, correctness, times of losses, training, and an ONNX file.
 
     python -m benchmarks.gpu --output gpu.json
     python -m benchmarks.gpu --device cpu --output rehearsal.json     # the same steps in tiny sizes
 
-A run takes about ten minutes. After each step, the results are written to the file. If a step fails, the error
-is written instead, and the next step runs. The exit status is 1 if a step failed. The times of losses are medians over
-several rounds. Each round measures all losses in turn.
+The most important steps run first: the comparison of each Triton kernel with compiled PyTorch operations, and then the
+tests. After each row of results, the results are written to the file. If a row fails, the error is written instead, and
+the next row runs. After ``--seconds``, all other rows are skipped. The exit status is 1 if a row failed.
 """
 
 import argparse
 import json
+import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,75 +33,128 @@ from torch.nn import functional as F
 from topk_registry import create_loss
 
 Step = Callable[[], Any]
+Rows = Iterator[tuple[str, Step]]  # name of a row, and the function that measures the row
+
 KERNELS = {"smooth_topk_svm at 0.1": ("smooth_topk_svm", {"tau": 0.1}), "at 1": ("smooth_topk_svm", {"tau": 1.0})}
 PLAIN = {name: (name, {}) for name in ("focal", "topk_hinge", "sigmoid_mse", "encouraging")}
 LARGE_K = {f"k = {k}": ("smooth_topk_svm", {"tau": 0.1, "k": k}) for k in (20, 50)}
-SUBJECTS = KERNELS | {"noised_topk": ("noised_topk", {})} | PLAIN | LARGE_K
+SUBJECTS = KERNELS | {"noised_topk": ("noised_topk", {})} | PLAIN
 TRAINED = ("ce", "smooth_topk_svm", "focal")
+ROOT = Path(__file__).parents[1]
+LIMIT = 120  # seconds for one row on a GPU, so that a slow compilation does not take the time of all other rows
+AT_A_TIME = 0.05  # seconds of calls between two synchronizations, at most
+QUEUED = 5  # calls that wait in the queue of the GPU; a GPU queues about 1000 kernels
 
 
 class Bench:
-    """The device and the sizes of a run. On the device "cpu", all sizes are tiny."""
+    """The device and the sizes of a run. On the device "cpu", all sizes are tiny.
 
-    def __init__(self, device: str) -> None:
+    Args:
+        device: "cuda" or "cpu".
+        seconds: time limit of the run.
+    """
+
+    def __init__(self, device: str, seconds: float = 600.0) -> None:
         self.device, self.is_gpu = device, device == "cuda"
-        self.shapes = ((8192, 1000), (1024, 21_841)) if self.is_gpu else ((8, 128),)
-        self.rounds, self.calls = (15, 20) if self.is_gpu else (2, 1)
-        self.steps, self.batch, self.size = (200, 256, 224) if self.is_gpu else (2, 2, 32)
+        self.end = time.monotonic() + seconds
+        self.shapes = ((8192, 1000), (1024, 21_841)) if self.is_gpu else ((8, 128), (4, 160))
+        self.dtypes = (torch.float32, torch.bfloat16) if self.is_gpu else (torch.float32,)
+        # the shapes and k of the comparison of kernels; Triton's interpreter is slow
+        self.compared = (self.shapes, 5) if self.is_gpu else (((4, 16), (3, 20)), 2)
+        self.rounds, self.calls = (15, 20) if self.is_gpu else (1, 1)
+        self.steps, self.batch, self.size = (50, 256, 224) if self.is_gpu else (2, 2, 32)
         self.model = "resnet50" if self.is_gpu else "resnet18"
+        self.copied = torch.empty(2, 1 << (28 if self.is_gpu else 16), device=device)
 
-    def environment(self) -> dict[str, Any]:
-        """Return the device and the versions on which the results depend."""
+    def left(self) -> float:
+        """Return the seconds until the end of the run."""
+        return self.end - time.monotonic()
+
+    def row(self, measure: Step) -> Any:
+        """Return the results of ``measure``, or the error, or the reason why the row is skipped."""
+        if self.left() <= 0:
+            return {"skipped": "the time of the run is over"}
+        try:
+            with time_limit(min(self.left(), LIMIT) if self.is_gpu and measure != self._tests else self.left()):
+                return measure()
+        except Exception:
+            return {"error": traceback.format_exc()}
+
+    def environment(self) -> Rows:
+        """Yield the device, the versions on which the results depend, and the backend of each operator."""
+        import triton
+
+        from topk_registry.ops.losses import usual_backend
+
         name = torch.cuda.get_device_name() if self.is_gpu else platform.processor() or platform.machine()
-        return {
-            "device": name,
-            "torch": torch.__version__,
-            "cuda": torch.version.cuda,
-            "python": sys.version.split()[0],
-        }
+        versions = {"torch": torch.__version__, "cuda": torch.version.cuda, "triton": triton.__version__}
+        yield "versions", lambda: {"device": name, "python": sys.version.split()[0], **versions}
+        for operator in ("ksubset", "perturbed"):
+            yield f"backend of {operator}", partial(usual_backend, operator, torch.device(self.device))
 
-    def tests(self) -> dict[str, Any]:
-        """Run the tests for a GPU. On a CPU, only collect these tests."""
-        command = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests/ops/test_gpu.py"]
-        root = Path(__file__).parents[1]
-        run = subprocess.run([*command, *([] if self.is_gpu else ["--collect-only"])], capture_output=True, cwd=root)
-        last = run.stdout.decode().strip().splitlines()[-1:]
-        if run.returncode:
-            raise RuntimeError(run.stdout.decode()[-2000:] + run.stderr.decode()[-2000:])
-        return {"last line": last}
+    def bandwidth(self) -> Rows:
+        """Yield the bandwidth in GB/s with which the device copies a large tensor. Reads and writes both count."""
+        size = 2 * self.copied[0].numel() * self.copied.element_size()
+        yield "GB/s", lambda: size / self._times({"copy": self._copy})["copy"] / 1e3
 
-    def bandwidth(self) -> float:
-        """Return the bandwidth in GB/s with which the device copies a large tensor. Reads and writes both count."""
-        x = torch.empty(1 << (28 if self.is_gpu else 16), device=self.device)
-        y = torch.empty_like(x)
-        return 2 * x.numel() * x.element_size() / self._times({"copy": lambda: y.copy_(x)})["copy"] / 1e3
+    def kernels(self) -> Rows:
+        """Yield the microseconds of each kernel on the device, and of its definition compiled by inductor."""
+        from benchmarks.kernels import cases, difference
 
-    def losses(self) -> dict[str, Any]:
-        """Return the microseconds of a forward and backward pass of each loss.
+        def compare(make: Callable[[], dict[str, tuple[Step, Step]]]) -> dict[str, dict[str, float]]:
+            torch.compiler.reset()  # torch compiles a function only a few times, and then runs it without compilation
+            found = {}
+            for inputs, (kernel, definition) in make().items():
+                error = difference(kernel(), definition())
+                figures = self.device_times({"kernel": kernel, "definition": definition})
+                found[inputs] = figures | {
+                    "kernel / definition": figures["kernel"] / figures["definition"],
+                    "largest difference": error,
+                }
+            return found
 
-        Each pass runs from Python, and on a GPU also as a CUDA graph. The losses in PLAIN are also compiled.
+        for name, make in cases(self.device, *self.compared, self.dtypes[-1], compiled).items():
+            yield name, partial(compare, make)
+
+    def tests(self) -> Rows:
+        """Run the tests for a GPU in several processes, which compile at the same time. On a CPU, collect the tests."""
+        yield "tests", self._tests
+
+    def _tests(self) -> dict[str, str]:
+        command = [sys.executable, "-m", "pytest", "-v", "-m", "gpu", "tests/ops/test_gpu.py"]
+        if not self.is_gpu:
+            command.append("--collect-only")
+        elif find_spec("xdist"):
+            command += ["-n", str(min(8, os.cpu_count() or 1))]
+        return last_line(command, self.left() - 5)  # stops before the time limit of the row
+
+    def losses(self) -> Rows:
+        """Yield the microseconds of a forward and backward pass of each loss.
+
+        Each pass runs from Python, and on a GPU also as a CUDA graph. The first row has in addition the losses in
+        LARGE_K, and compiled losses.
         """
-        table: dict[str, Any] = {}
-        for rows, n in self.shapes:
-            for kind in ("indices", "distributions"):
-                for dtype in (torch.float32, torch.bfloat16) if self.is_gpu else (torch.float32,):
-                    table[f"{rows} x {n}, {kind}, {dtype}"] = self._figures(self._subjects(rows, n, kind, dtype))
-        return table
+        first = True
+        for kind in ("indices", "distributions"):
+            for rows, n in self.shapes:
+                for dtype in self.dtypes:
+                    measure = partial(self._losses, rows, n, kind, dtype, first)
+                    yield f"{rows} x {n}, {kind}, {dtype}", measure
+                    first = False
 
-    def _subjects(self, rows: int, n: int, kind: str, dtype: torch.dtype) -> dict[str, Step]:
+    def _losses(self, rows: int, n: int, kind: str, dtype: torch.dtype, every: bool) -> dict[str, Any]:
+        torch.compiler.reset()
         logits = torch.randn(rows, n, device=self.device).to(dtype).requires_grad_()
         target = torch.randint(n, (rows,), device=self.device)
         if kind == "distributions":
             target = 0.9 * F.one_hot(target, n).to(torch.float32) + 0.1 / n
-        losses: dict[str, Callable] = {
-            "cross-entropy": F.cross_entropy,
-            "cross-entropy, compiled": _compiled(F.cross_entropy),
-        }
-        for label, (name, options) in SUBJECTS.items():
+        losses: dict[str, Callable] = {"cross-entropy": F.cross_entropy}
+        for label, (name, options) in (SUBJECTS | LARGE_K if every else SUBJECTS).items():
             losses[label] = create_loss(name, **options).to(self.device)
-            if label in PLAIN:
-                losses[f"{label}, compiled"] = _compiled(losses[label])
-        return {label: _step(loss, logits, target) for label, loss in losses.items()}
+        if every:
+            for label in ("cross-entropy", *PLAIN):
+                losses[f"{label}, compiled"] = compiled(losses[label])
+        return self._figures({label: _step(loss, logits, target) for label, loss in losses.items()})
 
     def _figures(self, steps: dict[str, Step]) -> dict[str, dict[str, float | str]]:
         figures = {"from Python": self._times(steps), "host alone": self._times(steps, wait=False)}
@@ -114,36 +172,72 @@ class Bench:
     def _times(self, steps: dict[str, Step], wait: bool = True) -> dict[str, float]:
         """Return the median microseconds per call of each step. Without ``wait``, do not wait until the GPU is done."""
         times: dict[str, list[float]] = {label: [] for label in steps}
-        for step in steps.values():
-            for _ in range(3):
-                step()
+        calls = {label: self._calls(step) for label, step in steps.items()}
         for _ in range(self.rounds):
             for label, step in steps.items():
                 self._synchronize()
                 start = time.perf_counter()
-                for _ in range(self.calls):
+                for _ in range(calls[label]):
                     step()
                 if wait:
                     self._synchronize()
-                times[label].append((time.perf_counter() - start) / self.calls * 1e6)
+                times[label].append((time.perf_counter() - start) / calls[label] * 1e6)
         return {label: median(one) for label, one in times.items()}
+
+    def _calls(self, step: Step) -> int:
+        if self.calls == 1:
+            return 1
+        for _ in range(2):  # the first call compiles kernels
+            step()
+        self._synchronize()
+        start = time.perf_counter()
+        step()
+        self._synchronize()
+        return max(1, min(self.calls, int(AT_A_TIME / (time.perf_counter() - start))))
+
+    def device_times(self, steps: dict[str, Step]) -> dict[str, float]:
+        """Return the median microseconds per call that the GPU works on each step, without the time of Python.
+
+        Before each measurement, the GPU gets other work. Meanwhile, Python queues the calls.
+        """
+        if not self.is_gpu:
+            return self._times(steps)
+        copy, host = self._times({"copy": self._copy})["copy"], self._times(steps, wait=False)
+        times: dict[str, list[float]] = {label: [] for label in steps}
+        for _ in range(self.rounds):
+            for label, step in steps.items():
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                for _ in range(1 + int(2 * QUEUED * host[label] / copy)):
+                    self._copy()
+                start.record()
+                for _ in range(QUEUED):
+                    step()
+                end.record()
+                self._synchronize()
+                times[label].append(start.elapsed_time(end) / QUEUED * 1e3)
+        return {label: median(one) for label, one in times.items()}
+
+    def _copy(self) -> None:
+        self.copied[0].copy_(self.copied[1])
 
     def _synchronize(self) -> None:
         if self.is_gpu:
             torch.cuda.synchronize()
 
-    def training(self) -> dict[str, Any]:
-        """Train with each loss in TRAINED, and return the images per second.
+    def training(self) -> Rows:
+        """Train with each loss in TRAINED, and yield the images per second.
 
-        In addition, return the fraction of the time that the loss takes, and the first and the last value of the loss.
+        In addition, yield the fraction of the time that the loss takes, and the first and the last value of the loss.
         """
-        return {name: self._train(name, compiled=False) for name in TRAINED}
+        for name in TRAINED:
+            yield name, partial(self._train, name, None)
 
-    def compiled_training(self) -> dict[str, Any]:
-        """Return the results of :meth:`training` with a compiled forward and backward pass."""
-        return {name: self._train(name, compiled=True) for name in TRAINED[: None if self.is_gpu else 2]}
+    def compiled_training(self) -> Rows:
+        """Yield the results of :meth:`training` for two losses, with a compiled forward and backward pass."""
+        for name in TRAINED[:2]:
+            yield name, partial(self._train, name, compiled)
 
-    def _train(self, name: str, compiled: bool) -> dict[str, float]:
+    def _train(self, name: str, transform: Callable | None) -> dict[str, float]:
         import timm
 
         torch.manual_seed(0)
@@ -158,7 +252,7 @@ class Bench:
             with torch.autocast(self.device, torch.bfloat16):
                 return loss(model(images), labels)
 
-        run = _compiled(value) if compiled else value
+        run = transform(value) if transform else value
 
         def step() -> Tensor:
             optimizer.zero_grad(set_to_none=True)
@@ -185,48 +279,68 @@ class Bench:
             "last loss": final,
         }
 
-    def onnx(self) -> dict[str, Any]:
-        """Run a ResNet-18 as an ONNX file. Return milliseconds per run, and operators per execution provider."""
-        import onnxruntime as ort
+    def onnx(self) -> Rows:
+        """Run a ResNet-18 as an ONNX file. Yield milliseconds per run, and the nodes per execution provider."""
+        yield "resnet18", self._onnx
+
+    def _onnx(self) -> dict[str, Any]:
         import timm
 
         from topk_export.export import export_onnx
+        from topk_export.runtime.session import open_session, placement
 
-        provider = "CUDAExecutionProvider" if self.is_gpu else "CPUExecutionProvider"
-        if self.is_gpu:
-            ort.preload_dlls()
         with tempfile.TemporaryDirectory() as folder:
             model = timm.create_model("resnet18", num_classes=100).eval()
             path = export_onnx(model, Path(folder) / "model.onnx", k=5)
-            options = ort.SessionOptions()
-            options.enable_profiling, options.profile_file_prefix = True, str(Path(folder) / "profile")
-            providers = [provider, "CPUExecutionProvider"] if self.is_gpu else [provider]
-            session = ort.InferenceSession(str(path), options, providers=providers)
-            if session.get_providers()[0] != provider:
-                raise RuntimeError(f"onnxruntime has no {provider}: {session.get_providers()}")
-            given = session.get_inputs()[0]
-            shape = [size if isinstance(size, int) else 4 for size in given.shape]
-            feed = {given.name: torch.randn(shape).numpy()}
-            milliseconds = self._times({"run": lambda: session.run(None, feed)})["run"] / 1e3
-            events = json.loads(Path(session.end_profiling()).read_text())
-        where: dict[str, set[str]] = {}
-        for event in events:
-            args = event.get("args", {})
-            if "provider" in args:
-                where.setdefault(args["provider"], set()).add(args.get("op_name", "?"))
-        return {
-            "milliseconds": milliseconds,
-            "operators per provider": {name: sorted(ops) for name, ops in where.items()},
-        }
+            session = open_session(path, device=self.device)
+        (given,) = (one for one in session.get_inputs() if len(one.shape) == 4)
+        shape = [size if isinstance(size, int) else 4 for size in given.shape]
+        feed = {given.name: torch.randn(shape).numpy()}
+        milliseconds = self._times({"run": lambda: session.run(None, feed)})["run"] / 1e3
+        return {"milliseconds": milliseconds, "nodes per provider": placement(session)}
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise a TimeoutError if the block takes longer."""
+
+    def stop(signum: int, frame: object) -> None:
+        raise TimeoutError(f"a row took longer than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def last_line(command: list[str], seconds: float) -> dict[str, str]:
+    """Run pytest, and return the last line that it prints. If tests fail or take longer, return what it printed."""
+    with tempfile.TemporaryFile("w+") as file:
+        try:
+            code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT, timeout=seconds).returncode
+        except subprocess.TimeoutExpired:
+            code = None
+        file.seek(0)
+        lines = file.read().strip().splitlines()
+    if code == 0:
+        return {"last line": lines[-1]}
+    if code is None:
+        passed, failed = (sum(word in line for line in lines) for word in ("PASSED", "FAILED"))
+        lines.append(f"not done after {seconds:.0f} s: {passed} passed, {failed} failed")
+    return {"error": "\n".join(lines[-200:])}
+
+
+def compiled(function: Callable) -> Callable:
+    """Compile a function as a whole. Without a GPU, only trace the forward and the backward pass."""
+    backend = "inductor" if torch.cuda.is_available() else "aot_eager"
+    return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
 
 
 def _step(loss: Callable[[Tensor, Tensor], Tensor], logits: Tensor, target: Tensor) -> Step:
     return lambda: torch.autograd.grad(loss(logits, target), logits)
-
-
-def _compiled(function: Callable) -> Callable:
-    # without a GPU, the backend "eager" only traces the function
-    return torch.compile(function, dynamic=False, backend="inductor" if torch.cuda.is_available() else "eager")
 
 
 def _graph(step: Step) -> Step:
@@ -242,7 +356,7 @@ def _graph(step: Step) -> Step:
     return lambda: (graph.replay(), kept)[0]
 
 
-STEPS = ("environment", "tests", "bandwidth", "losses", "training", "compiled_training", "onnx")
+STEPS = ("environment", "bandwidth", "kernels", "tests", "losses", "onnx", "training", "compiled_training")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -251,19 +365,25 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
+    parser.add_argument("--rows", default="", help="run only the rows with this text in their name")
+    parser.add_argument("--seconds", type=float, default=570, help="time limit of the run (default: 570)")
     options = parser.parse_args(arguments)
-    bench, results, failed = Bench(options.device), {}, False
+    if options.device == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before the import of triton
+    bench, failed = Bench(options.device, options.seconds), False
+    results: dict[str, dict[str, Any]] = {"seconds": {}}
     for step in options.steps:
-        start = time.perf_counter()
-        try:
-            results[step] = getattr(bench, step)()
-        except Exception:
-            results[step], failed = {"error": traceback.format_exc()}, True
-        results.setdefault("seconds", {})[step] = round(time.perf_counter() - start, 1)
-        options.output.write_text(json.dumps(results, indent=1) + "\n")
-        print(
-            f"{step}: {results['seconds'][step]} s{' FAILED' if 'error' in str(results[step])[:10] else ''}", flush=True
-        )
+        start, results[step] = time.perf_counter(), {}
+        for name, measure in getattr(bench, step)():
+            if options.rows not in name:
+                continue
+            value = bench.row(measure)
+            wrong = isinstance(value, dict) and "error" in value
+            failed |= wrong
+            results[step][name] = value
+            results["seconds"][step] = round(time.perf_counter() - start, 1)
+            options.output.write_text(json.dumps(results, indent=1) + "\n")
+            print(f"{results['seconds'][step]:6.1f} s  {step}, {name}: {'FAILED' if wrong else value}", flush=True)
     return int(failed)
 
 

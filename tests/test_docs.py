@@ -55,6 +55,24 @@ def test_links_lead_to_files_and_headings(page):
             assert anchor in slugs, f"{page.name} links to {target}, headings are {sorted(slugs)}"
 
 
+FOLDERS = r"(?:\.ci|\.github|benchmarks|docs|export|plugins|tests|topk_registry)"
+
+
+@pytest.mark.parametrize("page", ["status.md", "how_checked.md"])
+def test_files_that_are_named_as_evidence_exist(page):
+    text = (ROOT / "docs" / "reference" / page).read_text(encoding="utf-8")
+    named = re.findall(rf"`({FOLDERS}/[^`]*)`", text)
+    assert [file for file in named if not (ROOT / file).exists()] == []
+    assert len(named) > 10
+
+
+def test_each_configuration_names_its_test():
+    text = (ROOT / "docs" / "reference" / "status.md").read_text(encoding="utf-8")
+    for line in text[text.index("|---") :].splitlines()[1:]:
+        state, evidence = line.split(" | ")[1:3]
+        assert "`" in evidence or state.startswith("Untested"), line
+
+
 RUN = [(name, code) for name, mark, code in blocks("python") if mark == "run" or name == "README.md"]
 
 
