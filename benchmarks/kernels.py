@@ -1,12 +1,14 @@
-"""Pairs of functions with the same result: a Triton kernel, and the compiled definition in PyTorch."""
+"""Functions with the same result: a Triton kernel, variants of the kernel, and the compiled definition in PyTorch."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
+from topk_registry.ops.gpu.layout import tiles
 from topk_registry.ops.gpu.scale import scale
 from topk_registry.ops.ksubset.triton import backend
 from topk_registry.ops.losses import smooth_definition
@@ -20,14 +22,14 @@ SPREADS = {"rows with large odds": 1.0, "flat rows": 0.1}
 TOLERANCE = 0.01  # of losses of about 1, for gradients in bfloat16 and for random thresholds
 
 Step = Callable[[], Any]
-Pairs = dict[str, tuple[Step, Step]]  # for each kind of input: the kernel, and the compiled definition
+Forms = dict[str, dict[str, Step]]  # for each kind of input: the functions "kernel", "definition" and variants
 Compiler = Callable[[Callable], Callable]
 
 
 def cases(
     device: str, shapes: tuple[tuple[int, int], ...], k: int, half: torch.dtype, compiled: Compiler
-) -> dict[str, Callable[[], Pairs]]:
-    """Return one function per kernel and shape, which returns the pairs of functions to compare.
+) -> dict[str, Callable[[], Forms]]:
+    """Return one function per kernel and shape, which returns the functions to compare.
 
     Args:
         device: device of the kernels.
@@ -51,7 +53,7 @@ def cases(
     }
 
 
-def smooth_topk(device: str, rows: int, n: int, k: int, dtype: torch.dtype, kind: str, compiled: Compiler) -> Pairs:
+def smooth_topk(device: str, rows: int, n: int, k: int, dtype: torch.dtype, kind: str, compiled: Compiler) -> Forms:
     """Return functions for the losses [B] and the gradient [B, n]."""
     masses, alpha = masses_of(kind, rows, n, device), torch.ones(())
     forward = compiled(partial(smooth_definition, masses=masses, k=k, tau=TAU, alpha=alpha.to(device)))
@@ -60,29 +62,45 @@ def smooth_topk(device: str, rows: int, n: int, k: int, dtype: torch.dtype, kind
         losses = forward(leaf)
         return losses.detach(), torch.autograd.grad(losses.sum(), leaf)[0]
 
-    pairs: Pairs = {}
+    forms: Forms = {}
     for inputs, spread in SPREADS.items():
         logits = (spread * torch.randn(rows, n, device=device)).to(dtype)
         leaf = logits.clone().requires_grad_()
-        pairs[inputs] = partial(backend.losses, logits, masses, k, TAU, alpha), partial(by_definition, leaf)
-    return pairs
+        kernel = partial(backend.losses, logits, masses, k, TAU, alpha)
+        forms[inputs] = {"kernel": kernel, "definition": partial(by_definition, leaf)}
+        if kind == "smoothed labels" and tiles(n, n, logits.element_size())["CACHED"]:
+            # the kernel takes fewer registers if each pass reads the row again
+            forms[inputs]["kernel that reads rows again"] = partial(_without_cache, kernel)
+    return forms
 
 
-def perturbed_topk(device: str, rows: int, n: int, k: int, compiled: Compiler) -> Pairs:
+def _without_cache(kernel: Step) -> Any:
+    with patch.object(backend, "tiles", lambda *args: {**tiles(*args), "CACHED": False}):
+        return kernel()
+
+
+def perturbed_topk(device: str, rows: int, n: int, k: int, compiled: Compiler) -> Forms:
     """Return functions for the mean [] over equal rows of the perturbed (k + 1)-th largest score."""
     scores, seed = torch.randn(1, n, device=device).expand(rows, n).contiguous(), torch.tensor(0, device=device)
     options = {"k": k + 1, "epsilon": EPSILON, "num_samples": DRAWS}
     forward = compiled(partial(definition.kth, generator=None, noise=None, **options))
-    return {"equal rows": (lambda: (kth(scores, seed, **options)[0].mean(),), lambda: (forward(scores).mean(),))}
+    return {
+        "equal rows": {
+            "kernel": lambda: (kth(scores, seed, **options)[0].mean(),),
+            "definition": lambda: (forward(scores).mean(),),
+        }
+    }
 
 
-def scales(device: str, rows: int, n: int, compiled: Compiler) -> Pairs:
+def scales(device: str, rows: int, n: int, compiled: Compiler) -> Forms:
     """Return functions that multiply a gradient in place by a number in the memory of the GPU."""
-    multiply, pairs = compiled(Tensor.mul_), {}
+    multiply = compiled(Tensor.mul_)
+    forms: Forms = {}
     for factor in (1.0, -1.0):
         one, g = torch.randn(rows, n, device=device), torch.tensor(factor, device=device)
-        pairs[f"factor {factor:g}"] = partial(_scaled, scale, one, g), partial(_scaled, multiply, one.clone(), g)
-    return pairs
+        kernel, definition = partial(_scaled, scale, one, g), partial(_scaled, multiply, one.clone(), g)
+        forms[f"factor {factor:g}"] = {"kernel": kernel, "definition": definition}
+    return forms
 
 
 def _scaled(multiply: Callable[[Tensor, Tensor], object], gradient: Tensor, g: Tensor) -> tuple[Tensor]:
