@@ -130,29 +130,37 @@ class Bench:
     def losses(self) -> Rows:
         """Yield the microseconds of a forward and backward pass of each loss.
 
-        Each pass runs from Python, and on a GPU also as a CUDA graph. The first row has in addition the losses in
-        LARGE_K, and compiled losses.
+        Each pass runs from Python, and on a GPU also as a CUDA graph. The last two rows have compiled losses, and k
+        for which there is no kernel.
         """
-        first = True
         for kind in ("indices", "distributions"):
             for rows, n in self.shapes:
                 for dtype in self.dtypes:
-                    measure = partial(self._losses, rows, n, kind, dtype, first)
-                    yield f"{rows} x {n}, {kind}, {dtype}", measure
-                    first = False
+                    yield f"{rows} x {n}, {kind}, {dtype}", partial(self._losses, rows, n, kind, dtype, SUBJECTS)
+        rows, n = self.shapes[0]
+        for label, subjects, transform in (("compiled", PLAIN, compiled), ("large k", LARGE_K, None)):
+            measure = partial(self._losses, rows, n, "indices", self.dtypes[0], subjects, transform)
+            yield f"{rows} x {n}, indices, {self.dtypes[0]}, {label}", measure
 
-    def _losses(self, rows: int, n: int, kind: str, dtype: torch.dtype, every: bool) -> dict[str, Any]:
+    def _losses(
+        self,
+        rows: int,
+        n: int,
+        kind: str,
+        dtype: torch.dtype,
+        subjects: dict[str, tuple[str, dict[str, Any]]],
+        transform: Callable | None = None,
+    ) -> dict[str, Any]:
         torch.compiler.reset()
         logits = torch.randn(rows, n, device=self.device).to(dtype).requires_grad_()
         target = torch.randint(n, (rows,), device=self.device)
         if kind == "distributions":
             target = 0.9 * F.one_hot(target, n).to(torch.float32) + 0.1 / n
         losses: dict[str, Callable] = {"cross-entropy": F.cross_entropy}
-        for label, (name, options) in (SUBJECTS | LARGE_K if every else SUBJECTS).items():
+        for label, (name, options) in subjects.items():
             losses[label] = create_loss(name, **options).to(self.device)
-        if every:
-            for label in ("cross-entropy", *PLAIN):
-                losses[f"{label}, compiled"] = compiled(losses[label])
+        if transform:
+            losses = {label: transform(loss) for label, loss in losses.items()}
         return self._figures({label: _step(loss, logits, target) for label, loss in losses.items()})
 
     def _figures(self, steps: dict[str, Step]) -> dict[str, dict[str, float | str]]:
