@@ -372,7 +372,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
-    parser.add_argument("--rows", default="", help="run only the rows with this text in their name")
+    parser.add_argument("--rows", nargs="+", default=[""], help="run only the rows with one of these texts in the name")
     parser.add_argument("--seconds", type=float, default=570, help="time limit of the run (default: 570)")
     options = parser.parse_args(arguments)
     if options.device == "cpu":
@@ -382,7 +382,7 @@ def main(arguments: list[str] | None = None) -> int:
     for step in options.steps:
         start, results[step] = time.perf_counter(), {}
         for name, measure in getattr(bench, step)():
-            if options.rows not in name:
+            if not any(text in name for text in options.rows):
                 continue
             value = bench.row(measure)
             wrong = isinstance(value, dict) and "error" in value
