@@ -7,7 +7,6 @@ import torch
 
 from topk_plugins._margins import relative_gaps
 from topk_plugins.noised_topk import NoisedTopK, NoisedTopKImbalanced
-from topk_registry import use_backend
 
 COUNTS = [100, 50, 3, 7, 1, 20, 9]
 N = len(COUNTS)
@@ -86,20 +85,6 @@ def test_gradient_is_mean_indicator_less_label(build):
     assert active.any()
     wanted = loss.scale * active[:, None] * (indicator - torch.eye(N, dtype=torch.float64)[target])
     torch.testing.assert_close(grad, wanted, rtol=1e-14, atol=0)
-
-
-def test_agrees_with_the_authors():
-    authors = pytest.importorskip("pytopk.functional")
-    _noised_topk = pytest.importorskip("pytopk.noised_topk")._noised_topk
-    logits, target = randn(9, N, dtype=torch.float32), torch.arange(9) % N
-    z = torch.tensor(noise_of(0, 9, 4, torch.float32)).permute(1, 2, 0)  # [B, n, draws]
-    theirs = authors.bal_noised_topk_loss(logits, target, 3, 0.7, _noised_topk, z)
-    with use_backend("torch"):
-        torch.testing.assert_close(seeded(balanced())(logits, target), theirs)
-    margins = (0.4 * relative_gaps(COUNTS)).float()
-    theirs = authors.imbal_noised_topk_loss(logits, target, 3, margins, 0.2, _noised_topk, z, 20)
-    with use_backend("torch"):
-        torch.testing.assert_close(seeded(imbalanced())(logits, target), theirs)
 
 
 def test_margins():
