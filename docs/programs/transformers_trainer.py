@@ -1,14 +1,18 @@
-"""Train a model with the Trainer of Hugging Face's transformers and a loss of topk_registry."""
+"""Fine-tune an image classifier with the Trainer of Hugging Face and a loss of topk_registry. Then write an ONNX file.
+
+``python transformers_trainer.py images microsoft/resnet-18`` reads ``images/train/CLASS`` and
+``images/validation/CLASS``, and downloads the model. The name of the model can also be a folder.
+"""
 
 import sys
 
 import torch
 from torch.utils.data import Dataset
-from torchvision.transforms.functional import to_tensor
+from torchvision.datasets import ImageFolder
 from transformers import (
+    AutoImageProcessor,
+    AutoModelForImageClassification,
     EvalPrediction,
-    ResNetConfig,
-    ResNetForImageClassification,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -16,22 +20,22 @@ from transformers import (
 )
 
 import topk_registry as tr
-from topk_registry.data.hierarchy import Hierarchy
+from topk_export import export_onnx
 from topk_registry.metrics import TopKAccuracy
 
 
 class Images(Dataset):
     """Images as the Trainer expects them: each item is a dictionary with ``pixel_values`` and ``labels``."""
 
-    def __init__(self, split: str, size: int) -> None:
-        self.data = Hierarchy(split, size=size, superclasses=4)  # 20 classes in 4 families, images of 32 x 32
+    def __init__(self, folder: str, processor: AutoImageProcessor) -> None:
+        self.data, self.processor = ImageFolder(folder), processor
 
     def __len__(self) -> int:
         return len(self.data)
 
     def __getitem__(self, i: int) -> dict:
         image, label = self.data[i]
-        return {"pixel_values": to_tensor(image), "labels": label}
+        return {"pixel_values": self.processor(image, return_tensors="pt")["pixel_values"][0], "labels": label}
 
 
 class TrainerLoss(TrainerCallback):
@@ -57,30 +61,42 @@ class TrainerLoss(TrainerCallback):
         self.loss.set_epoch(int(state.epoch))  # some losses change an option from epoch to epoch
 
 
+class Logits(torch.nn.Module):
+    """The logits alone, which ``export_onnx`` needs."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.model(images).logits
+
+
 def metrics(found: EvalPrediction) -> dict[str, float]:
-    accuracy = TopKAccuracy((1, 5), num_classes=found.predictions.shape[1])
+    accuracy = TopKAccuracy((1, 3), num_classes=found.predictions.shape[1])
     accuracy.update(torch.from_numpy(found.predictions), torch.from_numpy(found.label_ids))
-    return {"top1": accuracy.compute()["top1"], "top5": accuracy.compute()["top5"]}
+    return {"top1": accuracy.compute()["top1"], "top3": accuracy.compute()["top3"]}
 
 
-def main(folder: str = "output/transformers") -> None:
+def main(folder: str, name: str, output: str = "output/transformers") -> None:
     set_seed(0)
-    shape = {"embedding_size": 32, "hidden_sizes": [32, 64, 128], "depths": [1, 1, 1], "layer_type": "basic"}
-    model = ResNetForImageClassification(ResNetConfig(num_labels=20, **shape))
-    loss = TrainerLoss("smooth_topk_svm", k=5)
+    processor = AutoImageProcessor.from_pretrained(name)
+    train, held_out = Images(f"{folder}/train", processor), Images(f"{folder}/validation", processor)
+    classes = train.data.classes
+    model = AutoModelForImageClassification.from_pretrained(name, num_labels=len(classes), ignore_mismatched_sizes=True)
+    loss = TrainerLoss("smooth_topk_svm", k=3, tau=1.0)
     args = TrainingArguments(
-        folder,
+        output,
         num_train_epochs=2,
         per_device_train_batch_size=25,
         gradient_accumulation_steps=2,
-        learning_rate=5e-3,
+        learning_rate=1e-3,
         lr_scheduler_type="cosine",
         eval_strategy="epoch",
-        save_strategy="epoch",
+        save_strategy="no",
         report_to="none",
         disable_tqdm=True,
     )
-    train, held_out = Images("train", 2000), Images("validation", 500)
     trainer = Trainer(
         model,
         args,
@@ -92,9 +108,16 @@ def main(folder: str = "output/transformers") -> None:
     )
     trainer.train()
     for found in [entry for entry in trainer.state.log_history if "eval_loss" in entry]:
-        loss_and_accuracy = [found[f"eval_{name}"] for name in ("loss", "top1", "top5")]
-        print("epoch {:.0f}: loss {:.3f}, top-1 {:.3f}, top-5 {:.3f}".format(found["epoch"], *loss_and_accuracy))
-    trainer.save_model(folder)
+        loss_and_accuracy = [found[f"eval_{name}"] for name in ("loss", "top1", "top3")]
+        print("epoch {:.0f}: loss {:.3f}, top-1 {:.3f}, top-3 {:.3f}".format(found["epoch"], *loss_and_accuracy))
+    trainer.save_model(output)
+
+    saved = Logits(AutoModelForImageClassification.from_pretrained(output)).eval()
+    recipe = {"mean": processor.image_mean, "std": processor.image_std}
+    recipe["crop_pct"] = getattr(processor, "crop_pct", None) or 1.0
+    recipe["input_size"] = tuple(train[0]["pixel_values"].shape)
+    temperature = loss.loss.marginal_temperature
+    export_onnx(saved, "transformers.onnx", k=3, temperature=temperature, class_names=classes, data_config=recipe)
 
 
 if __name__ == "__main__":
