@@ -1,11 +1,11 @@
-"""Run the blocks of a page that are marked ``<!-- show -->``, and write what they print into the page.
+"""Run the blocks of a page that are marked ``<!-- show -->`` or ``<!-- start -->``, and write what they print into it.
 
 A page is a script: its marked blocks run in order, in one empty folder. The block ``text`` after a marked block is the
 output. ``<!-- show: 8 -->`` keeps 8 lines, and shortens the rest to ``...``. ``<!-- show stdout -->`` leaves out
-standard error, where commands write their progress. A comment that starts with ``<!-- setup`` contains shell commands
-that run first, such as the training of a small model; readers do not see it. The folder contains a link to ``docs``,
-and the block after ``<!-- file: NAME -->`` as the file NAME. If a setup installs a plug-in with ``pip install --target
-lib``, the blocks find it.
+standard error, where commands write their progress. Blocks with the mark ``start`` are also typed by ``.ci/run``. A
+comment that starts with ``<!-- setup`` contains shell commands that run first, such as the training of a small model;
+readers do not see it. The folder contains a link to ``docs``, and the block after ``<!-- file: NAME -->`` as the file
+NAME. If a setup installs a plug-in with ``pip install --target lib``, the blocks find it.
 
     python docs/transcripts.py docs/attach.md ...          # write the outputs
     python docs/transcripts.py --check docs/attach.md ...  # compare the outputs, except numbers
@@ -24,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 SETUP = re.compile(r"<!-- setup\n(.*?)-->", re.DOTALL)
 BLOCK = re.compile(
-    r"(?P<head><!-- show(?P<only> stdout)?(?:: (?P<lines>\d+))? -->\n```(?P<kind>sh|python)\n(?P<code>.*?)```\n)"
+    r"(?P<head><!-- (?:show|start)(?P<only> stdout)?(?:: (?P<lines>\d+))? -->\n"
+    r"```(?P<kind>sh|python)\n(?P<code>.*?)```\n)"
     r"(?:\n```text\n.*?```\n)?",
     re.DOTALL,
 )

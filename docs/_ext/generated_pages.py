@@ -22,30 +22,30 @@ DOCS = Path(__file__).parents[1]
 
 
 def loss_picture(name: str, folder: Path) -> str:
-    """Draw a loss and its gradient as functions of the label's score, and return the Markdown that shows the picture.
+    """Draw a loss and its gradient as functions of the label's logit, and return the Markdown that shows the picture.
 
     If the loss needs more arguments, or other targets than class indices, return an empty string.
     """
     others = torch.linspace(2, -2, 9, dtype=torch.float64)
-    scores = torch.linspace(-4, 8, 121, dtype=torch.float64, requires_grad=True)
-    rows = torch.cat((scores[:, None], others.expand(len(scores), -1)), 1)
+    logits = torch.linspace(-4, 8, 121, dtype=torch.float64, requires_grad=True)
+    rows = torch.cat((logits[:, None], others.expand(len(logits), -1)), 1)
     try:
         torch.manual_seed(0)
-        values = tr.create_loss(name, reduction="none")(rows, torch.zeros(len(scores), dtype=torch.int64))
-        (slope,) = torch.autograd.grad(values.sum(), scores)
+        values = tr.create_loss(name, reduction="none")(rows, torch.zeros(len(logits), dtype=torch.int64))
+        (slope,) = torch.autograd.grad(values.sum(), logits)
     except (TypeError, ValueError):
         return ""
     figure, axes = plt.subplots(figsize=(6, 2.6), layout="constrained")
-    axes.plot(scores.detach(), values.detach(), label="loss")
-    axes.plot(scores.detach(), slope, "--", label="gradient")
-    axes.set(xlabel="score of the label", xlim=(-4, 8))
+    axes.plot(logits.detach(), values.detach(), label="loss")
+    axes.plot(logits.detach(), slope, "--", label="gradient")
+    axes.set(xlabel="logit of the label", xlim=(-4, 8))
     axes.legend(frameon=False)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(folder / f"{name}.svg", transparent=True)
     plt.close(figure)
     return (
-        f"```{{image}} {name}.svg\n:alt: {name} and its gradient against the label's score\n```\n\n"
-        "Loss and gradient of one row of 10 classes with default options. The other scores run from 2 to -2.\n"
+        f"```{{image}} {name}.svg\n:alt: {name} and its gradient against the label's logit\n```\n\n"
+        "Loss and gradient of one sample with 10 classes and default options. The other logits run from 2 to -2.\n"
     )
 
 
