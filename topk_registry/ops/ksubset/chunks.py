@@ -90,9 +90,7 @@ def finish(state: State, theta: float) -> Coefficients:
     """
     k, a = state.P.shape[1], state.top[:, state.P.shape[1] - 1 : state.P.shape[1]]
     x = (state.top.double() - a.double()) / theta
-    t = graph.tilt(x, state.P[:, :1].double(), k)
-    tail = graph.from_power_sums(graph.tilted(state.P.double(), -t))
-    p, _, outside, c = graph.top_products(x - t, tail, k, 3)  # degrees k - 2, k - 1, k
+    t, p, _, outside, c = graph.top_products(x, state.P.double(), k, k, 3)  # degrees k - 2, k - 1, k
     in_top = p * (outside[0] / c[k - 1] - outside[1] / c[k])
     rho = c[k - 1] / c[k]
     degree = torch.arange(k + 1, dtype=c.dtype, device=c.device)[:, None, None]
@@ -140,11 +138,8 @@ def top_margins(state: State, theta: float) -> Tensor:
     """
     k = state.P.shape[1] - 1
     gap = state.top.double() - state.top[:, k : k + 1].double()
-    x = gap / theta
-    t = graph.tilt(x, state.P[:, :1].double(), k + 1)
-    tail = graph.from_power_sums(graph.tilted(state.P[:, :k].double(), -t))
-    outside = graph.top_products(x - t, tail, k).outside
-    return gap[:, :k] + theta * ((outside[0] / outside[1]).log() - t)[:, :k]
+    f = graph.top_products(gap / theta, state.P.double(), k, k + 1)
+    return gap[:, :k] + theta * ((f.outside[0] / f.outside[1]).log() - f.t)[:, :k]
 
 
 def classes_per_rank(n: int, ranks: int) -> list[int]:

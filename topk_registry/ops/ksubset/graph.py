@@ -67,20 +67,12 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
         return torch.where(certain, torch.where(s == -torch.inf, s, s + torch.inf), out)
     top, where = s.detach().topk(min(n, _group_size(k + 1, n)), dim=-1)
     certain = (top[:, k : k + 1] == -torch.inf) & ~top[:, :1].isnan()  # topk puts NaN first
-    usual, top = torch.where(certain, 0.0, s), torch.where(certain, 0.0, top)
-    group = usual.gather(1, where)
-    # for the k largest classes: without one of them, the (k + 1)-th class takes its place
-    of_next = _solve(usual, top, group, where, k, k + 1, theta)
-    of_kth = _solve(usual, top, group, where, k, k, theta, of_next)
-    of_best = _group_margins(group, of_next, theta, slice(0, k))
-    in_top = torch.cat((of_best, _group_margins(group, of_kth, theta, slice(k, None))), 1)
-    if of_kth.tail is None:
-        out = torch.zeros_like(s).scatter(1, where, in_top)
-    else:
-        below, last = divide_out(of_kth.c, of_kth.tail, k)
-        out = (usual - of_kth.a) + theta * ((below / last).log() - of_kth.t)
-        out = out.scatter(1, where, in_top)
-    return torch.where(certain, torch.where(s == -torch.inf, s, s + torch.inf), out)
+    usual = torch.where(certain, 0.0, s)
+    top = usual.gather(1, where)
+    tail, P = _tail(usual, top[:, k : k + 1].detach(), where, k, theta)
+    f = top_margins(top, P, k, theta)
+    out = torch.zeros_like(s) if tail is None else tail_margins(usual - f.a, tail * (-f.t).exp(), f.c, f.t, theta)
+    return torch.where(certain, torch.where(s == -torch.inf, s, s + torch.inf), out.scatter(1, where, f.margins))
 
 
 def log_odds(x: Tensor, k: int) -> Tensor:
@@ -88,86 +80,99 @@ def log_odds(x: Tensor, k: int) -> Tensor:
     return margins(x, k, 1.0)
 
 
-class _Solution(NamedTuple):
-    a: Tensor  # [B, 1], reference score
-    t: Tensor  # [B, 1], the tilt
-    mass: Tensor  # [B, 1], sum of the tail's odds before the tilt
-    tail: Tensor | None  # [B, n], odds of the tail; 0 at the classes of the top group
-    P: Tensor | None  # [B, k], power sums of the tail
-    p: Tensor  # [B, T], w / (1 + w) for the odds w of the top group
-    q: Tensor  # [B, T], 1 / (1 + w)
-    outside: Tensor  # [2, B, T], coefficients k - 1 and k of the product without each class of the top group
-    c: Tensor  # [k + 1, B, 1], coefficients of the whole product
-
-
 def _group_size(k: int, n: int) -> int:
     return min(n, 2 * k + 1) if k <= WITH_TAIL else n  # after the 2k largest classes, odds are below 1
 
 
-def _solve(
-    s: Tensor, top: Tensor, group: Tensor, where: Tensor, k: int, balance: int, theta: float,
-    of_next: _Solution | None = None,
-) -> _Solution:  # fmt: skip
-    # Compute the polynomials for sets of k classes, at the tilt for sets of ``balance`` classes. ``top`` [B, T]
-    # contains the T largest scores of each row without gradient. ``group`` [B, T] contains the same scores with
-    # gradient, and ``where`` [B, T] contains their classes. If the result for balance + 1 is given as ``of_next``, the
-    # odds of the tail are computed from that result.
-    # scores far from 0 lose precision, so first subtract the score of a large class
-    a = top[:, balance - 1 : balance].detach()
-    x_top = ((top - a) / theta).detach()
-    tail, P, start, mass, shift = None, None, torch.ones_like(a)[None], torch.zeros_like(a), 0.0
-    if of_next is not None:
-        tail, shift = of_next.tail, (of_next.a - a) / theta
-        mass = of_next.mass * shift.exp()
-    elif top.shape[1] < s.shape[1]:
-        tail = ((s - a) / theta).scatter(1, where, -torch.inf).exp()
-        mass = tail.detach().sum(-1, keepdim=True)
-    t = tilt(x_top, mass, balance)
-    if tail is not None:
-        shift = shift - t if of_next is None else shift + of_next.t - t
-        tail = tail * shift.exp()
-        P = power_sums(tail, k) if of_next is None or of_next.P is None else tilted(of_next.P, shift)
-        start = from_power_sums(P)
-    return _Solution(a, t, mass, tail, P, *top_products((group - a) / theta - t, start, k))
+def _tail(s: Tensor, a: Tensor, where: Tensor, k: int, theta: float) -> tuple[Tensor | None, Tensor | None]:
+    # the odds exp((s - a) / theta) of the tail [B, n], 0 at the classes ``where`` of the top group, and their power
+    # sums [B, k]; None if all classes are in the top group
+    if where.shape[1] == s.shape[1]:
+        return None, None
+    odds = ((s - a) / theta).scatter(1, where, -torch.inf).exp()
+    return odds, power_sums(odds, k)
 
 
 def _probabilities(s: Tensor, top: Tensor, where: Tensor, k: int, theta: float, outside: int) -> Tensor:
     # the probability of each class to be in the set (outside = 0), or not in the set (outside = 1), without
     # cancellation
-    f = _solve(s, top, top, where, k, k, theta)
+    a = top[:, k - 1 : k].detach()
+    tail, P = _tail(s, a, where, k, theta)
+    f = top_products((top - a) / theta, P, k, k)
     cases = f.p * f.outside[0], f.q * f.outside[1]  # in the set, outside of it
     in_top = cases[outside] / (cases[0] + cases[1])
-    if f.tail is None:
+    if tail is None:
         return torch.zeros_like(s).scatter(1, where, in_top)
-    below, last = divide_out(f.c / f.c[k], f.tail, k)
-    return (last if outside else f.tail * below).scatter(1, where, in_top)
+    w = tail * (-f.t).exp()
+    below, last = divide_out(f.c / f.c[k], w, k)
+    return (last if outside else w * below).scatter(1, where, in_top)
 
 
-def _group_margins(group: Tensor, f: _Solution, theta: float, members: slice) -> Tensor:
-    # for other classes than ``members``, the ratio may be 0 / 0 at this tilt, and its gradient NaN
-    below, last = f.outside[..., members]
-    return (group - f.a)[:, members] + theta * ((below / last).log() - f.t)
+class Margins(NamedTuple):
+    """Margins of the top group, and the numbers from which :func:`tail_margins` computes all other margins."""
+
+    a: Tensor  # [B, 1], reference score: the (k + 1)-th largest score
+    t: Tensor  # [B, 1], the tilt: a constant, because the tilt cancels
+    margins: Tensor  # [B, T], margins of the top group
+    c: Tensor  # [k + 1, B, 1], coefficients of the product over all classes
+
+
+def top_margins(top: Tensor, P: Tensor | None, k: int, theta: float) -> Margins:
+    """Return the margins of the top group.
+
+    Args:
+        top: scores of the top group in descending order [B, T], at least k + 1 classes.
+        P: power sums of the odds exp((s - a) / theta) of all other classes [B, k], where a is the (k + 1)-th largest
+            score. None if there are no other classes.
+        k, theta: as in :func:`margins`.
+    """
+    a = top[:, k : k + 1].detach()
+    gap = top - a
+    # for the k largest classes: without one of them, the (k + 1)-th class takes its place. At the tilt for other
+    # classes, the ratio may be 0 / 0, and its gradient NaN.
+    best, others = top_products(gap / theta, P, k, k + 1), top_products(gap / theta, P, k, k)
+    below, last = torch.cat((best.outside[..., :k], others.outside[..., k:]), -1)
+    tilts = torch.cat((best.t.expand(-1, k), others.t.expand(-1, top.shape[1] - k)), 1)
+    return Margins(a, others.t, gap + theta * ((below / last).log() - tilts), others.c)
+
+
+def tail_margins(gap: Tensor, w: Tensor, c: Tensor, t: Tensor, theta: float) -> Tensor:
+    """Return the margins of classes of the tail with the scores a + ``gap`` and the odds w = exp(gap / theta - t).
+
+    :func:`top_margins` returns a, the tilt t and the coefficients c.
+    """
+    below, last = divide_out(c, w, len(c) - 1)
+    return gap + theta * ((below / last).log() - t)
 
 
 class Top(NamedTuple):
     """The factors q + p X of the classes of the top group, and their products with the polynomial of the tail."""
 
+    t: Tensor  # [B, 1], the tilt, without a gradient
     p: Tensor  # [B, T], w / (1 + w) for the odds w of the top group
     q: Tensor  # [B, T], 1 / (1 + w)
     outside: Tensor  # [count, B, T], the coefficients up to k of the product without each class of the top group
     c: Tensor  # [k + 1, B, 1], coefficients of the whole product
 
 
-def top_products(x: Tensor, tail: Tensor, k: int, count: int = 2) -> Top:
-    """Multiply the factors of the top group, whose odds are exp(x) for x [B, T], and the polynomial ``tail``.
+def top_products(x: Tensor, P: Tensor | None, k: int, balance: int, count: int = 2) -> Top:
+    """Compute the polynomials for sets of k classes, at the tilt for sets of ``balance`` classes.
 
-    ``outside`` of the result has the coefficients of degree k - count + 1 to k.
+    Args:
+        x: scores of the top group in descending order, minus a reference score and divided by the temperature [B, T].
+        P: power sums of the odds of all other classes [B, k or more], relative to the same reference. None if there
+            are no other classes.
+        count: number of coefficients in ``outside``, the coefficients of degree k - count + 1 to k.
     """
-    w = x.clamp_max(MAX_GAP).exp()
+    r = x[:, balance - 1 : balance].detach()
+    mass = torch.zeros_like(r) if P is None else P[:, :1].detach() * (-r).exp()
+    t = r + tilt(x.detach() - r, mass, balance)
+    tail = torch.ones_like(t)[None] if P is None else from_power_sums(tilted(P[:, :k], -t))
+    w = (x - t).clamp_max(MAX_GAP).exp()
     q = 1 / (1 + w)
     p = w * q
     levels = product_tree(torch.stack((q, p)), k)
-    return Top(p, q, leave_one_out(levels, tail, k, count), product(levels[-1], tail, 0, 0, k))
+    return Top(t, p, q, leave_one_out(levels, tail, k, count), product(levels[-1], tail, 0, 0, k))
 
 
 def tilted(P: Tensor, shift: Tensor) -> Tensor:

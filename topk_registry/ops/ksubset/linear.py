@@ -7,7 +7,7 @@ with respect to the scores, and then the gradients with respect to features, wei
 With a process group, each rank has some of the classes. The ranks exchange the summaries (``chunks.py``).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -134,26 +134,20 @@ def chunks_of(x: Tensor, weight: Tensor, bias: Tensor | None, p: Problem) -> Ite
         yield p.first + start, W, s.to(p.wide)
 
 
-class _Merged:
-    def __init__(self, theta: float) -> None:
-        self.theta, self.states = theta, list[State]()
-
-    def add(self, state: State) -> None:
-        self.states.append(state)
-        if len(self.states) == MAX_STATES:
-            self.states = [chunks.merge(self.states, self.theta)]
-
-    def result(self) -> State | None:
-        return chunks.merge(self.states, self.theta) if self.states else None
+def _merged(states: Iterable[State], theta: float) -> State | None:
+    kept: list[State] = []
+    for state in states:
+        kept.append(state)
+        if len(kept) == MAX_STATES:
+            kept = [chunks.merge(kept, theta)]
+    return chunks.merge(kept, theta) if kept else None
 
 
 def _state(x: Tensor, weight: Tensor, bias: Tensor | None, k: int, p: Problem) -> State:
-    merged = _Merged(p.theta)
     with torch.autocast(x.device.type, enabled=False):
-        for first, _, s in chunks_of(x, weight, bias, p):
-            merged.add(chunks.summarize(s, k, p.theta, first))
-    state, _ = chunks.exchange(merged.result(), None, k, x, p.theta, p.group)
-    return state
+        states = (chunks.summarize(s, k, p.theta, first) for first, _, s in chunks_of(x, weight, bias, p))
+        own = _merged(states, p.theta)
+    return chunks.exchange(own, None, k, x, p.theta, p.group)[0]
 
 
 def _locate(label: Tensor, first: int, m: int) -> tuple[Tensor, Tensor]:
@@ -165,19 +159,22 @@ def _locate(label: Tensor, first: int, m: int) -> tuple[Tensor, Tensor]:
 class _LabelMargins(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, label: Tensor, p: Problem) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        merged, score = _Merged(p.theta), torch.full_like(label, -torch.inf, dtype=p.wide)
+        score = torch.full_like(label, -torch.inf, dtype=p.wide)
+
+        def of_others(first: int, s: Tensor) -> State:  # without the labels, whose scores go to ``score``
+            here, column = _locate(label, first, s.shape[1])
+            scored = s.gather(1, column)[:, 0]
+            score.copy_(torch.where(here, scored, score))
+            s.scatter_(1, column, torch.where(here, -torch.inf, scored)[:, None])
+            return chunks.summarize(s, p.k, p.theta, first)
+
         with torch.autocast(x.device.type, enabled=False):
-            for first, _, s in chunks_of(x, weight, bias, p):
-                here, column = _locate(label, first, s.shape[1])
-                scored = s.gather(1, column)[:, 0]
-                score = torch.where(here, scored, score)
-                s.scatter_(1, column, torch.where(here, -torch.inf, scored)[:, None])
-                merged.add(chunks.summarize(s, p.k, p.theta, first))
-        state, score = chunks.exchange(merged.result(), score, p.k, x, p.theta, p.group)
+            own = _merged((of_others(first, s) for first, _, s in chunks_of(x, weight, bias, p)), p.theta)
+        state, score_of_all = chunks.exchange(own, score, p.k, x, p.theta, p.group)
         f = chunks.finish(state, p.theta)
         ctx.p = p
         ctx.save_for_backward(*state, x, weight, bias, label)
-        return (score.double() - f.a[:, 0].double()) + f.shift[:, 0]
+        return (score_of_all.double() - f.a[:, 0].double()) + f.shift[:, 0]
 
     @staticmethod
     @once_differentiable
@@ -217,32 +214,6 @@ def _gradients(
     return None if dx is None else dx.to(x.dtype), dW, db
 
 
-class _Group(NamedTuple):
-    # numbers from which the margins of all classes are computed
-
-    a: Tensor  # [B, 1], the (k + 1)-th largest score, reference of the power sums
-    t: Tensor  # [B, 1], the tilt: a constant, because the tilt cancels
-    margins: Tensor  # [B, T], margins of the top group
-    c: Tensor  # [k + 1, B, 1], coefficients of the product over all classes
-
-
-def _group(top: Tensor, P: Tensor, k: int, theta: float) -> _Group:
-    # ``top`` are the scores of the top group [B, T], and P are the power sums of the odds of all other classes [B, k]
-    a = top[:, k : k + 1].detach()
-    x, margins = (top - a) / theta, []
-    t = c = a
-    # the k largest classes need the tilt for k + 1: without one of them, the (k + 1)-th class takes its place
-    for balance, members in ((k + 1, slice(0, k)), (k, slice(k, None))):
-        r = x[:, balance - 1 : balance].detach()
-        t = r + graph.tilt(x.detach() - r, P[:, :1].detach() * (-r).exp(), balance)
-        powers = torch.arange(1, k + 1, dtype=P.dtype, device=P.device)
-        _, _, outside, c = graph.top_products(x - t, graph.from_power_sums(P * (-t * powers).exp()), k)
-        # only for ``members``: for other classes, ``below`` and ``last`` may be 0 at this tilt
-        below, last = outside[..., members]
-        margins.append((top - a)[:, members] + theta * ((below / last).log() - t))
-    return _Group(a, t, torch.cat(margins, 1), c)
-
-
 class _ExpectedHinge(torch.autograd.Function):
     # The classes are read three times: in the forward pass for the state, and for the losses and the gradients with
     # respect to the results for the top group; in the backward pass for the gradients with respect to the scores.
@@ -253,7 +224,7 @@ class _ExpectedHinge(torch.autograd.Function):
         state = _state(x, weight, bias, k + 1, p)
         with torch.enable_grad():
             top, P = state.top.double().requires_grad_(), state.P[:, :k].double().requires_grad_()
-            f = _group(top, P, k, p.theta)
+            f = graph.top_margins(top, P, k, p.theta)
         value, d_margins, d_c = P.new_zeros(len(x)), torch.zeros_like(f.margins), torch.zeros_like(f.c)
 
         def losses(s: Tensor, first: int, margins: Tensor, c: Tensor) -> Tensor:
@@ -271,7 +242,7 @@ class _ExpectedHinge(torch.autograd.Function):
                     to_margins, to_c = torch.autograd.grad(part.sum(), (margins, c))
                 value, d_margins, d_c = value + part.detach(), d_margins + to_margins, d_c + to_c
         d_top, d_P = torch.autograd.grad((f.margins, f.c), (top, P), (d_margins, d_c))
-        ctx.f, ctx.losses, ctx.p = _Group(*(t.detach() for t in f)), losses, p
+        ctx.f, ctx.losses, ctx.p = graph.Margins(*(t.detach() for t in f)), losses, p
         ctx.save_for_backward(x, weight, bias, state.classes, d_top, d_P)
         return value
 
@@ -296,9 +267,11 @@ class _ExpectedHinge(torch.autograd.Function):
         return *_gradients(slopes, x, weight, bias, p, ctx.needs_input_grad), None, None, None, None
 
 
-def _margins(s: Tensor, f: _Group, margins: Tensor, c: Tensor, classes: Tensor, first: int, p: Problem) -> Tensor:
+def _margins(
+    s: Tensor, f: graph.Margins, margins: Tensor, c: Tensor, classes: Tensor, first: int, p: Problem
+) -> Tensor:
     # the margins [B, m] of the classes of a chunk, where ``margins`` are the margins of the top group
     s = chunks.scatter_own(s, classes, torch.full_like(margins, -torch.inf), first)
-    gap = s - f.a.to(s)
-    below, last = graph.divide_out(c, (gap / p.theta - f.t.to(s)).exp(), p.k)
-    return chunks.scatter_own(gap + p.theta * ((below / last).log() - f.t.to(s)), classes, margins, first)
+    gap, t = s - f.a.to(s), f.t.to(s)
+    tail = graph.tail_margins(gap, (gap / p.theta - t).exp(), c, t, p.theta)
+    return chunks.scatter_own(tail, classes, margins, first)
