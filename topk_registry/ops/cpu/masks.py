@@ -2,9 +2,6 @@
 # pyright: reportCallIssue=false, reportArgumentType=false
 # numba's intrinsics are called without their first parameter
 
-import operator
-from typing import Any
-
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -29,21 +26,15 @@ def repeated(builder, number, count):
     return builder.shuffle_vector(first, none, ir.Constant(ir.VectorType(ir.IntType(32), count), [0] * count))
 
 
-def _compared(sign: str) -> Any:
-    @intrinsic
-    def compared(typing_context, numbers, start, bound):
-        def codegen(context, builder, signature, arguments):
-            left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 64)
-            compare = builder.fcmp_unordered if sign == "!=" else builder.fcmp_ordered  # NaN is unequal to every number
-            return builder.bitcast(compare(sign, left, repeated(builder, arguments[2], 64)), ir.IntType(64))
+@intrinsic
+def at_least(typing_context, numbers, start, bound):
+    """Return 64 bits: bit i is 1 if ``numbers[start + i] >= bound``."""
 
-        return types.uint64(numbers, types.int64, numbers.dtype), codegen
+    def codegen(context, builder, signature, arguments):
+        left = numbers_from(context, builder, signature.args[0], arguments[0], arguments[1], 64)
+        return builder.bitcast(builder.fcmp_ordered(">=", left, repeated(builder, arguments[2], 64)), ir.IntType(64))
 
-    return compared
-
-
-# at_least(numbers, start, bound) returns 64 bits: bit i is 1 if numbers[start + i] >= bound. unequal() tests for "!=".
-at_least, unequal = _compared(">="), _compared("!=")
+    return types.uint64(numbers, types.int64, numbers.dtype), codegen
 
 
 @intrinsic
@@ -68,24 +59,18 @@ def lowest_bit(typing_context, bits):
     return types.int64(types.uint64), codegen
 
 
-def _places(compared: Any, compare: Any) -> Any:
-    @compiled
-    def places(x, bound, where):
-        n, count, most = len(x), 0, len(where)
-        for start in range(0, n - 63, 64):
-            bits = compared(x, start, bound)
-            while bits != 0 and count < most:
-                where[count] = start + lowest_bit(bits)
-                count += 1
-                bits &= bits - np.uint64(1)
-        for i in range(n - n % 64, n):
-            if compare(x[i], bound) and count < most:
-                where[count] = i
-                count += 1
-        return count
-
-    return places
-
-
-# places_from(x, bound, where) writes to where the first indices i with x[i] >= bound, and returns how many are written.
-places_from, places_unequal = _places(at_least, operator.ge), _places(unequal, operator.ne)
+@compiled
+def places_from(x, bound, where):
+    """Write to ``where`` the first indices i with ``x[i] >= bound``, and return how many are written."""
+    n, count, most = len(x), 0, len(where)
+    for start in range(0, n - 63, 64):
+        bits = at_least(x, start, bound)
+        while bits != 0 and count < most:
+            where[count] = start + lowest_bit(bits)
+            count += 1
+            bits &= bits - np.uint64(1)
+    for i in range(n - n % 64, n):
+        if x[i] >= bound and count < most:
+            where[count] = i
+            count += 1
+    return count

@@ -72,10 +72,6 @@ def power_sums(w, P, scratch):
     for start in range(0, len(w), CACHE_BLOCK):
         base = w[start : start + CACHE_BLOCK]
         P[0] += total(base)
-        if k <= 5:
-            if k > 1:
-                _add_powers(P, np.int64(1), _up_to_fifth(base))
-            continue
         v = scratch[: len(base)]
         for i in range(len(v)):
             v[i] = base[i]
@@ -88,20 +84,6 @@ def _add_powers(P, j, sums):
     for i in range(4):
         if j + i < len(P):
             P[j + i] += sums[i]
-
-
-@summing
-def _up_to_fifth(base):
-    zero, least = np.float32(0), np.float32(2.0**-24)
-    first = second = third = fourth = zero  # sums of w^2, ..., w^5
-    for i in range(len(base)):
-        w = base[i] if base[i] > least else zero
-        square = w * w
-        first += square
-        second += square * w
-        third += square * square
-        fourth += square * w * square
-    return first, second, third, fourth
 
 
 @summing
@@ -180,11 +162,6 @@ def add_slopes(w, slopes, count, out, scratch):
     """
     for start in range(0, len(w), CACHE_BLOCK):
         v, result = w[start : start + CACHE_BLOCK], out[start : start + CACHE_BLOCK]
-        if count <= 5:
-            first, second, third, fourth, fifth = slopes[0], slopes[1], slopes[2], slopes[3], slopes[4]
-            for i in range(len(v)):
-                result[i] += v[i] * (first + v[i] * (second + v[i] * (third + v[i] * (fourth + v[i] * fifth))))
-            continue
         sums = scratch[: len(v)]
         for i in range(len(v)):
             sums[i] = 0
@@ -229,46 +206,21 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
     n, k, value = len(w), len(dc) - 1, 0.0
     powers = min(powers, k)
     per_class = len(alpha) > CACHE_BLOCK or len(alpha) == n
-    last_five, c = c[len(c) - 6 : len(c) - 1], c[first_of_fours(k, powers) : FRONT + k]
+    c = c[first_of_fours(k, powers) : FRONT + k]
     dc[:] = 0
     for start in range(0, n, CACHE_BLOCK):
         stop = min(start + CACHE_BLOCK, n)
         at = start if per_class else 0
         scores, v, share, out = row[start:stop], w[start:stop], mass[start:stop], g[start:stop]
         gap, factor = alpha[at : at + len(v)], gain[at : at + len(v)]
-        if powers <= 5:
-            _chains_of_five(v, last_five, odds_scale, share, factor, scale, scratch, out)
-        else:
-            _horner_twice(v, c, odds_scale, scratch)
-            _chains(share, factor, scale, scratch, out)
+        _horner_twice(v, c, odds_scale, scratch)
+        _chains(share, factor, scale, scratch, out)
         cost, of_last = _sum_of_hinges(scores, share, gap, scratch, a, shift, scale, tau)
         value += cost
         dc[k] -= of_last
         v, e = scratch[: len(v)], scratch[E : E + len(v)]
-        if powers <= 5:
-            sums = _five_moments(e, v)
-            for j in range(powers):
-                dc[k - 1 - j] += sums[j]
-        else:
-            _add_moments(e, v, min(k, 3 * ((powers + 2) // 3)), dc)
+        _add_moments(e, v, min(k, 3 * ((powers + 2) // 3)), dc)
     return value
-
-
-@borrowing
-def _chains_of_five(w, c, odds_scale, mass, gain, scale, scratch, out):  # _horner_twice, then _chains
-    first, second, third, fourth, fifth = c[0], c[1], c[2], c[3], c[4]
-    one = np.float32(1)
-    for i in range(len(w)):
-        v = odds_scale * w[i]
-        z, y = first, second - v * first
-        z, y = y - v * z, third - v * y
-        z, y = y - v * z, fourth - v * y
-        z, y = y - v * z, fifth - v * y
-        x = one - v * y * (one - gain[i])
-        r = one / (x * y)
-        chain = -mass[i] * scale * r
-        out[i] = chain * (y - v * z)
-        scratch[i], scratch[D + i], scratch[E + i], scratch[COST + i] = v, y, chain, x * x * r
 
 
 @borrowing
@@ -313,22 +265,6 @@ def _sum_of_hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
         value += cost * mass[i] if mass[i] != zero else zero
         of_last += scratch[E + i] * scratch[D + i]
     return value, of_last
-
-
-@summing
-def _five_moments(e, v):
-    zero, least = np.float32(0), np.float32(2.0**-20)
-    first = second = third = fourth = fifth = zero  # sums of e, -v e, ..., v^4 e; the last three skip tiny odds
-    for i in range(len(v)):
-        w = v[i] if v[i] > least else zero
-        square = w * w
-        term = square * e[i]
-        first += e[i]
-        second -= v[i] * e[i]
-        third += term
-        fourth -= term * w
-        fifth += term * square
-    return first, second, third, fourth, fifth
 
 
 @borrowing

@@ -10,22 +10,19 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.masks import places_unequal
 from topk_registry.ops.cpu.memory import borrowed, empty, zeros
 from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, largest_integer
 from topk_registry.ops.ksubset.cpu import loops, polynomial
 from topk_registry.ops.ksubset.cpu.split import CERTAIN, INVALID, balance, power_sums, scratch_space, split, to_odds
 
-ZERO_32 = np.float32(0)
-FEW_CLASSES = 8  # if at most this many classes have mass, only the losses of these classes are computed
 LIMIT = 1 / 4  # classes with larger odds belong to the top group
 NO_MASS = -3  # stored in place of the size of the top group if a row has no mass
 
-# Scratch memory of a thread. One row at a time uses space (for split), mass (of each class), scratch (four blocks), c
-# and g_c (coefficients and their gradient), powers and slopes. These fields have an entry per row: x (scores), odds,
+# Scratch memory of a thread. One row at a time uses space (for split), scratch (four blocks), c and g_c (coefficients
+# and their gradient), powers and slopes. These fields have an entry per row: x (scores), mass (of each class), odds,
 # direct (gradient at fixed coefficients), where and members (classes and odds of the top group). alphas and gains hold
 # alpha and exp(-alpha / tau) of each class. If alpha is one number, both have CACHE_BLOCK equal numbers.
-Memory = namedtuple("Memory", "space x odds direct mass scratch c g_c where members powers slopes alphas gains")
+Memory = namedtuple("Memory", "space x mass odds direct scratch c g_c where members powers slopes alphas gains")
 # Polynomials of B rows at two tilts. The tilt of lanes 0..B-1 selects about k - 1/2 classes. The tilt of lanes B..2B-1
 # selects about k + 1/2 classes, and is for the margins of the k largest classes. size and u [2 B] are results of split.
 # kth and a [B] are the k-th and the (k + 1)-th largest score. most [B] is the largest u w in the tail in lanes B..2B-1.
@@ -47,8 +44,8 @@ def memory_for(width, n, k, alpha, tau):
             gain = math.exp(-np.float64(gap) / tau)
         alphas[i], gains[i] = gap, gain
     return Memory(
-        scratch_space(m, k + 1), empty((width, m), np.float32), empty((width, m), np.float32),
-        empty((width, m), np.float32), zeros(m, np.float32), empty(4 * blocks.CACHE_BLOCK, np.float32),
+        scratch_space(m, k + 1), empty((width, m), np.float32), zeros((width, m), np.float32),
+        empty((width, m), np.float32), empty((width, m), np.float32), empty(4 * blocks.CACHE_BLOCK, np.float32),
         loops.coefficients(k), empty(k + 1), empty((width, members), np.int64), empty((2 * width, members)), empty(k),
         zeros(k + 8, np.float32), alphas, gains,
     )  # fmt: skip
@@ -73,25 +70,21 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
         memory: result of :func:`memory_for`.
     """
     (B, n), memory, scale = gradient.shape, borrowed(memory), 1 / k
-    few, few_mass = empty(FEW_CLASSES + 1, np.int64), empty(FEW_CLASSES)
-    tilts = _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory)
+    tilts = _both_tilts(s, n, labels, shares, even, dense, k, theta, memory)
     size, T = tilts.size, tilts.T
     below, last = _leave_one_out(tilts.before, tilts.after)
     g_below, g_product = zeros((T, 2 * B)), zeros((k + 1, 2 * B))
     for r in range(B):
-        x, g = memory.x[r], memory.direct[r]
+        x, masses, g, total = memory.x[r], memory.mass[r], memory.direct[r], 0.0
         if size[r] < 0:
-            value[r] = 0.0 if size[r] == NO_MASS else np.nan
-            if size[r] == CERTAIN:
-                count = _masses(r, labels, shares, even, dense, memory.mass[:n], few, few_mass)
-                value[r] = _loss_of_certain(x, count, memory.mass[:n], few, few_mass)
+            value[r] = np.nan if size[r] == INVALID else 0.0
+            if size[r] == CERTAIN and _is_lost(x[:n], masses):
+                value[r] = np.inf
             continue
-        count = _masses(r, labels, shares, even, dense, memory.mass[:n], few, few_mass)
-        total = 0.0
         for j in range(size[r]):  # the top group
             i = memory.where[r, j]
-            mass = np.float64(memory.mass[i]) if count < 0 else _mass_among(i, few[:count], few_mass)
-            memory.mass[i] = 0
+            mass = np.float64(masses[i])
+            masses[i] = 0
             if mass != 0:
                 lane = B + r if j < k else r
                 margin = np.float64(x[i]) - np.float64(tilts.a[r] if j < k else tilts.kth[r])
@@ -100,27 +93,12 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
                 total += mass * cost
                 g_below[j, lane] = mass * slope
         rho = polynomial.balanced(tilts.before, T, r, memory.c)
-        tilt = tilts.ratio[r] * rho
-        shift = math.log(tilts.u[r] * rho)
-        if count < 0:
-            powers = 1 + loops.reach(tilts.most[r] * rho, k)
-            total += loops.tail_hinges(
-                x, memory.odds[r], memory.mass, memory.alphas, memory.gains, memory.c, tilts.kth[r], powers,
-                np.float32(tilt), np.float32(shift), np.float32(scale), np.float32(tau), g, memory.g_c, memory.scratch,
-            )  # fmt: skip
-        else:
-            blocks.fill(g, np.float32(0))
-            memory.g_c[:] = 0
-            for f in range(count):
-                i = few[f]
-                if few_mass[f] != 0 and not _contains(memory.where[r, : size[r]], i):
-                    distance, v = np.float64(x[i]) - np.float64(tilts.kth[r]), np.float64(memory.odds[r, i]) * tilt
-                    gap = np.float64(alpha[i if len(alpha) > 1 else 0])
-                    cost, slope = _one_hinge(
-                        distance, gap, few_mass[f], v, memory.c[loops.FRONT :], shift, theta, scale, tau, memory.g_c
-                    )
-                    total += few_mass[f] * cost
-                    g[i] += np.float32(slope)
+        tilt, shift = tilts.ratio[r] * rho, math.log(tilts.u[r] * rho)
+        powers = 1 + loops.reach(tilts.most[r] * rho, k)
+        total += loops.tail_hinges(
+            x, memory.odds[r], masses, memory.alphas, memory.gains, memory.c, tilts.kth[r], powers,
+            np.float32(tilt), np.float32(shift), np.float32(scale), np.float32(tau), g, memory.g_c, memory.scratch,
+        )  # fmt: skip
         for j in range(size[r]):
             g[memory.where[r, j]] = np.float32(g_below[j, B + r] + g_below[j, r])
         _product_cotangents(tilts.before[T], r, rho, memory.g_c, g_product)
@@ -137,7 +115,7 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
 
 
 @compiled
-def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
+def _both_tilts(s, n, labels, shares, even, dense, k, theta, memory):
     B = len(s)
     size, kth, a, most = empty(2 * B, np.int64), empty(B, np.float32), empty(B, np.float32), zeros(B)
     ratio, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
@@ -148,7 +126,7 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, few, memory):
         size[r] = NO_MASS
         if _out_of_range(labels[r], n):
             size[r] = INVALID
-        elif _has_mass(r, shares, even, dense, few):
+        elif _write_masses(r, labels, shares, even, dense, memory.mass[r, :n]):
             size[r], a[r], u[B + r], most[r] = split(
                 x, k, k + 1, LIMIT, theta, memory.space, memory.odds[r], members[B + r], where[r]
             )
@@ -197,81 +175,23 @@ def _out_of_range(labels, n):
 
 
 @compiled
-def _has_mass(r, shares, even, dense, few):
+def _write_masses(r, labels, shares, even, dense, mass):
+    # write the mass of every class, and return whether a class has mass
     if len(dense) > 0:
-        return places_unequal(dense[r], ZERO_32, few[:1]) > 0
-    for f in range(shares.shape[1]):
-        if shares[r, f] != 0:
-            return True
-    return len(even) > 0 and even[r] != 0
+        copy(dense[r], mass)
+    else:
+        blocks.fill(mass, np.float32(even[r] if len(even) > 0 else 0.0))
+        for f in range(labels.shape[1]):
+            mass[labels[r, f]] += np.float32(shares[r, f])
+    return blocks.largest_size(mass) != 0
 
 
 @compiled
-def _masses(r, labels, shares, even, dense, mass, few, few_mass):
-    # If a list of at most FEW_CLASSES classes contains all classes with mass in row r, write the classes to ``few`` and
-    # their masses to ``few_mass``, and return the length of the list. Otherwise, write the mass of every class to
-    # ``mass``, and return -1.
-    m = labels.shape[1]
-    if len(dense) > 0:
-        count = places_unequal(dense[r], ZERO_32, few)
-        if count > FEW_CLASSES:
-            copy(dense[r], mass)
-            return -1
-        for f in range(count):
-            few_mass[f] = dense[r, few[f]]
-        return count
-    if m <= FEW_CLASSES and (len(even) == 0 or even[r] == 0):
-        for f in range(m):
-            few[f], few_mass[f] = labels[r, f], shares[r, f]
-        return m
-    blocks.fill(mass, np.float32(even[r] if len(even) > 0 else 0.0))
-    for f in range(m):
-        mass[labels[r, f]] += np.float32(shares[r, f])
-    return -1
-
-
-@compiled
-def _mass_among(i, few, few_mass):
-    mass = 0.0
-    for f in range(len(few)):
-        mass += few_mass[f] if few[f] == i else 0.0
-    return mass
-
-
-@compiled
-def _contains(classes, i):
-    for j in range(len(classes)):  # noqa: SIM110  # a generator would be another function to compile
-        if classes[j] == i:
+def _is_lost(x, mass):  # whether a class with mass is excluded
+    for i in range(len(x)):  # noqa: SIM110  # a generator would be another function to compile
+        if mass[i] != 0 and x[i] == -np.inf:
             return True
     return False
-
-
-@compiled
-def _loss_of_certain(x, count, mass, few, few_mass):  # the loss of a row with at most k scores above -inf
-    for f in range(count):
-        if few_mass[f] != 0 and x[few[f]] == -np.inf:
-            return np.inf
-    for i in range(len(mass) if count < 0 else 0):
-        if mass[i] != 0 and x[i] == -np.inf:
-            return np.inf
-    return 0.0
-
-
-@compiled
-def _one_hinge(distance, alpha, mass, v, c, shift, theta, scale, tau, g_c):  # as loops.tail_hinges, for one class
-    k, d, e = len(c) - 1, 0.0, 0.0
-    for j in range(k):
-        e = d - v * e
-        d = np.float64(c[j]) - v * d
-    last = 1.0 - v * d
-    cost, slope = loops.hinge(distance + theta * (math.log(d / last) + shift), alpha, scale, tau)
-    chain = mass * slope / (d * last)
-    g_c[k] -= chain * d
-    moment = chain
-    for j in range(k - 1, -1, -1):
-        g_c[j] += moment
-        moment *= -v
-    return cost, chain * (d - v * e)
 
 
 @compiled
