@@ -13,37 +13,26 @@ a Python thread pool.
 # numba's intrinsics are called without their first parameter, and pyright does not see attributes that numba sets
 
 import ctypes
-import gc
-import hashlib
 import os
 import struct
-import sys
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from numba import types
-from numba.core.caching import FunctionCache, NullCache
-from numba.core.ccallback import CFunc
-from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler_lock import global_compiler_lock
-from numba.core.registry import cpu_target
-from numba.core.sigutils import normalize_signature
 from numba.extending import intrinsic
 from torch import Tensor
 from torch._C._functorch import is_functorch_wrapped_tensor, is_legacy_batchedtensor
 
 from topk_registry.ops.backend import PLAIN
 from topk_registry.ops.cpu.blocks import total_of
-from topk_registry.ops.cpu.numbers import Compiler, compiled
+from topk_registry.ops.cpu.compiler import compiled_body
+from topk_registry.ops.cpu.numbers import compiled
 
 NUMBERS = frozenset((int, float))
-C_BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class Kernel:
@@ -51,7 +40,7 @@ class Kernel:
 
     def __init__(self, function: Callable) -> None:
         self.function = function
-        self.body = cache(lambda: C_BODY(_compiled(function).address))
+        self.body = cache(lambda: compiled_body(function))
 
     def run(self, threads: int, *values: Tensor | float | None) -> None:
         """Call the kernel's function ``body(job)`` on ``threads`` threads. The array ``job`` holds the ``values``.
@@ -146,7 +135,9 @@ def _openmp() -> Callable | None:
         parallel = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
     except (OSError, AttributeError):
         return None
-    parallel.argtypes, parallel.restype = (C_BODY, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    parallel.argtypes = body, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
+    parallel.restype = None
     return parallel
 
 
@@ -154,122 +145,3 @@ def _openmp() -> Callable | None:
 def _pool(process: int) -> ThreadPoolExecutor:
     # cached per process id, because the threads of a pool do not survive a fork
     return ThreadPoolExecutor(max_workers=os.cpu_count() or 1, thread_name_prefix="topk_registry")
-
-
-def _compiled(function: Callable) -> CFunc:
-    arguments, result = normalize_signature(types.void(types.voidptr))
-    options = {"error_model": "numpy", "fastmath": {"contract"}}
-    body = _CFunc(function, (arguments, result), locals={}, options=options, pipeline_class=Compiler)
-    try:
-        body._cache = _Cache(function)
-    except RuntimeError:  # no writable folder
-        body._cache = NullCache()
-    body.compile()
-    return body
-
-
-class _CFunc(CFunc):
-    def _compile_uncached(self) -> Any:
-        _log_compiling(self._cache.cache_path)
-        with _lean():
-            body = super()._compile_uncached()
-            body.library.make_machine_code()
-        return body
-
-
-class _Linked(JITCodeLibrary):
-    """LLVM code of a function. The code is optimized only as part of the kernel that calls the function.
-
-    By default, numba optimizes every function together with the functions that it calls, and creates machine code for
-    every function. Creating this code would take more than half of the compilation time.
-    """
-
-    # numba's passes over a single function stay, because they set the data layout that fast loops need
-
-    is_machine_code = False
-
-    def _optimize_final_module(self) -> None:
-        pass
-
-    def _finalize_final_module(self) -> None:
-        self._finalized = True
-
-    def make_machine_code(self) -> None:
-        self._ensure_finalized()
-        super()._optimize_final_module()
-        super()._finalize_final_module()
-        self.is_machine_code = True
-
-    def get_pointer_to_function(self, name: str) -> int:
-        # without machine code, a call from Python raises a TypeError
-        return super().get_pointer_to_function(name) if self.is_machine_code else _BAD_ARGUMENT
-
-
-_BAD_ARGUMENT: Any = ctypes.cast(ctypes.pythonapi.PyErr_BadArgument, ctypes.c_void_p).value
-
-
-@contextmanager
-def _lean() -> Iterator[None]:
-    """Make numba compile faster within a ``with`` block: with :class:`_Linked` code and a cache of inferred types."""
-    codegen, typing, collects = cpu_target.target_context.codegen(), cpu_target.typing_context, gc.isenabled()
-    resolve, known = typing.resolve_function_type, {}
-
-    def resolve_once(function: Any, arguments: tuple, keywords: dict) -> Any:
-        if keywords or isinstance(function, (types.Dispatcher, types.BoundFunction)):
-            return resolve(function, arguments, keywords)
-        try:
-            found = known.get((function, arguments))
-        except TypeError:  # a literal slice has no hash
-            return resolve(function, arguments, keywords)
-        if found is None:
-            found = known[function, arguments] = resolve(function, arguments, keywords)
-        return found
-
-    with global_compiler_lock:
-        codegen._library_class, codegen.set_env = _Linked, lambda name, environment: None
-        typing.resolve_function_type = resolve_once
-        gc.disable()  # garbage collection would repeatedly scan all objects of torch
-        try:
-            yield
-        finally:
-            del codegen._library_class, codegen.set_env, typing.resolve_function_type
-            if collects:
-                gc.enable()
-
-
-@cache
-def _log_compiling(folder: str | None) -> None:
-    kept = (
-        f"once; they are cached in {folder}" if folder else "in each process: set NUMBA_CACHE_DIR to a writable folder"
-    )
-    print(f"topk-registry: compiling kernels for this processor, {kept}", file=sys.stderr, flush=True)
-
-
-class _Cache(FunctionCache):
-    """numba's cache on disk. If the source file of any kernel has changed, all kernels are compiled again."""
-
-    def _index_key(self, sig: Any, codegen: Any) -> Any:
-        return (*super()._index_key(sig, codegen), _edition())
-
-    def load_overload(self, sig: Any, target_context: Any) -> Any:
-        try:
-            return super().load_overload(sig, target_context)
-        except Exception:  # unpickling a damaged file may raise anything
-            return None
-
-    def save_overload(self, sig: Any, data: Any) -> None:
-        try:
-            super().save_overload(sig, data)
-        except OSError as error:
-            warnings.warn(f"compiled kernels cannot be cached ({error}): set NUMBA_CACHE_DIR", stacklevel=2)
-
-
-@cache
-def _edition() -> str:
-    """Return a hash of the source files of all kernels: this folder, and all modules that import from this folder."""
-    digest, here = hashlib.sha256(), Path(__file__).parent
-    for file in sorted(here.parent.rglob("*.py")):
-        source = file.read_bytes()
-        if file.parent == here or b"topk_registry.ops.cpu" in source:
-            digest.update(source)
-    return digest.hexdigest()

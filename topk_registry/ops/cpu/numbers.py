@@ -7,41 +7,18 @@ from typing import Any
 
 import numpy as np
 from numba import njit, types
-from numba.core import typed_passes, untyped_passes
-from numba.core.compiler import CompilerBase
-from numba.core.compiler_machinery import PassManager
 from numba.extending import intrinsic
 from numpy.polynomial import Chebyshev, Polynomial
 
-
-class Compiler(CompilerBase):
-    """numba's compilation pipeline, reduced to the passes that the kernels need.
-
-    The other passes are for closures, literals, array expressions, branches on constants and annotated code. The
-    kernels use none of these.
-    """
-
-    def define_pipelines(self) -> list[PassManager]:
-        passes = PassManager("kernels")
-        for one in (
-            untyped_passes.TranslateByteCode, untyped_passes.FixupArgs, untyped_passes.IRProcessing,
-            untyped_passes.GenericRewrites, untyped_passes.ReconstructSSA, typed_passes.NopythonTypeInference,
-            typed_passes.PreLowerStripPhis, typed_passes.IRLegalization, typed_passes.NativeLowering,
-            typed_passes.NoPythonBackend,
-        ):  # fmt: skip
-            passes.add_pass(one, one.__name__)
-        passes.finalize()
-        return [passes]
-
-
 # "contract": a product and a sum may become one instruction. "reassoc", only in `summing`: sums may be reordered.
 # No option may change a difference of two scores, because the kernels rely on exact differences.
-_COMMON = {"error_model": "numpy", "pipeline_class": Compiler, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-compiled = njit(fastmath={"contract"}, _nrt=True, **_COMMON)
+FASTMATH: dict[str, Any] = {"error_model": "numpy", "fastmath": {"contract"}}
+_COMMON = FASTMATH | {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # only kernels call these functions
+compiled = njit(_nrt=True, **_COMMON)
 # `borrowing` and `inlined` functions allocate no memory and return no array, so they need no reference counts (_nrt)
-borrowing = njit(fastmath={"contract"}, _nrt=False, **_COMMON)
-summing = njit(fastmath={"contract", "reassoc"}, _nrt=False, **_COMMON)
-inlined = njit(fastmath={"contract"}, forceinline=True, _nrt=False, **_COMMON)
+borrowing = njit(_nrt=False, **_COMMON)
+summing = njit(_nrt=False, **_COMMON | {"fastmath": {"contract", "reassoc"}})
+inlined = njit(forceinline=True, _nrt=False, **_COMMON)
 
 # A kernel initializes a variable with ZERO instead of 0, because numba compiles a function again per literal argument.
 ZERO = np.int64(0)
