@@ -30,9 +30,8 @@ CALLS = {
     "mass_body of a table": lambda s: smooth_topk(s, Masses(None, None, None, TABLE), k=3, sums=True),
     "body of kth": lambda s: perturbed_topk(s, 3),
     "body of hinge": lambda s: perturbed_hinge(
-        s, Masses(LABELS, ONES, torch.ones(B), None), k=3, alpha=torch.ones(N), sums=True
+        s, Masses(LABELS, ONES, None, None), k=3, alpha=torch.ones(N), sums=True
     ),
-    "body of hinge of a table": lambda s: perturbed_hinge(s, Masses(None, None, None, TABLE), k=3),
 }
 
 

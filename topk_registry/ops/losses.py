@@ -121,12 +121,14 @@ def perturbed_hinge(
         alpha = alpha.detach()
     options = {"masses": masses, "alpha": alpha, "scale": scale}
     draws = {"k": k, "epsilon": epsilon, "num_samples": num_samples}
-    kernels = route(logits, *masses[:4]) is Route.KERNELS and not masses.needs_grad
+    few = masses.dense is None and masses.even is None
+    kernels = few and route(logits, *masses[:4]) is Route.KERNELS and not masses.needs_grad
     if not kernels or perturbed.backend_of(logits, k, epsilon) != "numba":
         return hinge_definition(logits, partial(perturbed.threshold, **draws), **options)
     seed = torch.randint(perturbed.SEEDS, (), device="cpu")
     cpu = load("topk_registry.ops.perturbed.cpu")
-    kernel = partial(cpu.hinge, seed=seed, sums=sums, **draws, **options)
+    given = {"labels": masses.labels, "shares": masses.shares, "alpha": alpha, "scale": scale}
+    kernel = partial(cpu.hinge, seed=seed, sums=sums, **draws, **given)
     again = partial(hinge_definition, threshold=partial(perturbed.threshold, seed=seed, **draws), **options)
     return RowLosses.apply(logits, kernel, again)  # pyright: ignore[reportReturnType]
 

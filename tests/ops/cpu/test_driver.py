@@ -50,7 +50,7 @@ def test_each_row_is_taken_once_and_the_sum_is_of_all_rows(threads, openmp, monk
 def run(folder: Path, before: str = "") -> tuple[str, str]:
     """The first call of the loss in a new process: stdout and stderr."""
     variables = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
-    command = [sys.executable, "-W", "ignore", "-c", before + PROGRAM]
+    command = [sys.executable, "-c", before + PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True, env=variables)
     return done.stdout.split()[0], done.stderr
 
@@ -59,7 +59,7 @@ def run(folder: Path, before: str = "") -> tuple[str, str]:
 def test_first_use_compiles_once_says_so_and_caches(tmp_path):
     value, log = run(tmp_path)
     assert log.count("compiling") == 1
-    assert str(tmp_path) in log
+    assert list(tmp_path.rglob("*.nbc"))
     again, log = run(tmp_path)
     assert again == value
     assert "compiling" not in log
@@ -67,7 +67,7 @@ def test_first_use_compiles_once_says_so_and_caches(tmp_path):
         file.write_bytes(file.read_bytes()[:100])
     again, log = run(tmp_path)
     assert again == value
-    assert "compiling" in log
+    assert "each process compiles them" in log
 
 
 @pytest.mark.slow
@@ -75,4 +75,4 @@ def test_without_a_place_to_cache_each_process_compiles(tmp_path):
     # root can write everywhere, and numba falls back to __pycache__, which other tests have filled
     nowhere = "from numba.core.caching import CacheImpl\nCacheImpl._locator_classes = []\n"
     _, log = run(tmp_path, nowhere)
-    assert "in each process: set NUMBA_CACHE_DIR" in log
+    assert "each process compiles them" in log

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from topk_registry.ops.cpu.memory import empty
-from topk_registry.ops.cpu.numbers import borrowing, compiled, number_at, place_of, summing
+from topk_registry.ops.cpu.numbers import borrowing, number_at, place_of, summing
 
 BLOCK = 512  # total_of() sums blocks of this length in the precision of the array, and adds these sums in float64
 CACHE_BLOCK = 1024  # a kernel applies several passes to this many scores at a time, while these are in the cache
@@ -29,13 +28,6 @@ def pad(row, x):
 def fill(row, number):
     for i in range(len(row)):
         row[i] = number
-
-
-@compiled
-def ones(count, kind):
-    made = empty(count, kind)
-    fill(made, made.dtype.type(1))
-    return made
 
 
 @borrowing

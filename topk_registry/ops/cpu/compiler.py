@@ -117,5 +117,4 @@ class LinkedCode(JITCodeLibrary):
 
 @cache
 def _log_compiling() -> None:
-    text = "topk-registry: compiling kernels for this processor, once; numba caches them (NUMBA_CACHE_DIR)"
-    print(text, file=sys.stderr, flush=True)
+    print("topk-registry: compiling kernels for this processor", file=sys.stderr, flush=True)

@@ -90,7 +90,7 @@ def finish(state: State, theta: float) -> Coefficients:
     """
     k, a = state.P.shape[1], state.top[:, state.P.shape[1] - 1 : state.P.shape[1]]
     x = (state.top.double() - a.double()) / theta
-    t, p, _, outside, c = graph.top_products(x, state.P.double(), k, k, 3)  # degrees k - 2, k - 1, k
+    t, p, outside, c = graph.top_products(x, state.P.double(), k, k, 3)  # degrees k - 2, k - 1, k
     in_top = p * (outside[0] / c[k - 1] - outside[1] / c[k])
     rho = c[k - 1] / c[k]
     degree = torch.arange(k + 1, dtype=c.dtype, device=c.device)[:, None, None]
@@ -137,9 +137,7 @@ def top_margins(state: State, theta: float) -> Tensor:
     ``state`` must be a result of ``summarize(s, k + 1, theta)``, or a result of :func:`merge` for such states.
     """
     k = state.P.shape[1] - 1
-    gap = state.top.double() - state.top[:, k : k + 1].double()
-    f = graph.top_products(gap / theta, state.P.double(), k, k + 1)
-    return gap[:, :k] + theta * ((f.outside[0] / f.outside[1]).log() - f.t)[:, :k]
+    return graph.top_margins(state.top.double(), state.P[:, :k].double(), k, theta).margins[:, :k]
 
 
 def classes_per_rank(n: int, ranks: int) -> list[int]:

@@ -41,24 +41,16 @@ def marginals(logits: Tensor, k: int, temperature: float = 1.0) -> Tensor:
         >>> marginals(torch.zeros(1, 4), 2)
         tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
     """
-    n = logits.shape[1]
-    top, where = logits.topk(min(k + 1, n) if 2 * k > n else _group_size(k, n), dim=-1)
-    certain = top[:, k : k + 1] == -torch.inf  # at most k finite scores: only one set is possible
-    usual, top = torch.where(certain, 0.0, logits), torch.where(certain, 0.0, top)
-    if 2 * k > n:
-        inside = _probabilities(-usual, *(-usual).topk(_group_size(n - k, n), dim=-1), n - k, temperature, 1)
-        inside = torch.where(logits == -torch.inf, 0.0, inside)
-    else:
-        inside = _probabilities(usual, top, where, k, temperature, 0)
-    of_certain = torch.where(logits == -torch.inf, 0.0, 1.0 + (logits - logits))  # NaN for the scores inf and NaN
-    return torch.where(certain, of_certain, inside)
+    # the sigmoid of margin / temperature: onnxruntime computes the operator Sigmoid inaccurately far below zero
+    return (-F.softplus(-margins(logits, k, temperature) / temperature, threshold=40.0)).exp()
 
 
 def margins(s: Tensor, k: int, theta: float) -> Tensor:
     """Return the margin theta log(p / (1 - p)) of each class: [B, n] -> [B, n].
 
-    Here p is the result of ``marginals(s, k, theta)`` for the class. If at most k scores of a row are above -inf, the
-    classes with these scores have the margin inf, and all other classes have the margin -inf.
+    Here p is the probability that a random set of k classes contains the class, see :func:`marginals`. If at most k
+    scores of a row are above -inf, the classes with these scores have the margin inf, and all other classes have the
+    margin -inf.
     """
     n = s.shape[1]
     if 2 * k > n:
@@ -69,10 +61,14 @@ def margins(s: Tensor, k: int, theta: float) -> Tensor:
     certain = (top[:, k : k + 1] == -torch.inf) & ~top[:, :1].isnan()  # topk puts NaN first
     usual = torch.where(certain, 0.0, s)
     top = usual.gather(1, where)
-    tail, P = _tail(usual, top[:, k : k + 1].detach(), where, k, theta)
-    f = top_margins(top, P, k, theta)
-    out = torch.zeros_like(s) if tail is None else tail_margins(usual - f.a, tail * (-f.t).exp(), f.c, f.t, theta)
-    return torch.where(certain, torch.where(s == -torch.inf, s, s + torch.inf), out.scatter(1, where, f.margins))
+    if where.shape[1] == n:  # all classes are in the top group
+        out = torch.zeros_like(s).scatter(1, where, top_margins(top, None, k, theta).margins)
+    else:
+        gap = usual - top[:, k : k + 1].detach()
+        odds = (gap / theta).scatter(1, where, -torch.inf).exp()
+        f = top_margins(top, power_sums(odds, k), k, theta)
+        out = tail_margins(gap, odds * (-f.t).exp(), f.c, f.t, theta).scatter(1, where, f.margins)
+    return torch.where(certain, torch.where(s == -torch.inf, s, s + torch.inf), out)
 
 
 def log_odds(x: Tensor, k: int) -> Tensor:
@@ -82,30 +78,6 @@ def log_odds(x: Tensor, k: int) -> Tensor:
 
 def _group_size(k: int, n: int) -> int:
     return min(n, 2 * k + 1) if k <= WITH_TAIL else n  # after the 2k largest classes, odds are below 1
-
-
-def _tail(s: Tensor, a: Tensor, where: Tensor, k: int, theta: float) -> tuple[Tensor | None, Tensor | None]:
-    # the odds exp((s - a) / theta) of the tail [B, n], 0 at the classes ``where`` of the top group, and their power
-    # sums [B, k]; None if all classes are in the top group
-    if where.shape[1] == s.shape[1]:
-        return None, None
-    odds = ((s - a) / theta).scatter(1, where, -torch.inf).exp()
-    return odds, power_sums(odds, k)
-
-
-def _probabilities(s: Tensor, top: Tensor, where: Tensor, k: int, theta: float, outside: int) -> Tensor:
-    # the probability of each class to be in the set (outside = 0), or not in the set (outside = 1), without
-    # cancellation
-    a = top[:, k - 1 : k].detach()
-    tail, P = _tail(s, a, where, k, theta)
-    f = top_products((top - a) / theta, P, k, k)
-    cases = f.p * f.outside[0], f.q * f.outside[1]  # in the set, outside of it
-    in_top = cases[outside] / (cases[0] + cases[1])
-    if tail is None:
-        return torch.zeros_like(s).scatter(1, where, in_top)
-    w = tail * (-f.t).exp()
-    below, last = divide_out(f.c / f.c[k], w, k)
-    return (last if outside else w * below).scatter(1, where, in_top)
 
 
 class Margins(NamedTuple):
@@ -146,11 +118,10 @@ def tail_margins(gap: Tensor, w: Tensor, c: Tensor, t: Tensor, theta: float) -> 
 
 
 class Top(NamedTuple):
-    """The factors q + p X of the classes of the top group, and their products with the polynomial of the tail."""
+    """The factors 1 - p + p X of the classes of the top group, and their products with the polynomial of the tail."""
 
     t: Tensor  # [B, 1], the tilt, without a gradient
     p: Tensor  # [B, T], w / (1 + w) for the odds w of the top group
-    q: Tensor  # [B, T], 1 / (1 + w)
     outside: Tensor  # [count, B, T], the coefficients up to k of the product without each class of the top group
     c: Tensor  # [k + 1, B, 1], coefficients of the whole product
 
@@ -172,7 +143,7 @@ def top_products(x: Tensor, P: Tensor | None, k: int, balance: int, count: int =
     q = 1 / (1 + w)
     p = w * q
     levels = product_tree(torch.stack((q, p)), k)
-    return Top(t, p, q, leave_one_out(levels, tail, k, count), product(levels[-1], tail, 0, 0, k))
+    return Top(t, p, leave_one_out(levels, tail, k, count), product(levels[-1], tail, 0, 0, k))
 
 
 def tilted(P: Tensor, shift: Tensor) -> Tensor:

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import laid_out
-from topk_registry.ops.cpu.blocks import BLOCK, fill, has_nan, largest_size
+from topk_registry.ops.cpu.blocks import fill, has_nan, largest_size
 from topk_registry.ops.cpu.driver import add_up, kernel, spans
 from topk_registry.ops.cpu.masks import lowest_bit, within
-from topk_registry.ops.cpu.memory import address_of, array, borrowed, empty
-from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, inlined, number_32, summing
-from topk_registry.ops.masses import Masses
+from topk_registry.ops.cpu.memory import array, borrowed
+from topk_registry.ops.cpu.numbers import ZERO, compiled, inlined, number_32, summing
 from topk_registry.ops.perturbed.noise import TABLE, first_bytes, normal, other_bytes, table
 
 LEAST_WORK = 1 << 15  # a thread gets at least this many scores times draws, about 20 microseconds of work
@@ -53,14 +52,15 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
         k, epsilon, num_samples: rank, standard deviation of the noise, number of draws.
     """
     index = torch.empty(len(scores), num_samples, dtype=torch.int64, device="cpu")
-    return _run(scores, seed, k, epsilon, num_samples, index, 0, 0.0, 1.0, *[None] * 7), index
+    return _run(scores, seed, k, epsilon, num_samples, index, 0, 0.0, 1.0, *[None] * 5), index
 
 
 def hinge(
     scores: Tensor,
     needs_grad: bool,
     *,
-    masses: Masses,
+    labels: Tensor,
+    shares: Tensor,
     seed: Tensor,
     k: int,
     epsilon: float,
@@ -69,28 +69,21 @@ def hinge(
     scale: float,
     sums: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses [B], sum_c q_c scale max(0, alpha_c + f(s) - s_c), and their gradient [B, n].
+    """Return the losses [B], sum_j q_j scale max(0, alpha_y + f(s) - s_y) with y = y_j, and their gradient [B, n].
 
     Args:
         scores, seed, k, epsilon, num_samples: as in :func:`kth`. The first result of :func:`kth` is f(s).
         needs_grad: unused, because the gradient costs little.
-        masses: the mass q_c of each class c in each row.
+        labels, shares: the labels y_j of each row and their masses q_j, both [B, m].
         alpha: required margin, one number or one per class [n].
         scale: factor of the loss.
         sums: whether to return the sum [] of the losses instead.
     """
     total = torch.empty((), device="cpu") if sums else None
     gradient = torch.empty(scores.shape, dtype=torch.float32, device="cpu")
-    one, gaps = (0.0, alpha) if isinstance(alpha, Tensor) else (float(alpha), None)
-    labels, shares, even, dense = masses[:4]
-    arrays = (
-        None if labels is None else laid_out(labels, torch.int64),
-        None if shares is None else laid_out(shares, torch.float64),
-        None if gaps is None else laid_out(gaps, torch.float64),
-        None if dense is None else laid_out(dense, torch.float32),
-        None if even is None else laid_out(even, torch.float64),
-    )
-    options = 0 if labels is None else labels.shape[1], one, float(scale), gradient, *arrays, total
+    one, gaps = (0.0, laid_out(alpha, torch.float64)) if isinstance(alpha, Tensor) else (float(alpha), None)
+    arrays = laid_out(labels, torch.int64), laid_out(shares, torch.float64), gaps
+    options = labels.shape[1], one, float(scale), gradient, *arrays, total
     losses = _run(scores, seed, k, epsilon, num_samples, None, *options)
     return losses if total is None else total, gradient
 
@@ -108,26 +101,21 @@ def _run(scores: Tensor, seed: Tensor, k: int, epsilon: float, draws: int, *opti
 @kernel
 def body(job):
     """Compute rows for :func:`hinge` if ``job``, the array of arguments, contains a gradient, else for :func:`kth`."""
-    field, real = array(job, 23, np.int64), array(job, 16, np.float64)
+    field, real = array(job, 21, np.int64), array(job, 16, np.float64)
     B, n, k, draws, block, m = field[2], field[3], field[4], field[5], field[6], field[13]
     key, epsilon, alpha, scale = array(field[7], 2, np.uint32), real[8], real[14], real[15]
     s, quantiles = array(field[9], (B, n), np.float32), array(field[10], TABLE, np.float64)
     value, index = array(field[11], B, np.float32), array(field[12], (B if field[12] != 0 else 0, draws), np.int64)
     gradient, labels = array(field[16], (B, n), np.float32), array(field[17], (B, m), np.int64)
     shares, gaps = array(field[18], (B, m), np.float64), array(field[19], n if field[19] != 0 else 0, np.float64)
-    masses = array(field[20], (B, n if field[20] != 0 else 0), np.float32)
-    even = array(field[21], B if field[21] != 0 else 0, np.float64)
-    total = array(field[22], 1 if field[22] != 0 else 0, np.float32)
-    memory, is_hinge, of_all = scratch(n), field[16] != 0, field[20] != 0 or field[21] != 0
-    space, classes, guess, done = borrowed(memory), empty(draws, np.int64), 0.0, ZERO
+    total = array(field[20], 1 if field[20] != 0 else 0, np.float32)
+    memory, is_hinge = scratch(n), field[16] != 0
+    space, classes, guess, done = borrowed(memory), np.empty(draws, np.int64), 0.0, ZERO
     for start, stop in spans(job, block, B):
         for r in range(start, stop):
             if is_hinge:
-                if len(masses[r]) > 0:
-                    copy(masses[r], gradient[r])
-                else:
-                    fill(gradient[r], np.float32(even[r]) if len(even) > 0 else np.float32(0))
-                if not of_all and largest_size(shares[r]) == 0:
+                fill(gradient[r], np.float32(0))
+                if largest_size(shares[r]) == 0:
                     value[r] = 0
                     continue
             if len(index) > 0:
@@ -135,39 +123,27 @@ def body(job):
             t, guess = of_row(s[r], r, k, epsilon, key, quantiles, classes, guess, space)
             value[r] = t
             if is_hinge:
-                value[r] = hinges(s[r], t, labels[r], shares[r], gaps, alpha, scale, of_all, classes, gradient[r])
+                value[r] = hinges(s[r], t, labels[r], shares[r], gaps, alpha, scale, classes, gradient[r])
         done += stop - start
     add_up(job, done, value, total)
 
 
 @compiled
-def hinges(row, threshold, labels, shares, gaps, alpha, scale, of_all, index, g):
+def hinges(row, threshold, labels, shares, gaps, alpha, scale, index, g):
     """Return the loss of a row, as :func:`hinge` defines it, and write the gradient of the loss to ``g`` [n].
 
-    The mass of class c is ``g[c]`` before the call, plus ``shares[j]`` for each j with ``labels[j]`` = c. If ``of_all``
-    is False, all numbers in ``g`` are 0 before the call. ``threshold`` is f(s). ``gaps`` [n] holds the required
-    margins. If ``gaps`` is empty, ``alpha`` is the required margin of every class. ``index`` holds, for each draw, the
-    class with the k-th largest perturbed score. The gradient of ``threshold`` is spread evenly over these classes.
+    All numbers in ``g`` are 0 before the call. ``threshold`` is f(s). ``gaps`` [n] holds the required margins. If
+    ``gaps`` is empty, ``alpha`` is the required margin of every class. ``index`` holds, for each draw, the class with
+    the k-th largest perturbed score. The gradient of ``threshold`` is spread evenly over these classes.
     """
     cost, slope = 0.0, 0.0
-    if of_all:
-        for j in range(len(labels)):
-            g[labels[j]] += np.float32(shares[j])
-        for start in range(0, len(row), BLOCK):
-            some, margins = slice(start, start + BLOCK), gaps[start : start + BLOCK]
-            distance, mass = hinges_of_all(
-                row[some], np.float32(threshold), margins, np.float32(alpha), np.float32(scale), g[some]
-            )
-            cost += np.float64(distance)
-            slope += np.float64(mass)
-    else:
-        for j in range(len(labels)):
-            y, mass = labels[j], scale * shares[j]
-            distance = violation(gaps[y] if len(gaps) > 0 else alpha, threshold, np.float64(row[y]))
-            if mass != 0 and not distance < 0:
-                cost += mass * distance
-                slope += mass
-                g[y] -= np.float32(mass)
+    for j in range(len(labels)):
+        y, mass = labels[j], scale * shares[j]
+        distance = (gaps[y] if len(gaps) > 0 else alpha) + (threshold - np.float64(row[y]))
+        if mass != 0 and not distance < 0:
+            cost += mass * distance
+            slope += mass
+            g[y] -= np.float32(mass)
     if threshold != threshold and cost != cost:  # the scores contain NaN, and at least one class has a mass
         fill(g, np.nan)
     for i in index:
@@ -175,33 +151,11 @@ def hinges(row, threshold, labels, shares, gaps, alpha, scale, of_all, index, g)
     return cost
 
 
-@summing
-def hinges_of_all(row, threshold, gaps, alpha, scale, g):
-    """Return the sum of the losses of a block of classes, and the derivative of the sum with respect to ``threshold``.
-
-    ``row``, ``gaps`` and ``g`` belong to the block. ``g`` holds the masses. The function replaces them by the
-    gradient of the sum with respect to ``row``, for constant ``threshold``. All arguments are as in :func:`hinges`.
-    """
-    cost, slope = np.float32(0), np.float32(0)
-    for i in range(len(row)):
-        distance = violation(np.float32(gaps[i]) if len(gaps) > 0 else alpha, threshold, row[i])
-        mass = scale * g[i] if g[i] != 0 and not distance < 0 else np.float32(0)
-        cost += mass * distance if mass != 0 else mass  # so that no mass of 0 multiplies infinity
-        slope += mass
-        g[i] = -mass
-    return cost, slope
-
-
-@inlined
-def violation(gap, threshold, score):
-    return gap + (threshold - score)
-
-
 @compiled
 def scratch(n):
     size = (n + PAD - 1) // PAD * PAD
-    words, u, calls = empty(size // 8, np.uint64), empty(size, np.uint64), empty(size, np.uint64)
-    return empty(size, np.uint8), words, calls, u, empty(size, np.float64)
+    words, u, calls = np.empty(size // 8, np.uint64), np.empty(size, np.uint64), np.empty(size, np.uint64)
+    return np.empty(size, np.uint8), words, calls, u, np.empty(size, np.float64)
 
 
 @compiled
@@ -222,7 +176,7 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
         return np.nan, guess
     limit, words, calls, u, v = space
     size, r = np.uint64(len(limit)), np.uint64(r)
-    byte = array(address_of(words), len(limit), np.uint8)
+    byte = words.view(np.uint8)
     threshold = find_threshold(row, k, epsilon, guess, limit)
     guess, lower = (threshold, epsilon) if threshold > -np.inf else (0.0, np.inf)
     total, draw = 0.0, 0

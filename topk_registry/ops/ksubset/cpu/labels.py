@@ -16,7 +16,7 @@ from torch import Tensor
 from topk_registry.ops.backend import laid_out
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.driver import add_up, kernel, spans
-from topk_registry.ops.cpu.memory import array, borrowed, empty, zeros
+from topk_registry.ops.cpu.memory import array, borrowed
 from topk_registry.ops.cpu.numbers import ZERO, borrowing, compiled, largest_integer
 from topk_registry.ops.ksubset.cpu import loops, polynomial
 from topk_registry.ops.ksubset.cpu import masses as mass_rows
@@ -141,9 +141,10 @@ def memory_for(width, n, k):
     m = blocks.padded(n)
     members = min(3 * k, m)
     return Memory(
-        scratch_space(m, k), empty(m, np.float32), empty((width, m), np.float32), empty(blocks.CACHE_BLOCK, np.float32),
-        loops.coefficients(k), empty(width, np.int64), empty(width), empty(width), empty(width, np.float32),
-        empty(width, np.float32), empty((width, members), np.int64), empty((width, members)), empty(k),
+        scratch_space(k), np.empty(m, np.float32), np.empty((width, m), np.float32),
+        np.empty(blocks.CACHE_BLOCK, np.float32), loops.coefficients(k), np.empty(width, np.int64), np.empty(width),
+        np.empty(width), np.empty(width, np.float32), np.empty(width, np.float32), np.empty((width, members), np.int64),
+        np.empty((width, members)), np.empty(k),
     )  # fmt: skip
 
 
@@ -165,11 +166,11 @@ def label_rows(s, label, share, alpha, k, theta, tau, value, gradient, memory):
         memory: result of :func:`memory_for`.
     """
     B, memory = len(value), borrowed(memory)
-    P = zeros((k, B))
+    P = np.zeros((k, B))
     powers = _split_rows(s, label, share, k, theta, gradient.shape[1], memory, P)
     T = largest_integer(memory.size[:B])
-    p, q, in_top = empty((T, B)), empty((T, B)), empty((T, B))
-    before, after = empty((T + 1, k + 1, B)), empty((T + 1, k + 1, B))
+    p, q, in_top = np.empty((T, B)), np.empty((T, B)), np.empty((T, B))
+    before, after = np.empty((T + 1, k + 1, B)), np.empty((T + 1, k + 1, B))
     polynomial.top_group(memory.members, memory.size, memory.u, P, powers, p, q, before, after)
     polynomial.label_gradient(p, q, before, after, in_top)
     _write_rows(label, share, alpha, k, theta, tau, value, gradient, memory, before, in_top)

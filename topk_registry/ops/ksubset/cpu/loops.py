@@ -8,8 +8,7 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.cpu.blocks import CACHE_BLOCK, largest_size, total
-from topk_registry.ops.cpu.memory import zeros
+from topk_registry.ops.cpu.blocks import CACHE_BLOCK, largest_size
 from topk_registry.ops.cpu.numbers import LOG2E, borrowing, compiled, inlined, log32, power_of_2_32, summing
 
 FRONT = 4  # number of zeros in front of the coefficients, see first_of_fours
@@ -67,23 +66,35 @@ def power_sums(w, P, scratch):
     From j = 2 on, tiny odds are skipped, because their powers could be denormal numbers, which are slow. The powers of
     these odds are too small to change a sum. ``scratch`` is memory for CACHE_BLOCK numbers.
     """
-    k = len(P)
     P[:] = 0
     for start in range(0, len(w), CACHE_BLOCK):
         base = w[start : start + CACHE_BLOCK]
-        P[0] += total(base)
         v = scratch[: len(base)]
-        for i in range(len(v)):
-            v[i] = base[i]
-        for j in range(1, k, 4):
+        _add_powers(P, 0, _five_powers(base, v))
+        for j in range(5, len(P), 4):
             _add_powers(P, j, _four_powers(base, v, np.float32(2.0 ** (-120.0 / (j + 4)))))
 
 
 @borrowing
 def _add_powers(P, j, sums):
-    for i in range(4):
-        if j + i < len(P):
-            P[j + i] += sums[i]
+    for i in range(min(len(sums), len(P) - j)):
+        P[j + i] += sums[i]
+
+
+@summing
+def _five_powers(base, v):
+    zero, least = np.float32(0), np.float32(2.0**-24)
+    first = second = third = fourth = fifth = zero  # sums of w, ..., w^5; v becomes w^5
+    for i in range(len(base)):
+        first += base[i]
+        w = base[i] if base[i] > least else zero
+        square = w * w
+        v[i] = square * w * square
+        second += square
+        third += square * w
+        fourth += square * square
+        fifth += v[i]
+    return first, second, third, fourth, fifth
 
 
 @summing
@@ -106,7 +117,7 @@ def _four_powers(base, v, least):
 @compiled
 def coefficients(k):
     # memory for the coefficients c_0..c_k of a polynomial, with zeros before c_0, which first_of_fours explains
-    return zeros(FRONT + k + 1, np.float32)
+    return np.zeros(FRONT + k + 1, np.float32)
 
 
 @borrowing

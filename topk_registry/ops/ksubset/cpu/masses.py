@@ -10,7 +10,7 @@ from collections import namedtuple
 import numpy as np
 
 from topk_registry.ops.cpu import blocks
-from topk_registry.ops.cpu.memory import borrowed, empty, zeros
+from topk_registry.ops.cpu.memory import borrowed
 from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, largest_integer
 from topk_registry.ops.ksubset.cpu import loops, polynomial
 from topk_registry.ops.ksubset.cpu.split import CERTAIN, INVALID, balance, power_sums, scratch_space, split, to_odds
@@ -36,7 +36,7 @@ def memory_for(width, n, k, alpha, tau):
     """Return the scratch memory for a call of :func:`mass_rows` with at most ``width`` rows of n scores."""
     m, members = blocks.padded(n), min(5 * k + 5, blocks.padded(n))
     length = m if len(alpha) > 1 else blocks.CACHE_BLOCK
-    alphas, gains = zeros(length, np.float32), zeros(length, np.float32)
+    alphas, gains = np.zeros(length, np.float32), np.zeros(length, np.float32)
     gap, gain = np.float32(0), 0.0
     for i in range(n if len(alpha) > 1 else length):
         if i == 0 or len(alpha) > 1:
@@ -44,10 +44,11 @@ def memory_for(width, n, k, alpha, tau):
             gain = math.exp(-np.float64(gap) / tau)
         alphas[i], gains[i] = gap, gain
     return Memory(
-        scratch_space(m, k + 1), empty((width, m), np.float32), zeros((width, m), np.float32),
-        empty((width, m), np.float32), empty((width, m), np.float32), empty(4 * blocks.CACHE_BLOCK, np.float32),
-        loops.coefficients(k), empty(k + 1), empty((width, members), np.int64), empty((2 * width, members)), empty(k),
-        zeros(k + 8, np.float32), alphas, gains,
+        scratch_space(k + 1), np.empty((width, m), np.float32), np.zeros((width, m), np.float32),
+        np.empty((width, m), np.float32), np.empty((width, m), np.float32),
+        np.empty(4 * blocks.CACHE_BLOCK, np.float32), loops.coefficients(k), np.empty(k + 1),
+        np.empty((width, members), np.int64), np.empty((2 * width, members)), np.empty(k), np.zeros(k + 8, np.float32),
+        alphas, gains,
     )  # fmt: skip
 
 
@@ -73,7 +74,7 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
     tilts = _both_tilts(s, n, labels, shares, even, dense, k, theta, memory)
     size, T = tilts.size, tilts.T
     below, last = _leave_one_out(tilts.before, tilts.after)
-    g_below, g_product = zeros((T, 2 * B)), zeros((k + 1, 2 * B))
+    g_below, g_product = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B))
     for r in range(B):
         x, masses, g, total = memory.x[r], memory.mass[r], memory.direct[r], 0.0
         if size[r] < 0:
@@ -117,8 +118,8 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
 @compiled
 def _both_tilts(s, n, labels, shares, even, dense, k, theta, memory):
     B = len(s)
-    size, kth, a, most = empty(2 * B, np.int64), empty(B, np.float32), empty(B, np.float32), zeros(B)
-    ratio, u, P, powers = blocks.ones(B, np.float64), blocks.ones(2 * B, np.float64), zeros((k, 2 * B)), ZERO
+    size, kth, a, most = np.empty(2 * B, np.int64), np.empty(B, np.float32), np.empty(B, np.float32), np.zeros(B)
+    ratio, u, P, powers = np.ones(B), np.ones(2 * B), np.zeros((k, 2 * B)), ZERO
     where, members = memory.where, memory.members
     for r in range(B):
         x = memory.x[r]
@@ -150,8 +151,8 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, memory):
             factor *= ratio[r]
             P[j, r], P[j, B + r] = memory.powers[j] * factor, memory.powers[j]
     T = largest_integer(size)
-    p, q = empty((T, 2 * B)), empty((T, 2 * B))
-    before, after = empty((T + 1, k + 1, 2 * B)), empty((T + 1, k + 1, 2 * B))
+    p, q = np.empty((T, 2 * B)), np.empty((T, 2 * B))
+    before, after = np.empty((T + 1, k + 1, 2 * B)), np.empty((T + 1, k + 1, 2 * B))
     polynomial.top_group(members, size, u, P, powers, p, q, before, after)
     return Tilts(size, kth, a, u, ratio, most, P, p, q, before, after, T)
 
@@ -159,7 +160,7 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, memory):
 @compiled
 def _leave_one_out(before, after):
     T, k, lanes = len(before) - 1, before.shape[1] - 1, before.shape[2]
-    below, last = empty((T, lanes)), empty((T, lanes))  # coefficients k - 1 and k of the product without factor j
+    below, last = np.empty((T, lanes)), np.empty((T, lanes))  # coefficients k - 1 and k of the product without factor j
     for j in range(T):
         polynomial.without(before, after, j, k - 1, below[j])
         polynomial.without(before, after, j, k, last[j])
@@ -210,7 +211,7 @@ def _top_cotangents(tilts, below, last, g_below, g_product):
     P, T = tilts.P, tilts.T
     k, lanes = P.shape
     B = lanes // 2
-    g_x, g_last = zeros((T, lanes)), zeros((T, lanes))
+    g_x, g_last = np.zeros((T, lanes)), np.zeros((T, lanes))
     for j in range(T):
         for i in range(lanes):
             if g_below[j, i] != 0:  # in the lane of the other tilt, ``below`` and ``last`` may be 0

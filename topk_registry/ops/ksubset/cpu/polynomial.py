@@ -5,7 +5,8 @@ called a *lane*. Vector instructions compute several lanes at once. ../README.md
 group and tail.
 """
 
-from topk_registry.ops.cpu.memory import zeros
+import numpy as np
+
 from topk_registry.ops.cpu.numbers import borrowing, compiled, copy, exp64
 from topk_registry.ops.ksubset.cpu.loops import FRONT
 
@@ -162,8 +163,8 @@ def cotangents(q, p, before, after, g_below, g_last, g_product, g_x):
         g_x: output, gradient with respect to x_i [T, lanes], where p_i = sigmoid(x_i) and q_i = 1 - p_i.
     """
     T, k, lanes = len(p), before.shape[1] - 1, p.shape[1]
-    g_q, g_p = zeros((T, lanes)), zeros((T, lanes))
-    g_after, passed = zeros((k + 2, lanes)), zeros((k + 2, lanes))  # an additional 0 avoids a special case
+    g_q, g_p = np.zeros((T, lanes)), np.zeros((T, lanes))
+    g_after, passed = np.zeros((k + 2, lanes)), np.zeros((k + 2, lanes))  # an additional 0 avoids a special case
     _add_correlation(before[0], g_below[0], g_last[0], g_after)
     for j in range(1, T):
         _through_factor(after[j + 1], g_after, q[j], p[j], g_q[j], g_p[j], passed)

@@ -12,12 +12,10 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks, select
 from topk_registry.ops.cpu.masks import places_from
-from topk_registry.ops.cpu.memory import empty
 from topk_registry.ops.cpu.numbers import borrowing, compiled, exp64, summing
 from topk_registry.ops.ksubset.cpu import loops
 
 MAX_GAP = 600.0  # maximum of (s - a) / theta: odds and their sums are finite, and larger values give the same results
-MANY, AT_ONCE = 8, 0.6  # if the first round of split finds more than MANY classes, it multiplies the limit by AT_ONCE
 INVALID, CERTAIN = -1, -2  # returned in place of a size if a score is NaN, or if only one set of classes is possible
 
 
@@ -45,7 +43,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
         and ``most`` is the largest u w_i in the tail. If fewer than ``depth`` scores are above -inf, ``size`` is
         CERTAIN. If a score is NaN, or ``depth`` scores are inf, ``size`` is INVALID.
     """
-    top, places, scratch = space
+    top, places = space
     a = blocks.largest_of(row)
     if np.isnan(a) or (not np.isfinite(a) and blocks.has_nan(row)):  # largest_of does not see NaNs with a minus sign
         return INVALID, a, 1.0, 0.0
@@ -56,7 +54,7 @@ def split(row, k, depth, limit, theta, space, w, members, where):
         if limit * mass >= k:
             u, most = _tilted(w, k / mass)
             return 0, a, u, most
-    select.largest(row, top, places, scratch)
+    select.largest(row, top, places)
     if top[depth - 1] == -np.inf:
         return CERTAIN, a, 1.0, 0.0
     a = top[depth - 1]
@@ -73,8 +71,6 @@ def split(row, k, depth, limit, theta, space, w, members, where):
         joined = places_from(w, w.dtype.type(limit / u), where[size:])
         if joined == 0:
             break
-        if size == depth and joined > MANY:  # u will grow by much, so a lower limit saves a round
-            joined = places_from(w, w.dtype.type(AT_ONCE * limit / u), where[size:])
         for j in range(size, size + joined):
             members[j] = row[where[j]]
             w[where[j]] = 0
@@ -82,12 +78,6 @@ def split(row, k, depth, limit, theta, space, w, members, where):
         size += joined
         mass = blocks.total_of(w)
         u = balance(members[:size], mass, depth, u)
-    if size == depth:
-        for j in range(depth - 1, -1, -1):
-            if members[j] * u <= limit:  # this class belongs to the tail
-                size -= 1
-                w[where[j]] = members[j]
-                members[j], where[j] = members[size], where[size]
     u, most = _tilted(w, u)
     return size, a, u, min(most, limit)
 
@@ -101,8 +91,8 @@ def _tilted(w, u):
 
 
 @compiled
-def scratch_space(n, depth):
-    return empty(depth, np.float32), empty(depth, np.int64), select.scratch(n, depth)
+def scratch_space(depth):
+    return np.empty(depth, np.float32), np.empty(depth, np.int64)
 
 
 @borrowing
@@ -131,17 +121,15 @@ def to_odds(scores, a, theta):
 def balance(members, mass, k, u):
     """Return the number v for which sum_i v E_i / (1 + v E_i) + v mass is about k - 1/2, by Newton's method.
 
-    ``members`` contains the odds E of the classes of the top group. The k-th largest of these odds is 1. ``mass`` is
-    the sum of the odds of all other classes. ``u`` is a lower bound of v, or 0 if no bound is known.
+    ``members`` contains the odds E of the classes of the top group, of which the first k are the largest, in descending
+    order. The k-th largest is 1. ``mass`` is the sum of the odds of all other classes. ``u`` is a lower bound of v, or
+    0 if no bound is known.
     """
-    if u == 0:  # begin at the solution of sum_i min(u E_i, 1) + u mass = k, which is near: a few Newton steps suffice
-        least = 1.0
-        for _ in range(len(members) + 1):
-            certain, rest = _apart(members, least)
-            larger = (k - certain) / (rest + mass)
-            if not larger > 1.01 * u:
-                break
-            u, least = larger, 1 / larger
+    if u == 0:  # begin at formula (5) of ../README.md, which is near: a few Newton steps suffice
+        rest = mass + blocks.total(members[k:])
+        for m in range(k - 1, -1, -1):
+            rest += members[m]
+            u = max(u, (k - m) / rest)
     for _ in range(20):
         drawn, slope = _drawn(members, u)
         missing = k - 0.5 - drawn - mass * u
@@ -149,15 +137,6 @@ def balance(members, mass, k, u):
         if abs(missing) < 0.05:
             break
     return u
-
-
-@summing
-def _apart(members, least):
-    certain = rest = 0.0  # number of odds above ``least``, and sum of all other odds
-    for j in range(len(members)):
-        certain += 1.0 if members[j] > least else 0.0
-        rest += members[j] if members[j] <= least else 0.0
-    return certain, rest
 
 
 @summing
