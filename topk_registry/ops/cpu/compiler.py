@@ -44,7 +44,8 @@ def compiled_body(function: Callable) -> Any:
                 stacklevel=2,
             )
             code = cfunc("void(voidptr)", **FASTMATH)(body)
-    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address)
+    address: Any = code.address
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
 
 def _with_edition(function: Callable) -> FunctionType:
@@ -68,7 +69,8 @@ def edition() -> str:
 @contextmanager
 def linked_code() -> Iterator[None]:
     """Make numba use :class:`LinkedCode` within a ``with`` block."""
-    codegen = cpu_target.target_context.codegen()
+    target: Any = cpu_target.target_context
+    codegen = target.codegen()
     with global_compiler_lock:
         codegen._library_class, codegen.set_env = LinkedCode, lambda name, environment: None
         try:

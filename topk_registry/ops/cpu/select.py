@@ -1,4 +1,6 @@
 """Select the largest scores of a row of scores."""
+# pyright: reportCallIssue=false
+# numba's intrinsics are called without their first parameter
 
 import numpy as np
 

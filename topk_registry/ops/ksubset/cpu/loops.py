@@ -146,12 +146,6 @@ def label_gradient(w, c, scale, slope, count, scratch):
     k, one = len(c) - FRONT - 1, np.float32(1)
     c = c[first_of_fours(k - 1, min(count, k - 1)) : FRONT + k - 1]
     first, second, third, fourth = c[0], c[1], c[2], c[3]
-    if len(c) == 4:
-        for i in range(len(w)):
-            v = w[i] * scale
-            d = fourth - v * (third - v * (second - v * first))
-            w[i] = slope * v * (d * (one + v) - one)
-        return
     for start in range(0, len(w), CACHE_BLOCK):
         v = w[start : start + CACHE_BLOCK]
         d = scratch[: len(v)]
@@ -198,7 +192,7 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         row: scores s, padded with -inf.
         w: odds of the classes of the tail, and 0 for all other classes.
         mass: mass of each class of the tail, and 0 for all other classes and for the padding.
-        alpha, gain: required margin and exp(-alpha / tau), for each class or as CACHE_BLOCK equal numbers.
+        alpha, gain: required margin and exp(-alpha / tau) of each class.
         c: coefficients c_0..c_k as :func:`polynomial.balanced` wrote them, so c_{k-1} = c_k = 1.
         a, odds_scale, shift: a is a reference score. The others are numbers for which odds_scale w equals
             exp((s - a) / theta + shift), where theta is the temperature.
@@ -216,14 +210,12 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
     #     dL/ds = chain e_{k-1},   dL/dc_j = theta chain (-v)^(k-1-j) for j < k,   dL/dc_k = -theta chain d_{k-1}.
     n, k, value = len(w), len(dc) - 1, 0.0
     powers = min(powers, k)
-    per_class = len(alpha) > CACHE_BLOCK or len(alpha) == n
     c = c[first_of_fours(k, powers) : FRONT + k]
     dc[:] = 0
     for start in range(0, n, CACHE_BLOCK):
         stop = min(start + CACHE_BLOCK, n)
-        at = start if per_class else 0
         scores, v, share, out = row[start:stop], w[start:stop], mass[start:stop], g[start:stop]
-        gap, factor = alpha[at : at + len(v)], gain[at : at + len(v)]
+        gap, factor = alpha[start:stop], gain[start:stop]
         _horner_twice(v, c, odds_scale, scratch)
         _chains(share, factor, scale, scratch, out)
         cost, of_last = _sum_of_hinges(scores, share, gap, scratch, a, shift, scale, tau)

@@ -21,7 +21,7 @@ NO_MASS = -3  # stored in place of the size of the top group if a row has no mas
 # Scratch memory of a thread. One row at a time uses space (for split), scratch (four blocks), c and g_c (coefficients
 # and their gradient), powers and slopes. These fields have an entry per row: x (scores), mass (of each class), odds,
 # direct (gradient at fixed coefficients), where and members (classes and odds of the top group). alphas and gains hold
-# alpha and exp(-alpha / tau) of each class. If alpha is one number, both have CACHE_BLOCK equal numbers.
+# alpha and exp(-alpha / tau) of each class.
 Memory = namedtuple("Memory", "space x mass odds direct scratch c g_c where members powers slopes alphas gains")
 # Polynomials of B rows at two tilts. The tilt of lanes 0..B-1 selects about k - 1/2 classes. The tilt of lanes B..2B-1
 # selects about k + 1/2 classes, and is for the margins of the k largest classes. size and u [2 B] are results of split.
@@ -35,14 +35,10 @@ Tilts = namedtuple("Tilts", "size kth a u ratio most P p q before after T")
 def memory_for(width, n, k, alpha, tau):
     """Return the scratch memory for a call of :func:`mass_rows` with at most ``width`` rows of n scores."""
     m, members = blocks.padded(n), min(5 * k + 5, blocks.padded(n))
-    length = m if len(alpha) > 1 else blocks.CACHE_BLOCK
-    alphas, gains = np.zeros(length, np.float32), np.zeros(length, np.float32)
-    gap, gain = np.float32(0), 0.0
-    for i in range(n if len(alpha) > 1 else length):
-        if i == 0 or len(alpha) > 1:
-            gap = np.float32(alpha[i])
-            gain = math.exp(-np.float64(gap) / tau)
-        alphas[i], gains[i] = gap, gain
+    alphas, gains = np.zeros(m, np.float32), np.zeros(m, np.float32)
+    for i in range(n):
+        alphas[i] = alpha[i if len(alpha) > 1 else 0]
+        gains[i] = math.exp(-np.float64(alphas[i]) / tau)
     return Memory(
         scratch_space(k + 1), np.empty((width, m), np.float32), np.zeros((width, m), np.float32),
         np.empty((width, m), np.float32), np.empty((width, m), np.float32),
