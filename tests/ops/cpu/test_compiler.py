@@ -48,8 +48,19 @@ def test_only_the_body_of_a_kernel_becomes_machine_code(made):
     assert made == ["body"]
 
 
-def test_a_body_is_compiled_again_if_a_source_file_changed(made, monkeypatch):
+def test_a_body_is_compiled_again_if_a_source_file_changed(made, monkeypatch, capsys):
+    compiler._log_compiling.cache_clear()
     for edition, compilations in (("first", 1), ("first", 1), ("second", 2), ("first", 2)):
         monkeypatch.setattr(compiler, "edition", lambda edition=edition: edition)
         assert doubled() == 6
         assert len(made) == compilations
+    assert capsys.readouterr().err.count("compiling") == 1
+
+
+def test_each_process_compiles_if_the_cache_is_damaged(made, tmp_path):
+    assert doubled() == 6
+    for file in tmp_path.rglob("*.nbc"):
+        file.write_bytes(file.read_bytes()[:100])
+    with pytest.warns(UserWarning, match="each process compiles"):
+        assert doubled() == 6
+    assert made == ["body", "body"]

@@ -70,6 +70,7 @@ def edition() -> str:
 def linked_code() -> Iterator[None]:
     """Make numba use :class:`LinkedCode` within a ``with`` block."""
     target: Any = cpu_target.target_context
+    target.refresh()  # compiles numba's runtime, whose code must not be postponed
     codegen = target.codegen()
     with global_compiler_lock:
         codegen._library_class, codegen.set_env = LinkedCode, lambda name, environment: None
@@ -102,6 +103,7 @@ class LinkedCode(JITCodeLibrary):
             super()._finalize_final_module()
 
     def make_machine_code(self) -> None:
+        self._ensure_finalized()
         if not self.is_machine_code:
             self.is_machine_code = True
             super()._optimize_final_module()

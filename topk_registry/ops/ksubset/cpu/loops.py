@@ -11,7 +11,7 @@ import numpy as np
 from topk_registry.ops.cpu.blocks import CACHE_BLOCK, largest_size
 from topk_registry.ops.cpu.numbers import LOG2E, borrowing, compiled, inlined, log32, power_of_2_32, summing
 
-FRONT = 4  # number of zeros in front of the coefficients, see first_of_fours
+FRONT = 4  # number of zeros in front of the coefficients, see first_of
 FLOOR = np.float32(-50.4)  # odds below 2^FLOOR become 0, because products of them would be slow denormal numbers
 # The scratch memory of a block holds v, d, e and x / d of :func:`tail_hinges`, from the indices 0, D, E and COST on.
 # These share one array, because the compiler checks each pair of arrays in a loop for overlap. If a loop uses many
@@ -116,16 +116,16 @@ def _four_powers(base, v, least):
 
 @compiled
 def coefficients(k):
-    # memory for the coefficients c_0..c_k of a polynomial, with zeros before c_0, which first_of_fours explains
+    # memory for the coefficients c_0..c_k of a polynomial, with zeros before c_0, which first_of explains
     return np.zeros(FRONT + k + 1, np.float32)
 
 
 @borrowing
-def first_of_fours(stop, count):
-    # the index at which a loop over the last ``count`` of the coefficients c_0..c_{stop-1} begins. The loop reads four
-    # coefficients at a time, so the number of coefficients is rounded up to a multiple of four. The zeros before c_0,
-    # and coefficients that are not needed, do not change results.
-    return FRONT + stop - max(4, (count + 3) // 4 * 4)
+def first_of(stop, count, width):
+    # the index at which a loop over the last ``count`` of the coefficients c_0..c_{stop-1} begins. The loop reads
+    # ``width`` coefficients at a time, so the number of coefficients is rounded up to a multiple of the width. The
+    # zeros before c_0, and coefficients that are not needed, do not change results.
+    return FRONT + stop - max(width, (count + width - 1) // width * width)
 
 
 @borrowing
@@ -144,7 +144,7 @@ def label_gradient(w, c, scale, slope, count, scratch):
         scratch: memory for CACHE_BLOCK numbers.
     """
     k, one = len(c) - FRONT - 1, np.float32(1)
-    c = c[first_of_fours(k - 1, min(count, k - 1)) : FRONT + k - 1]
+    c = c[first_of(k - 1, min(count, k - 1), 4) : FRONT + k - 1]
     first, second, third, fourth = c[0], c[1], c[2], c[3]
     for start in range(0, len(w), CACHE_BLOCK):
         v = w[start : start + CACHE_BLOCK]
@@ -170,12 +170,13 @@ def add_slopes(w, slopes, count, out, scratch):
         sums = scratch[: len(v)]
         for i in range(len(v)):
             sums[i] = 0
-        j = (count + 3) // 4 * 4 - 4  # the slopes from ``count`` on are 0
+        j = (count + 4) // 5 * 5 - 5  # the slopes from ``count`` on are 0
         while j >= 0:
-            first, second, third, fourth = slopes[j], slopes[j + 1], slopes[j + 2], slopes[j + 3]
+            first, second, third, fourth, fifth = slopes[j], slopes[j + 1], slopes[j + 2], slopes[j + 3], slopes[j + 4]
             for i in range(len(v)):
-                sums[i] = v[i] * (first + v[i] * (second + v[i] * (third + v[i] * (fourth + sums[i]))))
-            j -= 4
+                end = v[i] * (fourth + v[i] * (fifth + sums[i]))
+                sums[i] = v[i] * (first + v[i] * (second + v[i] * (third + end)))
+            j -= 5
         for i in range(len(v)):
             result[i] += sums[i]
 
@@ -210,7 +211,7 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
     #     dL/ds = chain e_{k-1},   dL/dc_j = theta chain (-v)^(k-1-j) for j < k,   dL/dc_k = -theta chain d_{k-1}.
     n, k, value = len(w), len(dc) - 1, 0.0
     powers = min(powers, k)
-    c = c[first_of_fours(k, powers) : FRONT + k]
+    c = c[first_of(k, powers, 5) : FRONT + k]
     dc[:] = 0
     for start in range(0, n, CACHE_BLOCK):
         stop = min(start + CACHE_BLOCK, n)
@@ -222,7 +223,7 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         value += cost
         dc[k] -= of_last
         v, e = scratch[: len(v)], scratch[E : E + len(v)]
-        _add_moments(e, v, min(k, 3 * ((powers + 2) // 3)), dc)
+        _add_moments(e, v, powers, dc)
     return value
 
 
@@ -231,14 +232,15 @@ def _horner_twice(w, c, scale, scratch):
     # v = scale w, d_{k-1} and e_{k-2} of tail_hinges
     for i in range(len(w)):
         scratch[i], scratch[D + i], scratch[E + i] = scale * w[i], 0, 0
-    for j in range(0, len(c), 4):
-        first, second, third, fourth = c[j], c[j + 1], c[j + 2], c[j + 3]
+    for j in range(0, len(c), 5):
+        first, second, third, fourth, fifth = c[j], c[j + 1], c[j + 2], c[j + 3], c[j + 4]
         for i in range(len(w)):
             x = scratch[i]
             z, y = scratch[D + i] - x * scratch[E + i], first - x * scratch[D + i]
             z, y = y - x * z, second - x * y
             z, y = y - x * z, third - x * y
             z, y = y - x * z, fourth - x * y
+            z, y = y - x * z, fifth - x * y
             scratch[D + i], scratch[E + i] = y, z
 
 
@@ -274,27 +276,32 @@ def _sum_of_hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
 def _add_moments(e, v, count, dc):
     # add the sum of e (-v)^j to dc_{k-1-j}, for j < count
     k, least = len(dc) - 1, np.float32(1e-20) * largest_size(e)
-    for j in range(0, count, 3):
-        sums = _three_moments(e, v, least)
-        for i in range(min(3, count - j)):
+    for j in range(0, count, 5):
+        sums = _five_moments(e, v, least)
+        for i in range(min(5, k - j)):
             dc[k - 1 - j - i] += sums[i]
 
 
 @summing
-def _three_moments(e, v, least):
+def _five_moments(e, v, least):
     zero = np.float32(0)
-    first = second = third = zero  # sums of e, -v e and v^2 e; e becomes -v^3 e
+    first = second = third = fourth = fifth = zero  # sums of e, -v e, ..., v^4 e; e becomes -v^5 e
     for i in range(len(v)):
-        one = e[i]
-        two = -v[i] * one
+        one, x = e[i], -v[i]
+        two = x * one
         two = two if abs(two) > least else zero
-        three = -v[i] * two
+        three = x * two
+        four = x * three
+        four = four if abs(four) > least else zero
+        five = x * four
         first += one
         second += two
         third += three
-        term = -v[i] * three
+        fourth += four
+        fifth += five
+        term = x * five
         e[i] = term if abs(term) > least else zero
-    return first, second, third
+    return first, second, third, fourth, fifth
 
 
 @borrowing
