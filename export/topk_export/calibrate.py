@@ -14,7 +14,6 @@ import functools
 import math
 import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +31,7 @@ from topk_export.runtime.metadata import LOGITS, SET_OUTPUTS, Metadata
 from topk_export.runtime.predictor import Predictor, read_ahead
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
-from topk_export.staging import move_into_place
+from topk_export.staging import staged_at
 from topk_export.verify import SAMPLE, beside, expected_sets
 from topk_registry.conformal import (
     PredictionSets,
@@ -470,7 +469,7 @@ def _facts(
         "rule": sets.rule,
         "alpha": sets.alpha,
         "alphas": list(sets.levels),
-        "thresholds_sha256": digest_of_table(sets),
+        **digest_of_table(sets),
         "temperature": sets.temperature,
         "guarantee": "none, because the labels of the calibration looked wrong" if forced else promise,
         "guarantee_lists": "none" if forced else LISTS[sets.rule],
@@ -490,9 +489,7 @@ def _write(
 ) -> None:
     stamped = replace(metadata, sets=facts, outputs={**metadata.outputs, **SET_OUTPUTS})
     graph.set_metadata(built, {**{entry.key: entry.value for entry in built.metadata_props}, **stamped.to_props()})
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}-") as folder:
-        staged = Path(folder) / output.name
+    with staged_at(output) as staged:
         graph.save(built, staged, source=model.parent)
         written = Predictor(staged, device="cpu")
         inputs = inputs_for(written.session, metadata)
@@ -501,7 +498,5 @@ def _write(
         if ((outputs[SET] != expected) & ~near).any():
             raise ExportError("the sets of the calibrated file do not match the thresholds: the file was not written")
         sample = beside(model, SAMPLE)
-        copy = beside(staged, SAMPLE)
         if sample.is_file():
-            shutil.copyfile(sample, copy)
-        move_into_place(staged, output, [copy] if sample.is_file() else ())
+            shutil.copyfile(sample, beside(staged, SAMPLE))

@@ -6,7 +6,7 @@ LogSoftmax and Sigmoid, the same functions spelled out with exponentials and sum
 ai.onnx.ml. Only the end of an output counts: networks with SiLU activations contain many other sigmoids.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,18 @@ MOVING = frozenset(("Cast", "Flatten", "Identity", "Reshape", "Squeeze", "Unsque
 # operators that repeat or move a number per row, or compare the number with a constant
 PER_ROW = MOVING | {"Expand", "Max"}
 ENDS = MOVING | {"Normalizer", "Transpose", "ZipMap"}
+ROWS = "rows"
+# what turns logits x into probabilities; _matches describes the patterns
+EXP_SUM = (ROWS, ("ReduceSum", ("Exp", "x")))
+ONE_PLUS_EXP = ("Add", 1, ("Exp", ("Neg", "x")))
+ENDINGS: tuple[tuple[str, Any], ...] = (
+    (SOFTMAX, ("Softmax", "x")),
+    (SOFTMAX, ("Div", ("Exp", "x"), EXP_SUM)),
+    (SOFTMAX, ("Mul", ("Exp", "x"), (ROWS, ("Reciprocal", EXP_SUM)))),
+    (SIGMOID, ("Sigmoid", "x")),
+    (SIGMOID, ("Div", 1, ONE_PLUS_EXP)),
+    (SIGMOID, ("Reciprocal", ONE_PLUS_EXP)),
+)
 FLOATS = (1, 10, 11, 16)  # float32, float16, float64 and bfloat16 in onnx.TensorProto
 
 
@@ -114,16 +126,6 @@ def find_logits(graph: Any, *, name: str | None = None, ends: bool = True) -> Fo
     return ended[0] if ended else next(iter(candidates.values()))
 
 
-def end_of(model: Any) -> str:
-    """Return the operation that turns the logits of a ModelProto into probabilities, or an empty string."""
-    lookup = Graph(model.graph)
-    output = model.graph.output[0].name
-    for tensor in _tensors_before(lookup, output):
-        if lookup.operator(tensor) in ("LogSoftmax", "HardSigmoid"):
-            return lookup.operator(tensor)
-    return _before_end(lookup, output).end
-
-
 def shape_text(kind: Any) -> str:
     """Return a text such as ``[batch, 1000]`` for the type of a tensor. An unknown length is ``?``."""
     if kind is None or kind.WhichOneof("value") != "tensor_type":
@@ -148,9 +150,13 @@ def _fits(lookup: Graph, output: Any) -> bool:
 def _before_end(lookup: Graph, output: str) -> Found:
     """Return the tensor before the last operation of an output. Without a known operation, return the output."""
     for tensor in _tensors_before(lookup, output):
-        for end, recognize in _ENDS:
-            if logits := recognize(lookup, tensor):
+        for end, pattern in ENDINGS:
+            held: dict[str, str] = {}
+            if _matches(lookup, tensor, pattern, held):
+                logits = _without_maximum(lookup, held["x"]) if end == SOFTMAX else held["x"]
                 return Found(logits, end, output)
+        if _linear_classifier(lookup, tensor):
+            return Found(tensor, LINEAR, output)
     return _itself(lookup, output)
 
 
@@ -173,82 +179,41 @@ def _tensors_before(lookup: Graph, tensor: str) -> Iterator[str]:
         tensor = next((name for name in node.input if lookup.constant(name) is None), "")
 
 
-def _operator_softmax(lookup: Graph, tensor: str) -> str:
-    return lookup.maker(tensor).input[0] if lookup.operator(tensor) == "Softmax" else ""
+def _matches(lookup: Graph, tensor: str, pattern: Any, held: dict[str, str]) -> bool:
+    """Return whether a tensor is computed as a pattern says, and store the tensors that the pattern names in ``held``.
 
-
-def _operator_sigmoid(lookup: Graph, tensor: str) -> str:
-    return lookup.maker(tensor).input[0] if lookup.operator(tensor) == "Sigmoid" else ""
-
-
-def _spelled_softmax(lookup: Graph, tensor: str) -> str:
-    """Recognize exp(x) / sum(exp(x)), also with a reciprocal, and with x - max(x) in place of x."""
+    A pattern is the number 1, a name, or a tuple (operator, inputs). A name stands for the same tensor at all places.
+    ``(ROWS, pattern)`` stands for a number per row that is repeated, moved or compared with a constant on its way.
+    """
+    if isinstance(pattern, str):
+        return held.setdefault(pattern, tensor) == tensor
+    if pattern == 1:
+        value = lookup.constant(tensor)
+        return value is not None and value.size == 1 and value.item() == 1
+    first, *inputs = pattern
+    if first == ROWS:
+        return _matches(lookup, lookup.back(tensor, PER_ROW), inputs[0], held)
     node = lookup.maker(tensor)
-    if node is None or node.op_type not in ("Div", "Mul"):
-        return ""
-    pairs = [(node.input[0], node.input[1])]
-    if node.op_type == "Mul":
-        pairs.append((node.input[1], node.input[0]))
-    for powers, total in pairs:
-        total = lookup.back(total, PER_ROW)
-        if node.op_type == "Mul":
-            if lookup.operator(total) != "Reciprocal":
-                continue
-            total = lookup.back(lookup.maker(total).input[0], PER_ROW)
-        if lookup.operator(powers) != "Exp" or lookup.operator(total) != "ReduceSum":
-            continue
-        if lookup.maker(total).input[0] == powers:
-            return _without_maximum(lookup, lookup.maker(powers).input[0])
-    return ""
+    if node is None or node.op_type != first:
+        return False
+    orders = [node.input, node.input[::-1]] if first in ("Add", "Mul") else [node.input]
+    for names in orders:
+        trial = dict(held)
+        if all(_matches(lookup, name, part, trial) for name, part in zip(names, inputs, strict=False)):
+            held.update(trial)
+            return True
+    return False
 
 
 def _without_maximum(lookup: Graph, tensor: str) -> str:
     """Return x for a tensor x - max(x). Return any other tensor unchanged: a shift does not change the softmax."""
-    if lookup.operator(tensor) != "Sub":
-        return tensor
-    x, largest = lookup.maker(tensor).input
-    largest = lookup.back(largest, PER_ROW)
-    return x if lookup.operator(largest) == "ReduceMax" and lookup.maker(largest).input[0] == x else tensor
+    held: dict[str, str] = {}
+    return held["x"] if _matches(lookup, tensor, ("Sub", "x", (ROWS, ("ReduceMax", "x"))), held) else tensor
 
 
-def _spelled_sigmoid(lookup: Graph, tensor: str) -> str:
-    """Recognize 1 / (1 + exp(-x)), also with a reciprocal."""
-    node = lookup.maker(tensor)
-    if node is None:
-        return ""
-    if node.op_type == "Reciprocal":
-        below = node.input[0]
-    elif node.op_type == "Div" and _equals(lookup, node.input[0], 1):
-        below = node.input[1]
-    else:
-        return ""
-    if lookup.operator(below) != "Add":
-        return ""
-    terms = [name for name in lookup.maker(below).input if not _equals(lookup, name, 1)]
-    if len(terms) != 1 or lookup.operator(terms[0]) != "Exp":
-        return ""
-    power = lookup.maker(terms[0]).input[0]
-    return lookup.maker(power).input[0] if lookup.operator(power) == "Neg" else ""
-
-
-def _linear_classifier(lookup: Graph, tensor: str) -> str:
+def _linear_classifier(lookup: Graph, tensor: str) -> bool:
     """Recognize the classifier of ai.onnx.ml that computes a softmax in its attribute ``post_transform``."""
     node = lookup.maker(tensor)
     if node is None or node.op_type != "LinearClassifier" or node.domain != "ai.onnx.ml":
-        return ""
-    transform = next((a.s for a in node.attribute if a.name == "post_transform"), b"NONE")
-    return tensor if transform == b"SOFTMAX" else ""
-
-
-def _equals(lookup: Graph, tensor: str, number: float) -> bool:
-    value = lookup.constant(tensor)
-    return value is not None and value.size == 1 and float(value.reshape(())) == number
-
-
-_ENDS: tuple[tuple[str, Callable[[Graph, str], str]], ...] = (
-    (SOFTMAX, _operator_softmax),
-    (SOFTMAX, _spelled_softmax),
-    (SIGMOID, _operator_sigmoid),
-    (SIGMOID, _spelled_sigmoid),
-    (LINEAR, _linear_classifier),
-)
+        return False
+    return any(a.name == "post_transform" and a.s == b"SOFTMAX" for a in node.attribute)

@@ -10,7 +10,6 @@ file to the destination.
 """
 
 import copy
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,31 +20,22 @@ import torch
 from torch import Tensor, nn
 
 from topk_export import graph
-from topk_export.detect import end_of
-from topk_export.errors import ExportError, first_line, naming
+from topk_export.detect import find_logits
+from topk_export.errors import ExportError, first_line
 from topk_export.head import add_head
 from topk_export.runtime.inputs import SAMPLES, image_batch
-from topk_export.runtime.metadata import LOGITS, MULTILABEL, MULTILABEL_OUTPUTS, OUTPUTS, TASKS, Metadata
-from topk_export.runtime.weights import files_of
+from topk_export.runtime.metadata import LOGITS, TASKS, Metadata
 from topk_export.source import Source, load_source
-from topk_export.staging import (
-    Progress,
-    checked_k,
-    checked_names,
-    checked_temperature,
-    move_into_place,
-    verify_staged,
-    versions,
-)
-from topk_export.verify import SAMPLE, beside, largest_error, write_json, write_sample
+from topk_export.staging import Progress, described, staged_at, verify_staged
+from topk_export.verify import SAMPLE, beside, is_distribution, largest_error, write_json, write_sample
 from topk_registry.nn.classifier import find_classifier
 
 DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
 OPSETS = range(18, 22)  # with opset 22 and above, onnxruntime's CUDA provider runs MaxPool on the CPU
 LABELS, RECIPE = "labels.txt", "preprocess.json"
 HOW_TO_EXPORT_SCORES = (
-    "the export needs logits. Name the module that computes the logits, such as the last linear layer: "
-    "load_source(..., head=NAME), on the command line --head NAME"
+    "the export needs logits. Remove the last operation from the module, or write the module with torch.onnx.export "
+    "and use `topk-registry attach`, which finds the logits in the graph"
 )
 
 
@@ -120,25 +110,30 @@ def export_onnx(
     if in_graph:
         source.preprocess.check_known()
     backbone, n = _prepare(source)
-    metadata = _metadata_of(
-        source,
+    task = source.task if task is None else task
+    if task not in TASKS:
+        raise ExportError(f"the run has the task {task!r}, expected {' or '.join(TASKS)}: set task (--task)")
+    metadata = described(
         n,
-        k,
-        temperature,
-        task,
-        class_names,
-        marginals,
+        k=source.k if k is None else k,
+        temperature=(source.temperature or 1.0) if temperature is None else temperature,
+        task=task,
+        class_names=source.class_names if class_names is None else class_names,
+        marginals=marginals,
+        preprocess=source.preprocess,
         in_graph=in_graph,
+        backbone=source.name,
+        weights=source.weights,
+        loss=source.loss,
         opset=opset,
         dtype=dtype,
+        checkpoint_sha256=source.sha256,
+        trained_on=source.trained_on,
+        license=source.license,
     )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
-        staged = Path(folder) / path.name
+    with staged_at(path) as staged:
         _write(backbone, metadata, staged, progress)
         verify_staged(staged, path, metadata, verify, progress)
-        own = files_of(staged)
-        move_into_place(staged, path, [file for file in staged.parent.iterdir() if file not in own])
     progress(f"wrote {path}")
     return path
 
@@ -182,43 +177,6 @@ def _check_options(task: str | None, dtype: str, opset: int) -> None:
         raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
 
 
-def _metadata_of(
-    source: Source,
-    n: int,
-    k: int | None,
-    temperature: float | None,
-    task: str | None,
-    class_names: Sequence[str] | None,
-    marginals: bool,
-    **options: Any,
-) -> Metadata:
-    task = source.task if task is None else task
-    if task not in TASKS:
-        raise ExportError(f"the run has the task {task!r}, expected {' or '.join(TASKS)}: set task (--task)")
-    k = checked_k(source.k if k is None else k, n)
-    temperature = checked_temperature((source.temperature or 1.0) if temperature is None else temperature)
-    outputs = dict(MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS)
-    if not marginals:
-        outputs.pop("marginals", None)
-    return Metadata(
-        k=k,
-        temperature=temperature,
-        num_classes=n,
-        class_names=checked_names(source.class_names if class_names is None else class_names, n),
-        preprocess=source.preprocess,
-        outputs=outputs,
-        task=task,
-        backbone=source.name,
-        weights=source.weights,
-        loss=source.loss,
-        checkpoint_sha256=source.sha256,
-        trained_on=source.trained_on,
-        license=source.license,
-        versions=versions(),
-        **options,
-    )
-
-
 def _prepare(source: Source) -> tuple[nn.Module, int]:
     backbone = copy.deepcopy(source.model).cpu().float().eval().requires_grad_(False)
     for module in backbone.modules():
@@ -255,13 +213,12 @@ def _write(backbone: nn.Module, metadata: Metadata, file: Path, progress: Progre
     assert metadata.preprocess is not None
     inputs = image_batch(metadata.preprocess, in_graph=metadata.in_graph, batch=SAMPLES)
     logits, error = _reference(backbone, metadata, torch.from_numpy(inputs))
-    if _are_probabilities(logits):
+    if is_distribution(logits):
         raise ExportError(f"the outputs of {metadata.backbone} are probabilities: {HOW_TO_EXPORT_SCORES}")
     progress("tracing and converting")
     module = Exported(backbone, metadata, DTYPES[metadata.dtype]).eval()
     model = _convert(module, inputs[:2], metadata.opset)
-    end = end_of(model)
-    if end:
+    if end := find_logits(model.graph).end:
         raise ExportError(f"{metadata.backbone} ends in a {end}: {HOW_TO_EXPORT_SCORES}")
     graph.strip(model)
     add_head(model, metadata)
@@ -271,10 +228,6 @@ def _write(backbone: nn.Module, metadata: Metadata, file: Path, progress: Progre
     beside(file, LABELS).write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
     recipe = metadata.preprocess
     write_json({**asdict(recipe), "scale_size": recipe.scale_size, "in_graph": metadata.in_graph}, beside(file, RECIPE))
-
-
-def _are_probabilities(outputs: np.ndarray) -> bool:
-    return bool((outputs >= 0).all() and np.allclose(outputs.sum(-1), 1, atol=1e-3))
 
 
 def _convert(module: nn.Module, inputs: np.ndarray, opset: int) -> Any:

@@ -6,9 +6,8 @@ model remain. The original file is not changed.
 """
 
 import json
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from topk_export import graph
 from topk_export.detect import FLOATS, LINEAR, SIGMOID, Found, find_logits, shape_text
-from topk_export.errors import ExportError, ModelFileError, first_line, naming
+from topk_export.errors import ExportError, ModelFileError, first_line
 from topk_export.head import add_head
 from topk_export.runtime.inputs import (
     SAMPLES,
@@ -34,26 +33,15 @@ from topk_export.runtime.metadata import (
     CLASSIFICATION,
     LOGITS,
     MULTILABEL,
-    MULTILABEL_OUTPUTS,
     OUTPUTS,
     SET_OUTPUTS,
-    TASKS,
     THRESHOLDS,
     Metadata,
 )
 from topk_export.runtime.preprocess import Preprocess
 from topk_export.runtime.session import open_session
-from topk_export.runtime.weights import files_of
-from topk_export.staging import (
-    Progress,
-    checked_k,
-    checked_names,
-    checked_temperature,
-    move_into_place,
-    verify_staged,
-    versions,
-)
-from topk_export.verify import SAMPLE, beside, largest_error, write_sample
+from topk_export.staging import Progress, described, staged_at, verify_staged
+from topk_export.verify import SAMPLE, beside, is_distribution, largest_error, write_sample
 
 OLDEST = 13  # the head needs this version of the default operator set
 TARGET = 18  # older models are converted to this version
@@ -64,23 +52,6 @@ PREPARE = "prepare/"  # of the names of the nodes between the original model and
 
 # operators with the same meaning in all versions of the operator set, for the inputs that models of ai.onnx.ml use
 UNCHANGED = frozenset(("Abs", "Add", "Cast", "Concat", "Div", "Exp", "Identity", "MatMul", "Mul", "Neg", "Relu", "Sub"))
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """The options of :func:`attach`, which describes them."""
-
-    k: int | None = None
-    temperature: float = 1.0
-    task: str | None = None
-    logits: str | None = None
-    from_probabilities: bool = False
-    class_names: Sequence[str] | None = None
-    preprocess: tuple[Preprocess, bool] | None = None  # and whether the graph normalizes the images
-    marginals: bool = True
-    replace: bool = False
-    inputs: Mapping[str, np.ndarray] | None = None
-    verify: bool = True
 
 
 def attach(
@@ -95,6 +66,10 @@ def attach(
     class_names: Sequence[str] | None = None,
     preprocess: str | Path | None = None,
     marginals: bool = True,
+    replace: bool = False,
+    inputs: Mapping[str, np.ndarray] | None = None,
+    verify: bool = True,
+    progress: Progress = lambda message: None,
 ) -> Path:
     """Add the head to an ONNX classifier of any origin, verify the new file, and return its path.
 
@@ -118,6 +93,10 @@ def attach(
         preprocess: JSON file with the preprocessing of images, as :func:`~topk_export.export_onnx` writes it. Default:
             the file takes arrays, and no images.
         marginals: whether the file computes the marginals.
+        replace: replace the head and the prediction sets that the file already has.
+        inputs: inputs for the verification, by name. Default: random values.
+        verify: check the file before the file is moved to ``path``. If a check fails, no ONNX file is written.
+        progress: function that is called with one line of text per step.
 
     Raises:
         ExportError: the logits cannot be found, or the file fails its verification (``VerificationError``).
@@ -128,37 +107,61 @@ def attach(
         >>> attach("magika.onnx", "magika-topk.onnx", k=3)  # doctest: +SKIP
         PosixPath('magika-topk.onnx')
     """
-    recipe = None if preprocess is None else read_preprocess(preprocess)
-    wishes = Wishes(k, temperature, task, logits, from_probabilities, class_names, recipe, marginals)
-    return attach_head(Path(model), Path(path), wishes)
-
-
-def attach_head(source: Path, path: Path, wishes: Wishes, progress: Progress = lambda message: None) -> Path:
-    """Do the work of :func:`attach`. ``progress`` is called with one line of text per step."""
-    if wishes.task is not None and wishes.task not in TASKS:
-        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {wishes.task!r}")
+    source, path = Path(model), Path(path)
     if path.exists() and path.samefile(source):
         raise ValueError(f"the output {path} is the input: choose another file")
-    model = graph.load(source)
-    model = _without_head(model, source, wishes.replace)
-    model = _current(model, source, progress)
-    found = find_logits(_with_shapes(model).graph, name=wishes.logits, ends=not wishes.from_probabilities)
+    recipe, in_graph = (None, False) if preprocess is None else read_preprocess(preprocess)
+    proto = graph.load(source)
+    if graph.has_head(proto):
+        if not replace:
+            raise ExportError(f"{source} already has a head: --replace replaces it")
+        proto = graph.without_head(proto)
+    proto = _current(proto, source, progress)
+    shapes = _with_shapes(proto).graph
+    found = find_logits(shapes, name=logits, ends=not from_probabilities)
     session = open_session(source, device="cpu")
-    inputs, known, error = _sample_of(session, wishes, source)
-    model = _renamed(model)
-    model, metadata = _attached(model, source, session, found, known, wishes)
+    feed, known, error = _sample_of(session, inputs, recipe, in_graph, source)
+    graph.rename(proto.graph, {name: _new_name(name) for name in graph.all_names(proto.graph)})
+    tensor, shape = _tensor_of(proto, shapes, found, known)
+    n, origin = shape[-1], found.output or found.tensor
+    is_known = bool(found.end) or from_probabilities
+    if not is_known and origin in known and is_distribution(known[origin]):
+        raise ExportError(
+            f"the output {origin} {list(known[origin].shape)} contains probabilities, and the operation "
+            "that computes them is unknown: name the tensor with the logits (--logits NAME), or use "
+            "--from-probabilities"
+        )
+    metadata = described(
+        n,
+        k=k,
+        temperature=temperature,
+        task=task or (MULTILABEL if found.end == SIGMOID else CLASSIFICATION),
+        class_names=_names_in(proto, n) if class_names is None else class_names,
+        marginals=marginals,
+        preprocess=recipe,
+        in_graph=in_graph,
+        backbone=source.stem,
+        weights="model",
+        opset=graph.opset_of(proto),
+        batch=_fixed_batch(session, shape),
+        attached={
+            "file": source.name,
+            "logits": found.tensor,
+            "end": found.end,
+            "output": _new_name(origin) if origin in known and is_known else "",
+            "from_probabilities": from_probabilities,
+        },
+    )
+    _append_logits(proto, tensor, shape, metadata.batch, from_probabilities)
+    add_head(proto, metadata)
     progress(_summary(found, metadata))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
-        staged = Path(folder) / path.name
-        foreign = {entry.key: entry.value for entry in model.metadata_props if entry.key != graph.DIGEST}
-        graph.set_metadata(model, foreign | metadata.to_props())
-        graph.save(model, staged, source=source.parent)
-        outputs = {_new_name(name): values for name, values in known.items()}
-        write_sample(beside(staged, SAMPLE), {_new_name(name): x for name, x in inputs.items()}, outputs, error)
-        verify_staged(staged, path, metadata, wishes.verify, progress)
-        own = files_of(staged)
-        move_into_place(staged, path, [file for file in staged.parent.iterdir() if file not in own])
+    with staged_at(path) as staged:
+        foreign = {entry.key: entry.value for entry in proto.metadata_props}
+        graph.set_metadata(proto, foreign | metadata.to_props())
+        graph.save(proto, staged, source=source.parent)
+        sample = ({_new_name(name): values for name, values in arrays.items()} for arrays in (feed, known))
+        write_sample(beside(staged, SAMPLE), *sample, error)
+        verify_staged(staged, path, metadata, verify, progress)
     progress(f"wrote {path}")
     return path
 
@@ -177,14 +180,6 @@ def read_preprocess(file: str | Path) -> tuple[Preprocess, bool]:
         return Preprocess(**content), in_graph
     except (ValueError, TypeError, AttributeError) as error:
         raise ModelFileError(f"{file} is not a file of preprocessing with {', '.join(names)}: {error}") from error
-
-
-def _without_head(model: Any, source: Path, replace: bool) -> Any:
-    if not graph.has_head(model):
-        return model
-    if not replace:
-        raise ExportError(f"{source} already has a head: --replace replaces it")
-    return graph.without_head(model)
 
 
 def _current(model: Any, source: Path, progress: Progress) -> Any:
@@ -227,16 +222,15 @@ def _with_shapes(model: Any) -> Any:
 
 
 def _sample_of(
-    session: Any, wishes: Wishes, source: Path
+    session: Any, given: Mapping[str, np.ndarray] | None, recipe: Preprocess | None, in_graph: bool, source: Path
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], float]:
     """Return inputs, the outputs of the original model, and the error of these outputs.
 
     The error is the largest difference between a row in a batch of one and the same row in the whole batch.
     """
-    if wishes.inputs is not None:
-        choices = [{name: values[:SAMPLES] for name, values in check_feed(session, wishes.inputs).items()}]
-    elif wishes.preprocess is not None:
-        recipe, in_graph = wishes.preprocess
+    if given is not None:
+        choices = [{name: values[:SAMPLES] for name, values in check_feed(session, given).items()}]
+    elif recipe is not None:
         _check_images(session, recipe, in_graph)
         choices = [{session.get_inputs()[0].name: image_batch(recipe, in_graph=in_graph)}]
     else:
@@ -273,67 +267,17 @@ def _check_images(session: Any, recipe: Preprocess, in_graph: bool) -> None:
         raise ExportError(f"the preprocessing gives images of {kind} [batch, {wanted}], the model takes {found}")
 
 
-def _renamed(model: Any) -> Any:
-    """Rename tensors and nodes of the original model that have names of the head."""
-    names = graph.all_names(model.graph)
-    graph.rename(model.graph, {name: _new_name(name) for name in names if _new_name(name) != name})
-    return model
-
-
 def _new_name(name: str) -> str:
     return f"{ORIGINAL}{name}" if name in RESERVED or name.startswith(graph.PREFIX) else name
 
 
-def _attached(
-    model: Any, source: Path, session: Any, found: Found, known: Mapping[str, np.ndarray], wishes: Wishes
-) -> tuple[Any, Metadata]:
-    """Append the logits and the head to the model. Return the model and its metadata."""
-    tensor, shape = _tensor_of(model, found, known)
-    batch = _fixed_batch(session, shape)
-    n = shape[-1]
-    origin = found.output or found.tensor
-    values = known.get(origin)
-    if not found.end and not wishes.from_probabilities and values is not None and _is_distribution(values):
-        raise ExportError(
-            f"the output {origin} {list(values.shape)} contains probabilities, and the operation "
-            "that computes them is unknown: name the tensor with the logits (--logits NAME), or use "
-            "--from-probabilities"
-        )
-    task = wishes.task or (MULTILABEL if found.end == SIGMOID else CLASSIFICATION)
-    outputs = dict(MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS)
-    if not wishes.marginals:
-        outputs.pop("marginals", None)
-    names = _names_in(model, n) if wishes.class_names is None else wishes.class_names
-    recipe, in_graph = wishes.preprocess or (None, False)
-    metadata = Metadata(
-        k=checked_k(wishes.k, n),
-        temperature=checked_temperature(wishes.temperature),
-        num_classes=n,
-        class_names=checked_names(names, n),
-        preprocess=recipe,
-        in_graph=in_graph,
-        outputs=outputs,
-        task=task,
-        backbone=source.stem,
-        weights="model",
-        opset=graph.opset_of(model),
-        versions=versions(),
-        batch=batch,
-        attached={
-            "file": source.name,
-            "logits": found.tensor,
-            "end": found.end,
-            "output": _new_name(origin) if origin in known and (found.end or wishes.from_probabilities) else "",
-            "from_probabilities": wishes.from_probabilities,
-        },
-    )
-    _append_logits(model, tensor, shape, batch, wishes.from_probabilities)
-    add_head(model, metadata)
-    return model, metadata
+def _tensor_of(
+    model: Any, shapes: Any, found: Found, known: Mapping[str, np.ndarray]
+) -> tuple[str, list[int]]:  # fmt: skip
+    """Return the new name of the tensor with the logits, and its shape. Lengths that are not fixed are 0.
 
-
-def _tensor_of(model: Any, found: Found, known: Mapping[str, np.ndarray]) -> tuple[str, list[int]]:
-    """Return the name of the tensor with the logits, and its shape. Lengths that are not fixed are 0."""
+    ``shapes`` is the graph of the original model after the shape inference of ONNX.
+    """
     tensor = _new_name(found.tensor)
     if found.end == LINEAR:
         tensor = _linear_scores(model, tensor)
@@ -343,7 +287,7 @@ def _tensor_of(model: Any, found: Found, known: Mapping[str, np.ndarray]) -> tup
         if values.dtype.kind != "f":
             raise ExportError(f"the tensor {found.tensor} contains {values.dtype}, expected floating-point numbers")
     else:
-        kind = next((v.type for v in _with_shapes(model).graph.value_info if v.name == tensor), None)
+        kind = next((value.type for value in shapes.value_info if value.name == found.tensor), None)
         if kind is None or not kind.tensor_type.HasField("shape"):
             raise ExportError(f"the shape of the tensor {found.tensor} is unknown: choose an output of the model")
         if kind.tensor_type.elem_type not in FLOATS:
@@ -396,12 +340,6 @@ def _append_logits(model: Any, tensor: str, shape: list[int], batch: int | None,
         axes = [1 if batch == 0 else batch or "batch"]
         add("Reshape", x, [-1, n], out=LOGITS)
     add.output(LOGITS, TensorProto.FLOAT, [*axes, n])
-
-
-def _is_distribution(values: np.ndarray) -> bool:
-    rows = np.asarray(values, np.float64).reshape(-1, values.shape[-1])
-    sums = rows.sum(-1)
-    return bool((rows >= 0).all() and sums.min(initial=np.inf) > 0 and np.ptp(sums) <= 2e-3 * sums.max())
 
 
 def _names_in(model: Any, n: int) -> list[str]:

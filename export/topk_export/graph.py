@@ -15,14 +15,14 @@ import numpy as np
 
 from topk_export.errors import ExportError, ModelFileError, naming
 from topk_export.runtime.metadata import LOGITS
-from topk_export.runtime.weights import files_of, weights_beside
+from topk_export.runtime.weights import weights_beside
 
 PREFIX = "topk/"  # of the names of the head's nodes
 FORBIDDEN_IN_HEAD = frozenset(("Loop", "Scan", "If", "Sigmoid", "MatMul", "Gemm", "Einsum", "Atan", "CumProd"))
 LIMIT = 2**31 - 2**26  # bytes of weights per ONNX file: a protocol buffer has at most 2 GiB, and the graph needs space
 SMALL = 1024  # bytes: smaller tensors stay in the ONNX file, because the ONNX checker reads shapes and scalars
 ALIGNMENT = 4096  # bytes per memory page: each tensor starts at a new page, so that runtimes can map it into memory
-DIGEST = "weights_sha256"  # metadata key for the SHA-256 of the external weights
+WEIGHTS = "external_weights"  # metadata key for the name and the SHA-256 of the file with external weights
 
 
 def load(path: str | Path) -> Any:
@@ -32,7 +32,7 @@ def load(path: str | Path) -> Any:
     function loads only the tensors that the head needs.
 
     Raises:
-        ModelFileError: the file is not an ONNX model, or a file with external weights is missing or too short.
+        ModelFileError: the file is missing or is not an ONNX model.
         ImportError: the onnx package is not installed.
     """
     try:
@@ -40,7 +40,6 @@ def load(path: str | Path) -> Any:
         from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
     except ImportError as error:
         raise ImportError("onnx is not installed: in the checkout, pip install -e '.[onnx]'") from error
-    files_of(path)
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # the errors of protobuf and onnx share no base class
@@ -57,7 +56,7 @@ def save(model: Any, path: Path, *, source: Path | None = None) -> None:
 
     If the weights have more than ``LIMIT`` bytes, or if ``model`` already has external weights, the function writes
     weights to the file ``PATH.data``: all tensors of at least ``SMALL`` bytes, except tensors of the head. The
-    metadata of the ONNX file then contain the SHA-256 of ``PATH.data``.
+    metadata of the ONNX file then contain the name and the SHA-256 of ``PATH.data``.
 
     Args:
         model: the ModelProto. The function removes the tensors in ``PATH.data`` from this object.
@@ -67,12 +66,13 @@ def save(model: Any, path: Path, *, source: Path | None = None) -> None:
     import onnx
     from onnx.external_data_helper import uses_external_data
 
-    tensors, digest = model.graph.initializer, None
-    _replace(model.metadata_props, [entry for entry in model.metadata_props if entry.key != DIGEST])
+    tensors, written = model.graph.initializer, None
+    _replace(model.metadata_props, [entry for entry in model.metadata_props if entry.key != WEIGHTS])
     if any(map(uses_external_data, tensors)) or sum(len(tensor.raw_data) for tensor in tensors) > LIMIT:
-        with naming(weights_beside(path)):
-            digest = _write_weights(model, weights_beside(path), source)
-    model.metadata_props.add(key=DIGEST, value=json.dumps(digest))
+        file = weights_beside(path)
+        with naming(file):
+            written = {"file": file.name, "sha256": _write_weights(model, file, source)}
+    model.metadata_props.add(key=WEIGHTS, value=json.dumps(written))
     with naming(path):
         onnx.save(model, str(path))
 

@@ -111,9 +111,10 @@ def without_sets(model: Any) -> Any:
     return model
 
 
-def digest_of_table(sets: PredictionSets) -> str:
-    """Return the SHA-256 of the thresholds of ``sets``, in the float32 format of the ONNX file."""
-    return hashlib.sha256(_stored(sets.table).tobytes()).hexdigest()
+def digest_of_table(sets: PredictionSets) -> dict[str, Any]:
+    """Return the SHA-256 and the length of the thresholds of ``sets`` in the ONNX file, as entries of the metadata."""
+    content = _stored(sets.table).tobytes()
+    return {"thresholds_sha256": hashlib.sha256(content).hexdigest(), "thresholds_bytes": len(content)}
 
 
 def _add_scores(add: Nodes, score: Score, temperature: float, n: int, lists: bool = False) -> tuple[str, str]:

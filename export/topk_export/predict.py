@@ -22,7 +22,7 @@ from topk_export.errors import ImageError, PredictionError, printable
 from topk_export.runtime.predictor import Predictor
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.ranking import Prediction
-from topk_export.runtime.weights import digest_of, files_of
+from topk_export.runtime.weights import digest_of
 from topk_registry.data.folders import images_below
 from topk_registry.files import replacing, write_text
 
@@ -290,7 +290,7 @@ def _run_of(predictor: Predictor, images: Sequence[str], shard_size: int, option
     known = {name: list(value) if isinstance(value, tuple | list) else value for name, value in options.items()}
     known.pop("batch_size", None)
     return {
-        "model": digest_of(*files_of(predictor.path)),
+        "model": digest_of(predictor.path),  # the metadata contain the digest of external weights
         "images": listing,
         "count": len(images),
         "shard_size": shard_size,

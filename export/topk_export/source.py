@@ -59,7 +59,6 @@ def load_source(
     pretrained: bool = False,
     random_weights: bool = False,
     ema: bool = True,
-    head: str | None = None,
     data_config: Mapping[str, Any] | None = None,
 ) -> Source:
     """Load the model to export, with its image preprocessing and its class names.
@@ -76,8 +75,6 @@ def load_source(
         random_weights: if ``what`` is the name of a model, use random weights, for example to test a deployment. For
             the name of a model, ``pretrained`` or ``random_weights`` must be True.
         ema: if the checkpoint contains averaged weights (EMA), use the averaged weights.
-        head: name of a submodule of the model, such as ``fc``. The outputs of this submodule are exported as logits.
-            Default: the outputs of the whole model are the logits.
         data_config: preprocessing of evaluation images. The keys are timm's ``input_size``, ``mean``, ``std``,
             ``interpolation``, ``crop_pct`` and ``crop_mode``, and also ``resize_size`` and ``exif``. Default for each
             key: the value that training recorded, else the value of timm or torchvision for this model. If neither
@@ -93,14 +90,12 @@ def load_source(
     """
     _check_data_config(data_config or {})
     if isinstance(what, nn.Module):
-        name = getattr(what, "pretrained_cfg", {}).get("architecture") or _torchvision_name(what) or type(what).__name__
+        name = getattr(what, "pretrained_cfg", {}).get("architecture") or type(what).__name__
         source = Source(what, name, preprocess_of(what, name, {}, data_config), license=_license(what))
     elif Path(what).exists():
         source = _from_checkpoint(Path(what), model, num_classes, model_kwargs, ema, data_config)
     else:
         source = _from_name(str(what), num_classes, pretrained, random_weights, model_kwargs, data_config)
-    if head is not None:
-        source.model = ScoresOf(source.model, head)
     if source.predictive_logits is not None:
         source.model = PredictiveLogits(source.model, source.predictive_logits)
     return source
@@ -119,34 +114,6 @@ class PredictiveLogits(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs = self.model(x)
         return self.predictive_logits(outputs.to(torch.promote_types(outputs.dtype, torch.float32)))
-
-
-class ScoresOf(nn.Module):
-    """Wrapper that runs a whole model, but returns the output of the submodule with the name ``head``, such as ``fc``.
-
-    Raises:
-        ExportError: the model has no submodule with this name, or the submodule does not run exactly once per batch.
-    """
-
-    def __init__(self, model: nn.Module, head: str) -> None:
-        super().__init__()
-        modules = dict(model.named_modules())
-        if head not in modules or not head:
-            linear = ", ".join(name for name, module in modules.items() if isinstance(module, nn.Linear)) or "none"
-            raise ExportError(f"the model has no module {head!r}; its linear layers: {linear}")
-        self.model, self.head = model, head
-
-    def forward(self, x: Tensor) -> Any:
-        outputs: list[Any] = []
-        module = self.model.get_submodule(self.head)
-        handle = module.register_forward_hook(lambda module, inputs, output: outputs.append(output))
-        try:
-            self.model(x)
-        finally:
-            handle.remove()
-        if len(outputs) != 1:
-            raise ExportError(f"the module {self.head!r} must run once per batch, it runs {len(outputs)} times")
-        return outputs[0]
 
 
 def _from_checkpoint(
@@ -292,30 +259,6 @@ def _with_changes(config: dict[str, Any], changes: Mapping[str, Any]) -> dict[st
     elif changed.keys() & {"input_size", "crop_pct"}:
         changed.setdefault("resize_size", None)
     return {**config, **changed}
-
-
-def _torchvision_name(model: nn.Module) -> str | None:
-    """Find the torchvision model with weights of the same shapes as ``model``. Return ``torchvision:NAME`` or None."""
-    import torchvision
-
-    if not type(model).__module__.startswith("torchvision.models."):
-        return None
-    shapes = _shapes(model)
-    for name in torchvision.models.list_models(module=torchvision.models):
-        builder = torchvision.models.get_model_builder(name)
-        if builder.__module__ != type(model).__module__:
-            continue
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about uninitialized weights
-            if _shapes(builder()) == shapes:
-                return f"torchvision:{name}"
-    return None
-
-
-def _shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    """Return the shapes of the tensors of a model, except the last two: weight and bias of the classifier."""
-    shapes = [tuple(value.shape) for value in model.state_dict().values()]
-    return shapes[: -2 if len(shapes) > 2 else None]
 
 
 def _torchvision_config(name: str) -> dict[str, Any]:

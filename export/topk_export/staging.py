@@ -1,15 +1,20 @@
-"""Steps that :func:`~topk_export.export_onnx` and :func:`~topk_export.attach` share. They do not need PyTorch."""
+"""Steps that ``export``, ``attach`` and ``calibrate`` share: the metadata of a new file, its verification, its move.
+
+These steps do not need PyTorch.
+"""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral
 from pathlib import Path
 from typing import Any
 
-from topk_export.errors import ExportError, ModelFileError, VerificationError
-from topk_export.runtime.metadata import Metadata
-from topk_export.runtime.weights import external_sizes, files_of, weights_beside
+from topk_export.errors import ExportError, ModelFileError, VerificationError, naming
+from topk_export.runtime.metadata import MULTILABEL, MULTILABEL_OUTPUTS, OUTPUTS, TASKS, Metadata
+from topk_export.runtime.weights import weights_beside
 from topk_export.verify import beside, report_lines, verify_file, write_json
 from topk_registry.files import move
 
@@ -20,23 +25,58 @@ DEFAULT_K = 5
 Progress = Callable[[str], object]
 
 
-def checked_k(k: int | None, n: int) -> int:
-    """Return k, or by default min(5, n - 1). Raise ValueError if k is not an integer from 1 to n - 1."""
-    if k is None:
-        return min(DEFAULT_K, n - 1)
+@contextmanager
+def staged_at(path: Path) -> Iterator[Path]:
+    """Yield a path in a temporary folder next to ``path``. At the end, move all files of this folder to ``path``'s.
+
+    If the ``with`` block raises an exception, nothing is moved.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with naming(path), tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.stem}-") as folder:
+        staged = Path(folder) / path.name
+        yield staged
+        move_into_place(staged, path)
+
+
+def described(
+    n: int,
+    *,
+    k: int | None,
+    temperature: float,
+    task: str,
+    class_names: Sequence[str] | None,
+    marginals: bool,
+    **facts: Any,
+) -> Metadata:
+    """Return the metadata of a new file with ``n`` classes. ``facts`` are other fields of :class:`Metadata`.
+
+    The default of k is min(5, n - 1).
+
+    Raises:
+        ValueError: k, the temperature or the task is out of range.
+        ExportError: a class name is wrong.
+    """
+    k = min(DEFAULT_K, n - 1) if k is None else k
     if isinstance(k, bool) or not isinstance(k, Integral) or not 1 <= k < n:
         raise ValueError(f"k must be an integer of at least 1 and below the number of classes, {n}; got {k!r}")
-    return int(k)
-
-
-def checked_temperature(temperature: float) -> float:
-    """Return the temperature. Raise ValueError if it is not positive and finite."""
     if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature must be positive and finite, got {temperature!r}")
-    return float(temperature)
+    if task not in TASKS:
+        raise ValueError(f"task must be one of {', '.join(TASKS)}, got {task!r}")
+    outputs = MULTILABEL_OUTPUTS if task == MULTILABEL else OUTPUTS
+    return Metadata(
+        k=int(k),
+        temperature=float(temperature),
+        num_classes=n,
+        class_names=_checked_names(class_names, n),
+        outputs={name: text for name, text in outputs.items() if marginals or name != "marginals"},
+        task=task,
+        versions=_versions(),
+        **facts,
+    )
 
 
-def checked_names(names: Sequence[str] | None, n: int) -> tuple[str, ...]:
+def _checked_names(names: Sequence[str] | None, n: int) -> tuple[str, ...]:
     """Return the class names, by default ``"0"``, ``"1"``, and so on.
 
     Raises:
@@ -56,7 +96,7 @@ def checked_names(names: Sequence[str] | None, n: int) -> tuple[str, ...]:
     return tuple(names)
 
 
-def versions() -> dict[str, str]:
+def _versions() -> dict[str, str]:
     """Return a dictionary from the name to the version of each installed package in ``PACKAGES``."""
     installed = {}
     for name in PACKAGES:
@@ -89,19 +129,17 @@ def verify_staged(staged: Path, path: Path, metadata: Metadata, wanted: bool, pr
         raise VerificationError(f"the new file failed its verification and was not written; see {kept}\n  {details}")
 
 
-def move_into_place(staged: Path, path: Path, others: Iterable[Path] = ()) -> None:
-    """Move the new model ``staged`` to ``path``, and its external weights and ``others`` into the folder of ``path``.
+def move_into_place(staged: Path, path: Path) -> None:
+    """Move all files of a new model from the folder of ``staged``, the ONNX file, to the folder of ``path``.
 
-    ``others`` are other files of the new model. If the process is interrupted, the folder never contains a model
-    together with the weights of another model. Therefore the function first removes the old model at ``path`` if the
-    old model has external weights. The function moves the new model last, and syncs each file before the move.
+    If the process is interrupted, the folder never contains a model together with the weights of another model.
+    Therefore the function first removes an old model that has external weights. The function moves the new model last,
+    and syncs each file before the move.
     """
-    _, *weights = files_of(staged)
-    before = external_sizes(path) if path.is_file() else {}
-    if before:
-        path.unlink()
-    if weights_beside(path).name in before:
-        weights_beside(path).unlink(missing_ok=True)
-    for file in (*others, *weights):
-        move(file, path.with_name(file.name))
+    if weights_beside(path).exists():
+        path.unlink(missing_ok=True)
+        weights_beside(path).unlink()
+    for file in staged.parent.iterdir():
+        if file != staged:
+            move(file, path.with_name(file.name))
     move(staged, path)

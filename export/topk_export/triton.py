@@ -8,6 +8,7 @@ Existing files are never changed or removed.
 import json
 import os
 import re
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from topk_export.errors import ExportError, naming
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import open_session
-from topk_export.runtime.weights import copy_model
+from topk_export.runtime.weights import files_of
 
 TYPES = {
     "tensor(bool)": "TYPE_BOOL",
@@ -65,7 +66,10 @@ def write_repository(model: str | Path, folder: str | Path) -> Path:
         staged = Path(staging) / name
         version = staged / "1"
         version.mkdir(parents=True)
-        copy_model(model, version / "model.onnx")
+        file, *weights = files_of(model, metadata.external_weights)
+        shutil.copyfile(file, version / "model.onnx")
+        for each in weights:
+            shutil.copy(each, version)
         if not os.path.lexists(entry):
             (staged / LABELS).write_text(labels, encoding="utf-8")
             (staged / CONFIG).write_text(_config(name, *tensors), encoding="utf-8")

@@ -22,7 +22,7 @@ from topk_export.errors import ModelFileError
 from topk_export.runtime.inputs import as_arrays, inputs_for
 from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, SET_OUTPUTS, THRESHOLDS, Metadata
 from topk_export.runtime.session import device_of, open_session, placement
-from topk_export.runtime.weights import check_digest, check_thresholds
+from topk_export.runtime.weights import check_thresholds, check_weights
 from topk_registry.conformal import Score, log_probabilities, probabilities
 from topk_registry.files import write_text
 
@@ -273,7 +273,7 @@ def expected_sets(
 
 def _check_digests(path: str | Path, metadata: Metadata) -> Iterator[Check]:
     checks: list[tuple[str, Any, Any]] = [
-        ("external weights belong to this model", check_digest, metadata.weights_sha256),
+        ("external weights belong to this model", check_weights, metadata.external_weights),
         ("thresholds are those of the calibration", check_thresholds, metadata.sets),
     ]
     for name, check, recorded in checks:
@@ -402,6 +402,13 @@ def _check_against_sample(
 def largest_error(got: np.ndarray, known: np.ndarray) -> float:
     """Return the largest absolute error of ``got``, divided by the largest absolute value of ``known``."""
     return float(np.abs(got - known).max() / max(np.abs(known).max(), 1e-30))
+
+
+def is_distribution(values: np.ndarray) -> bool:
+    """Return whether each row contains probabilities, up to one constant factor of all rows."""
+    rows = np.asarray(values, np.float64).reshape(-1, values.shape[-1])
+    sums = rows.sum(-1)
+    return bool((rows >= 0).all() and sums.min(initial=np.inf) > 0 and np.ptp(sums) <= 2e-3 * sums.max())
 
 
 def _count_layers(model: Any) -> int:

@@ -122,7 +122,7 @@ def test_a_model_comes_after_its_other_files(model, tmp_path, monkeypatch):
     labels = staged / "model.labels.txt"
     labels.write_text("a")
     calls = Calls(monkeypatch)
-    move_into_place(new, place / "model.onnx", [labels])
+    move_into_place(new, place / "model.onnx")
     targets = [os.path.basename(call.target) for call in calls if call.name == "replace"]
     assert targets == ["model.labels.txt", "model.onnx"]
     for at in calls.moves_to("*"):

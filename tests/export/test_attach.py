@@ -213,7 +213,7 @@ def test_files_that_cannot_get_a_head(tmp_path):
     (tmp_path / "text.onnx").write_text("text")
     for name, error, message in (
         ("text.onnx", ModelFileError, "not an ONNX model"),
-        ("none.onnx", ModelFileError, "does not exist"),
+        ("none.onnx", ModelFileError, "No such file"),
     ):
         with pytest.raises(error, match=message):
             attach(tmp_path / name, tmp_path / "o.onnx")
@@ -253,7 +253,7 @@ def test_external_weights(tmp_path):
     np.testing.assert_allclose(outputs["marginals"], brute_force_marginals(LOGITS, 2), rtol=1e-5)
     data = source.with_name("w.bin")
     data.write_bytes(data.read_bytes()[:-8])
-    with pytest.raises(ModelFileError, match="copy it again"):
+    with pytest.raises(ModelFileError, match="onnxruntime can load"):
         attach(source, tmp_path / "p.onnx")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.export.conftest import DATA, tiny
-from topk_export import ExportError, ModelFileError, Predictor, export_onnx, graph, head, load_source
+from topk_export import ExportError, ModelFileError, Predictor, export_onnx, head, load_source
 from topk_export.errors import VerificationError, first_line
 from topk_export.export import _prepare
 from topk_export.runtime.metadata import MULTILABEL, MULTILABEL_OUTPUTS, OUTPUTS, Metadata
@@ -201,53 +201,20 @@ class SpelledSigmoid(nn.Module):
 
 @pytest.mark.parametrize("end", [nn.Softmax(-1), Uneven()], ids=["softmax", "division"])
 def test_probabilities_are_not_taken_for_scores(end, tmp_path):
-    with pytest.raises(ExportError, match="--head NAME"):
+    with pytest.raises(ExportError, match="topk-registry attach"):
         export_onnx(Squashing(end), tmp_path, k=3, data_config=DATA)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "name"),
-    [(nn.LogSoftmax(-1), "LogSoftmax"), (nn.Sigmoid(), "sigmoid"), (SpelledSigmoid(), "sigmoid")],
-    ids=["LogSoftmax", "Sigmoid", "spelled out"],
+    [(nn.Sigmoid(), "sigmoid"), (SpelledSigmoid(), "sigmoid")],
+    ids=["Sigmoid", "spelled out"],
 )
 def test_a_graph_that_ends_in_a_squashing_operator_is_an_error(end, name, tmp_path):
     with pytest.raises(ExportError, match=f"ends in a {name}"):
         export_onnx(Squashing(end), tmp_path, k=3, data_config=DATA)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_head_gives_the_scores_of_its_module(tmp_path):
-    model = Squashing(nn.Softmax(-1))
-    path = export_onnx(load_source(model, head="body.4", data_config=DATA), tmp_path, k=3, verify=False)
-    x = np.random.default_rng(1).standard_normal((3, 3, 8, 8)).astype(np.float32)
-    with torch.no_grad():
-        scores = model.body(torch.from_numpy(x))
-    np.testing.assert_allclose(run(path, x)["logits"], scores, rtol=1e-5, atol=1e-6)
-    assert "Softmax" not in {node.op_type for node in onnx.load(str(path)).graph.node if node not in head_of(path)}
-    with pytest.raises(ExportError, match=r"no module 'fc'; its linear layers: body\.4"):
-        load_source(model, head="fc", data_config=DATA)
-
-
-def head_of(path) -> list:
-    return graph.head_nodes(onnx.load(str(path)).graph)
-
-
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(3, 3)
-        self.unused = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.fc(self.fc(x.mean((2, 3))))
-
-
-@pytest.mark.parametrize(("head", "times"), [("fc", 2), ("unused", 0)])
-def test_a_head_that_does_not_run_once_is_an_error(head, times):
-    with pytest.raises(ExportError, match=f"runs {times} times"):
-        _prepare(load_source(Twice(), head=head, data_config=DATA))
 
 
 class Branching(nn.Module):

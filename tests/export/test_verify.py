@@ -48,7 +48,7 @@ def calibrated(path, score="lac", per_class=False):
         "alpha": 0.1,
         "alphas": list(ALPHAS),
         "temperature": 1.0,
-        "thresholds_sha256": digest_of_table(sets),
+        **digest_of_table(sets),
     }
     outputs = {**metadata.outputs, **SET_OUTPUTS}
     graph.set_metadata(built, dataclasses.replace(metadata, sets=facts, outputs=outputs).to_props())

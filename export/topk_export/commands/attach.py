@@ -1,7 +1,6 @@
 """``topk-registry attach``: add the head to an ONNX classifier of any origin."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from topk_export.arrays import read_arrays
 from topk_export.commands.common import command, say, timed
@@ -14,22 +13,25 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     say("reading the model")
     from topk_export.classes import read_class_names
-    from topk_export.foreign import Wishes, attach_head, read_preprocess
+    from topk_export.foreign import attach
 
-    wishes = Wishes(
+    path = attach(
+        args.model,
+        args.output,
         k=args.k,
         temperature=args.temperature,
         task=args.task,
         logits=args.logits,
         from_probabilities=args.from_probabilities,
         class_names=read_class_names(args.class_names) if args.class_names else None,
-        preprocess=read_preprocess(args.preprocess) if args.preprocess else None,
+        preprocess=args.preprocess,
         marginals=not args.no_marginals,
         replace=args.replace,
         inputs=read_arrays(args.inputs) if args.inputs else None,
         verify=not args.no_verify,
+        progress=timed(say),
     )
-    print(attach_head(Path(args.model), Path(args.output), wishes, timed(say)))
+    print(path)
     return 0
 
 

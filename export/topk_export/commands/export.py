@@ -26,7 +26,6 @@ def main(argv: Sequence[str]) -> int:
         pretrained=args.pretrained,
         random_weights=args.random_weights,
         ema=not args.no_ema,
-        head=args.head,
         data_config={name: value for name in _DATA if (value := getattr(args, name)) is not None},
     )
     recipe = source.preprocess
@@ -87,7 +86,6 @@ def _parser() -> ArgumentParser:
     add("--pretrained", action="store_true", help="load the published weights, if the source is the name of a model")
     add("--random-weights", action="store_true", help="keep the random weights of a named model, to test a deployment")
     add("--no-ema", action="store_true", help="do not use the averaged weights (EMA) of the checkpoint")
-    add("--head", metavar="MODULE", help="module that outputs the logits, if the model outputs something else")
     add = parser.add_argument_group("preprocessing of images (default: the values of training or of the model)")
     add = add.add_argument
     add("--input-size", type=positive, nargs=3, metavar=("C", "H", "W"), help="channels, height and width")

@@ -71,7 +71,7 @@ class Metadata:
     trained_on: Mapping[str, Any] | None = None  # data of the training run, and which images it held out; None: unknown
     license: str | None = None
     versions: Mapping[str, str] = field(default_factory=dict)  # versions of the packages that wrote the file
-    weights_sha256: str | None = None  # SHA-256 of the file with external weights, if there is such a file
+    external_weights: Mapping[str, str] | None = None  # name and SHA-256 of the file with the weights; None: no file
     batch: int | None = None  # fixed number of rows per run; 0 if the inputs have no batch axis; None for any number
     attached: Mapping[str, Any] | None = (
         None  # for a file of `attach`: the original file, and how the logits were found

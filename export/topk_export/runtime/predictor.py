@@ -27,7 +27,7 @@ from topk_export.runtime.metadata import ALLOWED, ALPHA, LOGITS, SET_OUTPUTS, Me
 from topk_export.runtime.preprocess import MAX_PIXELS, read_image
 from topk_export.runtime.ranking import check_outputs, rank_rows
 from topk_export.runtime.session import TYPES, device_of, open_session
-from topk_export.runtime.weights import check_digest, check_thresholds
+from topk_export.runtime.weights import check_thresholds, check_weights
 
 ON_ERROR = ("raise", "skip", "yield")
 Source = TypeVar("Source")
@@ -79,7 +79,7 @@ class Predictor:
             raise ValueError(f"workers must be at least 1, got {workers!r}")
         self.session: Any = open_session(self.path, device=device, require_gpu=require_gpu, threads=threads)
         self.metadata: Metadata = Metadata.from_props(self.session.get_modelmeta().custom_metadata_map, str(path))
-        check_digest(self.path, self.metadata.weights_sha256)
+        check_weights(self.path, self.metadata.external_weights)
         check_thresholds(self.path, self.metadata.sets)
         self.device: str = device_of(self.session)
         self.max_pixels: int = max_pixels

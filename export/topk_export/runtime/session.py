@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 
 from topk_export.errors import DeviceError, ModelFileError
-from topk_export.runtime.weights import files_of
 
 DEVICES = ("auto", "cpu", "cuda", "tensorrt", "webgpu")
 TYPES: dict[str, Any] = {
@@ -101,8 +100,8 @@ def open_session(
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {device!r}")
     ort = import_onnxruntime()
     name = "the model" if isinstance(model, bytes) else str(model)
-    if not isinstance(model, bytes):
-        files_of(model)
+    if not isinstance(model, bytes) and not Path(model).is_file():
+        raise ModelFileError(f"{model} does not exist or is not a file")
     gpu = device if device not in ("auto", "cpu") else "cuda" if device == "auto" and nvidia_gpus() > 0 else ""
     cause, session = "", None
     if gpu:
