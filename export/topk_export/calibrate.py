@@ -10,12 +10,11 @@ label. The calibration writes a new ONNX file that contains the thresholds, and 
 The labeled data are images, arrays for the inputs of the model, or logits that the model computed elsewhere.
 """
 
-import functools
 import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
@@ -392,20 +391,18 @@ def _logits_of(
     predictor: Predictor, data: Images | Arrays | KnownLogits, labels: np.ndarray, size: int, progress: Progress
 ) -> tuple[np.ndarray, np.ndarray, SetCounts | None]:
     """Return the logits and labels of the data, and the counts of the prediction sets that the model already has."""
-    if isinstance(data, Images):
-        return _run(predictor, data.images, labels, size, progress)
+    n, earlier = predictor.metadata.num_classes, None
     if isinstance(data, KnownLogits):
-        return _check_logits(data.logits, predictor.metadata.num_classes, labels), labels, None
-    parts, counts = [], []
-    starts = range(0, len(labels), size)
-    for start in progress(starts, len(starts)):
-        outputs = predictor.run({name: values[start : start + size] for name, values in data.inputs.items()})
-        parts.append(outputs[LOGITS])
+        return _check_logits(data.logits, n, labels), labels, None
+    logits, known = np.zeros((len(labels), n), np.float32), np.zeros(len(labels), bool)
+    for rows, batch in _batches(predictor, data, size, progress):
+        outputs = predictor.run(batch)
+        logits[rows], known[rows] = outputs[LOGITS], True
         if SET in outputs:
-            counts.append(SetCounts.of(outputs[SET], labels[start : start + size]))
-    logits = np.concatenate(parts) if parts else np.zeros((0, predictor.metadata.num_classes), np.float32)
-    known = _check_logits(logits, predictor.metadata.num_classes, labels)
-    return known, labels, functools.reduce(SetCounts.__add__, counts) if counts else None
+            counts = SetCounts.of(outputs[SET], labels[rows])
+            earlier = counts if earlier is None else earlier + counts
+    labels = labels[known]
+    return _check_logits(logits[known], n, labels), labels, earlier
 
 
 def _check_logits(logits: np.ndarray, n: int, labels: np.ndarray) -> np.ndarray:
@@ -419,34 +416,33 @@ def _check_logits(logits: np.ndarray, n: int, labels: np.ndarray) -> np.ndarray:
     return logits.astype(np.float32)
 
 
-def _run(
-    predictor: Predictor, images: Any, labels: np.ndarray, size: int, progress: Progress
-) -> tuple[np.ndarray, np.ndarray, SetCounts | None]:
+def _batches(
+    predictor: Predictor, data: Images | Arrays, size: int, progress: Progress
+) -> Iterator[tuple[np.ndarray, Any]]:
+    """Yield the row numbers and the inputs of each batch. Skip images that cannot be read, with a warning."""
+    count = len(data.labels)
+    starts = range(0, count, size)
+    if isinstance(data, Arrays):
+        if wrong := [len(values) for values in data.inputs.values() if len(values) != count]:
+            raise ValueError(f"expected one label per row, got {count} for {wrong[0]} rows")
+        for start in progress(starts, len(starts)):
+            part = {name: values[start : start + size] for name, values in data.inputs.items()}
+            yield np.arange(start, min(start + size, count)), part
+        return
     predictor.metadata.images  # noqa: B018 - raises an error if the file takes no images
-    count = len(labels)
-    logits, readable = np.zeros((count, predictor.metadata.num_classes), np.float32), np.zeros(count, bool)
-    starts, parts, broken = range(0, count, size), [], []
-
-    def read(i: int) -> np.ndarray | ImageError:
-        return predictor.try_input_of(images[i])
-
-    batches = read_ahead(read, range(count), batch=size, workers=predictor.workers)
+    images, broken = data.images, []
+    batches = read_ahead(
+        lambda i: predictor.try_input_of(images[i]), range(count), batch=size, workers=predictor.workers
+    )
     for start, batch in zip(progress(starts, len(starts)), batches, strict=True):
         broken += [x for x in batch if isinstance(x, ImageError)]
-        if not (good := {i: x for i, x in enumerate(batch, start) if not isinstance(x, ImageError)}):
-            continue
-        rows, outputs = list(good), predictor.run(np.stack(list(good.values())))
-        logits[rows], readable[rows] = outputs[LOGITS], True
-        if SET in outputs:
-            parts.append(SetCounts.of(outputs[SET], labels[rows]))
+        if good := {i: x for i, x in enumerate(batch, start) if not isinstance(x, ImageError)}:
+            yield np.asarray(list(good)), np.stack(list(good.values()))
     if broken:
         message = f"{len(broken)} of {count} images cannot be read, such as: {broken[0]}"
         if 2 * len(broken) > count:
             raise ImageError(message)
-        warnings.warn(f"skipped images: {message}", stacklevel=3)
-    if len(bad := np.flatnonzero(~np.isfinite(logits.max(-1)))):
-        raise ExportError(f"the logits of {len(bad)} images are not finite; the first is number {bad[0]}")
-    return logits[readable], labels[readable], functools.reduce(SetCounts.__add__, parts) if parts else None
+        warnings.warn(f"skipped images: {message}", stacklevel=4)
 
 
 def _head_sets(built: Any, logits: np.ndarray) -> np.ndarray:

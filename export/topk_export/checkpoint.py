@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -265,24 +266,9 @@ def _model_options(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill(model: nn.Module, checkpoint: Checkpoint, name: str) -> None:
-    state = checkpoint.state
     try:
-        model.load_state_dict(state)
+        model.load_state_dict(checkpoint.state)
     except (RuntimeError, TypeError, AttributeError) as error:
-        own = model.state_dict()
-        shapes = [
-            f"{key} is {list(state[key].shape)}, expected {list(own[key].shape)}"
-            for key in own
-            if key in state and getattr(state[key], "shape", None) not in (None, own[key].shape)
-        ]
-        differences = {
-            "missing": [key for key in own if key not in state],
-            "unknown": [key for key in state if key not in own],
-            "of another shape": shapes,
-        }
-        details = "; ".join(
-            f"{what}: {', '.join(keys[:3])}{f' and {len(keys) - 3} more' if len(keys) > 3 else ''}"
-            for what, keys in differences.items()
-            if keys
-        )
-        raise ExportError(f"{checkpoint.path} is not a checkpoint of {name}: {details or error}") from error
+        # PyTorch names the missing and unknown weights, and the weights of another shape
+        details = shorten(str(error), 600, placeholder=" ...")
+        raise ExportError(f"{checkpoint.path} is not a checkpoint of {name}: {details}") from error

@@ -115,7 +115,7 @@ def attach(
     if graph.has_head(proto):
         if not replace:
             raise ExportError(f"{source} already has a head: --replace replaces it")
-        proto = graph.without_head(proto)
+        proto = graph.without_nodes(proto)
     proto = _current(proto, source, progress)
     shapes = _with_shapes(proto).graph
     found = find_logits(shapes, name=logits, ends=not from_probabilities)

@@ -40,6 +40,8 @@ def load(path: str | Path) -> Any:
         from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
     except ImportError as error:
         raise ImportError("onnx is not installed: in the checkout, pip install -e '.[onnx]'") from error
+    if not Path(path).is_file():
+        raise ModelFileError(f"{path} does not exist or is not a file")
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as error:  # the errors of protobuf and onnx share no base class
@@ -189,19 +191,22 @@ def _graphs_in(node: Any) -> list[Any]:
     return [graph for a in node.attribute for graph in (*([a.g] if a.HasField("g") else []), *a.graphs)]
 
 
-def without_head(model: Any) -> Any:
-    """Return a copy of a ModelProto without the head. The output ``logits`` remains."""
+def without_nodes(model: Any, prefix: str = PREFIX) -> Any:
+    """Return a copy of a ModelProto without the nodes whose names start with ``prefix``: by default, the head.
+
+    The outputs of these nodes, and the inputs and constants that only they read, are removed, too.
+    """
     model = copy.deepcopy(model)
     graph = model.graph
-    nodes = head_nodes(graph)
+    nodes = [node for node in graph.node if node.name.startswith(prefix)]
+    left = [node for node in graph.node if not node.name.startswith(prefix)]
     made = {name for node in nodes for name in node.output}
-    left = [node for node in graph.node if not node.name.startswith(PREFIX)]
     read = {name for node in left for name in node.input} | {output.name for output in graph.output} - made
-    only_head = {name for node in nodes for name in node.input} - read
+    unread = {name for node in nodes for name in node.input} - read
     _replace(graph.node, left)
     _replace(graph.output, [output for output in graph.output if output.name not in made])
-    _replace(graph.input, [value for value in graph.input if value.name not in only_head])
-    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in only_head])
+    _replace(graph.input, [value for value in graph.input if value.name not in unread])
+    _replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in unread])
     return model
 
 

@@ -16,14 +16,13 @@ The calibration computes the scores of labeled images with the same nodes (:func
 have the same rounding errors as the scores that the exported model computes. All nodes are standard ONNX operators.
 """
 
-import copy
 import hashlib
 from typing import Any
 
 import numpy as np
 
 from topk_export.graph import PREFIX as OF_HEAD
-from topk_export.graph import Nodes, optional_input, value_shape
+from topk_export.graph import Nodes, optional_input, value_shape, without_nodes
 from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, THRESHOLDS
 from topk_registry.conformal import PredictionSets, Score
 from topk_registry.conformal.scores import MAX_RANK
@@ -42,7 +41,7 @@ def add_sets(model: Any, sets: PredictionSets) -> Any:
     """
     from onnx import TensorProto
 
-    model = without_sets(model)
+    model = without_nodes(model, PREFIX)
     batch, n = value_shape(model.graph, LOGITS)
     add = Nodes(model, PREFIX)
     optional_input(model, ALPHA, np.asarray([sets.alpha], np.float32), ["levels"])
@@ -90,25 +89,6 @@ def score_model(model: Any, score: Score, temperature: float) -> Any:
     add("Where", sound, scores, [np.nan], out=SCORES)
     add.output(SCORES, TensorProto.FLOAT, ["batch", n])
     return scoring
-
-
-def without_sets(model: Any) -> Any:
-    """Return a copy of a ModelProto without the nodes, constants, inputs and outputs that :func:`add_sets` added."""
-    model = copy.deepcopy(model)
-    graph = model.graph
-    kept = {
-        "node": [node for node in graph.node if not node.name.startswith(PREFIX)],
-        "initializer": [
-            t for t in graph.initializer if not t.name.startswith((PREFIX, ALPHAS, THRESHOLDS)) and t.name != ALPHA
-        ],
-        "input": [value for value in graph.input if value.name != ALPHA],
-        "output": [value for value in graph.output if value.name not in (SET, SIZE)],
-    }
-    for name, items in kept.items():
-        field = getattr(graph, name)
-        del field[:]
-        field.extend(items)
-    return model
 
 
 def digest_of_table(sets: PredictionSets) -> dict[str, Any]:

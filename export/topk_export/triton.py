@@ -1,8 +1,7 @@
 """Exported models in a model repository of Triton Inference Server.
 
 In the repository, a model with the name NAME has the files ``NAME/config.pbtxt``, ``NAME/labels.txt`` and
-``NAME/VERSION/model.onnx``. If the repository already has a model with this name, the new model becomes a new version.
-Existing files are never changed or removed.
+``NAME/1/model.onnx``.
 """
 
 import json
@@ -36,18 +35,18 @@ MAX_BATCH = 32  # images per run; users can change this number in config.pbtxt
 
 
 def write_repository(model: str | Path, folder: str | Path) -> Path:
-    """Copy an exported model into a model repository of Triton, and return the folder of the new version.
+    """Copy an exported model into a model repository of Triton, and return the folder of version 1 of the model.
 
-    By default, Triton serves the newest version of a model. Triton does not support optional inputs of batched models,
-    so requests cannot set the inputs ``allowed`` and ``alpha``. Therefore all classes are allowed, and the prediction
-    sets of a calibrated model use the alpha of the calibration.
+    Triton does not support optional inputs of batched models, so requests cannot set the inputs ``allowed`` and
+    ``alpha``. Therefore all classes are allowed, and the prediction sets of a calibrated model use the alpha of the
+    calibration.
 
     Args:
         model: the exported ONNX file. In the repository, the model has the name of this file without ``.onnx``.
         folder: folder of the repository. The folder is created if necessary.
 
     Raises:
-        ExportError: the repository has a model with this name, but with other inputs, outputs or class names.
+        ExportError: the repository already has a model with this name, or the model takes batches of a fixed length.
     """
     model, folder = Path(model), Path(folder)
     session = open_session(model, device="cpu")
@@ -59,8 +58,9 @@ def write_repository(model: str | Path, folder: str | Path) -> Path:
         )
     name = re.sub(r"[^A-Za-z0-9_.-]+", "_", model.stem)
     entry = folder / name
-    tensors = _tensors(session.get_inputs()), _tensors(session.get_outputs(), labels=True)
-    labels = "\n".join(metadata.class_names) + "\n"
+    if os.path.lexists(entry):
+        raise ExportError(f"{entry} exists: for a new version of this model, copy the file to {entry}/2/model.onnx")
+    config = _config(name, _tensors(session.get_inputs()), _tensors(session.get_outputs(), labels=True))
     folder.mkdir(parents=True, exist_ok=True)
     with naming(entry), tempfile.TemporaryDirectory(dir=folder, prefix=f".{name}-") as staging:
         staged = Path(staging) / name
@@ -70,27 +70,10 @@ def write_repository(model: str | Path, folder: str | Path) -> Path:
         shutil.copyfile(file, version / "model.onnx")
         for each in weights:
             shutil.copy(each, version)
-        if not os.path.lexists(entry):
-            (staged / LABELS).write_text(labels, encoding="utf-8")
-            (staged / CONFIG).write_text(_config(name, *tensors), encoding="utf-8")
-            os.rename(staged, entry)
-            return entry / "1"
-        _check_entry(entry, [*tensors[0], *tensors[1]], labels)
-        target = entry / str(1 + max((int(path.name) for path in entry.iterdir() if path.name.isdecimal()), default=0))
-        os.rename(version, target)  # fails if another process has created this version
-        return target
-
-
-def _check_entry(entry: Path, tensors: list[str], labels: str) -> None:
-    advice = "choose another file name or folder"
-    for file in (entry / CONFIG, entry / LABELS):
-        if not file.is_file():
-            raise ExportError(f"{entry} exists and has no {file.name}, so it was not written by this command: {advice}")
-    config = (entry / CONFIG).read_text(encoding="utf-8")
-    if missing := [tensor for tensor in tensors if tensor not in config]:
-        raise ExportError(f"{entry / CONFIG} lacks {missing[0]}, so it has other inputs or outputs: {advice}")
-    if (entry / LABELS).read_text(encoding="utf-8") != labels:
-        raise ExportError(f"{entry / LABELS} has other class names than the model: {advice}")
+        (staged / LABELS).write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
+        (staged / CONFIG).write_text(config, encoding="utf-8")
+        os.rename(staged, entry)
+    return entry / "1"
 
 
 def _config(name: str, inputs: list[str], outputs: list[str]) -> str:

@@ -13,7 +13,8 @@ from tests.system_calls import Calls
 from topk_export import ImageError, ModelFileError, Predictor
 from topk_export.calibrate import Images, calibrate_file, open_folder, too_low
 from topk_export.commands.calibrate import main
-from topk_export.nodes import THRESHOLDS, add_sets, without_sets
+from topk_export.graph import without_nodes
+from topk_export.nodes import PREFIX, THRESHOLDS, add_sets
 from topk_registry.conformal import PredictionSets, Score, SetCounts, binomial_interval, log_probabilities, order_of
 from topk_registry.errors import FolderError
 
@@ -123,9 +124,11 @@ def test_a_row_that_is_not_a_number_gets_all_classes(predictor, fresh):
 def test_calibrating_again_replaces_the_nodes(calibrated):
     path, _ = calibrated("aps")
     model = onnx.load(path)
-    bare = without_sets(model)
+    bare = without_nodes(model, PREFIX)
     assert {o.name for o in bare.graph.output} == {"logits", "marginals", "probabilities"}
-    assert not [node for node in bare.graph.node if node.name.startswith("topk/sets/")]
+    assert not [node for node in bare.graph.node if node.name.startswith(PREFIX)]
+    assert [value.name for value in bare.graph.input] == ["input", "allowed"]
+    assert not {"set_alphas", THRESHOLDS, "alpha"} & {tensor.name for tensor in bare.graph.initializer}
     again = add_sets(model, PredictionSets(Score("aps"), (0.1,), np.zeros((1, 1))))
     onnx.checker.check_model(again, full_check=True)
 

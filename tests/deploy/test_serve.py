@@ -335,7 +335,7 @@ def test_rows_of_arrays(arrays):
 @pytest.mark.parametrize(
     ("content", "status", "message"),
     [
-        ({"inputs": {"x": [[1, 2, 3]]}}, 400, "takes tensor(float) ['batch', 4], got float32 [1, 3]"),
+        ({"inputs": {"x": [[1, 2, 3]]}}, 400, "takes tensor(float) ['batch', 4], got int64 [1, 3]"),
         ({"inputs": {"y": [[1, 2, 3, 4]]}}, 400, "takes the inputs x, got y"),
         ({"inputs": [[1, 2, 3, 4]]}, 400, "by name: x"),
         ({"inputs": {"x": [[1, 2, 3, "a"]]}}, 400, "the input x takes"),

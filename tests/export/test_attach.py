@@ -213,7 +213,7 @@ def test_files_that_cannot_get_a_head(tmp_path):
     (tmp_path / "text.onnx").write_text("text")
     for name, error, message in (
         ("text.onnx", ModelFileError, "not an ONNX model"),
-        ("none.onnx", ModelFileError, "No such file"),
+        ("none.onnx", ModelFileError, "does not exist"),
     ):
         with pytest.raises(error, match=message):
             attach(tmp_path / name, tmp_path / "o.onnx")

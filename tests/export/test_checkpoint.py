@@ -186,9 +186,9 @@ def test_a_checkpoint_of_torchvisions_script(tmp_path):
 
 def test_the_checkpoint_of_another_model(model, tmp_path):
     torch.save(model.state_dict(), tmp_path / "a.pth")
-    with pytest.raises(ExportError, match=r"a\.pth is not a checkpoint of test_vit: missing: cls_token.* and \d+ more"):
+    with pytest.raises(ExportError, match=r"a\.pth is not a checkpoint of test_vit: .*Missing key.*cls_token"):
         load_source(tmp_path / "a.pth", model="test_vit")
-    with pytest.raises(ExportError, match=r"of another shape: fc\.weight is \[7, \d+\], expected \[9, \d+\]"):
+    with pytest.raises(ExportError, match=r"size mismatch for fc\.weight: .*\[7, \d+\].*\[9, \d+\]"):
         load_source(tmp_path / "a.pth", model="test_resnet", num_classes=9)
 
 

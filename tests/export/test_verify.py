@@ -63,13 +63,6 @@ def changed(path, change):
     return path
 
 
-def failures(path) -> set[str]:
-    report = verify_file(path)
-    failed = {check["name"] for check in report["checks"] if not check["passed"]}
-    assert report["passed"] == (not failed)
-    return failed
-
-
 def test_the_file_alone_is_enough(copied):
     report = verify_file(copied)
     assert report["passed"]
@@ -106,13 +99,6 @@ def edit_props(model, **changes):
             entry.value = json.dumps(change(json.loads(entry.value)) if callable(change) else change)
 
 
-def edit_node(model, old, new):
-    nodes = [node for node in model.graph.node if node.name.startswith("topk/sets/") and node.op_type == old]
-    assert nodes
-    for node in nodes:
-        node.op_type = new
-
-
 def edit_default(factor):
     def change(model):
         for tensor in model.graph.initializer:
@@ -123,80 +109,10 @@ def edit_default(factor):
     return change
 
 
-@pytest.mark.parametrize(
-    ("change", "check"),
-    [
-        (edit_thresholds, "thresholds are those of the calibration"),
-        (lambda model: edit_node(model, "LessOrEqual", "GreaterOrEqual"), "prediction sets"),
-        (edit_sets(score="aps"), "prediction sets"),
-        (edit_sets(temperature=3.0), "prediction sets"),
-        (edit_sets(alphas=[0.01, 0.2, 0.3]), "alphas are those of the calibration"),
-        (edit_default(3), "the default alpha is that of the calibration"),
-        (edit_default(1.001), "the default alpha is that of the calibration"),  # selects the same level
-    ],
-    ids=[
-        "threshold",
-        "comparison",
-        "score",
-        "temperature",
-        "levels",
-        "default alpha",
-        "default alpha in the same level",
-    ],
-)
-def test_changed_sets_are_found(copied, change, check):
-    assert check in failures(changed(calibrated(copied), change))
-
-
 def test_a_temperature_that_is_not_the_graphs(copied, capsys):
     changed(copied, lambda model: edit_props(model, temperature=0.7))
-    assert {"marginals (model)", "marginals (head, normal)"} <= failures(copied)
     assert verify_command.main([str(copied)]) == 1
     assert "FAIL marginals (model)" in capsys.readouterr().out
-
-
-def test_weights_that_differ_from_the_sample(export, copied):
-    sample = export(N, k=3, temperature=0.5, class_names=tuple("abcdefghijkl")).with_name("model.sample.npz")
-    shutil.copy(sample, copied.with_name("copy.sample.npz"))
-    assert failures(copied) == set()
-
-    def change(model):
-        for tensor in model.graph.initializer:
-            if list(tensor.dims) == [N]:
-                tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) + 0.1, tensor.name))
-
-    assert failures(changed(copied, change)) == {f"logits against torch in float64, batch {b}" for b in (1, 2, 5)}
-
-
-def test_a_class_list_without_effect(copied):
-    def change(model):
-        (node,) = (node for node in model.graph.node if "allowed" in node.input)
-        node.op_type, node.input[:] = "Identity", ["logits"]
-
-    assert "excluded classes are exactly 0 (head, class list of one class)" in failures(changed(copied, change))
-
-
-def test_a_graph_that_runs_at_one_batch_only(copied):
-    def change(model):
-        model.graph.initializer.append(numpy_helper.from_array(np.array([2, 3, 8, 8]), "two"))
-        model.graph.node.insert(0, onnx.helper.make_node("Reshape", ["input", "two"], ["pair"]))
-        for node in model.graph.node[1:]:
-            node.input[:] = ["pair" if name == "input" else name for name in node.input]
-
-    assert "runs at batch 1" in failures(changed(copied, change))
-
-
-def test_a_head_that_breaks_the_rules(copied):
-    def change(model):
-        model.graph.node.append(
-            onnx.helper.make_node("Sigmoid", ["logits"], ["s"], "topk/s", doc_string="/home/me/x.py")
-        )
-        model.graph.output.append(onnx.helper.make_tensor_value_info("s", onnx.TensorProto.FLOAT, ["batch", N]))
-
-    assert {
-        "no Loop, Scan, If, Sigmoid, Einsum or MatMul in the head",
-        "no stack traces or local paths in the graph",
-    } <= failures(changed(copied, change))
 
 
 def test_the_tolerance_of_logits_follows_torchs_own_error(predictor):

@@ -12,7 +12,7 @@ def main(argv: Sequence[str]) -> int:
     parser = ArgumentParser(prog="topk-registry triton", description=main.__doc__)
     written = "an ONNX file that topk-registry export, attach or calibrate wrote"
     parser.add_argument("model", metavar="FILE.onnx", help=written)
-    folder = "the model repository; the model gets the name of the file, and a new version if it exists"
+    folder = "the model repository; the model gets the name of the file"
     parser.add_argument("repository", metavar="DIR", help=folder)
     args = parser.parse_args(argv)
     from topk_export.triton import write_repository

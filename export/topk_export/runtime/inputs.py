@@ -29,19 +29,29 @@ def check_feed(session: Any, feed: Mapping[str, Any], *, batched: bool = True) -
     arrays = {}
     for name, value in inputs.items():
         array = np.asarray(feed[name])
-        wanted = TYPES.get(value.type, array.dtype)
         shape = ["batch", *value.shape[batched:]]
         fits = array.ndim == len(shape) and all(
             not isinstance(length, int) or length in (size, 0, -1)
             for length, size in zip(shape, array.shape, strict=True)
         )
-        if not fits or (array.dtype != wanted and not np.can_cast(array.dtype, wanted, "same_kind")):
+        cast = _as_type(array, TYPES.get(value.type, array.dtype))
+        if not fits or cast is None:
             raise ValueError(f"the input {name} takes {value.type} {shape}, got {array.dtype} {list(array.shape)}")
-        arrays[name] = array.astype(wanted, copy=False)
+        arrays[name] = cast
     if len({len(array) for array in arrays.values()}) > 1:
         counts = ", ".join(f"{name}: {len(array)}" for name, array in arrays.items())
         raise ValueError(f"the inputs must have the same number of rows, got {counts}")
     return arrays
+
+
+def _as_type(array: np.ndarray, wanted: Any) -> np.ndarray | None:
+    """Return an array of the wanted type with the same numbers, up to the rounding of floats, or None."""
+    if array.dtype == wanted:
+        return array
+    if array.dtype.kind not in "biuf":
+        return None
+    cast = array.astype(wanted)
+    return cast if np.issubdtype(wanted, np.floating) or (cast == array).all() else None
 
 
 def as_arrays(session: Any, outputs: Sequence[Any]) -> dict[str, np.ndarray]:

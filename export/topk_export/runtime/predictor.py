@@ -245,17 +245,7 @@ class Predictor:
         """
         if not isinstance(inputs, Mapping):
             raise ValueError(f"the inputs must be given by name: {', '.join(self._inputs)}")
-        arrays = {}
-        for name, values in inputs.items():
-            array = np.asarray(values)
-            wanted = TYPES.get(self._inputs[name].type) if name in self._inputs else None
-            if wanted is not None and array.dtype.kind in "if":  # numbers of JSON are float64 or int64
-                cast = array.astype(wanted)
-                if not np.issubdtype(wanted, np.floating) and (cast != array).any():
-                    raise ValueError(f"the input {name} takes {self._inputs[name].type}, got other numbers")
-                array = cast
-            arrays[name] = array
-        return self._check_feed(arrays)
+        return self._check_feed(inputs)
 
     def _check_feed(self, batch: np.ndarray | Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if isinstance(batch, Mapping):

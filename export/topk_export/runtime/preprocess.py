@@ -5,8 +5,7 @@ equal to the pixels of timm's evaluation transform. As in timm, JPEG files are d
 Pillow's method ``draft``.
 
 timm resizes the whole image and then crops. A narrow strip would become very large: with the target size 256, an image
-of 1 x 380 pixels becomes 256 x 97280. For such images, :func:`resize_middle` computes the rows or columns of the crop
-only, so that the cost of an image depends on the size of the file's image and of the model's input.
+of 1 x 60000 pixels becomes 256 x 15360000. An image that would become larger than ``MAX_PIXELS`` is an error.
 """
 
 import io
@@ -23,7 +22,6 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from topk_export.errors import ImageError, ImageTooLargeError, ModelFileError
-from topk_export.runtime.resample import resize_middle
 
 ENDINGS = {
     "JPEG": (".jpg", ".jpeg", ".jfif"),
@@ -126,7 +124,8 @@ class Preprocess:
         Return uint8 [height, width, channels], with the height and width in ``input_size``.
 
         Raises:
-            ImageError: the model has neither 1 nor 3 channels, or the colors of the image cannot be converted.
+            ImageError: the model has neither 1 nor 3 channels, the colors of the image cannot be converted, or the
+                image is too narrow to be resized.
         """
         self.check_known()
         if self.color not in COLORS.values():
@@ -154,11 +153,7 @@ class Preprocess:
         return (x - np.asarray(self.mean, np.float32)[:, None]) / np.asarray(self.std, np.float32)[:, None]
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
-        """Return (height, width) after the resize step, for an image of ``height`` x ``width`` pixels.
-
-        The result can be large for a small image: with the target size 256, 60000 x 1 becomes 15360000 x 256.
-        :meth:`pixels` does not compute such an image as a whole.
-        """
+        """Return (height, width) after the resize step, for an image of ``height`` x ``width`` pixels."""
         scale_h, scale_w = self.scale_size
         if self.crop_mode == "squash":
             size = scale_h, scale_w
@@ -174,14 +169,14 @@ class Preprocess:
         return max(1, size[0]), max(1, size[1])
 
     def _resize(self, image: Image.Image) -> Image.Image:
-        """Resize an image. If that would make the image much larger than the crop, resize only what the crop keeps."""
-        size, crop = self.resized(image.height, image.width), self.input_size[1:]
-        pixels = math.prod(size)
-        resample = RESAMPLE[self.interpolation]
-        if pixels > image.height * image.width and pixels > 4 * math.prod(crop):
-            axis = int(size[0] * crop[1] < size[1] * crop[0])  # the axis that the crop shortens more
-            return resize_middle(image, size, axis, min(crop[axis], size[axis]), resample)
-        return image if size == (image.height, image.width) else image.resize((size[1], size[0]), resample)
+        height, width = self.resized(image.height, image.width)
+        if height * width > max(MAX_PIXELS, image.height * image.width):
+            raise ImageTooLargeError(
+                f"the image of {image.width} x {image.height} pixels becomes {width} x {height} pixels by resizing; "
+                f"the limit is {MAX_PIXELS} pixels"
+            )
+        same = (height, width) == (image.height, image.width)
+        return image if same else image.resize((width, height), RESAMPLE[self.interpolation])
 
 
 def _convert(image: Image.Image, color: str) -> Image.Image:
