@@ -159,8 +159,8 @@ def attach(
         foreign = {entry.key: entry.value for entry in proto.metadata_props}
         graph.set_metadata(proto, foreign | metadata.to_props())
         graph.save(proto, staged, source=source.parent)
-        sample = ({_new_name(name): values for name, values in arrays.items()} for arrays in (feed, known))
-        write_sample(beside(staged, SAMPLE), *sample, error)
+        inputs, outputs = ({_new_name(name): x for name, x in arrays.items()} for arrays in (feed, known))
+        write_sample(beside(staged, SAMPLE), inputs, outputs, error)
         verify_staged(staged, path, metadata, verify, progress)
     progress(f"wrote {path}")
     return path
