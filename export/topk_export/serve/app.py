@@ -174,7 +174,8 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
     @app.middleware("http")
     async def guard(request: Request, forward: Callable[[Request], Awaitable[Response]]) -> Response:
         answer = _refusal(request, hosts) or await forward(request)
-        route = request.url.path if request.url.path in ROUTES else "other"
+        path = request.scope["path"]  # request.url parses the Host header, which may be malformed
+        route = path if path in ROUTES else "other"
         service.metrics.requests.labels(route, answer.status_code).inc()
         answer.headers.update(HEADERS)
         return answer
