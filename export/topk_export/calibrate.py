@@ -391,10 +391,12 @@ def _logits_of(
     predictor: Predictor, data: Images | Arrays | KnownLogits, labels: np.ndarray, size: int, progress: Progress
 ) -> tuple[np.ndarray, np.ndarray, SetCounts | None]:
     """Return the logits and labels of the data, and the counts of the prediction sets that the model already has."""
-    n, earlier = predictor.metadata.num_classes, None
+    n = predictor.metadata.num_classes
+    earlier = None
     if isinstance(data, KnownLogits):
         return _check_logits(data.logits, n, labels), labels, None
-    logits, known = np.zeros((len(labels), n), np.float32), np.zeros(len(labels), bool)
+    logits = np.zeros((len(labels), n), np.float32)
+    known = np.zeros(len(labels), bool)
     for rows, batch in _batches(predictor, data, size, progress):
         outputs = predictor.run(batch)
         logits[rows], known[rows] = outputs[LOGITS], True
@@ -430,7 +432,8 @@ def _batches(
             yield np.arange(start, min(start + size, count)), part
         return
     predictor.metadata.images  # noqa: B018 - raises an error if the file takes no images
-    images, broken = data.images, []
+    images = data.images
+    broken: list[ImageError] = []
     batches = read_ahead(
         lambda i: predictor.try_input_of(images[i]), range(count), batch=size, workers=predictor.workers
     )

@@ -123,7 +123,8 @@ def attach(
     feed, known, error = _sample_of(session, inputs, recipe, in_graph, source)
     graph.rename(proto.graph, {name: _new_name(name) for name in graph.all_names(proto.graph)})
     tensor, shape = _tensor_of(proto, shapes, found, known)
-    n, origin = shape[-1], found.output or found.tensor
+    n = shape[-1]
+    origin = found.output or found.tensor
     is_known = bool(found.end) or from_probabilities
     if not is_known and origin in known and is_distribution(known[origin]):
         raise ExportError(

@@ -109,11 +109,12 @@ class Service:
             ValueError: the request is malformed, an image cannot be read, or an option is wrong.
             PredictionError: the outputs for an image contain NaN or a logit of plus infinity.
         """
-        start, seconds = time.perf_counter(), self.limits.request_seconds
+        start = time.perf_counter()
+        limit = self.limits.request_seconds
         try:
-            predictions, max_set = await asyncio.wait_for(self._predict(request), seconds)
+            predictions, max_set = await asyncio.wait_for(self._predict(request), limit)
         except (TimeoutError, asyncio.TimeoutError) as error:
-            raise HTTPException(503, f"no answer within {seconds:g} s", RETRY) from error
+            raise HTTPException(503, f"no answer within {limit:g} s", RETRY) from error
         seconds = time.perf_counter() - start
         self.metrics.seconds.observe(seconds)
         return await asyncio.to_thread(_as_json, predictions, max_set, self.predictor.metadata.k, seconds)

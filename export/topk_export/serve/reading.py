@@ -88,7 +88,8 @@ async def read_request(request: Request, predictor: Predictor, limits: Limits) -
 
 
 async def _body(request: Request, limit: int) -> bytes:
-    content, length = bytearray(), 0
+    content = bytearray()
+    length = 0
     async for chunk in request.stream():
         length += len(chunk)
         if length <= limit:  # the rest is received and discarded, because a client reads the answer after it has sent
