@@ -25,8 +25,13 @@ def weights_beside(model: str | Path) -> Path:
 
 
 def files_of(model: str | Path, weights: Mapping[str, str] | None) -> list[Path]:
-    """Return the path of a model and, if it has external weights, their path. ``weights`` is from the metadata."""
-    return [Path(model), *([] if weights is None else [Path(model).with_name(weights["file"])])]
+    """Return the path of a model and, if the model has external weights, their path.
+
+    ``weights`` is the entry ``external_weights`` of the metadata. A program that moves the weights into the ONNX file
+    keeps this entry. Therefore a file that does not exist is left out: onnxruntime has already loaded the model.
+    """
+    files = [] if weights is None else [Path(model).with_name(weights["file"])]
+    return [Path(model), *(file for file in files if file.is_file())]
 
 
 def digest_of(*files: str | Path) -> str:
