@@ -1,11 +1,14 @@
 """Time losses on the CPU, relative to cross-entropy on the same kind of target.
 
     python -m benchmarks.losses [--losses smooth_topk_svm,focal] [--targets labels] [--against PYTHON] [--json FILE]
+    python -m benchmarks.losses --kernels --threads 1 --processor-time --json docs/results/kernels.json
 
 A result is the time of a forward and backward pass, divided by the time of ``F.cross_entropy``. In each round, all
 losses are timed in turn, and the result is the median over rounds. ``--against PYTHON`` compares this checkout with
 another one: PYTHON is the interpreter of an environment with the other checkout. The losses of both checkouts are timed
 in the same rounds. The last column is the time of this checkout divided by the time of the other checkout.
+``--kernels`` times the losses that have numba kernels on 256 x 1000 logits, with numba and with PyTorch operations. The
+last column is the time with numba divided by the time with PyTorch operations.
 """
 
 import argparse
@@ -131,13 +134,13 @@ def work(clock: Callable[[], float]) -> None:
 
 
 @contextmanager
-def worker(python: Path, threads: int, *flags: str) -> Iterator[Callable[..., float | str]]:
+def worker(python: Path, threads: int, backend: str, *flags: str) -> Iterator[Callable[..., float | str]]:
     """Start a process of the interpreter ``python`` that times losses. Yield a function that times one loss.
 
     The function takes the arguments of :func:`step` and returns the seconds of one pass, or an error message. The
-    process uses ``threads`` CPU threads and gets ``flags`` on its command line.
+    process uses ``threads`` CPU threads and the given backend, and gets ``flags`` on its command line.
     """
-    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOPK_REGISTRY_BACKEND": backend}
     command = [str(python), str(Path(__file__).resolve()), "--worker", *flags]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
@@ -227,6 +230,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--against", type=Path, help="Python interpreter of an environment with another checkout")
+    parser.add_argument("--kernels", action="store_true", help="compare numba kernels with PyTorch operations")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--processor-time", action="store_true", help="measure CPU time, for a busy machine")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -234,13 +238,19 @@ def main() -> int:
     if args.worker:
         work(time.process_time if args.processor_time else time.perf_counter)
         return 0
+    if args.kernels:
+        args.losses = ",".join((*TOPK, *NOISED))
+        args.targets = "labels"
+        args.shapes = "256x1000"
     losses, rows = args.losses.split(","), []
     flags = ["--processor-time"] if args.processor_time else []
     with (
-        worker(Path(sys.executable), args.threads, *flags) as this,
-        worker(args.against or Path(sys.executable), args.threads, *flags) as other,
+        worker(Path(sys.executable), args.threads, "auto", *flags) as this,
+        worker(
+            args.against or Path(sys.executable), args.threads, "torch" if args.kernels else "auto", *flags
+        ) as other,
     ):
-        subjects = {"this": this} | ({} if args.against is None else {"against": other})
+        subjects = {"this": this} | ({"against": other} if args.against or args.kernels else {})
         print(f"{'loss':24} {'target':10} {'shape':>10} {'time':>13} {'x CE':>6} {'bound':>6}  x against")
         for shape in (tuple(map(int, one.split("x"))) for one in args.shapes.split(",")):
             for target in args.targets.split(","):
