@@ -25,7 +25,7 @@ from topk_registry.ops.distributed import (
     number_of_ranks,
 )
 from topk_registry.train import checkpoint
-from topk_registry.train.loop import Run
+from topk_registry.train.run import Run
 
 CHECKS = {
     **test_batch.CHECKS,

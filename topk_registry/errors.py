@@ -58,8 +58,11 @@ class NonFiniteLossError(TrainError):
 
 
 class Interrupted(TrainError):  # noqa: N818
-    """A signal, such as SIGINT from Ctrl-C, stopped the run. ``signum`` is the number of the signal."""
+    """A signal, such as SIGINT from Ctrl-C, stopped the run.
 
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by signal {signum}")
+    ``signum`` is the number of the signal. ``kept`` says what the run has saved.
+    """
+
+    def __init__(self, signum: int, kept: str) -> None:
+        super().__init__(f"stopped by signal {signum}: {kept}")
         self.signum = signum

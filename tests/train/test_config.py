@@ -59,9 +59,9 @@ def test_other_choices_are_refused(setting):
     ("settings", "word"),
     [
         ({"overwrite": True, "resume": "auto"}, "overwrite"),
+        ({"sched": "plateau"}, "--early-stop"),
         ({"mixup": 0.2, "batch_size": 7}, "even"),
         ({"aug_splits": 1}, "aug-splits"),
-        ({"amp": True, "model_dtype": "bfloat16"}, "float32"),
         ({"learn_scale": True}, "normalize-classifier"),
         ({"eval_metric": "top0"}, "eval-metric"),
         ({"task": "multilabel", "sampler": "class_balanced"}, "sampler"),

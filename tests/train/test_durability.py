@@ -7,8 +7,9 @@ import torch
 
 from tests.system_calls import Calls
 from topk_registry.errors import SaveError
-from topk_registry.train import TrainConfig, checkpoint
+from topk_registry.train import TrainConfig
 from topk_registry.train.checkpoint import LAST, Saver, differences
+from topk_registry.train.run import write_text
 
 
 @pytest.fixture
@@ -56,11 +57,11 @@ def test_texts_are_replaced_whole(tmp_path, monkeypatch):
     path = tmp_path / "summary.csv"
     path.write_text("before")
     calls = Calls(monkeypatch)
-    checkpoint.write_text(path, "after")
+    write_text(path, "after")
     calls.check_written(path)
     assert path.read_text() == "after"
     with pytest.raises(SaveError, match=r"none/summary\.csv"):
-        checkpoint.write_text(tmp_path / "none" / "summary.csv", "after")
+        write_text(tmp_path / "none" / "summary.csv", "after")
 
 
 def test_every_file_of_a_run_is_put_in_place_whole(train, monkeypatch):

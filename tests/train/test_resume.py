@@ -10,6 +10,7 @@ import torch
 
 from topk_registry.train import TrainConfig, TrainError, checkpoint
 from topk_registry.train.checkpoint import LAST, Saver
+from topk_registry.train.run import StopRequest
 
 FOUR = ("--epochs", "4", "--loss", "noised_topk", "--drop", "0.2", "--reprob", "0.3")
 
@@ -31,7 +32,7 @@ class Stops:
 
     def __init__(self, monkeypatch, at):
         asked = []
-        monkeypatch.setattr(checkpoint.StopRequest, "__bool__", lambda stop: asked.append(1) or len(asked) >= at)
+        monkeypatch.setattr(StopRequest, "__bool__", lambda stop: asked.append(1) or len(asked) >= at)
 
 
 @pytest.mark.parametrize("flags", [(), ("--mixup", "0.4"), ("--model-ema",), ("--sampler", "class_balanced")], ids=str)
@@ -240,17 +241,8 @@ def test_two_runs_do_not_share_a_folder(train, tmp_path):
     assert train("--epochs", "1").status == 0
 
 
-@pytest.mark.filterwarnings("ignore:PlateauLRScheduler is deprecated")
-def test_a_plateau_schedule_waits_for_evaluated_epochs(train):
-    flags = ("--sched", "plateau", "--val-interval", "2", "--epochs", "5", "--patience-epochs", "0")
-    run = train(*flags)
-    assert run.status == 0, run.err
-    assert len(run.summary) >= 5
-    assert train(*flags[:-4], "--epochs", "7", "--patience-epochs", "0", "--resume", "auto").status == 0
-
-
 def test_a_signal_during_evaluation_keeps_the_trained_epoch(train, monkeypatch):
-    from topk_registry.train import trainer
+    from topk_registry.train import loop
 
     whole = train("--epochs", "3", "--loss", "noised_topk", name="whole")
     measured = []
@@ -262,14 +254,14 @@ def test_a_signal_during_evaluation_keeps_the_trained_epoch(train, monkeypatch):
         run.stop.signum = 15
         return None
 
-    original = trainer.measure
+    original = loop.measure
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, "measure", stopped)
+        patched.setattr(loop, "measure", stopped)
         run = train("--epochs", "3", "--loss", "noised_topk", name="parts")
     assert "epoch 2 is trained and saved" in run.err
     steps = []
-    train_epoch = trainer.train_epoch
-    monkeypatch.setattr(trainer, "train_epoch", lambda run, epoch: steps.append(epoch) or train_epoch(run, epoch))
+    train_epoch = loop.train_epoch
+    monkeypatch.setattr(loop, "train_epoch", lambda run, epoch: steps.append(epoch) or train_epoch(run, epoch))
     resumed = train("--epochs", "3", "--loss", "noised_topk", "--resume", "auto", name="parts")
     assert resumed.status == 0, resumed.err
     assert steps == [2]

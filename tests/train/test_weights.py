@@ -1,5 +1,7 @@
 """Weights that a run begins with, and compiled models."""
 
+import re
+
 import pytest
 import timm
 import torch
@@ -22,7 +24,13 @@ def test_published_weights_come_from_a_file_and_the_classifier_is_new(train, tmp
     file = place / published.default_cfg["url"].rpartition("/")[2]
     torch.save(published.state_dict(), file)
     tiny = [word for word in TINY if word not in ("--model-kwargs", "width=4")]
-    source = ("--pretrained-path", file) if by_path else ("--pretrained",)
+    source = ["--pretrained"]
+    if by_path:
+        source = ["--initial-checkpoint", file]
+        refused = train("--model", "tinynet_e", *source, tiny=tiny)
+        assert refused.status == 2
+        assert f"{file} does not fit 'tinynet_e' with 12 classes: size mismatch for classifier" in refused.err
+        source = re.search(r"--pretrained-path \S+", refused.err)[0].split()  # the alternative in the error works
     run = train("--model", "tinynet_e", *source, "--lr", "0", "--epochs", "1", tiny=tiny)
     assert run.status == 0, run.err
     saved = run.checkpoint()["state_dict"]

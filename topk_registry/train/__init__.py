@@ -4,10 +4,10 @@
 
     result = Trainer(TrainConfig(loss="smooth_topk_svm", epochs=2)).fit()
 
-The module ``config`` converts flags into one frozen TrainConfig. ``data``, ``model`` and ``loss`` build the data
-loaders, the model and the loss. ``trainer`` trains all epochs, and ``loop`` trains one epoch. ``evaluation`` computes
-metrics, ``checkpoint`` saves and resumes runs, and ``report`` prints and writes results. ``scripts`` runs training
-scripts of timm and torchvision with a registered loss.
+The module ``config`` converts flags into one frozen TrainConfig. ``run`` defines the parts and the state of a
+run. ``data``, ``model`` and ``loss`` build the data loaders, the model and the loss. ``trainer`` builds a run, and
+``loop`` trains all epochs. ``evaluation`` computes metrics, ``checkpoint`` saves and resumes runs, and ``report``
+prints and writes results. ``scripts`` runs training scripts of timm and torchvision with a registered loss.
 """
 
 from typing import TYPE_CHECKING
@@ -18,12 +18,12 @@ from topk_registry.lazy import lazy_names
 if TYPE_CHECKING:
     from topk_registry.train.config import TrainConfig
     from topk_registry.train.evaluation import evaluate
-    from topk_registry.train.loop import Run
+    from topk_registry.train.run import Run
     from topk_registry.train.trainer import Trainer, TrainResult
 
 # These modules are imported on first use, so that --help does not wait for the import of torch and timm.
 _MODULES = {
-    "Run": "loop",
+    "Run": "run",
     "TrainConfig": "config",
     "TrainResult": "trainer",
     "Trainer": "trainer",

@@ -1,25 +1,21 @@
-"""Save and resume runs, and handle the signals that stop a run.
+"""Save and resume runs.
 
 timm's ``CheckpointSaver`` writes a checkpoint, and timm's ``resume_task_checkpoint`` reads a checkpoint. timm combines
 model and loss in an object called task. The tasks in this module add a dictionary to each checkpoint. The dictionary
-has the metrics of all epochs, and the states of the loss, of the schedule and of the random generators. All values of
-the dictionary have plain types, so that loading a checkpoint executes no code.
+has the metrics of all epochs, and the states of the loss and of the random generators. All values of the dictionary
+have plain types, so that loading a checkpoint executes no code.
 """
 
 import os
 import random
 import shlex
 import shutil
-import signal
 import sys
-import threading
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,8 +29,8 @@ from torch import nn
 from topk_registry import files
 from topk_registry.errors import SaveError, TrainError
 from topk_registry.train.config import TrainConfig
-from topk_registry.train.data import SIGNALS
 from topk_registry.train.model import PREPROCESSING, read_checkpoint
+from topk_registry.train.run import Progress
 
 try:
     import fcntl
@@ -44,8 +40,6 @@ except ImportError:  # Windows
 LAST = "last.pth.tar"
 OUTPUT = "output/train"
 RESULTS = ("*.pth.tar", "summary.csv", "curves.svg")  # names of files that show that a run used the folder
-PLATEAU = ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")  # attributes of torch's ReduceLROnPlateau
-SAME_REQUEST = 1.0  # a signal that repeats within this many seconds belongs to the same stop request
 
 # Settings that may change when a run is resumed: duration, location, speed, and output.
 FREE = {
@@ -56,43 +50,6 @@ FREE = {
 # Settings that a run resolves if they are not set.
 RESOLVED = {"num_classes", "lr", *PREPROCESSING}
 Decision = TypeVar("Decision")
-Row = dict[str, float]  # metrics of one epoch by name
-
-
-@dataclass
-class Progress:
-    """The completed epochs of a run.
-
-    Args:
-        epoch: number of completed epochs.
-        history: one dictionary of metrics per completed epoch.
-        best: best value of the metric that selects checkpoints, or None before the first evaluation.
-        best_epoch: index of the best epoch, counted from 0.
-        stale: number of evaluations since the best evaluation.
-        metric: name of the metric that selects checkpoints.
-        unevaluated: training loss of the next epoch if this epoch is trained, but a signal stopped its evaluation.
-    """
-
-    epoch: int = 0
-    history: list[Row] = field(default_factory=list)
-    best: float | None = None
-    best_epoch: int | None = None
-    stale: int = 0
-    metric: str = ""
-    unevaluated: float | None = None
-
-    def close(self, row: Row, value: float | None, decreasing: bool) -> None:
-        """Append the metrics ``row`` of a completed epoch to the history, and update the best epoch.
-
-        ``value`` is the metric that selects the best epoch, or None. With ``decreasing``, lower values are better.
-        """
-        self.history.append(row)
-        if value is not None and (self.best is None or (value < self.best if decreasing else value > self.best)):
-            self.best, self.best_epoch, self.stale = value, self.epoch, 0
-        elif value is not None:
-            self.stale += 1
-        self.epoch += 1
-        self.unevaluated = None
 
 
 class RunState:
@@ -180,31 +137,29 @@ class Saver(CheckpointSaver):
             raise SaveError(f"cannot write a checkpoint to {self.checkpoint_dir} ({free} MiB free): {error}") from error
 
 
-def snapshot(task: Any, progress: Progress, scheduler: Any) -> None:
+def snapshot(task: Any, progress: Progress) -> None:
     """Store the run's state in ``task.run_state`` for the next checkpoint. Every process must call this function."""
     states = all_ranks((generator_states(), {name: v.cpu() for name, v in task.criterion.state_dict().items()}))
-    plateau = getattr(scheduler, "lr_scheduler", None)
-    counts = {} if plateau is None else {name: getattr(plateau, name) for name in PLATEAU}
     ema = task.get_trainable_module(ema=True)
     task.run_state = {
         "loss": task.loss_record,
         "progress": asdict(progress),
-        "plateau": counts | ({} if plateau is None else {"restore_lr": scheduler.restore_lr}),
         "generators": [each[0] for each in states],
         "criterion": [each[1] for each in states],
         "ema_generator": None if ema is None else ema._sr_generator.get_state(),
     }
 
 
-def resume(
-    task: Any, path: Path, progress: Progress, *, optimizer: Any, scaler: Any, scheduler: Any, rank: int, world: int
-) -> list[str]:
-    """Restore a checkpoint of this trainer or of timm's script, or raise a TrainError. Return messages for the log.
+def resume(task: Any, path: Path, *, optimizer: Any, scaler: Any, rank: int, world: int) -> tuple[Progress, list[str]]:
+    """Restore a checkpoint of this trainer or of timm's script, or raise a TrainError.
 
     A checkpoint of timm's script has weights, optimizer and epoch. A checkpoint of this trainer also has the history,
     the schedule and the state of the loss. If the run now has another loss or other options of the loss, the state of
     the loss is not restored. Another version of the loss is the same loss, if it has the same options or more. The
     trainer later calls :func:`restore_generators`. ``rank`` is the index of this process among ``world`` processes.
+
+    Returns:
+        The completed epochs, and messages for the log.
     """
     options = {*optimizer.defaults}  # before loading, which may add names
     try:
@@ -225,21 +180,17 @@ def resume(
         origin = f"it has model {name} with {classes} classes. " if name else ""
         raise TrainError(f"cannot resume from {path}: {origin}{error}") from error
     if "progress" not in state:
-        progress.epoch = epoch or 0
-        restored = f"restored  weights, optimizer and epoch {progress.epoch} of timm's checkpoint, not the random state"
+        done = Progress(epoch or 0)
+        restored = f"restored  weights, optimizer and epoch {done.epoch} of timm's checkpoint, not the random state"
         other = "name" in saved and (saved["name"], saved["options"]) != (record["name"], record["options"])
-        return [restored, *([_other_loss(saved)] if other else [])]
-    for name, value in state["progress"].items():
-        setattr(progress, name, value)
+        return done, [restored, *([_other_loss(saved)] if other else [])]
     notes = [] if same else [_other_loss(saved)]
-    if (plateau := getattr(scheduler, "lr_scheduler", None)) is not None and state["plateau"]:
-        scheduler.restore_lr = state["plateau"]["restore_lr"]
-        vars(plateau).update({name: state["plateau"][name] for name in PLATEAU})
     if task.has_ema() and state["ema_generator"] is not None:
         task.get_trainable_module(ema=True)._sr_generator.set_state(state["ema_generator"])
     if len(state["generators"]) != world:
         notes.append(f"          {world} processes, not {len(state['generators'])}: random numbers will differ")
-    return [f"resumed   {path} after epoch {progress.epoch}", *notes]
+    done = Progress(**state["progress"])
+    return done, [f"resumed   {path} after epoch {done.epoch}", *notes]
 
 
 def _other_loss(saved: Mapping[str, Any]) -> str:
@@ -303,11 +254,18 @@ def shared(decide: Callable[[], Decision]) -> Decision:
 
 @contextmanager
 def occupied(folder: Path) -> Iterator[None]:
-    """Raise a TrainError if another process trains in a folder. Keep other processes out within the ``with`` block."""
-    if fcntl is None:  # Windows
+    """Create a folder, and keep other processes out within the ``with`` block.
+
+    If another process trains in the folder, or the folder cannot be created, raise a TrainError.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = None if fcntl is None else os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise TrainError(f"cannot open the folder {folder}: {error}") from error
+    if fcntl is None or handle is None:  # Windows
         yield
         return
-    handle = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -377,14 +335,6 @@ def settings_in(checkpoint: Path) -> dict[str, Any]:
     return vars(args) if isinstance(args, Namespace) else {}
 
 
-def write_text(path: str | Path, text: str) -> None:
-    """Replace the content of a file durably, see :func:`topk_registry.files.write_text`, or raise a SaveError."""
-    try:
-        files.write_text(path, text)
-    except OSError as error:
-        raise SaveError(f"cannot write {path}: {error}") from error
-
-
 def continue_command(folder: Path) -> str:
     """Return the shell command that continues a run. If torchrun started this process, the command uses torchrun."""
     program = Path(sys.argv[0])
@@ -395,37 +345,3 @@ def continue_command(folder: Path) -> str:
         words = ["torchrun", f"--nproc-per-node={os.environ['LOCAL_WORLD_SIZE']}", "-m", "topk_registry"]
     words += [] if words[-1] == "topk-train" else ["train"]
     return shlex.join([*words, "--config", str(folder / "args.yaml"), "--resume", "auto"])
-
-
-class StopRequest:
-    """Context manager that records SIGINT, SIGTERM and SIGHUP instead of stopping the process.
-
-    ``signum`` is the first signal that arrived, or 0. ``bool(request)`` is True after a signal. If Ctrl-C is pressed
-    again, KeyboardInterrupt is raised. Other repeated signals are ignored, because batch systems send SIGTERM to a
-    process and again to its process group. At exit, the old signal handlers are restored.
-    """
-
-    def __init__(self) -> None:
-        self.signum = 0
-        self._time = 0.0
-        self._old: dict[int, Any] = {}
-
-    def __bool__(self) -> bool:
-        return self.signum != 0
-
-    def __enter__(self) -> "StopRequest":
-        if threading.current_thread() is threading.main_thread():  # only the main thread may set handlers
-            for signum in SIGNALS:
-                if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup ignores SIGHUP, and this must not change
-                    self._old[signum] = signal.signal(signum, self._note)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for signum, handler in self._old.items():
-            signal.signal(signum, handler)
-
-    def _note(self, signum: int, frame: FrameType | None) -> None:
-        if not self.signum:
-            self.signum, self._time = signum, time.monotonic()
-        elif signum == signal.SIGINT and time.monotonic() - self._time > SAME_REQUEST:
-            raise KeyboardInterrupt

@@ -70,7 +70,7 @@ bce_pos_weight cutmix_minmax drop_connect drop_block bn_momentum bn_eps wandb_pr
 train_batch_sizes train_size_probs train_batches_per_epoch naflex_patch_sizes naflex_patch_size_probs kd_model_name
 kd_student_feature_dim kd_teacher_feature_dim distill_loss_weight task_loss_weight class_stats loss_weight_max
 lr_decay_fn lr_stable_timescale save_epochs gp train_crop_mode fuser lr_base_scale wandb_resume_id loss_pos_weight
-layer_decay_min_scale epoch_repeats recovery_interval tta wandb_tags local_rank
+layer_decay_min_scale model_dtype no_prefetcher epoch_repeats recovery_interval tta wandb_tags local_rank
 """  # the default of each of these flags is False, empty, 0 or None
 TIMM_ONLY: dict[str, Any] = {
     **dict.fromkeys(_OFF.split()),
@@ -81,6 +81,7 @@ TIMM_ONLY: dict[str, Any] = {
     "lr_cycle_limit": 1,
     "lr_k_decay": 1.0,
     "lr_base_size": 256,
+    "patience_epochs": 10,
     "recount": 1,
     "worker_seeding": "all",
     "train_size_schedule": "constant",
@@ -109,6 +110,7 @@ EQUIVALENTS = {  # of some of these flags, what has the same effect here
     "opt_betas": "--opt-kwargs 'betas=(0.9,0.99)'",
     "log_wandb": "--log wandb",
     "drop_connect": "--drop-path 0.1",
+    "model_dtype": "--amp --amp-dtype bfloat16",
 }
 NOT_SETTINGS = ("loss_record", "config", "class_names")  # entries of an args.yaml that are not settings
 
@@ -239,15 +241,11 @@ class TrainConfig:
     amp_dtype: str | None = _DEVICE(
         None, "precision of --amp (default: float16; bfloat16 on a CPU)", choices=("float16", "bfloat16")
     )
-    model_dtype: str | None = _DEVICE(
-        None, "dtype of the weights (default: float32)", choices=("float32", "float16", "bfloat16")
-    )
     workers: int = _DEVICE(
         usual_workers(), "data loader processes (default: 4, but at most one per CPU)", metavar="N", short="-j",
         within="[0, inf)",
     )  # fmt: skip
     pin_mem: bool = _DEVICE(False, "load batches into pinned memory")
-    no_prefetcher: bool = _DEVICE(False, "normalize and mix images on the CPU")
 
     batch_size: int = _OPT(128, "training batch size per process", metavar="N", short="-b", within="[1, inf)")
     validation_batch_size: int | None = _OPT(
@@ -278,7 +276,6 @@ class TrainConfig:
     warmup_epochs: int = _SCHEDULE(5, "epochs of warmup", metavar="N", within="[0, inf)")
     warmup_prefix: bool = _SCHEDULE(False, "start the schedule after the warmup epochs, not with the first epoch")
     cooldown_epochs: int = _SCHEDULE(0, "additional epochs at the lowest learning rate", metavar="N", within="[0, inf)")
-    patience_epochs: int = _SCHEDULE(10, "patience of the schedule plateau", metavar="N", within="[0, inf)")
     decay_rate: float = _SCHEDULE(0.1, "factor of each reduction", metavar="RATE", short="--dr", within="[0, inf)")
 
     no_aug: bool = _AUG(False, "only resize and center-crop training images; mixup and cutmix still apply")
@@ -383,6 +380,12 @@ class TrainConfig:
         return self.mixup > 0 or self.cutmix > 0
 
     @property
+    def data_name(self) -> str:
+        """Name of the data set, with its directory."""
+        place = repr(self.data_dir) if self.data_dir else ""
+        return " in ".join(filter(None, [self.dataset or "image folder", place]))
+
+    @property
     def metric(self) -> str:
         """Name of ``eval_metric`` in results: "macro-top5" -> "macro_top5", "loss" -> "nll" (multi-label: "bce").
 
@@ -398,14 +401,14 @@ class TrainConfig:
         if self.eval_metric and not pattern.fullmatch(self.eval_metric):
             known = "map, micro-f1, topK-recall, bce" if multilabel else "nll, topK, macro-topK, many-topK, few-topK"
             raise ConfigError(f"--eval-metric must be one such as {known}, got {self.eval_metric!r}")
+        if self.sched == "plateau":  # timm deprecates this schedule, because checkpoints do not save its state
+            raise ConfigError("--sched plateau: use another schedule of timm; --early-stop N ends a run that stagnates")
         if self.overwrite and self.resume:
             raise ConfigError("--overwrite removes a run and --resume continues it: use one of them")
         if self.mixes and self.batch_size % 2:
             raise ConfigError(f"mixup and cutmix need an even --batch-size, got {self.batch_size}")
         if self.aug_splits and (self.aug_splits == 1 or self.no_aug or self.mixes):
             raise ConfigError("--aug-splits must be 0, or at least 2 without --no-aug, mixup and cutmix")
-        if self.amp and self.model_dtype not in (None, "float32"):
-            raise ConfigError(f"--amp needs a float32 model, got --model-dtype {self.model_dtype}")
         if self.learn_scale and self.normalize_classifier is None:
             raise ConfigError("--learn-scale needs --normalize-classifier")
         if self.model_kwargs.keys() & {"num_classes", "in_chans"}:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from timm.data import AugMixDataset, FastCollateMixup, Mixup, MultiLabelTarget, create_loader
+from timm.data import AugMixDataset, FastCollateMixup, MultiLabelTarget, create_loader
 from timm.data.readers.class_map import load_class_map
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -28,8 +28,7 @@ from topk_registry.ops.masses import LabelMixture
 from topk_registry.train.config import MULTILABEL, TrainConfig, quiet_about_workers
 from topk_registry.train.model import Compute
 from topk_registry.train.posterize import allow_zero_bits
-
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+from topk_registry.train.run import SIGNALS
 
 
 @dataclass
@@ -101,7 +100,7 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
         raise DataError("; ".join([*notes, f"{error}"])) from error
     if config.sampler:
         if not is_indexed(data.train):
-            raise DataError(f"--sampler {config.sampler} needs random access, and {name_of(config)} is a stream")
+            raise DataError(f"--sampler {config.sampler} needs random access, and {config.data_name} is a stream")
         data.train = ClassBalanced(data.train, config.seed)
     return data
 
@@ -148,7 +147,7 @@ def open_split(
             raise ValueError(f"{seen}; see --in-chans and --input-img-mode")
         return dataset
     except (OSError, RuntimeError, TypeError, ValueError, AssertionError, ImportError) as error:
-        raise DataError(f"cannot open split {split!r} of {name_of(config)}: {error}") from error
+        raise DataError(f"cannot open split {split!r} of {config.data_name}: {error}") from error
 
 
 def open_evaluation(config: TrainConfig, *, channels: int = 3) -> Any:
@@ -183,11 +182,6 @@ def _mapped(config: TrainConfig, dataset: Any) -> Any:
     classes = [order.get(i, str(i)) for i in range(max(order) + 1)]
     own = class_names_of(dataset) or []
     return renumber(dataset, {i: numbers[name] for i, name in enumerate(own) if name in numbers}, classes)
-
-
-def name_of(config: TrainConfig) -> str:
-    place = repr(config.data_dir) if config.data_dir else ""
-    return " in ".join(filter(None, [config.dataset or "image folder", place]))
 
 
 def held_out_fraction(config: TrainConfig) -> float:
@@ -254,19 +248,6 @@ def _count(config: TrainConfig, data: Data, read: bool) -> None:
         data.counts = class_counts(labels, n)
 
 
-class LabelMixup(Mixup):
-    """timm's mixup, but with :class:`LabelMixture` targets (two labels and their weights) instead of distributions."""
-
-    def __init__(self, *, smoothing: float, **options: Any) -> None:
-        super().__init__(**options, label_smoothing=0.0)
-        self.smoothing = smoothing
-
-    def __call__(self, x: Tensor, target: Tensor) -> Any:
-        self.num_classes = len(target)
-        x, rows = super().__call__(x, torch.arange(len(target), device=target.device))
-        return x, _mixture(rows, target, self.smoothing)
-
-
 class LabelMixupCollate(FastCollateMixup):
     """timm's ``FastCollateMixup``, but with a :class:`LabelMixture` as target instead of a distribution."""
 
@@ -288,22 +269,13 @@ def _mixture(rows: Tensor, target: Tensor, smoothing: float) -> LabelMixture:
 
 
 class TrainLoader:
-    """Iterator over the training batches, which moves each batch to the device and applies ``mixup`` there.
+    """Iterator over the training batches, which moves each batch to the device.
 
-    ``dtype`` is the dtype of the images; None keeps the dtype of ``loader``. ``mixup_off_epoch`` is the first epoch
-    without mixup; 0 means that mixup never ends.
+    ``mixup_off_epoch`` is the first epoch without mixup; 0 means that mixup never ends.
     """
 
-    def __init__(
-        self,
-        loader: Any,
-        device: torch.device,
-        dtype: torch.dtype | None = None,
-        mixup: Mixup | None = None,
-        mixup_off_epoch: int = 0,
-    ) -> None:
-        self.loader, self.device, self.dtype = loader, device, dtype
-        self.mixup, self.mixup_off_epoch = mixup, mixup_off_epoch
+    def __init__(self, loader: Any, device: torch.device, mixup_off_epoch: int = 0) -> None:
+        self.loader, self.device, self.mixup_off_epoch = loader, device, mixup_off_epoch
         try:
             self.size = len(loader)
         except TypeError as error:
@@ -320,15 +292,12 @@ class TrainLoader:
             if callable(tell := getattr(part, "set_epoch", None)):
                 tell(epoch)
         if self.mixup_off_epoch and epoch >= self.mixup_off_epoch:
-            for part in (self.mixup, self.loader):
-                if part is not None and hasattr(part, "mixup_enabled"):
-                    part.mixup_enabled = False
+            self.loader.mixup_enabled = False
 
     def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
         for batch in self.loader:
             images, target = images_and_targets(batch)
-            images, target = images.to(device=self.device, dtype=self.dtype), target.to(device=self.device)
-            yield self.mixup(images, target) if self.mixup is not None else (images, target)
+            yield images.to(device=self.device, dtype=torch.float32), target.to(device=self.device)
 
 
 def images_and_targets(batch: Any) -> tuple[Tensor, Any]:
@@ -353,17 +322,15 @@ def create_train_loader(
     batch = config.batch_size * compute.world_size
     if is_indexed(dataset) and len(dataset) < batch:
         raise DataError(f"{len(dataset)} training images are less than one batch of {batch}: lower --batch-size")
-    collate = mixup = None
+    collate = None
     if config.mixes:
         options: dict[str, Any] = {"mixup_alpha": config.mixup, "cutmix_alpha": config.cutmix}
         options |= {"prob": config.mixup_prob, "switch_prob": config.mixup_switch_prob, "mode": config.mixup_mode}
         if mixtures:
-            kind = LabelMixup if config.no_prefetcher else LabelMixupCollate
-            mixer: Any = kind(smoothing=config.smoothing, **options)
+            collate = LabelMixupCollate(smoothing=config.smoothing, **options)
         else:
             options |= {"num_classes": config.num_classes, "multi_label": config.task == MULTILABEL}
-            mixer = (Mixup if config.no_prefetcher else FastCollateMixup)(label_smoothing=config.smoothing, **options)
-        collate, mixup = (None, mixer) if config.no_prefetcher else (mixer, None)
+            collate = FastCollateMixup(label_smoothing=config.smoothing, **options)
     if config.aug_splits > 1:
         dataset = AugMixDataset(dataset, num_splits=config.aug_splits)
     same = config.no_aug or not config.train_interpolation
@@ -389,12 +356,10 @@ def create_train_loader(
             "timm cannot create the training transforms; see --aa, --color-jitter, --scale, --ratio "
             f"and --aug-repeats: {error or type(error).__name__}"
         ) from error
-    dtype = compute.dtype if config.no_prefetcher else None
-    return TrainLoader(_without_signals(loader), compute.device, dtype, mixup, config.mixup_off_epoch)
+    return TrainLoader(_without_signals(loader), compute.device, config.mixup_off_epoch)
 
 
 def create_eval_loader(config: TrainConfig, dataset: Any, preprocessing: dict[str, Any], compute: Compute) -> Any:
-    config = config.replace(no_prefetcher=config.no_prefetcher and not config.multi_crop)  # it normalizes the crops
     loader = _create_loader(
         dataset,
         batch_size=config.validation_batch_size or config.batch_size,
@@ -421,9 +386,7 @@ def _common(config: TrainConfig, preprocessing: dict[str, Any], compute: Compute
         "num_workers": config.workers,
         "distributed": compute.distributed,
         "pin_memory": config.pin_mem and compute.device.type == "cuda",
-        "img_dtype": compute.dtype,
         "device": compute.device,
-        "use_prefetcher": not config.no_prefetcher,
         "persistent_workers": False,  # workers that survive an epoch would have state that a checkpoint does not save
     }
 

@@ -19,8 +19,9 @@ from topk_registry.data.selection import LEFT_OUT
 from topk_registry.errors import DataError
 from topk_registry.functional import topk_marginals
 from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, StreamingMetric, TopKAccuracy
-from topk_registry.train.config import quiet_about_workers
+from topk_registry.train.config import MULTILABEL, TrainConfig, quiet_about_workers
 from topk_registry.train.data import images_and_targets
+from topk_registry.train.model import Compute
 
 LEAST_LIKELIHOOD = math.log(1e-30)  # used instead of log(0) for a label with probability 0
 TEMPERATURES = [2 ** (step / 3) for step in range(-24, 31)]  # from 1/256 to 1024
@@ -253,6 +254,27 @@ def evaluate(
         if keep is not None:
             keep(scores, target)
     return metrics.compute()
+
+
+def evaluation_options(config: TrainConfig, compute: Compute, criterion: object, counts: Any) -> dict[str, Any]:
+    """Return arguments for :func:`evaluate`. ``counts``: number of training images per class, or None."""
+    metric = config.metric
+    size = "".join(letter for letter in metric.partition("top")[2] if letter.isdecimal())
+    temperature = config.marginal_temperature or getattr(criterion, "marginal_temperature", None) or 1.0
+    shots = counts is not None and len({(c > 100) + (c >= 20) for c in counts}) > 1
+    return {
+        "num_classes": config.num_classes or 0,
+        "k": sorted({1, 5, *([int(size)] if size else [])}),
+        "device": compute.device,
+        "dtype": torch.float32,
+        "autocast": compute.autocast,
+        "predictive_logits": getattr(criterion, "predictive_logits", None),
+        "class_counts": counts if shots or metric.startswith(("many", "medium", "few")) else None,
+        "crops": config.multi_crop,
+        "temperature": temperature,
+        "multilabel": config.task == MULTILABEL,
+        "channels_last": config.channels_last,
+    }
 
 
 def readable(loader: Any) -> Iterator[tuple[Tensor, Any]]:

@@ -1,103 +1,57 @@
-"""Train one epoch, with the same order of steps as timm's training script.
+"""Train and evaluate all epochs of a run, with the same order of steps as timm's training script.
 
 The loss stays on the device and is copied to the CPU only for logging.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import datetime
-from pathlib import Path
-from typing import Any
 
 import torch
 from timm import utils
-from torch import Tensor, nn
-from torch import distributed as dist
+from torch import Tensor
 
-from topk_registry.errors import NonFiniteLossError
-from topk_registry.train.checkpoint import Progress, Saver, StopRequest
-from topk_registry.train.config import DECREASING, TrainConfig
-from topk_registry.train.data import Data, TrainLoader
-from topk_registry.train.evaluation import readable
-from topk_registry.train.loss import LossSpec
-from topk_registry.train.model import Compute
-from topk_registry.train.report import Report
+from topk_registry.errors import Interrupted, NonFiniteLossError
+from topk_registry.train import checkpoint
+from topk_registry.train.checkpoint import Saver
+from topk_registry.train.evaluation import evaluate, evaluation_options, readable
+from topk_registry.train.loss import set_epoch
+from topk_registry.train.run import Row, Run
 
 
-@dataclass
-class Run:
-    """Parts and state of a training run.
+def run_epochs(run: Run, saver: Saver | None) -> None:
+    """Train to the last epoch, or until ``--early-stop`` ends the run. After a signal, raise :class:`Interrupted`.
 
-    Args:
-        config: settings of the run, including number of classes, learning rate and preprocessing.
-        spec: name, options and package of the loss.
-        criterion: the loss.
-        eval_loader: evaluation batches, or None.
-        task: timm's object that combines model and loss.
-        own_parts: whether the user passed a model or loaders to :class:`Trainer`.
-        control: process group on the CPU, in which all processes agree whether to stop. None for one process.
+    ``saver`` writes the checkpoints. None: another process writes them.
     """
-
-    config: TrainConfig
-    compute: Compute
-    data: Data
-    spec: LossSpec
-    criterion: nn.Module
-    loader: TrainLoader
-    eval_loader: Any
-    task: Any
-    optimizer: torch.optim.Optimizer
-    scheduler: Any
-    num_epochs: int
-    report: Report
-    preprocessing: dict[str, Any]
-    own_parts: bool = False
-    on_step: Callable[["Run", Tensor], object] | None = None
-    on_epoch: Callable[["Run", dict[str, float]], object] | None = None
-    progress: Progress = field(default_factory=Progress)
-    stop: StopRequest = field(default_factory=StopRequest)
-    saver: Saver | None = None
-    folder: Path | None = None
-    control: Any = None
-    resumed: Path | None = None  # the checkpoint from which the run continues
-    reason: str = ""  # why the metric selects checkpoints
-    kernels: list[str] = field(default_factory=list)  # why the loss has no compiled kernels
-    stamp: str = field(default_factory=lambda: datetime.now().strftime("%Y%m%d-%H%M%S"))
-
-    @property
-    def model(self) -> nn.Module:
-        """The model in training. With several processes, this is the wrapper that averages the gradients."""
-        return self.task.get_trainable_module()
-
-    @property
-    def lr(self) -> float:
-        """Mean learning rate of the parameter groups."""
-        rates = [group["lr"] for group in self.optimizer.param_groups]
-        return sum(rates) / len(rates)
-
-    @property
-    def updates_per_epoch(self) -> int:
-        return -(-len(self.loader) // self.config.grad_accum_steps)
-
-    @property
-    def metric(self) -> str:
-        """Name of the metric that selects checkpoints, or "train_loss" without evaluation data."""
-        if self.eval_loader is None:
-            return "train_loss"
-        return ("ema_" if self.config.model_ema else "eval_") + self.config.metric
-
-    @property
-    def decreasing(self) -> bool:
-        return self.metric.removeprefix("eval_").removeprefix("ema_") in DECREASING
-
-    def should_stop(self) -> bool:
-        """Return whether any process received a signal to stop. Every process must call this method."""
-        if self.control is None:
-            return bool(self.stop)
-        flag = torch.tensor([bool(self.stop)], dtype=torch.int32)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.control)
-        return bool(flag.item())
+    progress = run.progress
+    while progress.epoch < run.num_epochs:
+        epoch = progress.epoch
+        set_epoch(run.criterion, epoch)
+        run.report.begin_epoch()
+        if progress.unevaluated is None:  # else a signal stopped the evaluation of this epoch
+            progress.unevaluated = train_epoch(run, epoch)
+        if progress.unevaluated is None:
+            raise _interrupted(run)
+        checkpoint.snapshot(run.task, progress)  # the evaluation draws random numbers
+        row = measure(run, progress.unevaluated)
+        if row is None:
+            if saver is not None:
+                saver.save_last(epoch)
+            raise _interrupted(run)
+        value = row.get(run.metric)
+        progress.close(row, value, run.decreasing)
+        if run.scheduler is not None:
+            run.scheduler.step(epoch + 1)
+        checkpoint.snapshot(run.task, progress)
+        if saver is not None:
+            saver.save(epoch, value)
+        run.report.epoch_done(run, row)
+        if run.on_epoch is not None:
+            run.on_epoch(run, row)
+        if run.config.early_stop and progress.stale >= run.config.early_stop:
+            run.report.say(f"stopped early: no better {run.metric} in {progress.stale} evaluations")
+            return
+        if run.should_stop() and progress.epoch < run.num_epochs:
+            raise _interrupted(run)
 
 
 def train_epoch(run: Run, epoch: int) -> float | None:
@@ -115,7 +69,6 @@ def train_epoch(run: Run, epoch: int) -> float | None:
     # The sum is in double precision, except on MPS, which has no double precision.
     total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     samples = 0
-    run.report.begin_epoch(epoch, run.updates_per_epoch)
     run.optimizer.zero_grad()
     for batch, (images, target) in enumerate(readable(run.loader)):
         last = batch == batches - 1
@@ -174,8 +127,47 @@ def _show(run: Run, value: Tensor, mean: Tensor, update: int, samples: int) -> N
             f"the loss of epoch {run.progress.epoch + 1} became {average} by update {update + 1}: try a lower --lr, "
             "--clip-grad, or --amp-dtype bfloat16"
         )
-    run.report.update(update, now, average, run.lr, samples * run.compute.world_size)
+    run.report.update(run, update, now, average, samples * run.compute.world_size)
 
 
 def _mean(run: Run, value: Tensor) -> float:
     return (utils.reduce_tensor(value, run.compute.world_size) if run.compute.distributed else value).item()
+
+
+def measure(run: Run, loss: float) -> Row | None:
+    """Evaluate the model after an epoch, and the EMA weights if the run has them. Return the metrics by name.
+
+    The result also has the learning rate and ``loss``, the training loss. Without evaluation data, or if the setting
+    ``val_interval`` skips this epoch, nothing is evaluated. If a signal stops the evaluation, return None.
+    """
+    config, world, number = run.config, run.compute.world_size, run.progress.epoch + 1
+    row: Row = {"epoch": number, "train_loss": loss, "lr": run.lr}
+    weights = {"eval_": False, "ema_": True} if config.model_ema else {"eval_": False}
+    if run.compute.distributed and config.dist_bn and not config.sync_bn:
+        for ema in weights.values():
+            utils.distribute_bn(run.task.get_trainable_module(ema=ema), world, config.dist_bn == "reduce")
+    if run.eval_loader is None or (number % config.val_interval and number != run.num_epochs):
+        return row
+    options = evaluation_options(config, run.compute, run.criterion, run.data.counts)
+    batches = len(run.eval_loader)
+    for prefix, ema in weights.items():
+
+        def progress(batch: int, name: str = "Test (EMA)" if ema else "Test") -> bool:
+            run.report.testing(name, batch, batches, config.log_interval)
+            return run.control is None and bool(run.stop)  # with several processes, a signal does not stop this
+
+        metrics = evaluate(run.task.get_eval_model(ema=ema), run.eval_loader, progress=progress, **options)
+        if metrics is None:
+            return None
+        row |= {prefix + name: value for name, value in metrics.items()}
+    return row
+
+
+def _interrupted(run: Run) -> Interrupted:
+    epoch = run.progress.epoch
+    kept = f"epoch {epoch} is saved" if epoch else "no epoch is complete"
+    if run.progress.unevaluated is not None:
+        kept = f"epoch {epoch + 1} is trained and saved, without its evaluation"
+    if not run.own_parts:
+        kept += f"; continue with\n  {checkpoint.continue_command(run.folder)}"
+    return Interrupted(run.stop.signum or 15, kept)

@@ -137,8 +137,8 @@ class LossSpec:
 
     def note_on_k(self, num_classes: int) -> str:
         """Return a note if k is so large that even k random classes mostly contain the label. Else return ""."""
-        k = {**self.record["defaults"], **self.options}.get("k")
-        if not isinstance(k, int) or not num_classes // 2 < k <= num_classes:
+        k = self.k
+        if k is None or not num_classes // 2 < k <= num_classes:
             return ""
         return f"k={k} of {num_classes} classes: {k} random classes contain the label in {100 * k / num_classes:.0f} %"
 

@@ -25,7 +25,6 @@ from topk_registry.nn import convnet  # noqa: F401  registers the built-in netwo
 from topk_registry.nn.classifier import normalize_classifier
 from topk_registry.train.config import TrainConfig
 
-BFLOAT16_FLAGS = ("avx512_bf16", "amx_bf16", "avx_ne_convert", " bf16")  # in /proc/cpuinfo; " bf16" is for ARM
 LR_BASE_SIZE = 256  # batch size for which --lr-base is the learning rate
 WEIGHTS_ONLY = (".safetensors", ".npz", ".npy")  # files that timm reads without torch.load
 PREPROCESSING = ("input_size", "crop_pct", "mean", "std", "interpolation")
@@ -37,14 +36,12 @@ class Compute:
 
     Args:
         device: device of this process.
-        dtype: dtype of the weights and of the images.
         amp: dtype of autocast, or None without mixed precision.
         scaler: object that scales the loss for float16, or None.
         rank, world_size: index of this process, and number of processes.
     """
 
     device: torch.device
-    dtype: torch.dtype = torch.float32
     amp: torch.dtype | None = None
     scaler: utils.NativeScaler | None = None
     rank: int = 0
@@ -61,8 +58,7 @@ class Compute:
         usual = "bfloat16" if device.type == "cpu" else "float16"
         amp = getattr(torch, config.amp_dtype or usual) if config.amp else None
         scaler = utils.NativeScaler(device=device.type) if amp == torch.float16 and device.type == "cuda" else None
-        dtype = getattr(torch, config.model_dtype or "float32")
-        return cls(device, dtype, amp, scaler, int(place["global_rank"]), int(place["world_size"]))
+        return cls(device, amp, scaler, int(place["global_rank"]), int(place["world_size"]))
 
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.amp is None else torch.autocast(self.device.type, self.amp)
@@ -77,24 +73,12 @@ class Compute:
         return self.rank == 0
 
     @property
-    def warnings(self) -> list[str]:
-        """Warnings about a precision that is slow on this device."""
-        if self.device.type != "cpu":
-            return []
-        if torch.float16 in (self.amp, self.dtype):
-            return ["warning: float16 is slow on a CPU, and the loss is not scaled"]
-        if torch.bfloat16 in (self.amp, self.dtype) and not cpu_has_bfloat16():
-            return ["warning: this CPU has no bfloat16 instructions: bfloat16 may be 50 times slower than float32"]
-        return []
-
-
-def cpu_has_bfloat16(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """Return whether the CPU has bfloat16 instructions. If this is unknown, return True."""
-    try:
-        text = Path(cpuinfo).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return True
-    return any(flag in text for flag in BFLOAT16_FLAGS)
+    def warning(self) -> str:
+        """Warning about a precision that is slow on this device, or ""."""
+        if self.amp is None or self.device.type != "cpu":
+            return ""
+        name = str(self.amp).removeprefix("torch.")
+        return f"warning: --amp is slower than float32 on a CPU without instructions for {name}"
 
 
 def device_of(name: str) -> str:
@@ -146,6 +130,12 @@ def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
             **config.model_kwargs,
         )
     except (TypeError, ValueError, RuntimeError, OSError, AssertionError) as error:
+        path, lines = config.initial_checkpoint, f"{error}".strip().splitlines()
+        if path and any("size mismatch" in line for line in lines):
+            raise TrainError(
+                f"--initial-checkpoint {path} does not fit {config.model!r} with {num_classes} classes: "
+                f"{lines[-1].strip()}; --pretrained-path {path} loads the weights of all layers but the classifier"
+            ) from error
         raise TrainError(f"cannot create model {config.model!r}: {error}") from error
     if config.normalize_classifier is not None:
         normalize_classifier(model, scale=config.normalize_classifier, learn_scale=config.learn_scale)
@@ -165,8 +155,8 @@ def _sized(config: TrainConfig) -> dict[str, Any]:
 
 
 def place_model(config: TrainConfig, model: nn.Module, compute: Compute) -> nn.Module:
-    """Move the model to its device, dtype and memory layout. If ``sync_bn`` is set, use synchronized batch norm."""
-    model.to(device=compute.device, dtype=compute.dtype)
+    """Move the model to its device and memory layout. If ``sync_bn`` is set, use synchronized batch norm."""
+    model.to(device=compute.device)
     if config.channels_last:
         model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     return convert_sync_batchnorm(model) if compute.distributed and config.sync_bn else model
@@ -203,12 +193,12 @@ def create_optimizer(config: TrainConfig, model: nn.Module, criterion: nn.Module
     return optimizer
 
 
-def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updates: int, decreasing: bool) -> Any:
+def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updates: int) -> Any:
     """Return timm's learning-rate schedule, and the number of epochs including warmup and cooldown.
 
-    ``updates`` is the number of updates per epoch. With ``decreasing``, a plateau schedule prefers lower metrics.
+    ``updates`` is the number of updates per epoch.
     """
-    settings: dict[str, Any] = scheduler_kwargs(config, decreasing_metric=decreasing)
+    settings: dict[str, Any] = scheduler_kwargs(config)
     try:
         return create_scheduler_v2(optimizer, **settings, updates_per_epoch=updates)
     except (TypeError, ValueError, AssertionError) as error:

@@ -2,25 +2,28 @@
 
 from typing import Any
 
-from topk_registry.train import data
+import torch
+
 from topk_registry.train.config import OWN_BATCHES, TrainConfig
-from topk_registry.train.loop import Run
 from topk_registry.train.report import label
+from topk_registry.train.run import Run
 
 TIMM_EPOCHS = 300
+# time of a loss with PyTorch operations, divided by its time with numba kernels, from docs/results/kernels.json
+SPEEDUPS = {"smooth_topk_svm": 50, "topk_nll": 40, "noised_topk": 9, "noised_topk_imbalanced": 8}
 
 
-def plan(run: Run, place: str) -> str:
-    """Return the plan of a run as text. ``place`` names the folder that the run writes."""
+def plan(run: Run) -> str:
+    """Return the plan of a run as text."""
     config, compute, opened = run.config, run.compute, run.data
     parameters = sum(parameter.numel() for parameter in run.model.parameters()) / 1e6
-    precision = str(compute.amp or compute.dtype).removeprefix("torch.")
+    precision = str(compute.amp or torch.float32).removeprefix("torch.")
     processes = f", {compute.world_size} processes" if compute.distributed else ""
     batch = config.batch_size * compute.world_size * config.grad_accum_steps
     lines = [
         f"loss      {run.spec.describe()}{_weights(run)}",
-        *(f"kernels   {problem}" for problem in run.kernels[:1]),
-        f"data      {data.name_of(config)}: {_size(opened.train)} to train, {_size(opened.validation)} to evaluate, "
+        *([f"kernels   {_kernels(run)}"] if run.kernels else []),
+        f"data      {config.data_name}: {_size(opened.train)} to train, {_size(opened.validation)} to evaluate, "
         f"{config.num_classes} classes",
         f"images    {_images(run)}",
         f"augment   {_augmentation(config)}",
@@ -29,10 +32,17 @@ def plan(run: Run, place: str) -> str:
         f"optimizer {config.opt}, lr {config.lr:g} {config.sched}, warm-up {config.warmup_epochs}, batch {batch}, "
         f"{run.num_epochs} epochs of {run.updates_per_epoch} updates",
         f"best      by {label(run.metric)}: {run.reason}",
-        f"run       seed {config.seed}, {config.workers} workers, {place}",
+        f"run       seed {config.seed}, {config.workers} workers, writes {'nothing' if config.dry_run else run.folder}",
         *(f"          {note}" for note in _notes(run) if note),
     ]
     return "\n".join(lines)
+
+
+def _kernels(run: Run) -> str:
+    """Return the reason why the loss has no compiled kernels, or what numba would gain if numba is not installed."""
+    if run.kernels.startswith("numba is not installed") and (speedup := SPEEDUPS.get(run.spec.name)):
+        return f"PyTorch; `pip install numba` makes the loss about {speedup} times faster"
+    return run.kernels
 
 
 def _weights(run: Run) -> str:
@@ -66,7 +76,7 @@ def _augmentation(config: TrainConfig) -> str:
 
 def _notes(run: Run) -> list[str]:
     config = run.config
-    notes = [*run.compute.warnings, run.spec.note_on_k(config.num_classes or 0)]
+    notes = [run.compute.warning, run.spec.note_on_k(config.num_classes or 0)]
     starts_trained = config.pretrained or config.pretrained_path or config.initial_checkpoint
     if starts_trained and config.opt == "sgd" and config.epochs == TIMM_EPOCHS:
         notes.append(

@@ -6,13 +6,13 @@ import math
 import re
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from topk_registry.errors import TrainError
-from topk_registry.train.checkpoint import Progress, Row, write_text
+from topk_registry.train.run import Row, Run, write_text
 
 LOSSES = ("train_loss", "nll", "nll_fitted", "bce")
 SHOWN = ("nll", "nll_fitted", "bce", "top1", "top5", "macro_top5", "map", "micro_f1", "macro_f1")
@@ -32,12 +32,10 @@ class Report:
 
     def __init__(self, *, primary: bool = True, quiet: bool = False) -> None:
         self.primary, self.quiet = primary, quiet
-        self.metric, self.epochs, self.title = "train_loss", 0, ""
-        self.folder: Path | None = None
-        self.loggers: list[Any] = []
-        self.began = time.perf_counter()
+        self.began = self._shown = self._epoch_began = time.perf_counter()
+        self._loggers: list[Callable[[Row, int], object]] = []
+        self._closing = ExitStack()
         self._open_line = False
-        self._shown = self.began
 
     def say(self, text: str) -> None:
         """Print text on a new line."""
@@ -45,24 +43,22 @@ class Report:
             print("\n" * self._open_line + text, flush=True)
             self._open_line = False
 
-    def begin_epoch(self, epoch: int, updates: int) -> None:
-        self.epoch, self.updates, self.clock = epoch, updates, time.perf_counter()
+    def begin_epoch(self) -> None:
+        self._epoch_began = time.perf_counter()
 
-    def update(self, update: int, now: float, mean: float, lr: float, images: int) -> None:
+    def update(self, run: Run, update: int, now: float, mean: float, images: int) -> None:
         """Show the progress within an epoch, and send loss and learning rate to the loggers.
 
         ``update`` is the index of the update in the epoch, ``now`` the loss of the update. ``mean`` and ``images`` are
         the mean loss and the number of images of the epoch so far.
         """
-        rate = images / max(time.perf_counter() - self.clock, 1e-9)
-        width = len(str(self.updates))
+        rate = images / max(time.perf_counter() - self._epoch_began, 1e-9)
+        epoch, updates = run.progress.epoch, run.updates_per_epoch
         self._line(
-            f"Train: {self.epoch + 1}/{self.epochs} [{update + 1:{width}}/{self.updates}]  "
-            f"Loss: {now:#.4g} ({mean:#.4g})  LR: {lr:.3e}  {rate:.0f} img/s"
+            f"Train: {epoch + 1}/{run.num_epochs} [{update + 1:{len(str(updates))}}/{updates}]  "
+            f"Loss: {now:#.4g} ({mean:#.4g})  LR: {run.lr:.3e}  {rate:.0f} img/s"
         )
-        done = self.epoch * self.updates + update + 1
-        for logger in self.loggers:
-            logger({"loss": now, "lr": lr}, done)
+        self._log({"loss": now, "lr": run.lr}, epoch * updates + update + 1)
 
     def silent(self) -> bool:
         """Return whether the line on a terminal is older than three seconds."""
@@ -81,27 +77,33 @@ class Report:
         else:
             self.say(text)
 
-    def epoch_done(self, row: Row, history: Sequence[Row], seconds: float) -> None:
+    def epoch_done(self, run: Run, row: Row) -> None:
         """Print the metrics and the seconds of an epoch, write ``summary.csv``, and send the metrics to the loggers."""
-        lines = [f"Epoch {self.epoch + 1}/{self.epochs}: train loss {row['train_loss']:.4f}  {seconds:.1f} s"]
-        for prefix, name in (("eval_", "Test"), ("ema_", "Test (EMA)")):
-            shown = (*SHOWN, "left_out")
-            keys = [key for key in row if key.removeprefix(prefix) in shown and key.startswith(prefix)]
-            keys += [self.metric] if self.metric.startswith(prefix) and self.metric not in keys else []
-            if text := "  ".join(f"{label(key)} {number(key, row[key])}" for key in keys if key in row):
-                lines.append(f"  {name}: {text}")
-        self.say("\n".join(lines))
-        for logger in self.loggers:
-            logger(row, (self.epoch + 1) * self.updates)
-        if self.folder is not None:
-            write_text(self.folder / "summary.csv", csv_text(history))
-
-    def finish(self, progress: Progress) -> None:
-        """Draw the curves, and print a table with the metrics of the last and of the best epoch."""
-        if not progress.history:
+        if not self.primary:
             return
-        self.draw(progress.history)
-        last, best = progress.history[-1], best_row(progress)
+        seconds, epoch = time.perf_counter() - self._epoch_began, run.progress.epoch
+        lines = [f"Epoch {epoch}/{run.num_epochs}: train loss {row['train_loss']:.4f}  {seconds:.1f} s"]
+        for prefix, name in (("eval_", "Test"), ("ema_", "Test (EMA)")):
+            keys = [key for key in row if key.startswith(prefix) and key.removeprefix(prefix) in (*SHOWN, "left_out")]
+            if run.metric in row and run.metric.startswith(prefix) and run.metric not in keys:
+                keys.append(run.metric)
+            if keys:
+                lines.append(f"  {name}: " + "  ".join(f"{label(key)} {number(key, row[key])}" for key in keys))
+        self.say("\n".join(lines))
+        self._log(row, epoch * run.updates_per_epoch)
+        write_text(run.folder / "summary.csv", csv_text(run.progress.history))
+
+    def finish(self, run: Run) -> None:
+        """Draw the curves, and print a table with the metrics of the last and of the best epoch."""
+        history = run.progress.history
+        if not history or not self.primary or self.quiet:
+            return
+        if find_spec("matplotlib") is None:
+            self.say("curves.svg needs matplotlib: in the checkout, pip install -e '.[plots]'")
+        else:
+            title = f"{run.config.loss} on {run.config.data_name}, {run.config.model}"
+            write_text(run.folder / "curves.svg", draw(title, history))
+        last, best = history[-1], run.progress.best_row
         names = [name for name in last if name not in ("epoch", "lr")]
         width = max(map(len, map(label, names)))
         lines = [f"{'':{width}}  {'last':>10}  {'best':>10}"]
@@ -109,40 +111,33 @@ class Report:
         for name in names:
             values = (number(name, row.get(name, math.nan)) for row in (last, best))
             lines.append("  ".join([f"{label(name):{width}}", *(f"{value:>10}" for value in values)]))
-        lines.append(f"best by {label(self.metric)}; {time.perf_counter() - self.began:.0f} s in all")
-        if self.folder is not None:
-            lines.append(f"{self.folder}: {', '.join(sorted(path.name for path in self.folder.iterdir()))}")
+        lines.append(f"best by {label(run.metric)}; {time.perf_counter() - self.began:.0f} s in all")
+        lines.append(f"{run.folder}: {', '.join(sorted(path.name for path in run.folder.iterdir()))}")
         self.say("\n".join(lines))
 
-    def draw(self, history: Sequence[Row]) -> None:
-        """Write ``curves.svg``, if matplotlib is installed."""
-        if self.folder is None or self.quiet:
-            return
-        if find_spec("matplotlib") is None:
-            self.say("curves.svg needs matplotlib: in the checkout, pip install -e '.[plots]'")
-            return
-        write_text(self.folder / "curves.svg", draw(self.title, history))
-
-    def open_loggers(self, names: Sequence[str], settings: Mapping[str, Any], update: int) -> None:
-        """Open the loggers ``names``. TensorBoard drops old entries after ``update``, the number of updates so far."""
-        assert self.folder is not None
-        if "tensorboard" in names:
+    def open_loggers(self, run: Run, settings: Mapping[str, Any]) -> None:
+        """Open the loggers of the run. TensorBoard drops entries of updates that the run will repeat."""
+        if "tensorboard" in run.config.log:
             from torch.utils.tensorboard import SummaryWriter
 
-            writer = SummaryWriter(str(self.folder), purge_step=update + 1 if update else None)
-            self.loggers.append(lambda row, step: [writer.add_scalar(name, row[name], step) for name in row])
-            self._close = [writer.close]
-        if "wandb" in names:
+            done = run.progress.epoch * run.updates_per_epoch
+            writer = SummaryWriter(str(run.folder), purge_step=done + 1 if done else None)
+            self._loggers.append(lambda row, step: [writer.add_scalar(name, row[name], step) for name in row])
+            self._closing.callback(writer.close)
+        if "wandb" in run.config.log:
             import wandb  # pyright: ignore[reportMissingImports]
 
             # the folder name is the id of the log, so that a resumed run continues its log
-            run = wandb.init(name=self.folder.name, id=self.folder.name, resume="allow", config=dict(settings))
-            self.loggers.append(lambda row, step: run.log(dict(row), step=step))
-            self._close = [*getattr(self, "_close", []), run.finish]
+            log = wandb.init(name=run.folder.name, id=run.folder.name, resume="allow", config=dict(settings))
+            self._loggers.append(lambda row, step: log.log(dict(row), step=step))
+            self._closing.callback(log.finish)
+
+    def _log(self, row: Row, step: int) -> None:
+        for logger in self._loggers:
+            logger(row, step)
 
     def close(self) -> None:
-        for end in getattr(self, "_close", []):
-            end()
+        self._closing.close()
 
 
 def check_loggers(names: Sequence[str]) -> None:
@@ -150,12 +145,6 @@ def check_loggers(names: Sequence[str]) -> None:
     for name in names:
         if find_spec(PACKAGES[name]) is None:
             raise TrainError(f"--log {name} needs a package: pip install {PACKAGES[name]}")
-
-
-def best_row(progress: Progress) -> Row:
-    """Return the metrics of the best epoch, else of the last epoch (if no epoch was evaluated), else {}."""
-    rows = [row for row in progress.history if row["epoch"] - 1 == progress.best_epoch] or progress.history[-1:]
-    return rows[0] if rows else {}
 
 
 def against_cross_entropy(loss: str, own: Row, other: Row, metric: str, images: int) -> str:

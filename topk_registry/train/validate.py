@@ -103,7 +103,7 @@ def open_model(
         if fixed := [flag_of(name) for name in settings or {} if name not in DATA]:
             raise TrainError(f"{', '.join(fixed)}: without effect on {path}, which has its own model and preprocessing")
         return _open_file(kind, path, device, batch_size, workers)
-    from topk_registry.train import checkpoint, data, evaluation, loss, model, trainer
+    from topk_registry.train import checkpoint, data, evaluation, loss, model
 
     saved = checkpoint.settings_in(path)
     if not saved and "model" not in (settings or {}):
@@ -131,7 +131,7 @@ def open_model(
         raise TrainError(
             f"{error}. The probabilities depend on the loss: install it, or pass --loss ce for softmax"
         ) from error
-    options = trainer.evaluation_options(config, compute, criterion, None)
+    options = evaluation.evaluation_options(config, compute, criterion, None)
 
     def loader(dataset: Any) -> Any:
         return data.create_eval_loader(config, dataset, preprocessing, compute)
