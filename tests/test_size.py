@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 1314,
+    "benchmarks": 1319,
     "docs": 692,
     "export/topk_export": 3705,
     "plugins/template": 26,
     "plugins/topk_plugins": 1228,
     "plugins/topk_studies": 1662,
-    "tests": 14426,
+    "tests": 14418,
     "topk_registry/*.py": 168,
     "topk_registry/cli": 344,
     "topk_registry/conformal": 237,
@@ -27,7 +27,7 @@ CEILINGS = {
     "topk_registry/nn": 729,
     "topk_registry/registry": 370,
     "topk_registry/testing": 796,
-    "topk_registry/train": 2779,
+    "topk_registry/train": 2737,
 }
 
 
