@@ -101,7 +101,10 @@ def sigmoid_error(s: Tensor, power: int) -> Tensor:
 
 
 def bouchard(s: Tensor) -> Tensor:
-    low, high, D, m = torch.full_like(s[:, :1], -12.0), torch.full_like(s[:, :1], 8.0), s.shape[1], s.mean(1, True)
+    low = torch.full_like(s[:, :1], -12.0)
+    high = torch.full_like(s[:, :1], 8.0)
+    D = s.shape[1]
+    m = s.mean(1, True)
 
     def bound(log_xi: Tensor) -> Tensor:
         xi = log_xi.exp()
@@ -120,7 +123,9 @@ def bouchard(s: Tensor) -> Tensor:
 def aldr(s: Tensor, temperature: float, alpha: float, gap: float) -> Tensor:
     n = s.shape[1]
     z = s[:, None] - s[..., None] + gap * (1 - torch.eye(n, dtype=s.dtype))
-    slope, low, high = alpha * torch.tensor(n).double().log() / temperature, torch.zeros_like(s), temperature + 0 * s
+    slope = alpha * torch.tensor(n).double().log() / temperature
+    low = torch.zeros_like(s)
+    high = temperature + 0 * s
     for _ in range(60):  # of a large alpha there is one solution
         middle = ((low + high) / 2).detach()
         log_p = (z.detach() / middle[..., None]).log_softmax(-1)
@@ -244,7 +249,9 @@ def without_counts(table: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return lambda s, class_counts, **options: table(s, **options)
 
 
-TAUS, UNITS, GAPS = (1e-3, 0.05, 0.1, 0.5, 1.0, 3.0, 1e3), (0.3, 1.0, 5.0), (0.0, 0.3, 1.0)
+TAUS = (1e-3, 0.05, 0.1, 0.5, 1.0, 3.0, 1e3)
+UNITS = (0.3, 1.0, 5.0)
+GAPS = (0.0, 0.3, 1.0)
 LOSSES: dict[str, tuple[Options, Callable[..., Tensor]]] = {
     "smooth_topk_svm": (drawn(k=size, tau=TAUS, alpha=GAPS), smooth_topk),
     "topk_nll": (drawn(k=size, tau=TAUS), smooth_topk),

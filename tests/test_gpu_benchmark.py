@@ -96,7 +96,9 @@ class Graph:
 def gpu(monkeypatch) -> Bench:
     """A bench that believes that the CPU is a GPU."""
     bench = Bench("cpu")
-    bench.is_gpu, bench.rounds, bench.calls = True, 2, 3
+    bench.is_gpu = True
+    bench.rounds = 2
+    bench.calls = 3
     stream = SimpleNamespace(wait_stream=lambda other: None)
     fakes = {
         "Event": Event,

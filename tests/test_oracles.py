@@ -35,7 +35,9 @@ def test_exact_sums_equal_mpmath_on_a_wide_row() -> None:
 
 @pytest.mark.parametrize(("k", "tau", "alpha"), [(1, 1.0, 0.0), (2, 0.5, 1.0), (5, 0.1, 1.0), (5, 10.0, 0.3)])
 def test_smooth_svm_is_a_softplus_of_the_log_odds_and_its_gradient_its_slope(k: int, tau: float, alpha: float) -> None:
-    s, y, step = scores(9), 4, 1e-6
+    s = scores(9)
+    y = 4
+    step = 1e-6
     loss, gradient = mp_smooth_svm(s, y, k, tau, alpha)
     odds = subset_log_odds([v / (k * tau) for v in s], k)[y]
     assert loss == pytest.approx(tau * np.logaddexp(0, alpha / tau - odds), rel=1e-13)

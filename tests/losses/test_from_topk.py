@@ -9,7 +9,9 @@ import topk_registry as tr
 from tests.formulas import LOSSES
 from topk_registry import LabelMixture, create_loss
 
-B, N, M = 6, 11, 3
+B = 6
+N = 11
+M = 3
 TAILS = ("uniform", "drop", "renormalize")
 DOUBLE = torch.float64
 

@@ -43,7 +43,9 @@ def between(low: float, high: float, *ends: float) -> st.SearchStrategy[float]:
     return st.sampled_from((low, high, *ends)) | st.floats(low, high, width=32, allow_subnormal=False)
 
 
-SIZES, TAUS, ALPHAS = "sizes", between(0.0625, 16.0, 1.0), between(0.0, 4.0, 1.0)
+SIZES = "sizes"
+TAUS = between(0.0625, 16.0, 1.0)
+ALPHAS = between(0.0, 4.0, 1.0)
 UNITS = between(0.125, 8.0, 1.0)
 CLASS_COUNTS = "counts"
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -226,7 +228,9 @@ def test_the_gradient_with_respect_to_a_target_is_the_loss_of_each_class(name):
     @repeated(5)
     @given(cases(name, ("soft", "mixture")))
     def holds(case):
-        case.logits, case.layout, case.dtype = case.logits.double(), "contiguous", torch.float64
+        case.logits = case.logits.double()
+        case.layout = "contiguous"
+        case.dtype = torch.float64
         if isinstance(case.target, LabelMixture):
             of = case.target.shares
             target = case.target._replace(shares=of.clone().requires_grad_())
@@ -322,8 +326,14 @@ def test_a_large_k_is_as_precise_as_a_small_one(backend, k, kind):
         "dense": (soft, 0.0),
     }[kind]
     case = Drawn("", "smooth_topk_svm", options={"k": k, "tau": 1 / k, "alpha": 1.0})
-    case.logits, case.target, case.smoothing, case.dtype = s, target, smoothing, torch.float32
-    case.backend, case.layout, case.weight, case.reduction = backend, "contiguous", None, "none"
+    case.logits = s
+    case.target = target
+    case.smoothing = smoothing
+    case.dtype = torch.float32
+    case.backend = backend
+    case.layout = "contiguous"
+    case.weight = None
+    case.reduction = "none"
     (value, gradient), (expected, slope) = case.found(), case.expected()
     torch.testing.assert_close(value.double(), expected, rtol=4e-6, atol=1e-6)
     torch.testing.assert_close(gradient.double(), slope, rtol=0, atol=2e-6)

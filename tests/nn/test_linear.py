@@ -14,7 +14,9 @@ from topk_registry import LabelMixture, LinearSmoothTopK
 from topk_registry.functional import linear_smooth_topk
 from topk_registry.nn.linear import linear_topk
 
-N, B, D = 60, 12, 8
+N = 60
+B = 12
+D = 8
 TAILS = ("uniform", "drop", "renormalize")
 DOUBLE = torch.float64
 
@@ -310,7 +312,9 @@ def test_with_k_1_and_no_margin_it_is_cross_entropy_with_soft_labels(tail, tau):
 
 @pytest.mark.slow
 def test_distillation_over_the_vocabulary_of_a_language_model_stores_no_logits():
-    rows, n, d = 256, 128_256, 256
+    rows = 256
+    n = 128_256
+    d = 256
     head = LinearSmoothTopK(d, n, bias=False, k=1, tau=1.0, alpha=0.0)
     features = torch.randn(rows, d, requires_grad=True)
     target = LabelMixture.from_topk(torch.randint(n, (rows, 1)), torch.rand(rows, 1), n)

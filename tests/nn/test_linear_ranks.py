@@ -13,7 +13,9 @@ from topk_registry.ops.ksubset.chunks import classes_per_rank
 if not dist.is_available():
     pytest.skip("torch is built without distributed", allow_module_level=True)
 
-D, DOUBLE, CHECKS = 6, torch.float64, {}
+D = 6
+DOUBLE = torch.float64
+CHECKS = {}
 ROWS = {2: [3, 2], 4: [3, 2, 0, 4]}  # of each rank: not the same number, and none
 
 
@@ -99,7 +101,9 @@ def predictions():
 
 @check
 def bad_input_on_one_rank_is_an_error_on_all():
-    n, sizes, rank = 23, ROWS[dist.get_world_size()], dist.get_rank()
+    n = 23
+    sizes = ROWS[dist.get_world_size()]
+    rank = dist.get_rank()
     features, weight, bias, target = whole(n, sum(sizes))
     classes = classes_per_rank(n, len(sizes))
     mine = {"features": own(features, sizes), "weight": own(weight, classes), "bias": own(bias, classes),

@@ -300,7 +300,9 @@ class LinearSmoothTopK(nn.Module):
         super().__init__()
         if not 1 <= integer(k, "k") < num_classes:
             raise ValueError(f"k must be an integer from 1 to num_classes - 1 = {num_classes - 1}, got {k!r}")
-        self.in_features, self.num_classes, self.k = in_features, num_classes, k
+        self.in_features = in_features
+        self.num_classes = num_classes
+        self.k = k
         self.tau = number(tau, "tau", above=0)
         self.reduction = choice(reduction, "reduction", REDUCTIONS)
         self.label_smoothing = number(label_smoothing, "label_smoothing", at_least=0, at_most=1)

@@ -50,7 +50,9 @@ class Registry:
     """
 
     def __init__(self, group: str, kind: str, *, reserved: Mapping[str, Plugin] = MappingProxyType({})) -> None:
-        self.group, self.kind, self._reserved = group, kind, reserved
+        self.group = group
+        self.kind = kind
+        self._reserved = reserved
         self._registered: dict[str, Plugin] = {}
         self.refresh()
 

@@ -52,7 +52,7 @@ def _slopes(loss: Loss, logits: Tensor, target: Target, directions: Tensor) -> T
 @check
 def gradient_descends(subject: Subject) -> None:
     """Check that a small step against the gradient lowers the loss. With a wrong sign, the step raises the loss."""
-    loss, logits, labels = subject.build(), subject.logits(dtype=torch.float64), subject.labels()
+    loss, logits, labels = subject.example(torch.float64)
     value, gradient = value_and_gradient(loss, logits, labels)
     expect(gradient.abs().max() > 0, "expected a gradient at random scores, got zero everywhere: nothing is learned")
     rise = evaluate(loss, logits - 1e-4 * gradient / gradient.norm(), labels) - value
@@ -87,7 +87,7 @@ def large_logits(subject: Subject) -> None:
 @check
 def cpu_autocast(subject: Subject) -> None:
     """Check that loss and gradient are the same under autocast. A loss with matrix products must disable autocast."""
-    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    loss, logits, labels = subject.example()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         got, half = (value_and_gradient(loss, scores, labels) for scores in (logits, logits.bfloat16()))
     expect_same(got, value_and_gradient(loss, logits, labels), "under autocast")

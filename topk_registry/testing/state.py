@@ -29,7 +29,9 @@ def runs_on_cuda(subject: Subject) -> None:
     """Check that the loss gives the same results on a GPU as on the CPU. Without a GPU, the check is skipped."""
     if not torch.cuda.is_available():
         raise NotApplicableError("there is no CUDA device here")
-    loss, logits, labels = _stateful(subject), subject.logits(), subject.labels()
+    loss = _stateful(subject)
+    logits = subject.logits()
+    labels = subject.labels()
     wanted = value_and_gradient(loss, logits, labels)
     loss = loss.to("cuda") if isinstance(loss, nn.Module) else loss
     value, gradient = value_and_gradient(loss, logits.cuda(), labels.cuda())
@@ -41,7 +43,10 @@ def runs_on_cuda(subject: Subject) -> None:
 @check
 def state_dict_round_trip(subject: Subject) -> None:
     """Check that ``load_state_dict`` restores the loss, because a resumed run must continue with the saved state."""
-    saved, loaded, logits, labels = _stateful(subject), _stateful(subject), subject.logits(), subject.labels()
+    saved = _stateful(subject)
+    loaded = _stateful(subject)
+    logits = subject.logits()
+    labels = subject.labels()
     if not (isinstance(saved, nn.Module) and isinstance(loaded, nn.Module)):
         raise NotApplicableError("is no nn.Module")
     for state in saved.state_dict().values():

@@ -104,7 +104,7 @@ class Subject:
     @functools.cached_property
     def is_random(self) -> bool:
         """Whether two calls with the same inputs give different values."""
-        loss, logits, labels = self.build(), self.logits(), self.labels()
+        loss, logits, labels = self.example()
         seed(SEED)
         return not torch.equal(loss(logits, labels), loss(logits, labels))
 
@@ -117,6 +117,10 @@ class Subject:
         """Return labels [batch]. If batch is at most n, all labels differ."""
         order = torch.randperm(max(self.num_classes, batch), generator=torch.Generator().manual_seed(SEED))
         return order[:batch] % self.num_classes
+
+    def example(self, dtype: torch.dtype = torch.float32) -> tuple[Loss, Tensor, Tensor]:
+        """Return a new loss, logits and labels."""
+        return self.build(), self.logits(dtype=dtype), self.labels()
 
     def distributions(self) -> Tensor:
         return self.logits(dtype=torch.float64).roll(1, dims=-1).softmax(-1).float()

@@ -16,7 +16,7 @@ from topk_registry.testing.subject import Loss, Subject, evaluate, value_and_gra
 def takes_distributions(subject: Subject) -> None:
     """Check that a one-hot target gives the loss of the class index, and that mixing two labels changes the loss."""
     subject.needs_rows()
-    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    loss, logits, labels = subject.example()
     one_hot = subject.one_hot(labels)
     pure = value_and_gradient(loss, logits, labels)
     expect_same(value_and_gradient(loss, logits, one_hot), pure, "of one-hot targets")
@@ -38,7 +38,9 @@ def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
     """If ``loss.takes_k_hot`` is True, check that a gradient step with a k-hot target raises all labels' logits."""
     if getattr(unbound(subject.factory), "takes_k_hot", False) is not True:
         raise NotApplicableError("does not declare takes_k_hot = True")
-    loss, logits, n = subject.build(), subject.logits(), subject.num_classes
+    loss = subject.build()
+    logits = subject.logits()
+    n = subject.num_classes
     # row 0 has one label, row 1 has two labels, and so on
     target = (logits.argsort(1).argsort(1) <= torch.arange(len(logits))[:, None] % (n - 1)).float()
     for k_hot in (target, torch.zeros_like(target)):
@@ -59,7 +61,9 @@ def k_hot_targets_pull_up_their_labels(subject: Subject) -> None:
 @check
 def bad_targets_raise(subject: Subject) -> None:
     """Check that a target with a wrong shape, range or dtype raises an error instead of giving a wrong loss."""
-    loss, logits, n = subject.build(), subject.logits(), subject.num_classes
+    loss = subject.build()
+    logits = subject.logits()
+    n = subject.num_classes
     labels, dense = subject.labels(), subject.distributions()
     bad = {
         "one label too many": torch.cat([labels, labels[:1]]),

@@ -34,7 +34,7 @@ def vmap(subject: Subject) -> None:
 def second_derivative(subject: Subject) -> None:
     """Check that the second derivatives of the loss are correct, as AdaHessian and gradient penalties need."""
     subject.needs_own_gradient()
-    loss, labels, logits = subject.build(), subject.labels(), subject.logits(dtype=torch.float64)
+    loss, logits, labels = subject.example(torch.float64)
     direction = logits.roll(1, 0).cos()
     leaf = logits.clone().requires_grad_()
     (first,) = torch.autograd.grad(evaluate(loss, leaf, labels), leaf, create_graph=True)

@@ -15,7 +15,9 @@ from topk_registry.nn.spherical import SingularStepError, SphericalLinear, Spher
 
 LOSSES = {"log_taylor_softmax": {}, "log_spherical_softmax": {"epsilon": 0.3}, "spherical_bound": {}, "mse": {}}
 RATES = {"mse": 0.005}  # the squared error is a sum over classes
-N, D, M = 300, 12, 10
+N = 300
+D = 12
+M = 10
 
 
 def dense_loss(name, scores, labels, weights=None):
@@ -55,7 +57,9 @@ def close(ours, dense, tolerance=1e-9):
 @pytest.mark.slow
 def test_two_hundred_steps_are_those_of_sgd_on_the_dense_layer(name, bias):
     linear, layer = pair(name, bias=bias)
-    rate, decay, most = RATES.get(name, 0.3), 0.01, 1.0
+    rate = RATES.get(name, 0.3)
+    decay = 0.01
+    most = 1.0
     sgd = torch.optim.SGD(linear.parameters(), lr=rate, weight_decay=decay)
     ours = SphericalSGD(layer, lr=rate, weight_decay=decay, max_norm=most)
     schedules = [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200) for optimizer in (sgd, ours)]
@@ -141,7 +145,9 @@ def test_factors_are_folded_before_rounding_is_magnified():
     """Steps along one direction stretch U; in single precision the dense weight must not suffer from it."""
     linear, layer = pair("mse", dtype=torch.float32)
     exact = copy.deepcopy(linear).double()
-    direction, worst, folds = torch.randn(1, D), 0.0, 0
+    direction = torch.randn(1, D)
+    worst = 0.0
+    folds = 0
     rate = 0.475 / float(direction.square().sum())
     sgd = torch.optim.SGD(exact.parameters(), lr=rate)
     for step in range(60):

@@ -9,7 +9,9 @@ from torch import nn
 from tests.workers import processes
 from topk_registry.nn.spherical import SphericalLinear
 
-N, D, STEPS = 60, 5, 5
+N = 60
+D = 5
+STEPS = 5
 
 
 def make():

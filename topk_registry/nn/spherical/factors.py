@@ -173,7 +173,10 @@ class FactoredWeight(KeepsNumbers):
                 "The weights are unchanged"
             )
         inverse = self._inverse(x, U, BH, rho)
-        self.U, self.omega, self.Q, self.w = U, omega, (Q + Q.T) / 2, w
+        self.U = U
+        self.omega = omega
+        self.Q = (Q + Q.T) / 2
+        self.w = w
         if inverse is None:  # the first case in section 4 of README.md
             self._fold_into_v()
             self._subtract(x, lr, x.H)

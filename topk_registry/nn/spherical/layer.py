@@ -81,7 +81,9 @@ class SphericalLinear(nn.Module):
         weight = torch.empty(num_classes, in_features + bias, device=device, dtype=dtype)
         if weight.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"dtype must be float32 or float64, got {weight.dtype}: steps are lost in half precision")
-        self.in_features, self.num_classes, self.bias = in_features, num_classes, bool(bias)
+        self.in_features = in_features
+        self.num_classes = num_classes
+        self.bias = bool(bias)
         self.reduction, self.ignore_index = reduction, int(ignore_index)
         self.loss = resolve(loss)
         bound = 1 / math.sqrt(in_features)
@@ -271,7 +273,9 @@ class _Losses(torch.autograd.Function):
             losses = loss_per_sample(layer.loss, s, q, a, labels, weights, layer.num_classes)
             gs, gq, ga = torch.autograd.grad(losses.sum(), (s, q, a), allow_unused=True, materialize_grads=True)
         dH = factors.feature_gradient(HQ, labels, gs, gq, ga)
-        ctx.layer, ctx.version, ctx.dtype = layer, layer._version, features.dtype
+        ctx.layer = layer
+        ctx.version = layer._version
+        ctx.dtype = features.dtype
         ctx.save_for_backward(H, HQ, s.detach(), labels, gs, gq, ga, dH)
         return losses.detach()
 
