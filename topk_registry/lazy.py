@@ -7,6 +7,9 @@ from importlib import import_module
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return the functions ``__getattr__`` and ``__dir__`` of a package.
 
+    ``lazy_loader.attach_stub`` is not used, because its error for a misspelled name lists no available names, and
+    because the installation without torch would need one more dependency.
+
     Args:
         package: name of the package.
         homes: module of each name, relative to the package. If the module is "", the name is a module itself.

@@ -17,14 +17,14 @@ def at_labels(table: Tensor, labels: Tensor) -> Tensor:
 
 
 def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
-    """Return the losses with NaN for each row that has a NaN score. The gradients of these rows are NaN too.
+    """Return the losses with NaN for each row with a score NaN or +inf. The gradients of these rows are NaN too.
 
     The losses, [B] or [B, n] with one loss per possible label, were computed from ``scores`` [B, n]. Without this
-    function, comparisons and sorts in a loss could hide a NaN score.
+    function, comparisons and sorts in a loss could hide such a score. ``F.cross_entropy`` returns NaN for it too.
     """
-    if is_readable(scores) and not bool(scores.detach().sum(-1).isnan().any()):
-        return losses  # a row with a NaN has the sum NaN, and a sum is faster to compute than the next lines
-    broken = scores.isnan().any(-1, keepdim=True)
+    if is_readable(scores) and bool((scores.detach().sum(-1) < torch.inf).all()):
+        return losses  # a row with NaN or +inf has such a sum, and a sum is faster to compute than the next lines
+    broken = ~(scores < torch.inf).all(-1, keepdim=True)
     nothing = torch.where(broken, scores, 0.0) * torch.where(broken, torch.nan, 0.0).to(scores.dtype)
     return losses + nothing.sum(-1, keepdim=losses.ndim > 1).to(losses.dtype)
 

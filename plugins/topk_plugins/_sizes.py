@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from topk_registry import TopKLoss
+from topk_registry import CommonOptions, TopKLoss
 from topk_registry.checks import integer, number
 
 
@@ -19,39 +20,43 @@ class SeveralSizes(TopKLoss):
     Args:
         k: number of classes that should include the label, at least 1, or several different such numbers.
         k_weights: one non-negative weight per value of k. None: equal weights.
-        options: keyword arguments of :class:`TopKLoss`.
+        common: the options weight, reduction, label_smoothing and ignore_index of ``torch.nn.CrossEntropyLoss``.
     """
 
     sizes: tuple[int, ...]
     shares: tuple[float, ...]
+    k_weights: Sequence[float] | None = None
+    _given_k: int | Sequence[int] = 1
 
-    def __init__(self, k: int | Sequence[int], k_weights: Sequence[float] | None, **options: Any) -> None:
-        super().__init__(max(set_sizes(k, k_weights)[0]), **options)
-        self.take_sizes(k, k_weights)
-
-    def take_sizes(self, k: int | Sequence[int], k_weights: Sequence[float] | None) -> None:
-        self.sizes, self.shares, self._shown = set_sizes(k, k_weights)
-        self._given = {"k": k, "k_weights": k_weights}
-        vars(self).update(k=max(self.sizes), k_weights=k_weights)
+    def __init__(
+        self, k: int | Sequence[int], k_weights: Sequence[float] | None, **common: Unpack[CommonOptions]
+    ) -> None:
+        super().__init__(**common)
+        self.set_option("k", k)
+        self.k_weights = k_weights
 
     def set_option(self, name: str, value: Any) -> None:
-        if name in vars(self).get("_given", ()):
-            self.take_sizes(**{**self._given, name: value})
-        else:
+        if name not in ("k", "k_weights"):
             super().set_option(name, value)
+            return
+        given = {"k": self._given_k, "k_weights": self.k_weights, name: value}
+        self.sizes, self.shares = set_sizes(**given)
+        vars(self).update(k=max(self.sizes), k_weights=given["k_weights"], _given_k=given["k"])
+
+    def given_options(self) -> dict[str, Any]:
+        several = len(self.sizes) > 1
+        k, k_weights = (list(self.sizes), list(self.shares)) if several else (self.k, None)
+        return super().given_options() | {"k": k, "k_weights": k_weights}
 
 
-def set_sizes(
-    k: int | Sequence[int], k_weights: Sequence[float] | None
-) -> tuple[tuple[int, ...], tuple[float, ...], str]:
-    """Check the values of k and their weights, and return the values, the normalized weights, and the values as text.
+def set_sizes(k: int | Sequence[int], k_weights: Sequence[float] | None) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Check the values of k and their weights, and return the values and the normalized weights.
 
-    The result leaves out each value of k with weight 0. The remaining weights sum to 1. The text is ``"5"`` for one
-    value and ``"[1, 5]"`` for several values.
+    The result leaves out each value of k with weight 0. The remaining weights sum to 1.
 
     Example:
         >>> set_sizes([1, 5], [1, 3])
-        ((1, 5), (0.25, 0.75), '[1, 5]')
+        ((1, 5), (0.25, 0.75))
     """
     sizes = [integer(one, "k", at_least=1) for one in _each(k)]
     if len(set(sizes)) < max(1, len(sizes)):
@@ -65,8 +70,7 @@ def set_sizes(
             f"got {k_weights!r}"
         )
     kept = [(size, weight / total) for size, weight in zip(sizes, weights, strict=True) if weight]
-    shown = str(kept[0][0]) if len(kept) == 1 else str([size for size, _ in kept])
-    return tuple(size for size, _ in kept), tuple(share for _, share in kept), shown
+    return tuple(size for size, _ in kept), tuple(share for _, share in kept)
 
 
 def _each(value: Any) -> Iterable[Any]:

@@ -1,12 +1,11 @@
 """Losses for small prediction sets: sets of classes that contain the label with a chosen probability (Stutz 2022)."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
 from topk_registry import BatchLoss
-from topk_registry.checks import integer, number
 
 ROUNDED = 1 + 2**-50  # alpha times a number of rows times ROUNDED is never rounded down below an integer
 LEAST = 1e-8  # added before the logarithm, as in the authors' code
@@ -65,32 +64,28 @@ class ConformalTraining(BatchLoss):
     Noorani, Romero, Dal Fabbro, Hassani, Pappas 2025.
     """
 
-    option_ranges: ClassVar = {
-        "alpha": "(0, 1)", "tau": "(0, inf)", "kappa": "[0, inf)", "size_weight": "[0, inf)",
-        "cross_entropy_weight": "[0, inf)", "calibration": "(0, 1)", "neighbours": "[1, inf)",
-    }  # fmt: skip
     tuning_grid: ClassVar = {"size_weight": (0.1, 1.0), "tau": (0.1, 1.0)}
 
     def __init__(
         self,
         *,
-        alpha: float = 0.1,
-        tau: float = 1.0,
-        kappa: float = 1.0,
-        size_weight: float = 0.1,
-        cross_entropy_weight: float = 0.0,
-        calibration: float = 0.5,
-        neighbours: int = 1,
+        alpha: Annotated[float, "(0, 1)"] = 0.1,
+        tau: Annotated[float, "(0, inf)"] = 1.0,
+        kappa: Annotated[float, "[0, inf)"] = 1.0,
+        size_weight: Annotated[float, "[0, inf)"] = 0.1,
+        cross_entropy_weight: Annotated[float, "[0, inf)"] = 0.0,
+        calibration: Annotated[float, "(0, 1)"] = 0.5,
+        neighbours: Annotated[int, "[1, inf)"] = 1,
         ignore_index: int = -100,
     ) -> None:
         super().__init__(ignore_index=ignore_index)
-        self.alpha = number(alpha, "alpha", above=0, below=1)
-        self.tau = number(tau, "tau", above=0)
-        self.kappa = number(kappa, "kappa", at_least=0)
-        self.size_weight = number(size_weight, "size_weight", at_least=0)
-        self.cross_entropy_weight = number(cross_entropy_weight, "cross_entropy_weight", at_least=0)
-        self.calibration = number(calibration, "calibration", above=0, below=1)
-        self.neighbours = integer(neighbours, "neighbours", at_least=1)
+        self.alpha = alpha
+        self.tau = tau
+        self.kappa = kappa
+        self.size_weight = size_weight
+        self.cross_entropy_weight = cross_entropy_weight
+        self.calibration = calibration
+        self.neighbours = neighbours
 
     def of_batch(self, logits: Tensor, label: Tensor, counted: Tensor) -> Tensor:
         scores = logits.log_softmax(-1)
@@ -124,12 +119,6 @@ class ConformalTraining(BatchLoss):
     def _mean(self, rows: Tensor, counted: Tensor) -> Tensor:
         rows, counted = self.all_rows(rows), self.all_rows(counted)
         return rows.masked_fill(~counted, 0.0).sum() / counted.sum()
-
-    def extra_repr(self) -> str:
-        return (
-            f"alpha={self.alpha:g}, tau={self.tau:g}, kappa={self.kappa:g}, size_weight={self.size_weight:g}, "
-            f"cross_entropy_weight={self.cross_entropy_weight:g}, neighbours={self.neighbours}"
-        )
 
 
 class LowVarianceConformalTraining(ConformalTraining):

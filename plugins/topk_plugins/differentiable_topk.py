@@ -7,7 +7,7 @@ highest scores.
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +17,8 @@ from typing_extensions import Unpack
 from topk_plugins._rows import nan_if_invalid
 from topk_plugins._sizes import SeveralSizes
 from topk_registry import CommonOptions
-from topk_registry.checks import choice, integer, number
+from topk_registry.checks import integer
 
-RELAXATIONS, TOP1 = ("neuralsort", "softsort"), ("softmax", "sort")
 FEWEST = 16  # minimum of candidates="auto", as in the paper
 LEAST = -1e30  # replaces -inf, because inf - inf is NaN
 
@@ -80,25 +79,24 @@ class DifferentiableTopK(SeveralSizes):
     Grover, Wang, Zweig, Ermon 2019 (NeuralSort); Prillo, Eisenschlos 2020 (SoftSort).
     """
 
-    option_ranges: ClassVar = {"relaxation": RELAXATIONS, "tau": "(0, inf)", "top1": TOP1}
     tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
-
-    candidates: int | str | None
 
     def __init__(
         self,
         k: int | Sequence[int] = 5,
         *,
         k_weights: Sequence[float] | None = None,
-        relaxation: str = "neuralsort",
-        tau: float = 1.0,
-        candidates: int | str | None = "auto",
-        top1: str = "softmax",
+        relaxation: Literal["neuralsort", "softsort"] = "neuralsort",
+        tau: Annotated[float, "(0, inf)"] = 1.0,
+        candidates: int | Literal["auto"] | None = "auto",
+        top1: Literal["softmax", "sort"] = "softmax",
         **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(k, k_weights, **common)
-        self.relaxation, self.top1 = choice(relaxation, "relaxation", RELAXATIONS), choice(top1, "top1", TOP1)
-        self.tau, self.candidates = number(tau, "tau", above=0), candidates
+        self.relaxation = relaxation
+        self.tau = tau
+        self.top1 = top1
+        self.candidates = candidates
 
     def checked_option(self, name: str, value: Any) -> Any:
         if name == "candidates":
@@ -129,10 +127,6 @@ class DifferentiableTopK(SeveralSizes):
     def per_class(self, logits: Tensor) -> Tensor:
         ranking = self.ranking()
         return -logits.log_softmax(1) if ranking.is_cross_entropy else nan_if_invalid(_table(ranking, logits), logits)
-
-    def extra_repr(self) -> str:
-        own = f"relaxation={self.relaxation!r}, tau={self.tau:g}, candidates={self.candidates!r}"
-        return f"{own}, {super().extra_repr().replace(f'k={self.k}', f'k={self._shown}', 1)}"
 
 
 def _number_of(candidates: int | str | None, k: int, top1: str) -> int | None:

@@ -6,7 +6,7 @@ log-odds of p. For the squared error (1 - p)^2, the bonus is -p^2.
 """
 
 import math
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,12 +14,8 @@ from typing_extensions import Unpack
 
 from topk_plugins._rows import at_labels, softmax_log_odds
 from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss
-from topk_registry.checks import choice, integer, number
 
 CLAMP = 1e-5  # the paper's clamp: log(1 - p) becomes log(max(1 - p, 1e-5))
-SCHEDULES = ("constant", "linear", "cosine", "exponential")
-SCHEDULED = ("bonus", "log_end")
-BASES, LINKS = ("mse", "mae"), ("sigmoid", "softmax")
 
 
 class Encouraging(SoftmaxLoss):
@@ -67,14 +63,6 @@ class Encouraging(SoftmaxLoss):
     Neural Networks. AAAI 2022. The schedules are from the authors' published training code.
     """
 
-    option_ranges: ClassVar = {
-        "log_end": "[0, 1]",
-        "bonus_start": "[0, 1)",
-        "rho": "[0, inf)",
-        "schedule": SCHEDULES,
-        "scheduled": SCHEDULED,
-        "start_epoch": "[0, inf)",
-    }
     tuning_grid: ClassVar = {"log_end": (0.5, 0.75, 1.0)}
 
     epoch: Tensor
@@ -82,28 +70,33 @@ class Encouraging(SoftmaxLoss):
     def __init__(
         self,
         *,
-        log_end: float = 0.75,
-        bonus_start: float = 0.0,
-        rho: float = 1.0,
-        schedule: str = "constant",
-        scheduled: str = "bonus",
+        log_end: Annotated[float, "[0, 1]"] = 0.75,
+        bonus_start: Annotated[float, "[0, 0.99999]"] = 0.0,
+        rho: Annotated[float, "[0, inf)"] = 1.0,
+        schedule: Literal["constant", "linear", "cosine", "exponential"] = "constant",
+        scheduled: Literal["bonus", "log_end"] = "bonus",
         rate: float = 5.0,
-        start_epoch: int = 0,
-        total_epochs: int | None = None,
+        start_epoch: Annotated[int, "[0, inf)"] = 0,
+        total_epochs: Annotated[int | None, "[0, inf)"] = None,
         **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(**common)
-        self.log_end = number(log_end, "log_end", at_least=0, at_most=1)
-        self.bonus_start = number(bonus_start, "bonus_start", at_least=0, at_most=1 - 1e-5)
-        self.rho, self.rate = number(rho, "rho", at_least=0), number(rate, "rate")
-        self.schedule = choice(schedule, "schedule", SCHEDULES)
-        self.scheduled = choice(scheduled, "scheduled", SCHEDULED)
-        self.start_epoch = integer(start_epoch, "start_epoch", at_least=0)
-        self.total_epochs = None if total_epochs is None else integer(total_epochs, "total_epochs", at_least=0)
-        if schedule != "constant" and not total_epochs:
-            raise ValueError(f"schedule = {schedule!r} needs total_epochs, got {total_epochs!r}")
+        self.log_end = log_end
+        self.bonus_start = bonus_start
+        self.rho = rho
+        self.total_epochs = total_epochs
+        self.schedule = schedule
+        self.scheduled = scheduled
+        self.rate = rate
+        self.start_epoch = start_epoch
         # a tensor, so that a new epoch does not recompile the loss
         self.register_buffer("epoch", torch.zeros((), dtype=torch.float64), persistent=False)
+
+    def checked_option(self, name: str, value: Any) -> Any:
+        value = super().checked_option(name, value)
+        if name == "schedule" and value != "constant" and not self.total_epochs:
+            raise ValueError(f"schedule = {value!r} needs total_epochs, got {self.total_epochs!r}")
+        return value
 
     @property
     def first_change(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -153,10 +146,6 @@ class Encouraging(SoftmaxLoss):
         # 1/2 keeps the logarithm finite, and does not change it
         return torch.where(ratio < 1, ratio - 1, ratio.clamp(min=0.5).log()).add_(constant)
 
-    def extra_repr(self) -> str:
-        options = f"log_end={self.log_end:g}, bonus_start={self.bonus_start:g}, rho={self.rho:g}"
-        return f"{options}, schedule={self.schedule!r}, {super().extra_repr()}"
-
 
 class Mirror(ClassificationLoss):
     """Squared or absolute error of the class probabilities, minus a bonus that mirrors the error.
@@ -189,21 +178,22 @@ class Mirror(ClassificationLoss):
     Neural Networks. AAAI 2022.
     """
 
-    option_ranges: ClassVar = {"base": BASES, "gamma": "(0, inf)", "rho": "[0, inf)", "link": LINKS}
     tuning_grid: ClassVar = {"link": ("sigmoid", "softmax")}
 
     def __init__(
         self,
         *,
-        base: str = "mse",
-        gamma: float = 2.0,
-        rho: float = 1.0,
-        link: str = "sigmoid",
+        base: Literal["mse", "mae"] = "mse",
+        gamma: Annotated[float, "(0, inf)"] = 2.0,
+        rho: Annotated[float, "[0, inf)"] = 1.0,
+        link: Literal["sigmoid", "softmax"] = "sigmoid",
         **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(**common)
-        self.base, self.link = choice(base, "base", BASES), choice(link, "link", LINKS)
-        self.gamma, self.rho = number(gamma, "gamma", above=0), number(rho, "rho", at_least=0)
+        self.base = base
+        self.gamma = gamma
+        self.rho = rho
+        self.link = link
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         odds = self._log_odds(logits)
@@ -229,7 +219,3 @@ class Mirror(ClassificationLoss):
             return error
         right = (-odds).sigmoid()
         return error - self.rho * right.clamp(min=torch.finfo(right.dtype).tiny) ** self.gamma
-
-    def extra_repr(self) -> str:
-        options = f"base={self.base!r}, gamma={self.gamma:g}, rho={self.rho:g}, link={self.link!r}"
-        return f"{options}, {super().extra_repr()}"

@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import Unpack
 
-from topk_plugins._margins import checked_counts, relative_gaps
+from topk_plugins._margins import positive_counts, relative_gaps
 from topk_plugins._rows import without_highest
 from topk_registry import ClassificationLoss, CommonOptions, SoftmaxLoss
-from topk_registry.checks import integer, number
 from topk_registry.ops.backend import is_readable
 
 
@@ -43,12 +42,11 @@ class Focal(SoftmaxLoss):
     Reference: Lin, Goyal, Girshick, He, Dollar. Focal Loss for Dense Object Detection. ICCV 2017.
     """
 
-    option_ranges: ClassVar = {"gamma": "[0, inf)"}
     tuning_grid: ClassVar = {"gamma": (0.5, 1.0, 2.0)}
 
-    def __init__(self, *, gamma: float = 2.0, **common: Unpack[CommonOptions]) -> None:
+    def __init__(self, *, gamma: Annotated[float, "[0, inf)"] = 2.0, **common: Unpack[CommonOptions]) -> None:
         super().__init__(**common)
-        self.gamma = number(gamma, "gamma", at_least=0)
+        self.gamma = gamma
 
     def curve(self, nll: Tensor) -> Tensor:
         finite = nll.clamp(max=100.0)  # then 1 - p rounds to 1; for nll = inf, the gradient would be inf * 0
@@ -56,9 +54,6 @@ class Focal(SoftmaxLoss):
             return nll * torch.expm1(-finite).square()
         # for gamma < 1, the slope of the power at 1 - p = 0 would be infinite
         return nll * (-torch.expm1(-finite)).clamp(min=torch.finfo(nll.dtype).tiny) ** self.gamma
-
-    def extra_repr(self) -> str:
-        return f"gamma={self.gamma:g}, {super().extra_repr()}"
 
 
 class LDAM(ClassificationLoss):
@@ -105,36 +100,37 @@ class LDAM(ClassificationLoss):
     NeurIPS 2019. Weights: Cui, Jia, Lin, Song, Belongie. Class-Balanced Loss Based on Effective Number of Samples.
     """
 
-    option_ranges: ClassVar = {"max_margin": "[0, inf)", "scale": "(0, inf)", "beta": "[0, 1)"}
     tuning_grid: ClassVar = {"max_margin": (0.2, 0.35, 0.5)}
     fixed_options: ClassVar = ("beta", "class_counts", "drw_epoch", "total_epochs")
 
+    class_counts: Tensor
     relative_gaps: Tensor
     balance: Tensor
-    beta: float
-    drw_epoch: int | None
-    total_epochs: int | None
 
     def __init__(
         self,
         *,
-        class_counts: Tensor | Sequence[float] | None = None,
-        max_margin: float = 0.5,
-        scale: float = 30.0,
-        drw_epoch: float | None = None,
-        beta: float = 0.9999,
-        total_epochs: int | None = None,
+        class_counts: Annotated[Tensor | Sequence[float], "[0, inf)"],
+        max_margin: Annotated[float, "[0, inf)"] = 0.5,
+        scale: Annotated[float, "(0, inf)"] = 30.0,
+        drw_epoch: Annotated[float | None, "[0, inf)"] = None,
+        beta: Annotated[float, "[0, 1)"] = 0.9999,
+        total_epochs: Annotated[int | None, "[0, inf)"] = None,
         **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(**common)
-        self.max_margin, self.scale = number(max_margin, "max_margin", at_least=0), number(scale, "scale", above=0)
-        vars(self)["beta"] = number(beta, "beta", at_least=0, below=1)
+        self.set_option("class_counts", class_counts)
+        self.max_margin = max_margin
+        self.scale = scale
+        self.beta = beta
+        self.total_epochs = total_epochs
+        first = first_epoch(self.checked_option("drw_epoch", drw_epoch), total_epochs)
+        self.drw_epoch = first
+        self.reweights = first == 0
+        self.first_change = first or None
         # not saved in checkpoints, because a checkpoint must load for any class counts
-        self.register_buffer("relative_gaps", relative_gaps(class_counts), persistent=False)
-        assert class_counts is not None, "relative_gaps raises without it"
-        self.register_buffer("balance", effective_number_weights(class_counts, beta), persistent=False)
-        vars(self).update(total_epochs=total_epochs, drw_epoch=first_epoch(drw_epoch, total_epochs))
-        self.reweights, self.first_change = self.drw_epoch == 0, self.drw_epoch or None
+        self.register_buffer("relative_gaps", relative_gaps(self.class_counts), persistent=False)
+        self.register_buffer("balance", effective_number_weights(self.class_counts, beta), persistent=False)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -151,10 +147,6 @@ class LDAM(ClassificationLoss):
             return self.weight
         factor = self.balance if self.reweights else torch.ones_like(self.balance)
         return factor if self.weight is None else factor * self.weight
-
-    def check_classes(self, n: int) -> None:
-        if n != len(self.relative_gaps):
-            raise ValueError(f"class_counts has {len(self.relative_gaps)} entries, logits have {n} classes")
 
     def predictive_logits(self, scores: Tensor) -> Tensor:
         return self.scale * scores
@@ -176,10 +168,6 @@ class LDAM(ClassificationLoss):
 
     def _gaps(self, logits: Tensor) -> Tensor:
         return (self.scale * self.max_margin * self.relative_gaps).to(logits)
-
-    def extra_repr(self) -> str:
-        drw = "" if self.drw_epoch is None else f"drw_epoch={self.drw_epoch}, beta={self.beta:g}, "
-        return f"max_margin={self.max_margin:g}, scale={self.scale:g}, {drw}{super().extra_repr()}"
 
 
 class BalancedSoftmax(ClassificationLoss):
@@ -210,20 +198,18 @@ class BalancedSoftmax(ClassificationLoss):
 
     fixed_options: ClassVar = ("class_counts",)
 
+    class_counts: Tensor
     log_prior: Tensor
     tau: float = 1.0
 
     def __init__(
-        self, *, class_counts: Tensor | Sequence[float] | None = None, **common: Unpack[CommonOptions]
+        self, *, class_counts: Annotated[Tensor | Sequence[float], "[0, inf)"], **common: Unpack[CommonOptions]
     ) -> None:
         super().__init__(**common)
-        counts = checked_counts(class_counts)
+        self.set_option("class_counts", class_counts)
+        counts = positive_counts(self.class_counts)
         # not saved in checkpoints, because a checkpoint must load for any class counts
         self.register_buffer("log_prior", (counts / counts.sum()).log(), persistent=False)
-
-    def check_classes(self, n: int) -> None:
-        if n != len(self.log_prior):
-            raise ValueError(f"class_counts has {len(self.log_prior)} entries, logits have {n} classes")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(self._adjusted(logits), labels, reduction="none")
@@ -266,47 +252,44 @@ class LogitAdjustment(BalancedSoftmax):
     Reference: Menon, Jayasumana, Rawat, Jain, Veit, Kumar. Long-tail learning via logit adjustment. ICLR 2021, eq. 10.
     """
 
-    option_ranges: ClassVar = {"tau": "[0, inf)"}
     tuning_grid: ClassVar = {"tau": (0.5, 1.0, 1.5)}
 
     def __init__(
-        self, *, class_counts: Tensor | Sequence[float] | None = None, tau: float = 1.0, **common: Unpack[CommonOptions]
+        self,
+        *,
+        class_counts: Tensor | Sequence[float],
+        tau: Annotated[float, "[0, inf)"] = 1.0,
+        **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(class_counts=class_counts, **common)
-        self.tau = number(tau, "tau", at_least=0)
-
-    def extra_repr(self) -> str:
-        return f"tau={self.tau:g}, {super().extra_repr()}"
+        self.tau = tau
 
 
-def effective_number_weights(class_counts: Tensor | Sequence[float], beta: float) -> Tensor:
+def effective_number_weights(class_counts: Tensor, beta: float) -> Tensor:
     """Return the class weights (1 - beta) / (1 - beta^n_c) [n], divided by the mean of these weights over the classes.
 
     Here n_c are the ``class_counts``, and beta is in [0, 1). For beta = 0, all weights are 1.
 
     Example:
-        >>> effective_number_weights([100, 10, 1], 0.9)
+        >>> effective_number_weights(torch.tensor([100.0, 10.0, 1.0]).double(), 0.9)
         tensor([0.2393, 0.3674, 2.3932], dtype=torch.float64)
     """
-    beta, counts = number(beta, "beta", at_least=0, below=1), checked_counts(class_counts)
+    counts = positive_counts(class_counts)
     effective = -torch.expm1(counts * math.log(beta)) if beta > 0 else torch.ones_like(counts)
     weights = 1 / effective
     return weights / weights.mean()
 
 
-def first_epoch(drw_epoch: Any, total_epochs: int | None) -> int | None:
+def first_epoch(drw_epoch: float | None, total_epochs: int | None) -> int | None:
     """Return the first epoch with re-weighting, counted from 0. Return None if ``drw_epoch`` is None.
 
     An integer ``drw_epoch`` is returned unchanged. A fraction is multiplied by ``total_epochs``, and rounded.
 
     Raises:
-        ValueError: a number is invalid, or ``total_epochs`` is None although ``drw_epoch`` is a fraction.
+        ValueError: ``drw_epoch`` is above 1 and no integer, or a fraction although ``total_epochs`` is None.
     """
-    if total_epochs is not None:
-        total_epochs = integer(total_epochs, "total_epochs", at_least=0)
     if drw_epoch is None:
         return None
-    drw_epoch = number(drw_epoch, "drw_epoch", at_least=0)
     if drw_epoch > 1 and not drw_epoch.is_integer():
         raise ValueError(f"drw_epoch must be an integer or a fraction of all epochs in (0, 1), got {drw_epoch!r}")
     if drw_epoch.is_integer():

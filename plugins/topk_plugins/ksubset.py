@@ -1,14 +1,14 @@
 """Loss for images with several labels: -log of the probability of the set of labels, among all sets of its size."""
 
-from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import Unpack
 
-from topk_registry import ClassificationLoss, KSubset, LabelMixture, Masses
-from topk_registry.checks import number
+from topk_plugins._rows import nan_if_invalid
+from topk_registry import ClassificationLoss, CommonOptions, KSubset, LabelMixture, Masses
 from topk_registry.ops.backend import is_hidden
 
 ROUNDINGS = 16  # rounding errors that a probability of the target may have
@@ -61,20 +61,11 @@ class KSubsetNLL(ClassificationLoss):
     """
 
     takes_k_hot = True
-    option_ranges: ClassVar = {"temperature": "(0, inf)"}
     tuning_grid: ClassVar = {"temperature": (0.3, 1.0, 3.0)}
 
-    def __init__(
-        self,
-        *,
-        temperature: float = 1.0,
-        weight: Tensor | Sequence[float] | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        ignore_index: int = -100,
-    ) -> None:
-        super().__init__(weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index)
-        self.temperature = number(temperature, "temperature", above=0)
+    def __init__(self, *, temperature: Annotated[float, "(0, inf)"] = 1.0, **common: Unpack[CommonOptions]) -> None:
+        super().__init__(**common)
+        self.temperature = temperature
 
     def forward(self, logits: Tensor, target: Tensor | LabelMixture, sample_weight: Tensor | None = None) -> Tensor:
         k_hot = isinstance(target, Tensor) and isinstance(logits, Tensor) and target.shape == logits.shape
@@ -136,10 +127,7 @@ class KSubsetNLL(ClassificationLoss):
         loss = partition - torch.where(q == 0, 0.0, q * x).sum(-1)
         if self.weight is not None:
             loss = loss * (q @ self.weight.to(q)) / size.clamp(min=torch.finfo(q.dtype).tiny)
-        return loss.to(logits.dtype)
-
-    def extra_repr(self) -> str:
-        return f"temperature={self.temperature:g}, {super().extra_repr()}"
+        return nan_if_invalid(loss, logits).to(logits.dtype)
 
 
 def _log_sigma(x: Tensor, k: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ For lambda = 1 and gap = 0, LDR-KL is cross-entropy minus log n. ALDR-KL compute
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from typing_extensions import Unpack
 
 from topk_plugins._rows import nan_if_invalid, softmax_log_odds
 from topk_registry import ClassificationLoss, CommonOptions, Masses, SoftmaxLoss, TopKLoss
-from topk_registry.checks import number
 
 STEPS = 14  # evaluations of the divergence in ALDR-KL; 3 to 6 are enough unless two solutions nearly coincide
 ROUNDING = 32.0  # the rounding error of a Newton step is below ROUNDING * eps * lambda_0
@@ -57,18 +56,14 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
     NeurIPS 2018.
     """
 
-    option_ranges: ClassVar = {"q": "(0, 1]"}
     tuning_grid: ClassVar = {"q": (0.3, 0.5, 0.7)}
 
-    def __init__(self, *, q: float = 0.7, **common: Unpack[CommonOptions]) -> None:
+    def __init__(self, *, q: Annotated[float, "(0, 1]"] = 0.7, **common: Unpack[CommonOptions]) -> None:
         super().__init__(**common)
-        self.q = number(q, "q", above=0, at_most=1)
+        self.q = q
 
     def curve(self, nll: Tensor) -> Tensor:
         return -torch.expm1(-self.q * nll) / self.q
-
-    def extra_repr(self) -> str:
-        return f"q={self.q:g}, {super().extra_repr()}"
 
 
 class EpsilonSoftmax(TopKLoss):
@@ -111,22 +106,23 @@ class EpsilonSoftmax(TopKLoss):
     Noise. NeurIPS 2024.
     """
 
-    option_ranges: ClassVar = {"m": "[0, inf)", "alpha": "[0, inf)", "beta": "[0, inf)", "floor": "[0, 1)"}
     tuning_grid: ClassVar = {"alpha": (0.01, 0.1, 1.0), "m": (1e2, 1e4)}
 
     def __init__(
         self,
         k: int = 1,
         *,
-        m: float = 1e4,
-        alpha: float = 0.1,
-        beta: float = 1.0,
-        floor: float = 0.0,
+        m: Annotated[float, "[0, inf)"] = 1e4,
+        alpha: Annotated[float, "[0, inf)"] = 0.1,
+        beta: Annotated[float, "[0, inf)"] = 1.0,
+        floor: Annotated[float, "[0, 1)"] = 0.0,
         **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(k, **common)
-        self.m, self.alpha = number(m, "m", at_least=0), number(alpha, "alpha", at_least=0)
-        self.beta, self.floor = number(beta, "beta", at_least=0), number(floor, "floor", at_least=0, below=1)
+        self.m = m
+        self.alpha = alpha
+        self.beta = beta
+        self.floor = floor
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         nll = F.cross_entropy(logits, labels, reduction="none")
@@ -161,10 +157,6 @@ class EpsilonSoftmax(TopKLoss):
             log_pushed = log_pushed.clamp(min=math.log(self.floor))
         return error - self.alpha * log_pushed
 
-    def extra_repr(self) -> str:
-        own = f"m={self.m:g}, alpha={self.alpha:g}, beta={self.beta:g}, floor={self.floor:g}"
-        return f"{own}, {super().extra_repr()}"
-
 
 class LDRKL(ClassificationLoss):
     """LDR-KL: cross-entropy with a temperature, and with a required margin between the label and the other classes.
@@ -193,12 +185,18 @@ class LDRKL(ClassificationLoss):
     Robustness and Adaptivity. ICML 2023.
     """
 
-    option_ranges: ClassVar = {"temperature": "(0, inf)", "gap": "[0, inf)"}
     tuning_grid: ClassVar = {"temperature": (0.3, 1.0, 3.0), "gap": (0.0, 1.0)}
 
-    def __init__(self, *, temperature: float = 1.0, gap: float = 1.0, **common: Unpack[CommonOptions]) -> None:
+    def __init__(
+        self,
+        *,
+        temperature: Annotated[float, "(0, inf)"] = 1.0,
+        gap: Annotated[float, "[0, inf)"] = 1.0,
+        **common: Unpack[CommonOptions],
+    ) -> None:
         super().__init__(**common)
-        self.temperature, self.gap = number(temperature, "temperature", above=0), number(gap, "gap", at_least=0)
+        self.temperature = temperature
+        self.gap = gap
 
     def predictive_logits(self, scores: Tensor) -> Tensor:
         return scores / self.temperature
@@ -224,9 +222,6 @@ class LDRKL(ClassificationLoss):
         less = math.expm1(-self.gap / self.temperature)  # the term of the label has no gap
         mean = ((s - a) / self.temperature).expm1().mean(-1, keepdim=True) + less / s.shape[1] * own.exp()
         return self.gap + (a - score) + self.temperature * mean.clamp(min=HALF).log1p(), mean
-
-    def extra_repr(self) -> str:
-        return f"temperature={self.temperature:g}, gap={self.gap:g}, {super().extra_repr()}"
 
 
 class ALDRKL(ClassificationLoss):
@@ -270,15 +265,20 @@ class ALDRKL(ClassificationLoss):
     Robustness and Adaptivity. ICML 2023.
     """
 
-    option_ranges: ClassVar = {"temperature": "(0, inf)", "alpha": "(1, inf)", "gap": "[0, inf)"}
     tuning_grid: ClassVar = {"temperature": (0.3, 1.0, 3.0), "alpha": (1.5, 3.0)}
 
     def __init__(
-        self, *, temperature: float = 1.0, alpha: float = 2.0, gap: float = 1.0, **common: Unpack[CommonOptions]
+        self,
+        *,
+        temperature: Annotated[float, "(0, inf)"] = 1.0,
+        alpha: Annotated[float, "(1, inf)"] = 2.0,
+        gap: Annotated[float, "[0, inf)"] = 1.0,
+        **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(**common)
-        self.temperature, self.gap = number(temperature, "temperature", above=0), number(gap, "gap", at_least=0)
-        self.alpha = number(alpha, "alpha", above=1)
+        self.temperature = temperature
+        self.gap = gap
+        self.alpha = alpha
 
     def predictive_logits(self, scores: Tensor) -> Tensor:
         """Return the scores divided by lambda_0, the largest temperature of a sample."""
@@ -344,9 +344,6 @@ class ALDRKL(ClassificationLoss):
             here = lam, step, steepness, concave
             lam, step, steepness, concave = (torch.where(beyond, a, b) for a, b in zip(here, there, strict=True))
         return lam
-
-    def extra_repr(self) -> str:
-        return f"temperature={self.temperature:g}, alpha={self.alpha:g}, gap={self.gap:g}, {super().extra_repr()}"
 
 
 def _log_mean_exp(u: Tensor) -> Tensor:

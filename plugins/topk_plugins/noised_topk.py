@@ -9,15 +9,14 @@ The noise comes from the global generator of torch. For reproducible results, ca
 """
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 from typing_extensions import Unpack
 
 from topk_plugins._margins import relative_gaps
 from topk_registry import CommonOptions, Masses, TopKLoss
-from topk_registry.checks import integer, number
-from topk_registry.functional import perturbed_hinge
+from topk_registry.ops.losses import hinge_losses
 
 
 class NoisedTopK(TopKLoss):
@@ -51,29 +50,30 @@ class NoisedTopK(TopKLoss):
     imbalanced classification. ICML 2022.
     """
 
-    option_ranges: ClassVar = {"epsilon": "[0, inf)", "num_samples": "[1, inf)"}
     tuning_grid: ClassVar = {"epsilon": (0.1, 0.3, 1.0, 3.0)}
 
     scale: float = 1.0
 
     def __init__(
-        self, k: int = 5, *, epsilon: float = 1.0, num_samples: int = 5, **common: Unpack[CommonOptions]
+        self,
+        k: int = 5,
+        *,
+        epsilon: Annotated[float, "[0, inf)"] = 1.0,
+        num_samples: Annotated[int, "[1, inf)"] = 5,
+        **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(k, **common)
-        self.epsilon = number(epsilon, "epsilon", at_least=0)
-        self.num_samples = integer(num_samples, "num_samples", at_least=1)
+        self.epsilon = epsilon
+        self.num_samples = num_samples
 
     def losses_of(self, logits: Tensor, masses: Masses) -> Tensor:
-        return perturbed_hinge(
+        return hinge_losses(
             logits, masses, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples,
-            alpha=self.margin(logits), scale=self.scale, sums=self.reduction != "none" and logits.shape[0] > 0,
+            alpha=self.margin(), scale=self.scale, sums=self.reduction != "none" and logits.shape[0] > 0,
         )  # fmt: skip
 
-    def margin(self, logits: Tensor) -> float | Tensor:
+    def margin(self) -> float | Tensor:
         return 1.0  # the same for all classes; a subclass may return one margin per class [n]
-
-    def extra_repr(self) -> str:
-        return f"epsilon={self.epsilon:g}, num_samples={self.num_samples}, {super().extra_repr()}"
 
 
 class NoisedTopKImbalanced(NoisedTopK):
@@ -115,33 +115,29 @@ class NoisedTopKImbalanced(NoisedTopK):
     imbalanced classification. ICML 2022.
     """
 
-    option_ranges: ClassVar = {"max_margin": "[0, inf)", "scale": "(0, inf)"}
     fixed_options: ClassVar = ("class_counts",)
     tuning_grid: ClassVar = {"epsilon": (0.01, 0.05), "max_margin": (0.2, 0.4)}
 
+    class_counts: Tensor
     relative_gaps: Tensor
 
     def __init__(
         self,
         k: int = 5,
         *,
-        class_counts: Tensor | Sequence[float],
+        class_counts: Annotated[Tensor | Sequence[float], "[0, inf)"],
         epsilon: float = 0.05,
         num_samples: int = 5,
-        max_margin: float = 0.3,
-        scale: float = 50.0,
+        max_margin: Annotated[float, "[0, inf)"] = 0.3,
+        scale: Annotated[float, "(0, inf)"] = 50.0,
         **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(k, epsilon=epsilon, num_samples=num_samples, **common)
-        self.scale, self.max_margin = number(scale, "scale", above=0), number(max_margin, "max_margin", at_least=0)
+        self.set_option("class_counts", class_counts)
+        self.max_margin = max_margin
+        self.scale = scale
         # not saved in checkpoints, because a checkpoint must load for any class counts
-        self.register_buffer("relative_gaps", relative_gaps(class_counts), persistent=False)
+        self.register_buffer("relative_gaps", relative_gaps(self.class_counts), persistent=False)
 
-    def margin(self, logits: Tensor) -> Tensor:
-        gaps = self.relative_gaps
-        if gaps.numel() != logits.shape[1]:
-            raise ValueError(f"class_counts has {gaps.numel()} entries, logits have {logits.shape[1]} classes")
-        return self.max_margin * gaps
-
-    def extra_repr(self) -> str:
-        return f"scale={self.scale:g}, max_margin={self.max_margin:g}, {super().extra_repr()}"
+    def margin(self) -> Tensor:
+        return self.max_margin * self.relative_gaps

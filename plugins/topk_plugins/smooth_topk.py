@@ -6,87 +6,35 @@ difference between the label's logit and the k-th largest logit of the other cla
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from topk_plugins._margins import checked_gaps
 from topk_plugins._sizes import SeveralSizes, mixture_nll
-from topk_registry import LabelMixture, Masses
-from topk_registry.checks import choice, number
+from topk_registry import CommonOptions, LabelMixture, Masses
 from topk_registry.functional import linear_smooth_topk, smooth_topk, soft_hinge, topk_margins
 
+Combine = Literal["mean", "likelihood"]
 
-class SmoothTopKSVM(SeveralSizes):
-    """Smooth top-k SVM: a smooth hinge loss that becomes small once the label is among the top-k classes.
 
-        L(s, y) = tau log(1 + exp(alpha / tau - l_y)),    l_y = log(pi_y / (1 - pi_y))
-
-    Here s are the n logits of one sample, y is the label, and pi_y is the probability that a random set S of k classes
-    contains the label. The probability of S is proportional to exp(sum_{j in S} s_j / (k tau)). As tau goes to 0, the
-    loss becomes the hinge max(0, alpha - (s_y - r) / k), where r is the k-th largest logit of the other classes. For
-    any tau, the loss equals the paper's loss, which sums over all sets of k classes:
-
-        tau log sum_S exp((alpha [y not in S] + 1/k sum_{j in S} s_j) / tau)
-        - tau log sum_{S with y} exp(1/k sum_{j in S} s_j / tau)
-
-    The bracket is 1 for sets without the label, and 0 for sets with the label.
-
-    - Use when: You show k answers per sample, and labels are noisy. Tune ``tau``.
-    - Avoid when: You show one answer, because the loss does not train the order of the k classes with the highest
-      logits. If macro accuracy on a long tail of rare classes matters, use ``logit_adjustment``.
-    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
-      with cross-entropy: top-5 on icons 75.0 and 62.8 (74.5 and 60.5), top-2 on Fashion-MNIST 95.0 and 92.9 (94.6 and
-      91.6), top-3 on CIFAR-10N 92.3 and 90.1 (92.4 and 89.2).
-
-    Args:
-        k: number of classes that should include the label, 1 <= k <= n - 1, or a list of several such numbers.
-        tau: smoothing temperature in units of logits, positive. The paper uses 0.1 on ImageNet and 1 on CIFAR-100.
-        alpha: required margin, at least 0: one number, or one number per class [n]. The gradient becomes small once the
-            label's logit exceeds the k-th largest logit of the other classes by clearly more than k alpha.
-        k_weights: weight of each k. The loss divides the weights by their sum. None: equal weights.
-        combine: how several values of k become one loss. ``"mean"``: the weighted mean of the losses of each k.
-            ``"likelihood"``: -tau log sum_j P_j sigmoid(l_j - alpha / tau). P_j is the weight of the j-th value of k,
-            and l_j is the log-odds l_y for this value. In l_j, max(k) tau replaces k tau.
-        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
-
-    Shape: logits [B, n]; target: labels [B] int64, a distribution [B, n], or a few labels per row (``LabelMixture``).
-
-    Example:
-        >>> loss = create_loss("smooth_topk_svm", k=5)
-        >>> loss(torch.randn(8, 100, requires_grad=True), torch.randint(100, (8,))).backward()
-        >>> create_loss("smooth_topk_svm", k=[1, 5], k_weights=[0.25, 0.75])
-        SmoothTopKSVM(tau=0.1, alpha=1, k=[1, 5], k_weights=[0.25, 0.75], combine='mean', reduction='mean', ...)
-
-    Reference: Berrada, Zisserman, Kumar. Smooth Loss Functions for Deep Top-k Classification. ICLR 2018, equations 6
-    and 8. For several k: Petersen, Kuehne, Borgelt, Deussen. Differentiable Top-k Classification Learning. ICML 2022.
-    """
-
-    option_ranges: ClassVar = {"tau": "(0, inf)", "alpha": "[0, inf)", "combine": ("mean", "likelihood")}
-    tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
+class _SmoothTopK(SeveralSizes):
+    """Base class of the two losses. ``alpha`` is the required margin: one number [], or one number per class [n]."""
 
     alpha: Tensor
 
     def __init__(
         self,
-        k: int | Sequence[int] = 5,
-        *,
-        tau: float = 0.1,
-        alpha: float | Sequence[float] | Tensor = 1.0,
-        k_weights: Sequence[float] | None = None,
-        combine: str = "mean",
-        weight: Tensor | Sequence[float] | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        ignore_index: int = -100,
+        k: int | Sequence[int],
+        k_weights: Sequence[float] | None,
+        tau: Annotated[float, "(0, inf)"],
+        combine: Combine,
+        **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(
-            k, k_weights, weight=weight, reduction=reduction, label_smoothing=label_smoothing, ignore_index=ignore_index
-        )
-        self.combine = choice(combine, "combine", ("mean", "likelihood"))
-        self.tau = number(tau, "tau", above=0)
-        self.register_buffer("alpha", checked_gaps(alpha))
+        super().__init__(k, k_weights, **common)
+        self.tau = tau
+        self.combine = combine
 
     @property
     def marginal_temperature(self) -> float:
@@ -148,17 +96,66 @@ class SmoothTopKSVM(SeveralSizes):
         tables = [_table(logits, k, f * self.tau, f * alpha) / (f * self.tau) for k, f in scales]
         return self.tau * mixture_nll(torch.stack(tables), self.shares)
 
-    def check_classes(self, n: int) -> None:
-        super().check_classes(n)
-        if self.alpha.ndim and self.alpha.numel() != n:
-            raise ValueError(f"alpha has {self.alpha.numel()} entries, logits have {n} classes")
 
-    def extra_repr(self) -> str:
-        alpha = f"{self.alpha.item():g}" if self.alpha.ndim == 0 else f"[{self.alpha.numel()}]"
-        sizes = f"k={self._shown}"
-        if len(self.sizes) > 1:
-            sizes += f", k_weights={list(self.shares)}, combine={self.combine!r}"
-        return f"tau={self.tau:g}, alpha={alpha}, {super().extra_repr().replace(f'k={self.k}', sizes, 1)}"
+class SmoothTopKSVM(_SmoothTopK):
+    """Smooth top-k SVM: a smooth hinge loss that becomes small once the label is among the top-k classes.
+
+        L(s, y) = tau log(1 + exp(alpha / tau - l_y)),    l_y = log(pi_y / (1 - pi_y))
+
+    Here s are the n logits of one sample, y is the label, and pi_y is the probability that a random set S of k classes
+    contains the label. The probability of S is proportional to exp(sum_{j in S} s_j / (k tau)). As tau goes to 0, the
+    loss becomes the hinge max(0, alpha - (s_y - r) / k), where r is the k-th largest logit of the other classes. For
+    any tau, the loss equals the paper's loss, which sums over all sets of k classes:
+
+        tau log sum_S exp((alpha [y not in S] + 1/k sum_{j in S} s_j) / tau)
+        - tau log sum_{S with y} exp(1/k sum_{j in S} s_j / tau)
+
+    The bracket is 1 for sets without the label, and 0 for sets with the label.
+
+    - Use when: You show k answers per sample, and labels are noisy. Tune ``tau``.
+    - Avoid when: You show one answer, because the loss does not train the order of the k classes with the highest
+      logits. If macro accuracy on a long tail of rare classes matters, use ``logit_adjustment``.
+    - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
+      with cross-entropy: top-5 on icons 75.0 and 62.8 (74.5 and 60.5), top-2 on Fashion-MNIST 95.0 and 92.9 (94.6 and
+      91.6), top-3 on CIFAR-10N 92.3 and 90.1 (92.4 and 89.2).
+
+    Args:
+        k: number of classes that should include the label, 1 <= k <= n - 1, or a list of several such numbers.
+        tau: smoothing temperature in units of logits, positive. The paper uses 0.1 on ImageNet and 1 on CIFAR-100.
+        alpha: required margin, at least 0: one number, or one number per class [n]. The gradient becomes small once the
+            label's logit exceeds the k-th largest logit of the other classes by clearly more than k alpha.
+        k_weights: weight of each k. The loss divides the weights by their sum. None: equal weights.
+        combine: how several values of k become one loss. ``"mean"``: the weighted mean of the losses of each k.
+            ``"likelihood"``: -tau log sum_j P_j sigmoid(l_j - alpha / tau). P_j is the weight of the j-th value of k,
+            and l_j is the log-odds l_y for this value. In l_j, max(k) tau replaces k tau.
+        weight, reduction, label_smoothing, ignore_index: as in ``torch.nn.CrossEntropyLoss``.
+
+    Shape: logits [B, n]; target: labels [B] int64, a distribution [B, n], or a few labels per row (``LabelMixture``).
+
+    Example:
+        >>> loss = create_loss("smooth_topk_svm", k=5)
+        >>> loss(torch.randn(8, 100, requires_grad=True), torch.randint(100, (8,))).backward()
+        >>> create_loss("smooth_topk_svm", k=[1, 5], k_weights=[0.25, 0.75])
+        SmoothTopKSVM(tau=0.1, alpha=1, k=[1, 5], k_weights=[0.25, 0.75], combine='mean', reduction='mean', ...)
+
+    Reference: Berrada, Zisserman, Kumar. Smooth Loss Functions for Deep Top-k Classification. ICLR 2018, equations 6
+    and 8. For several k: Petersen, Kuehne, Borgelt, Deussen. Differentiable Top-k Classification Learning. ICML 2022.
+    """
+
+    tuning_grid: ClassVar = {"tau": (0.1, 0.3, 1.0)}
+
+    def __init__(
+        self,
+        k: int | Sequence[int] = 5,
+        *,
+        tau: float = 0.1,
+        alpha: Annotated[float | Tensor | Sequence[float], "[0, inf)"] = 1.0,
+        k_weights: Sequence[float] | None = None,
+        combine: Combine = "mean",
+        **common: Unpack[CommonOptions],
+    ) -> None:
+        super().__init__(k, k_weights, tau, combine, **common)
+        self.set_option("alpha", alpha)
 
 
 def _table(logits: Tensor, k: int, tau: float, alpha: Tensor) -> Tensor:
@@ -166,7 +163,7 @@ def _table(logits: Tensor, k: int, tau: float, alpha: Tensor) -> Tensor:
     return soft_hinge(alpha - topk_margins(logits, k, temperature=k * tau) / k, tau)
 
 
-class TopKNLL(SmoothTopKSVM):
+class TopKNLL(_SmoothTopK):
     """Negative log-likelihood that a random set of k classes contains the label: ``smooth_topk_svm`` with alpha = 0.
 
         L(s, y) = -tau log pi_y
@@ -210,20 +207,8 @@ class TopKNLL(SmoothTopKSVM):
         *,
         tau: float = 1.0,
         k_weights: Sequence[float] | None = None,
-        combine: str = "mean",
-        weight: Tensor | Sequence[float] | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
-        ignore_index: int = -100,
+        combine: Combine = "mean",
+        **common: Unpack[CommonOptions],
     ) -> None:
-        super().__init__(
-            k,
-            tau=tau,
-            alpha=0.0,
-            k_weights=k_weights,
-            combine=combine,
-            weight=weight,
-            reduction=reduction,
-            label_smoothing=label_smoothing,
-            ignore_index=ignore_index,
-        )
+        super().__init__(k, k_weights, tau, combine, **common)
+        self.register_buffer("alpha", torch.zeros((), dtype=torch.float64))

@@ -17,7 +17,7 @@ first and second derivatives.
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from typing_extensions import Unpack
 
 from topk_plugins._rows import at_labels
 from topk_registry import ClassificationLoss, CommonOptions
-from topk_registry.checks import number
 
 REACH = 600.0  # bound on exponents, because e^600 is finite; for a k that is not an integer, b is near a score
 STEPS = 5  # Newton steps that reduce an error of log 2 to rounding in double precision
@@ -35,12 +34,18 @@ STEPS = 5  # Newton steps that reduce an error of log 2 to rounding in double pr
 class _OneThreshold(ClassificationLoss):
     """Base class of ``SoftTopK`` and ``LapSum``: the loss -log p_y for soft top-k weights p and the label y."""
 
-    option_ranges: ClassVar = {"k": "(0, n)", "tau": "(0, inf)"}
     tuning_grid: ClassVar = {"tau": (0.3, 1.0, 3.0)}
 
-    def __init__(self, k: float = 5, *, tau: float = 1.0, **common: Unpack[CommonOptions]) -> None:
+    def __init__(
+        self,
+        k: Annotated[float, "(0, n)"] = 5,
+        *,
+        tau: Annotated[float, "(0, inf)"] = 1.0,
+        **common: Unpack[CommonOptions],
+    ) -> None:
         super().__init__(**common)
-        self.k, self.tau = number(k, "k", above=0), number(tau, "tau", above=0)
+        self.k = k
+        self.tau = tau
 
     def check_classes(self, n: int) -> None:
         if self.k >= n:
@@ -61,9 +66,6 @@ class _OneThreshold(ClassificationLoss):
     def per_class(self, logits: Tensor) -> Tensor:
         x = logits.double() / self.tau
         return self.nll(x - self.threshold(x)[:, None]).to(logits.dtype)
-
-    def extra_repr(self) -> str:
-        return f"k={self.k:g}, tau={self.tau:g}, {super().extra_repr()}"
 
 
 class SoftTopK(_OneThreshold):

@@ -8,7 +8,7 @@ A mask mu has one number from 0 to 1 per class. For scores x = s / tau, the best
 Here x mu is the inner product. This is the top-k mask of Sander et al. with the quadratic regularizer |mu|^2 / 2.
 """
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from typing_extensions import Unpack
 
 from topk_plugins._rows import nan_if_invalid
 from topk_registry import CommonOptions, TopKLoss
-from topk_registry.checks import number
 
 
 class SparseTopK(TopKLoss):
@@ -54,30 +53,25 @@ class SparseTopK(TopKLoss):
     Perspective. ICML 2023. For k = 1: Martins, Astudillo. From Softmax to Sparsemax. ICML 2016.
     """
 
-    option_ranges: ClassVar = {"tau": "(0, inf)"}
     tuning_grid: ClassVar = {"tau": (0.3, 1.0, 3.0)}
 
-    def __init__(self, k: int = 5, *, tau: float = 1.0, **common: Unpack[CommonOptions]) -> None:
+    def __init__(self, k: int = 5, *, tau: Annotated[float, "(0, inf)"] = 1.0, **common: Unpack[CommonOptions]) -> None:
         super().__init__(k, **common)
-        self.tau = number(tau, "tau", above=0)
+        self.tau = tau
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        s, x = self._relative(logits)
-        return nan_if_invalid((self.tau * _gain(x, labels, self.k)).to(s.dtype), s)
+        losses = self.tau * _gain(self._relative(logits), labels, self.k)
+        return nan_if_invalid(losses.to(logits.dtype), logits)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        s, x = self._relative(logits)
-        return nan_if_invalid((self.tau * _gains(x, self.k)).to(s.dtype), s)
+        losses = self.tau * _gains(self._relative(logits), self.k)
+        return nan_if_invalid(losses.to(logits.dtype), logits)
 
-    def _relative(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+    def _relative(self, logits: Tensor) -> Tensor:
         # x = s / tau in double precision, shifted so that the k-th largest x of each row is 0
-        s = torch.where(logits == torch.inf, torch.nan, logits)
-        x = s.double() / self.tau
+        x = logits.double() / self.tau
         # a score more than 2 above the k-th largest has mu = 1 in both masks of the loss, so its value cancels
-        return s, (x - x.detach().topk(self.k, dim=-1).values[:, -1:]).clamp(max=2)
-
-    def extra_repr(self) -> str:
-        return f"tau={self.tau:g}, {super().extra_repr()}"
+        return (x - x.detach().topk(self.k, dim=-1).values[:, -1:]).clamp(max=2)
 
 
 def _gains(x: Tensor, k: int) -> Tensor:
@@ -152,7 +146,9 @@ def _threshold(x: Tensor, k: int) -> Tensor:
 def _threshold_of_others(x: Tensor, k: int) -> Tensor:
     # theta [B, n] for each class, such that the mask entries of all other classes sum to k
     points, active, sums = _line(x)
-    count, place, step = points.shape[1], torch.zeros_like(x, dtype=torch.int64), 1
+    count = points.shape[1]
+    place = torch.zeros_like(x, dtype=torch.int64)
+    step = 1
     while 2 * step < count:
         step *= 2
     while step:  # binary search for the last point at which the sum is below k

@@ -4,7 +4,7 @@ With such a loss, ``SphericalLinear`` trains an output layer of D classes on d f
 """
 
 import math
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,6 @@ from typing_extensions import Unpack
 
 from topk_plugins._rows import at_labels, wide
 from topk_registry import ClassificationLoss, CommonOptions
-from topk_registry.checks import number
 from topk_registry.ops.masses import widest
 
 
@@ -89,15 +88,11 @@ class LogSphericalSoftmax(_LogLikelihood):
     ICLR 2016.
     """
 
-    option_ranges: ClassVar = {"epsilon": "(0, inf)"}
     tuning_grid: ClassVar = {"epsilon": (0.1, 0.3, 1.0)}
 
-    def __init__(self, *, epsilon: float = 1.0, **common: Unpack[CommonOptions]) -> None:
+    def __init__(self, *, epsilon: Annotated[float, "(0, inf)"] = 1.0, **common: Unpack[CommonOptions]) -> None:
         super().__init__(**common)
-        self.epsilon = number(epsilon, "epsilon", above=0)
-
-    def extra_repr(self) -> str:
-        return f"epsilon={self.epsilon:g}, {super().extra_repr()}"
+        self.epsilon = epsilon
 
 
 class LogTaylorSoftmax(_LogLikelihood):

@@ -7,13 +7,12 @@ loss has the lowest top-k error too.
 """
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from topk_plugins._margins import checked_gaps
 from topk_plugins._rows import at_labels, nan_if_invalid
 from topk_registry import CommonOptions, TopKLoss
 
@@ -47,49 +46,25 @@ class TopKSVM(TopKLoss):
     Smooth Loss Functions for Deep Top-k Classification. ICLR 2018, equation 3.
     """
 
-    option_ranges: ClassVar = {"alpha": "[0, inf)"}
-
-    alpha: float | Tensor
+    alpha: Tensor
 
     def __init__(
-        self, k: int = 5, *, alpha: float | Tensor | Sequence[float] = 1.0, **common: Unpack[CommonOptions]
+        self,
+        k: int = 5,
+        *,
+        alpha: Annotated[float | Tensor | Sequence[float], "[0, inf)"] = 1.0,
+        **common: Unpack[CommonOptions],
     ) -> None:
         super().__init__(k, **common)
-        self._take_alpha(alpha)
-
-    def _take_alpha(self, alpha: float | Tensor | Sequence[float]) -> None:
-        gaps = checked_gaps(alpha)
-        for holder in (vars(self), self._buffers):
-            holder.pop("alpha", None)
-        if gaps.ndim:
-            self.register_buffer("alpha", gaps)
-        else:
-            vars(self)["alpha"] = gaps.item()
-
-    def set_option(self, name: str, value: Any) -> None:
-        if name == "alpha":
-            self._take_alpha(value)
-        else:
-            super().set_option(name, value)
+        self.set_option("alpha", alpha)
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        gap = self._gaps(logits)
+        alpha = self.alpha.to(logits)
         lead = _lead_of_rival(logits, labels, self.k) / self.k
-        return (lead + (gap[labels] if isinstance(gap, Tensor) else gap)).clamp(min=0)
+        return (lead + (alpha[labels] if alpha.ndim else alpha)).clamp(min=0)
 
     def per_class(self, logits: Tensor) -> Tensor:
-        return (_leads_of_rivals(logits, self.k) / self.k + self._gaps(logits)).clamp(min=0)
-
-    def _gaps(self, logits: Tensor) -> float | Tensor:
-        if not isinstance(self.alpha, Tensor):
-            return self.alpha
-        if len(self.alpha) != logits.shape[1]:
-            raise ValueError(f"alpha has {len(self.alpha)} entries, logits have {logits.shape[1]} classes")
-        return self.alpha.to(logits)
-
-    def extra_repr(self) -> str:
-        alpha = f"[{len(self.alpha)}]" if isinstance(self.alpha, Tensor) else f"{self.alpha:g}"
-        return f"alpha={alpha}, {super().extra_repr()}"
+        return (_leads_of_rivals(logits, self.k) / self.k + self.alpha.to(logits)).clamp(min=0)
 
 
 class TopKHinge(TopKLoss):

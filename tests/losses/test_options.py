@@ -1,5 +1,8 @@
 """Options of losses as attributes: kept in double precision, set afterwards, or refused."""
 
+from collections.abc import Sequence
+from typing import Annotated
+
 import pytest
 import torch
 from torch import Tensor
@@ -75,18 +78,25 @@ def test_checkpoints_in_single_precision_load(name):
     [
         ("smooth_topk_svm", "tau", -1.0, r"tau must be a finite number above 0, got -1.0"),
         ("smooth_topk_svm", "tau", float("nan"), "tau must be a finite number above 0"),
+        ("encouraging", "schedule", "linear", "schedule = 'linear' needs total_epochs, got None"),
         ("smooth_topk_svm", "alpha", [-1.0] * N, "alpha must be a finite number of at least 0, or a list"),
         ("smooth_topk_svm", "combine", "sum", "combine must be one of 'mean', 'likelihood', got 'sum'"),
         ("smooth_topk_svm", "k", 0, "k must be an integer of at least 1, got 0"),
-        ("topk_hinge", "k", 2.5, "k must be an integer of at least 1, got 2.5"),
+        *(("topk_hinge", "k", k, "k must be an integer of at least 1, got ") for k in (0, -1, 2.5, True, "3", None)),
         ("focal", "reduction", "average", "reduction must be one of 'none', 'mean', 'sum', got 'average'"),
         ("focal", "label_smoothing", 2.0, "label_smoothing must be a finite number from 0 to 1"),
+        ("focal", "label_smoothing", float("nan"), "label_smoothing must be a finite number from 0 to 1, got nan"),
         ("focal", "weight", [-1.0] * N, "weight must be a list of finite numbers of at least 0, one per class"),
+        ("focal", "weight", [1.0, float("nan")], "weight must be a list of finite numbers of at least 0"),
+        ("focal", "weight", [1.0, float("inf")], "weight must be a list of finite numbers of at least 0"),
+        ("focal", "weight", [[1.0, 1.0]], r"of at least 0, one per class, got \[\[1.0, 1.0\]\]"),
         ("noised_topk", "num_samples", 1.5, "num_samples must be an integer of at least 1, got 1.5"),
         ("differentiable_topk", "candidates", 3, "candidates must be 'auto', a whole number above k = 5"),
     ],
 )
-def test_values_that_the_constructor_refuses_are_refused(name, option, value, message):
+def test_values_that_are_not_allowed(name, option, value, message):
+    with pytest.raises(ValueError, match=message):
+        create_loss(name, **{option: value})
     loss = create_loss(name)
     before = repr(loss)
     with pytest.raises(ValueError, match=message):
@@ -103,9 +113,7 @@ def test_options_that_only_the_constructor_reads_are_refused(name, option):
 
 def test_a_plug_ins_options_are_held_to_their_ranges():
     class Powered(ClassificationLoss):
-        option_ranges = {"gamma": "(0, inf)"}  # noqa: RUF012
-
-        def __init__(self, gamma: float = 1.0, temperature: float = 1.0, **options):
+        def __init__(self, gamma: Annotated[float, "(0, inf)"] = 1.0, temperature: float = 1.0, **options):
             super().__init__(**options)
             self.gamma, self.scale = gamma, 1 / temperature
 
@@ -118,6 +126,30 @@ def test_a_plug_ins_options_are_held_to_their_ranges():
     with pytest.raises(ValueError, match="gamma must be a finite number above 0"):
         loss.gamma = 0.0
     loss.other = 3  # no option
+
+
+class Shifted(ClassificationLoss):
+    fixed_options = ("margins",)
+
+    def __init__(self, margins: Annotated[Tensor | Sequence[float], "[0, inf)"], **common):
+        super().__init__(**common)
+        self.set_option("margins", margins)
+
+    def per_class(self, logits):
+        return -(logits - self.margins.to(logits)).log_softmax(-1)
+
+
+def test_an_option_of_one_number_per_class_is_a_buffer_in_double_precision():
+    loss, (logits, label) = Shifted(DECIMALS).half(), batch()
+    assert torch.equal(loss.margins, torch.tensor(DECIMALS, dtype=torch.float64))
+    assert not loss.state_dict(), "a fixed option must not come from a checkpoint"
+    with pytest.raises(ValueError, match=f"margins has {N} entries, logits have {N - 1} classes"):
+        loss(logits[:, 1:], torch.zeros_like(label))
+    with pytest.raises(AttributeError, match="margins of Shifted cannot be changed"):
+        loss.margins = DECIMALS
+    for wrong in ([-1.0] * N, 1.0, None):
+        with pytest.raises(ValueError, match="margins must be a list of finite numbers of at least 0, one per class"):
+            Shifted(wrong)
 
 
 class Grouped(ClassificationLoss):

@@ -40,7 +40,8 @@ def run(name: str, options: dict, checks: Container[str]) -> None:
 QUICK = [name for name in CHECKS if name not in COMPILED]
 NUMBERS = (  # of the same loss with options that take other code
     *("gradient_equals_differences", "second_derivative", "forward_mode", "vmap", "half_precision", "large_logits"),
-    *("nan_stays_in_its_row", "takes_distributions", "label_smoothing_is_a_soft_target", "weights_scale_rows"),
+    *("nan_stays_in_its_row", "infinity_stays_in_its_row", "takes_distributions", "label_smoothing_is_a_soft_target"),
+    "weights_scale_rows",
 )
 
 

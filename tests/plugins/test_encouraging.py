@@ -52,7 +52,9 @@ def test_with_two_classes_the_slope_is_minus_one_before_the_tangent(log_end):
 
 
 def test_a_tensor_of_epochs_gives_a_loss_for_each_epoch_in_single_precision():
-    logits, target, epochs = torch.randn(3, 5), torch.tensor([0, 1, 2]), torch.tensor([0.0, 3.0, 10.0]).double()
+    logits = torch.randn(3, 5)
+    target = torch.tensor([0, 1, 2])
+    epochs = torch.tensor([0.0, 3.0, 10.0]).double()
     for scheduled in ("bonus", "log_end"):
         loss = Encouraging(log_end=1.0, schedule="linear", scheduled=scheduled, total_epochs=10)
         found = torch.vmap(lambda e, loss=loss: torch.func.functional_call(loss, {"epoch": e}, (logits, target)))(

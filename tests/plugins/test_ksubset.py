@@ -100,7 +100,9 @@ def test_a_soft_target_costs_what_is_expected_of_sets_with_these_chances():
 
 
 def test_class_weights_count_rows():
-    s, y, w = scores(), k_hot([1, 2, 2, 3, 0]), torch.linspace(0.5, 2, N).double()
+    s = scores()
+    y = k_hot([1, 2, 2, 3, 0])
+    w = torch.linspace(0.5, 2, N).double()
     plain = create_loss("ksubset_nll", reduction="none")(s, y)
     found = create_loss("ksubset_nll", weight=w.tolist(), reduction="none")(s, y)
     torch.testing.assert_close(found, plain * (y @ w) / y.sum(-1).clamp(min=1), rtol=1e-6, atol=0)
@@ -122,8 +124,6 @@ def test_scores_of_minus_infinity_rule_classes_out():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="temperature must be a finite number above 0, got 0"):
-        create_loss("ksubset_nll", temperature=0)
     with pytest.raises(ValueError, match="must be in \\[0, 1\\], got numbers from 0 to 2"):
         create_loss("ksubset_nll")(scores(), 2 * k_hot([1, 2, 2, 3, 6]))
     with pytest.raises(ValueError, match="target must be class indices"):

@@ -47,7 +47,9 @@ def test_double_precision_keeps_its_digits(dense):
 def test_equals_the_papers_difference_of_log_sums():
     """Equation 8: tau log of the sum over all sets with their margins, less that over the sets that hold the label."""
     s, y = logits_and_labels(rows=3, n=7, dtype=torch.float64)
-    k, tau, alpha = 3, 0.7, 1.0
+    k = 3
+    tau = 0.7
+    alpha = 1.0
     sets = torch.combinations(torch.arange(7), k)
     for row, label in zip(s, y, strict=True):
         score = row[sets].sum(1) / k
@@ -82,14 +84,6 @@ def test_a_margin_for_each_class():
         alone = create_loss("smooth_topk_svm", alpha=alpha[y[i]].item())(s[i : i + 1], y[i : i + 1])
         torch.testing.assert_close(found[i], alone, rtol=1e-6, atol=0)  # alpha is held in single precision
         torch.testing.assert_close(one_hot[i], alone, rtol=1e-6, atol=0)
-
-
-def test_bad_sizes():
-    s, y = logits_and_labels(n=5)
-    with pytest.raises(ValueError, match="k must be below the number of classes: k = 5, logits have 5"):
-        create_loss("smooth_topk_svm", k=5)(s, y)
-    with pytest.raises(ValueError, match="alpha has 3 entries, logits have 5 classes"):
-        create_loss("smooth_topk_svm", k=2, alpha=[1.0, 1.0, 1.0])(s, y)
 
 
 @pytest.mark.parametrize("name", ["smooth_topk_svm", "topk_nll"])
@@ -186,7 +180,7 @@ def test_several_k_from_the_command_line():
     parser = argparse.ArgumentParser()
     parser.add_argument("--loss-opt", nargs="*", action=ParseOptions)
     options = parser.parse_args(["--loss-opt", "k=[1,5]", "k_weights=[.5,.5]", "combine=likelihood"]).loss_opt
-    assert "k=[1, 5], k_weights=[0.5, 0.5], combine='likelihood'" in repr(create_loss("topk_nll", **options))
+    assert "k=[1, 5], tau=1.0, k_weights=[0.5, 0.5], combine='likelihood'" in repr(create_loss("topk_nll", **options))
 
 
 def test_the_smallest_loss_of_a_mixture_keeps_its_digits():

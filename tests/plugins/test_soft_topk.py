@@ -53,7 +53,9 @@ def test_weights_add_up_to_k_and_do_not_depend_on_a_shift(loss, share, k):
 @each_loss
 def test_the_jacobian(loss, share):
     """diag(d) - d d^T / sum d, with the slopes d of the weights."""
-    s, k, tau = scores(1), 2.5, 0.7
+    s = scores(1)
+    k = 2.5
+    tau = 0.7
     found = torch.autograd.functional.jacobian(lambda s: (-loss(k, tau=tau).per_class(s)).exp()[0], s)[:, 0]
     u = s[0] / tau - loss(k).threshold(s / tau)
     d = (u.sigmoid() * (-u).sigmoid() if loss is SoftTopK else (-u.abs()).exp() / 2) / tau
@@ -77,9 +79,3 @@ def test_a_gap_wider_than_exponentials_reach(loss, share):
 def test_ties_share(loss, share):
     s = torch.zeros(1, 4, dtype=torch.float64)
     torch.testing.assert_close((-loss(3).per_class(s)).exp(), torch.full((1, 4), 0.75).double())
-
-
-@each_loss
-def test_k_must_be_below_the_number_of_classes(loss, share):
-    with pytest.raises(ValueError, match="k = 9"):
-        loss(9)(scores(), torch.arange(6))

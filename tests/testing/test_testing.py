@@ -3,14 +3,16 @@
 import functools
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topk_registry import ClassificationLoss, LabelMixture, get_loss_builder, use_backend
+from topk_registry import ClassificationLoss, LabelMixture
 from topk_registry.testing import LossCheckError, check_loss, iter_checks, parametrize_with_checks, run_checks
 
 pytest_plugins = ["pytester"]
@@ -152,7 +154,9 @@ class WithSchedule(ClassificationLoss):
     def __init__(self, num_classes: int, class_counts, total_epochs: int = 9, *, power: float = 0.0, **options) -> None:
         super().__init__(**options)
         assert len(class_counts) == num_classes
-        self.rate, self.power, self.factor = 1 / total_epochs, power, 1.0
+        self.rate = 1 / total_epochs
+        self.power = power
+        self.factor = 1.0
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
@@ -296,6 +300,10 @@ def hiding_nan(logits, target):
     return F.cross_entropy(logits, target).nan_to_num()
 
 
+def hiding_infinity(logits, target):
+    return F.cross_entropy(logits.clamp(max=1e4), target) + 0 * logits.sum().detach()
+
+
 def needing_rows(logits, target):
     return F.cross_entropy(logits - logits.detach().amax().to(logits.dtype), target)
 
@@ -336,8 +344,7 @@ def assuming_strides_of_labels(logits, target):
 
 
 class Misspelt(Wrong):
-    tuning_grid = {"wieght": (1.0,)}  # noqa: RUF012
-    option_ranges = {"redaction": ("mean",)}  # noqa: RUF012
+    tuning_grid = {"redaction": ("mean",)}  # noqa: RUF012
 
 
 class WrittenInForward(torch.autograd.Function):
@@ -431,6 +438,8 @@ SINGLE = [
     ("row_order_is_irrelevant", NoisyInOrder, "to have the same mean over 64 seeds"),
     ("nan_stays_in_its_row", hiding_nan, "expected a NaN loss for a whole row of NaN and labels, got 0"),
     ("nan_stays_in_its_row", centred_over_the_batch, "gradient of the other rows with a whole row of NaN and labels"),
+    ("infinity_stays_in_its_row", hiding_infinity, "NaN in both loss and gradient or in neither with a logit of +inf"),
+    ("infinity_stays_in_its_row", centred_over_the_batch, "gradient of the other rows with a logit of +inf at the"),
     ("batch_of_one", BreaksOnOne, "expected no error, got "),
     ("averages_the_batch", summing, "expected a mean over the rows, not a sum, got 11.0987 for 4 rows and 22.1973"),
     ("empty_batch", needing_rows, "expected no error, got "),
@@ -440,7 +449,7 @@ SINGLE = [
     ("weights_scale_rows", WeightingTwice, "mean of rows with a sample_weight"),
     ("ignore_index_skips_rows", counting_ignored_rows, "expected loss with a row of ignore_index = -100 = "),
     ("label_smoothing_is_a_soft_target", smoothing_over_the_others, "expected loss with label_smoothing at ["),
-    ("declared_options_work", Misspelt, "options of the loss in option_ranges and tuning_grid, got 'redaction'"),
+    ("declared_options_work", Misspelt, "expected options of the loss in tuning_grid, got 'redaction'"),
     ("options_can_be_set", Stubborn, "expected loss after power was set to 2.0 = 5.54933, got 2.77466"),
     ("options_can_be_set", Rereading, "expected loss after label_smoothing was set to 1.0 = "),
     ("set_epoch_is_harmless", Growing, "expected a finite loss and gradient in epoch 9, got inf"),
@@ -560,27 +569,34 @@ def test_failing_checks_fail_the_parametrized_test(pytester: pytest.Pytester):
     assert outcomes["skipped"] == 1
 
 
+def tempered(tau: Any, mode: Any = str) -> Callable[..., Any]:
+    """A loss whose signature allows these values, and which itself takes tau > 0 and the modes "a" and "b"."""
+
+    def build(*, tau: tau = 0.1, mode: mode = "a"):
+        if not (tau > 0 and mode in ("a", "b")):
+            raise ValueError(f"wrong: {tau}, {mode}")
+        return lambda logits, target: F.cross_entropy(logits / tau, target)
+
+    return build
+
+
 @pytest.mark.parametrize(
-    ("attribute", "declared", "status", "message"),
+    ("tau", "mode", "grid", "status", "message"),
     [
-        ("tuning_grid", {"tau": (0.1, 1.0)}, "passed", ""),
-        ("tuning_grid", {"tau": ()}, "failed", "got none"),
-        ("tuning_grid", {"tau": (0.0,)}, "failed", "tau must be a finite number above 0"),
-        ("option_ranges", {"tau": "(0, inf)", "combine": ("mean", "likelihood")}, "passed", ""),
-        ("option_ranges", {"tau": "[0, inf)"}, "failed", "tau must be a finite number above 0"),  # an end it refuses
-        ("option_ranges", {"tau": "(0.5, inf)"}, "failed", "above 0.5, got 0.1"),  # its default
-        ("option_ranges", {"tau": "above 0"}, "failed", "expected an interval such as"),
-        ("option_ranges", {"combine": ("mean", "median")}, "failed", "combine must be"),
-        ("option_ranges", {"k": "[1, 4]"}, "failed", "k must be a finite number from 1 to 4, got 5"),
+        (Annotated[float, "(0, inf)"], Literal["a", "b"], {"tau": (0.1, 1.0)}, "passed", ""),
+        (float, str, {"tau": ()}, "failed", "got none"),
+        (float, str, {"tau": (0.0,)}, "failed", "wrong: 0.0"),
+        (Annotated[float, "[0, inf)"], str, {}, "failed", "wrong: 0, a"),  # the end of the range
+        (Annotated[float, "(0.5, inf)"], str, {}, "failed", "expected tau=0.1 in (0.5, inf)"),  # the default
+        (Annotated[float, "(0, 1]"], str, {}, "failed", "expected a ValueError for tau=2, got a loss"),
+        (Annotated[float, "above 0"], str, {}, "failed", "expected an interval such as"),
+        (float, Literal["a", "c"], {}, "failed", "wrong: 0.1, c"),
     ],
 )
-def test_declared_grids_and_ranges_are_tried(attribute, declared, status, message):
-    class Declaring(get_loss_builder("smooth_topk_svm")):
-        pass
-
-    setattr(Declaring, attribute, declared)
-    (check,) = (check for check in iter_checks(Declaring) if check.name == "declared_options_work")
-    with use_backend("torch"):  # without compiling kernels
-        result = check.run()
+def test_declared_grids_and_ranges_are_tried(tau, mode, grid, status, message):
+    factory = tempered(tau, mode)
+    factory.tuning_grid = grid
+    (check,) = (check for check in iter_checks(factory) if check.name == "declared_options_work")
+    result = check.run()
     assert result.status == status, result.message
     assert message in result.message

@@ -2,12 +2,13 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, get_args
+from types import NoneType, UnionType
+from typing import Annotated, Any, ClassVar, NamedTuple, Union, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
 
-from topk_registry.checks import integer, number, numbers
+from topk_registry.checks import integer, number, numbers, shown
 from topk_registry.registry.ranges import Interval, Range, option_ranges
 from topk_registry.registry.signatures import parameters
 
@@ -36,14 +37,18 @@ class KeepsNumbers(nn.Module):
 class Adjustable(KeepsNumbers):
     """A module with options that can be changed after construction, for example ``loss.tau = 0.3``.
 
-    Every parameter of the constructor is an option. Each assigned value is checked against ``option_ranges``, which
-    maps the name of an option to an interval such as ``"(0, inf)"`` or to a tuple of allowed values.
+    Every parameter of the constructor is an option. Its annotation states the type and the allowed values, for example
+    ``tau: Annotated[float, "(0, inf)"]`` or ``mode: Literal["a", "b"]``. The constructor stores the option with an
+    assignment such as ``self.tau = tau``. Every assignment checks the value, also after construction.
+
+    If the annotation has the type Tensor and an interval, the option is one number per class. It is stored as a buffer
+    in double precision. If the type float is allowed too, the option may also be one number for all classes.
     """
 
-    option_ranges: ClassVar[Mapping[str, Any]] = {}
-    _classes: int | None = None  # number of classes for which the options were checked
-    # assignment to these options raises an AttributeError; the constructor stores them with vars(self)[name] = value
+    # these options can only be assigned once, by the constructor; a second assignment raises an AttributeError
     fixed_options: ClassVar[tuple[str, ...]] = ()
+    _classes: int | None = None  # number of classes for which the options were checked
+    _per_class: tuple[str, ...] = ()  # options that are one number per class
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("_") or "_parameters" not in vars(self) or name not in options_of(type(self)):
@@ -57,12 +62,16 @@ class Adjustable(KeepsNumbers):
 
         If other attributes depend on an option, a subclass extends this method and updates these attributes.
         """
-        if name in self.fixed_options:
+        if name in self.fixed_options and (name in vars(self) or name in self._buffers):
             raise AttributeError(
                 f"{name} of {type(self).__name__} cannot be changed after construction. Build a new one with "
                 f"{name}={value!r}"
             )
-        super().__setattr__(name, self.checked_option(name, value))
+        value = self.checked_option(name, value)
+        if options_of(type(self))[name].is_per_class and name not in self._buffers:
+            self.register_buffer(name, None, persistent=name not in self.fixed_options)
+            self._per_class = (*self._per_class, name)
+        super().__setattr__(name, value)
 
     def checked_option(self, name: str, value: Any) -> Any:
         """Convert a value to the form in which the option is stored. Raise a ValueError if the value is not allowed."""
@@ -75,28 +84,51 @@ class Adjustable(KeepsNumbers):
         like, kept = self._buffers[name], (b for b in self.buffers() if b.dtype == torch.float64)
         return tensor.to(next(kept, tensor) if like is None else like)
 
+    def check_lengths(self, n: int) -> None:
+        """Raise a ValueError if an option with one number per class has not n numbers."""
+        for name in self._per_class:
+            values = self._buffers[name]
+            if values is not None and values.ndim and len(values) != n:
+                raise ValueError(f"{name} has {len(values)} entries, logits have {n} classes")
+
+    def given_options(self) -> dict[str, Any]:
+        """Return the options that the module stores, with values that its constructor accepts."""
+        return {name: getattr(self, name) for name in options_of(type(self)) if hasattr(self, name)}
+
+    def extra_repr(self) -> str:
+        options = self.given_options().items()
+        return ", ".join(f"{name}={shown(value)}" for name, value in options if value is not None)
+
 
 class Option(NamedTuple):
-    """Type and allowed values of an option."""
+    """Types and allowed values of an option."""
 
-    annotation: Any  # type annotation of the constructor's parameter
+    types: frozenset[Any]
     allowed: Range | None  # an interval or a tuple of values; None if every value is allowed
+
+    @classmethod
+    def of(cls, annotation: Any, allowed: Range | None) -> "Option":
+        plain = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
+        return cls(frozenset(get_args(plain) if get_origin(plain) in (Union, UnionType) else [plain]), allowed)
+
+    @property
+    def is_per_class(self) -> bool:
+        return Tensor in self.types and isinstance(self.allowed, Interval)
 
     def checked(self, name: str, value: Any) -> Any:
         """Convert a value to the type of the option. If the value is not allowed, raise a ValueError."""
-        if value is None and type(None) in get_args(self.annotation):
+        if value is None and NoneType in self.types:
             return value
-        kinds = (set(get_args(self.annotation)) or {self.annotation}) - {type(None)}
+        types = self.types - {NoneType}
         bounds: dict[str, Any] = self.allowed.bounds() if isinstance(self.allowed, Interval) else {}
-        if kinds <= {float, "float"}:
+        if types == {float}:
             return number(value, name, **bounds)
-        if kinds <= {int, "int"}:
+        if types == {int}:
             return int(number(integer(value, name, at_least=bounds.get("at_least")), name, **bounds))
-        if isinstance(self.allowed, Interval) and int in kinds and isinstance(value, int):
-            number(value, name, **bounds)  # for example one k, where a list of k is allowed
-        elif isinstance(self.allowed, Interval):
-            numbers(value, name, or_one=True, **bounds)
-        elif self.allowed is not None and value not in self.allowed:
+        if isinstance(self.allowed, Interval):
+            given = numbers(value, name, or_one=float in types or int in types, **bounds)
+            return given if self.is_per_class else value
+        if self.allowed is not None and value not in self.allowed:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, self.allowed))}, got {value!r}")
         return value
 
@@ -108,4 +140,4 @@ def options_of(cls: type) -> Mapping[str, Option]:
     If the constructor has a parameter ``**common``, the options of the base classes are included.
     """
     ranges = option_ranges(cls)
-    return {name: Option(p.annotation, ranges.get(name)) for name, p in parameters(cls)[0].items()}
+    return {name: Option.of(p.annotation, ranges.get(name)) for name, p in parameters(cls)[0].items()}

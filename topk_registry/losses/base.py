@@ -2,18 +2,17 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import Unpack
 
-from topk_registry.checks import choice, integer, number, numbers
 from topk_registry.losses.adjustable import Adjustable
 from topk_registry.ops.backend import PLAIN, constant_in_graphs, is_readable
-from topk_registry.ops.masses import REDUCTIONS, LabelMixture, Masses, Target, check_tensor
+from topk_registry.ops.masses import LabelMixture, Masses, Reduction, Target, check_tensor
 
 __all__ = ["ClassificationLoss", "CommonOptions", "SoftmaxLoss", "TopKLoss"]
 
@@ -22,7 +21,7 @@ class CommonOptions(TypedDict, total=False):
     """Options of every ClassificationLoss. A subclass declares these options as ``**common: Unpack[CommonOptions]``."""
 
     weight: Tensor | Sequence[float] | None
-    reduction: str
+    reduction: Reduction
     label_smoothing: float
     ignore_index: int
 
@@ -57,7 +56,6 @@ class ClassificationLoss(Adjustable):
         tensor(0.3333)
     """
 
-    option_ranges: ClassVar[Mapping[str, Any]] = {"reduction": REDUCTIONS, "label_smoothing": "[0, 1]"}
     weight: Tensor | None
     # first epoch, counted from 0, with another loss function than epoch 0; None if the function never changes
     first_change: int | None = None
@@ -67,16 +65,16 @@ class ClassificationLoss(Adjustable):
     def __init__(
         self,
         *,
-        weight: Tensor | Sequence[float] | None = None,
-        reduction: str = "mean",
-        label_smoothing: float = 0.0,
+        weight: Annotated[Tensor | Sequence[float] | None, "[0, inf)"] = None,
+        reduction: Reduction = "mean",
+        label_smoothing: Annotated[float, "[0, 1]"] = 0.0,
         ignore_index: int = -100,
     ) -> None:
         super().__init__()
-        self.reduction = choice(reduction, "reduction", REDUCTIONS)
-        self.label_smoothing = number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
-        self.ignore_index = integer(ignore_index, "ignore_index")
-        self.register_buffer("weight", None if weight is None else numbers(weight, "weight", at_least=0))
+        self.set_option("weight", weight)
+        self.reduction = reduction
+        self.label_smoothing = label_smoothing
+        self.ignore_index = ignore_index
 
     def per_class(self, logits: Tensor) -> Tensor:
         """Return the losses [B, n] for scores [B, n]: entry (i, c) is the loss of row i if class c is the label.
@@ -146,11 +144,6 @@ class ClassificationLoss(Adjustable):
         """Set the number of the epoch that begins, counted from 0. A loss with a schedule extends this method."""
         vars(self).update(_epoch_was_set=True, _classes=None)
 
-    def checked_option(self, name: str, value: Any) -> Any:
-        if name == "weight" and value is not None:
-            value = numbers(value, "weight", at_least=0)
-        return super().checked_option(name, value)
-
     def forward(self, logits: Tensor, target: Target, sample_weight: Tensor | None = None) -> Tensor:
         """Return the loss: a scalar [], or one loss per row if the reduction is ``"none"``.
 
@@ -182,6 +175,7 @@ class ClassificationLoss(Adjustable):
             average=self._average if trains and self.training else None,
         )
         if compiling or logits.shape[1] != self._classes:
+            self.check_lengths(logits.shape[1])
             self.check_classes(logits.shape[1])
             if not compiling:
                 vars(self)["_classes"] = logits.shape[1]
@@ -218,10 +212,6 @@ class ClassificationLoss(Adjustable):
             stacklevel=3,
         )
 
-    def extra_repr(self) -> str:
-        weighted = "" if self.weight is None else f"weight of {len(self.weight)} classes, "
-        return f"{weighted}reduction={self.reduction!r}, label_smoothing={self.label_smoothing:g}"
-
 
 class SoftmaxLoss(ClassificationLoss):
     """Base class of losses that are a function of the cross-entropy nll = -log softmax(scores)_y of a label y.
@@ -256,18 +246,13 @@ class SoftmaxLoss(ClassificationLoss):
 class TopKLoss(ClassificationLoss):
     """Base class of losses with an option ``k``, the number of top classes. With n classes, k must be below n."""
 
-    option_ranges: ClassVar[Mapping[str, Any]] = {"k": "[1, n)"}
-
-    def __init__(self, k: int = 5, **common: Unpack[CommonOptions]) -> None:
+    def __init__(self, k: Annotated[int, "[1, n)"] = 5, **common: Unpack[CommonOptions]) -> None:
         super().__init__(**common)
-        self.k = integer(k, "k", at_least=1)
+        self.k = k
 
     def check_classes(self, n: int) -> None:
         if self.k >= n:
             raise ValueError(f"k must be below the number of classes: k = {self.k}, logits have {n}")
-
-    def extra_repr(self) -> str:
-        return f"k={self.k}, {super().extra_repr()}"
 
 
 def _product(mass: Tensor, losses: Tensor) -> Tensor:

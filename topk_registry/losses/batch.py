@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from topk_registry.checks import integer
 from topk_registry.losses.adjustable import Adjustable
 from topk_registry.losses.base import has_autocast
 from topk_registry.ops.distributed import Group, all_gather, gather_rows, number_of_ranks, outside_graphs
@@ -43,7 +42,7 @@ class BatchLoss(Adjustable):
 
     def __init__(self, *, ignore_index: int = -100) -> None:
         super().__init__()
-        self.ignore_index = integer(ignore_index, "ignore_index")
+        self.ignore_index = ignore_index
 
     def of_batch(self, logits: Tensor, label: Tensor, counted: Tensor) -> Tensor:
         """Return the loss of a batch, a scalar [].

@@ -13,7 +13,7 @@ and mixtures, the weight of a row is its sample weight.
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -23,7 +23,8 @@ from topk_registry.ops.backend import Route, check_device, is_readable, route
 
 TAILS = ("uniform", "drop", "renormalize")
 MAX_TOTAL = 1.01  # of stored probabilities, which have relative errors up to 0.004 in bfloat16
-REDUCTIONS = ("none", "mean", "sum")
+Reduction = Literal["none", "mean", "sum"]
+REDUCTIONS = get_args(Reduction)
 INTEGERS = frozenset((torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64))
 
 

@@ -1,12 +1,12 @@
-"""The allowed values of the options of a loss. The class or function that creates the loss declares these values."""
+"""The allowed values of the options of a loss, which the signature of the loss states."""
 
 import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from topk_registry.registry.signatures import accepts, unbound
+from topk_registry.registry.signatures import named_parameters, parameters, unbound
 
 _INTERVAL = re.compile(r"([\[(])(-inf|[\d.e-]+), *([\d.e-]+|inf|n)([\])])")
 
@@ -70,13 +70,33 @@ Range = Interval | tuple[Any, ...]
 def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
     """Return the allowed values of each option: an :class:`Interval` of numbers or a tuple of choices.
 
-    ``builder`` is the class or function that creates a loss. ``builder`` and its base classes declare the values in the
-    attribute ``option_ranges``, for example ``{"tau": "(0, inf)", "mode": ("a", "b")}``.
+    ``builder`` is the class or function that creates a loss. Its signature states the values, for example
+    ``tau: Annotated[float, "(0, inf)"]`` or ``mode: Literal["a", "b"]``. If the constructor of a class states no values
+    for one of its options, the values of the nearest base class apply.
     """
     factory = unbound(builder)
+    bases = factory.__mro__ if isinstance(factory, type) else ()
+    constructors = [vars(base)["__init__"] for base in reversed(bases) if "__init__" in vars(base)]
+    taken = parameters(builder)[0]
     ranges: dict[str, Range] = {}
-    for owner in reversed(factory.__mro__ if isinstance(factory, type) else (factory,)):
-        for option, values in getattr(owner, "__dict__", {}).get("option_ranges", {}).items():
-            if owner is factory or accepts(builder, option):
-                ranges[option] = Interval.parse(values) if isinstance(values, str) else tuple(values)
+    for function in constructors or [factory]:
+        for option, parameter in named_parameters(function)[0].items():
+            values = allowed_values(parameter.annotation)
+            if values is not None and option in taken:
+                ranges[option] = values
     return ranges
+
+
+def allowed_values(annotation: Any) -> Range | None:
+    """Return the values that the annotation of a parameter allows, or None if the annotation does not restrict them.
+
+    Example:
+        >>> str(allowed_values(Annotated[float, "(0, inf)"])), allowed_values(Literal["a", "b"]), allowed_values(float)
+        ('(0, inf)', ('a', 'b'), None)
+    """
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    for text in get_args(annotation)[1:] if get_origin(annotation) is Annotated else ():
+        if isinstance(text, str):
+            return Interval.parse(text)
+    return None

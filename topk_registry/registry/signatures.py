@@ -87,17 +87,25 @@ def parameters(builder: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter
     are included. A function with such a parameter accepts any option.
     """
     target = unbound(builder)
-    named, takes_any = _named(inspect.signature(builder))
+    named, takes_any = named_parameters(builder)
     for base in target.__mro__ if isinstance(target, type) else ():
         if not takes_any or base is object or base.__module__.startswith("torch.nn.modules"):
             break
         if "__init__" in vars(base):
-            inherited, takes_any = _named(inspect.signature(vars(base)["__init__"]))
+            inherited, takes_any = named_parameters(vars(base)["__init__"])
             named |= {name: p for name, p in inherited.items() if name not in {"self", *named}}
     return named, takes_any
 
 
-def _named(signature: inspect.Signature) -> tuple[dict[str, inspect.Parameter], bool]:
+def named_parameters(function: Callable[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+    """Return the parameters that the signature of a function names, and whether the function accepts other names.
+
+    Annotations that are texts are evaluated if possible. A text may have names that exist for type checkers only.
+    """
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except Exception:  # evaluation of a text can raise any error
+        signature = inspect.signature(function)
     every = signature.parameters.values()
     named = {p.name: p for p in every if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     return named, any(p.kind is p.VAR_KEYWORD for p in every)

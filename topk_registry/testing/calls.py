@@ -58,7 +58,7 @@ def leaves_inputs_alone(subject: Subject) -> None:
 @check
 def works_without_grad(subject: Subject) -> None:
     """Check that the loss has the same value under ``no_grad`` and ``inference_mode``, where validation runs."""
-    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    loss, logits, labels = subject.example()
     wanted, _ = value_and_gradient(loss, logits, labels)
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -69,7 +69,7 @@ def works_without_grad(subject: Subject) -> None:
 @check
 def accepts_any_strides(subject: Subject) -> None:
     """Check that the results do not change if logits or targets are transposed, strided or expanded in memory."""
-    loss, labels, logits = subject.build(), subject.labels(), subject.logits()
+    loss, logits, labels = subject.example()
     cases = []
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         cases += [(f"{kind} logits in {dtype}", x, labels) for kind, x in _layouts(subject.logits(dtype=dtype))]
@@ -98,7 +98,7 @@ def _layouts(x: Tensor) -> Iterator[tuple[str, Tensor]]:
 def row_order_is_irrelevant(subject: Subject) -> None:
     """Check that a permutation of the rows of a batch does not change the loss."""
     subject.needs_rows()
-    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    loss, logits, labels = subject.example()
     order = torch.tensor([2, 0, 3, 1])
     subject.expect_same_value(
         lambda: loss(logits, labels), lambda: loss(logits[order], labels[order]), "loss of the shuffled batch"
@@ -137,10 +137,34 @@ def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wan
 
 
 @check
+def infinity_stays_in_its_row(subject: Subject) -> None:
+    """Check that a logit of +inf gives NaN in both loss and gradient of its sample, as F.cross_entropy, or in neither.
+
+    The gradients of the other samples must not change. Logits become infinite if they overflow in half precision.
+    """
+    subject.needs_rows()
+    loss, logits, labels = subject.example()
+    another = logits[BROKEN].index_fill(0, labels[BROKEN], torch.inf).argmin()
+    for kind, target in subject.targets(loss):
+        _, wanted = value_and_gradient(loss, logits, target)
+        for where, class_ in (("the label", labels[BROKEN]), ("another class", another)):
+            broken = logits.clone()
+            broken[BROKEN, class_] = torch.inf
+            value, gradient = value_and_gradient(loss, broken, target)
+            what = f"with a logit of +inf at {where} and {kind}"
+            others = torch.arange(BATCH) != BROKEN
+            expect_close(gradient[others], wanted[others], f"gradient of the other rows {what}")
+            message = f"expected NaN in both loss and gradient or in neither {what}, got {value} and {gradient[BROKEN]}"
+            expect(bool(value.isnan()) == bool(gradient[BROKEN].isnan().any()), message)
+
+
+@check
 def batch_of_one(subject: Subject) -> None:
     """Check that the loss works for a batch of one sample, because the last batch of an epoch may have one sample."""
     subject.needs_rows()
-    loss, logits, labels = subject.build(), subject.logits()[:1], subject.labels()[:1]
+    loss = subject.build()
+    logits = subject.logits()[:1]
+    labels = subject.labels()[:1]
     copies, copied = logits.repeat(BATCH, 1), labels.repeat(BATCH)
     value, gradient = value_and_gradient(loss, logits, labels)
     expect(value.ndim == 0, f"expected a 0-dim loss of one row, got shape {list(value.shape)}")
@@ -156,7 +180,7 @@ def batch_of_one(subject: Subject) -> None:
 def averages_the_batch(subject: Subject) -> None:
     """Check that twice the batch does not give twice the loss: trainers choose learning rates for a mean over rows."""
     subject.needs_rows()
-    loss, logits, labels = subject.build(), subject.logits(), subject.labels()
+    loss, logits, labels = subject.example()
     once = evaluate(loss, logits, labels).item()
     twice = evaluate(loss, logits.repeat(2, 1), labels.repeat(2)).item()
     rows = f"{once:.6g} for {BATCH} rows and {twice:.6g} for each of these rows twice"

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from topk_registry.losses.adjustable import Option
 from topk_registry.losses.base import ClassificationLoss
 from topk_registry.registry.ranges import Interval, option_ranges
 from topk_registry.registry.signatures import CONTEXT, parameters, tuning_grid
@@ -33,7 +34,9 @@ def reduction_is_consistent(subject: Subject) -> None:
 def weights_scale_rows(subject: Subject) -> None:
     """Check that ``weight`` and ``sample_weight`` multiply losses, and "mean" divides by the sum of the factors."""
     subject.require("weight", "reduction")
-    logits, labels, weight = subject.logits(), subject.labels(), subject.class_weight()
+    logits = subject.logits()
+    labels = subject.labels()
+    weight = subject.class_weight()
     hard = {"label_smoothing": 0.0} if subject.takes("label_smoothing") else {}
     plain = evaluate(subject.build(weight=None, reduction="none", **hard), logits, labels)
     rows, mean = (evaluate(subject.build(weight=weight, reduction=r, **hard), logits, labels) for r in ("none", "mean"))
@@ -74,7 +77,9 @@ def ignore_index_skips_rows(subject: Subject) -> None:
 def label_smoothing_is_a_soft_target(subject: Subject) -> None:
     """Check that ``label_smoothing=e`` gives the same loss as the target distribution (1 - e) one_hot + e / n."""
     subject.require("label_smoothing", "reduction")
-    logits, labels, n = subject.logits(), subject.labels(), subject.num_classes
+    logits = subject.logits()
+    labels = subject.labels()
+    n = subject.num_classes
     target = 0.9 * subject.one_hot(labels) + 0.1 / n
     for weight in (None, subject.class_weight()) if subject.takes("weight") else (None,):
         common = {"reduction": "none", "weight": weight} if subject.takes("weight") else {"reduction": "none"}
@@ -88,13 +93,17 @@ def declared_options_work(subject: Subject) -> None:
     """Check that options accept the values in ``loss.tuning_grid`` and the ends of their range, and reject others."""
     ranges, grid = option_ranges(subject.factory), tuning_grid(subject.factory)
     if not ranges and not grid:
-        raise NotApplicableError("declares no option_ranges and no tuning_grid")
+        raise NotApplicableError("states no allowed values and no tuning_grid")
     taken, n = parameters(subject.factory)[0], subject.num_classes
     for option in {**ranges, **grid}:
-        expect(option in taken, f"expected options of the loss in option_ranges and tuning_grid, got {option!r}")
+        expect(option in taken, f"expected options of the loss in tuning_grid, got {option!r}")
         expect(bool(grid.get(option, True)), f"expected values of {option} in tuning_grid, got none")
         usual, allowed = [*grid.get(option, ())], ranges.get(option, ())
         inside, outside = allowed.examples(n) if isinstance(allowed, Interval) else (allowed, ["no such choice"])
+        types = Option.of(taken[option].annotation, None).types
+        if Tensor in types and float not in types:  # one number per class; a loss may be NaN if all of them are 0
+            inside = []
+            outside = [[value] * n for value in outside]
         for value in [*usual, *inside]:
             expect_finite(_loss_with(subject, option, value), f"loss with {option}={value!r}")
         if option in ranges:

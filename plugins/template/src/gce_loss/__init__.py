@@ -1,11 +1,11 @@
 """Generalized cross-entropy, a loss between cross-entropy and the mean absolute error, for noisy labels."""
 
-from typing import Any
+from typing import Annotated
 
 from torch import Tensor
+from typing_extensions import Unpack
 
-from topk_registry import SoftmaxLoss
-from topk_registry.checks import number
+from topk_registry import CommonOptions, SoftmaxLoss
 
 
 class GeneralisedCrossEntropy(SoftmaxLoss):
@@ -30,12 +30,11 @@ class GeneralisedCrossEntropy(SoftmaxLoss):
         Zhang, Sabuncu 2018, Generalized Cross Entropy Loss for Training Deep Neural Networks with Noisy Labels, eq. 6.
     """
 
-    option_ranges = {"q": "(0, 1]"}  # noqa: RUF012
     tuning_grid = {"q": (0.3, 0.5, 0.7)}  # noqa: RUF012
 
-    def __init__(self, *, q: float = 0.7, **common: Any) -> None:
+    def __init__(self, *, q: Annotated[float, "(0, 1]"] = 0.7, **common: Unpack[CommonOptions]) -> None:
         super().__init__(**common)
-        self.q = number(q, "q", above=0, at_most=1)
+        self.q = q
 
     def curve(self, nll: Tensor) -> Tensor:  # -log p: [B] at labels, or [B, n] for each possible label
         return -(-self.q * nll).expm1() / self.q
