@@ -1,14 +1,12 @@
-"""Functions with the same result: a Triton kernel, variants of the kernel, and the compiled definition in PyTorch."""
+"""Functions with the same result: a Triton kernel, and the compiled definition in PyTorch."""
 
 from collections.abc import Callable
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from topk_registry.ops.gpu.layout import tiles
 from topk_registry.ops.gpu.scale import scale
 from topk_registry.ops.ksubset.triton import backend
 from topk_registry.ops.losses import smooth_definition
@@ -22,7 +20,7 @@ SPREADS = {"rows with large odds": 1.0, "flat rows": 0.1}
 TOLERANCE = 0.01  # of losses of about 1, for gradients in bfloat16 and for random thresholds
 
 Step = Callable[[], Any]
-Forms = dict[str, dict[str, Step]]  # for each kind of input: the functions "kernel", "definition" and variants
+Forms = dict[str, dict[str, Step]]  # for each kind of input: the functions "kernel" and "definition"
 Compiler = Callable[[Callable], Callable]
 
 
@@ -68,15 +66,7 @@ def smooth_topk(device: str, rows: int, n: int, k: int, dtype: torch.dtype, kind
         leaf = logits.clone().requires_grad_()
         kernel = partial(backend.losses, logits, masses, k, TAU, alpha)
         forms[inputs] = {"kernel": kernel, "definition": partial(by_definition, leaf)}
-        if kind == "smoothed labels" and tiles(n, n, logits.element_size())["CACHED"]:
-            # the kernel takes fewer registers if each pass reads the row again
-            forms[inputs]["kernel that reads rows again"] = partial(_without_cache, kernel)
     return forms
-
-
-def _without_cache(kernel: Step) -> Any:
-    with patch.object(backend, "tiles", lambda *args: {**tiles(*args), "CACHED": False}):
-        return kernel()
 
 
 def perturbed_topk(device: str, rows: int, n: int, k: int, compiled: Compiler) -> Forms:

@@ -51,10 +51,11 @@ def test_a_kernel_takes_no_more_than_recorded(target, name):
     assert {key: found[key] for key, limit in limits(recorded).items() if found[key] > limit} == {}
 
 
-def test_the_table_has_all_kernels_of_all_targets_and_usual_kernels_spill_nothing_in_the_gate():
+def test_the_table_has_all_kernels_of_all_targets_and_kernels_of_1000_classes_spill_nothing():
     assert set(RECORDED) == set(TARGETS)
     for target, table in RECORDED.items():
         assert set(table) == set(calls())
         for name in table:
-            if target in GATE and name.startswith("smooth_topk") and "1000" in name:
-                assert table[name]["stack"] == 0
+            if name.startswith("smooth_topk") and "1000" in name:
+                assert table[name]["stack"] == 0, (target, name)
+                assert target not in GATE or table[name]["registers"] < 200, (target, name)

@@ -11,7 +11,6 @@ from torch import Tensor
 from topk_registry.ops.backend import is_plain, laid_out
 
 TILE_OF_A_WARP = 256  # scores per tile and warp: eight per thread
-MAX_CACHED = 4  # a row with at most this many tiles stays in registers
 NUMBERS = frozenset((bool, int, float, type(None)))
 BYTES_OF_A_WARP = 1 << 14  # bytes of a row per warp, if the row does not stay in registers
 
@@ -56,7 +55,7 @@ def _tiles(n: int, stride: int, size: int, of_a_warp: int) -> Mapping[str, int |
     if rows > 1 or (stride % vector and n <= N):
         vector = 1
     count = -(-(n + (stride % vector and vector - 1)) // N)
-    layout = {"n": n, "S": stride, "R": rows, "N": N, "TILES": count, "CACHED": count <= MAX_CACHED}
+    layout = {"n": n, "S": stride, "R": rows, "N": N, "TILES": count}
     return layout | {"VECTOR": vector, "SHIFTED": stride % vector > 0, **compiled_for(warps)}
 
 

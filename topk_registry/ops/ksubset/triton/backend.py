@@ -24,6 +24,7 @@ from topk_registry.ops.ksubset.triton.masses import mass_rows
 from topk_registry.ops.masses import Masses
 
 MAX_K = 10  # loops over k are unrolled; a kernel for larger k needs too many registers, and minutes to compile
+MAX_CACHED = 4  # label_rows keeps a row with at most this many tiles in registers
 MAX_LABELS = 8  # loops over the labels of a row are unrolled; more labels are converted to masses of all classes [B, n]
 
 
@@ -69,7 +70,7 @@ def losses(
         if dense is None and even is None and labels.shape[1] == 1:
             launch(
                 label_rows, grid, memory, laid_out(labels, torch.int64), laid_out(shares, shares.dtype), gap, value,
-                out, B, **numbers, TP=power_of_two(3 * k + 2), **sizes,
+                out, B, **numbers, TP=power_of_two(3 * k + 2), CACHED=sizes["TILES"] <= MAX_CACHED, **sizes,
             )  # fmt: skip
         else:
             few, q, step = 0, value, n

@@ -131,10 +131,10 @@ def search_row(
     lane = tl.arange(0, TP)
     tiles = TILES + depth - k
     top, where, size, a, u, v, i, broken = top_group(
-        (), scores_ptr, live, y, shift, s_y == s_y, depth, inverse, k, TP, TP, n, N, TILES, False, SHIFTED
+        scores_ptr, live, y, shift, s_y == s_y, depth, inverse, k, TP, TP, n, N, TILES, SHIFTED
     )
     x = (top - a) * inverse
-    P = tail_powers((), scores_ptr, live, y, shift, a, u, v, i, inverse, tiles, k, n, N, TILES, False, SHIFTED)
+    P = tail_powers(scores_ptr, live, y, shift, a, u, v, i, inverse, tiles, k, n, N, SHIFTED)
     b = tail_polynomial(P, k)
     e = ()
     for j in tl.static_range(k + 1):

@@ -54,7 +54,7 @@ def mass_rows(
     s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
     B, depth, theta, theta_low, inverse, tau, inverse_tau, inverse_tau_low,
     M: tl.constexpr, EVEN: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr,
-    k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr,
+    k: tl.constexpr, TP: tl.constexpr, R: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Write the loss sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row, and its gradient.
@@ -83,16 +83,13 @@ def mass_rows(
     known, has_mass, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, there, M, EVEN, n)
     live = there & has_mass
 
-    cached, a = tiles_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, CACHED, SHIFTED)
+    # The row is read from memory in each pass. In registers, a row would take 90 registers more.
+    _tiles, a = tiles_and_largest(scores_ptr, live, y, shift, n, R, N, TILES, False, SHIFTED)
 
     sums = powers(tl.zeros((R, N), tl.float32), k)
-    if CACHED:
-        for tile in tl.static_range(TILES):
-            sums = add(sums, powers(exp2((cached[tile] - a[:, None]) * steep), k), k)
-    else:
-        for tile in tl.range(TILES, loop_unroll_factor=2):
-            s = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED)
-            sums = add(sums, powers(exp2((s - a[:, None]) * steep), k), k)
+    for tile in tl.range(TILES, loop_unroll_factor=2):
+        s = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED)
+        sums = add(sums, powers(exp2((s - a[:, None]) * steep), k), k)
     flat, base, c = flat_rows(sums, live & known, k)
     ratio = c[k - 1] / c[k]
     c = balanced(c, 1.0 / ratio, 1.0, k)
@@ -102,7 +99,6 @@ def mass_rows(
         of_row = columns(c, k - 1)
         reference = a[:, None]
         log_tilt = tl.log2(tilt)[:, None]
-        direct = ()
         if LABELS_ONLY:
             selected = ()
             for _ in tl.static_range(M):
@@ -111,16 +107,6 @@ def mass_rows(
                 s_ptr + row * S, alpha, labels, shares, selected, a, a, steep, tl.log2(tilt),
                 tl.log2(tilt), inverse_tau, c, tau, M, ALPHA, k,
             )  # fmt: skip
-        elif CACHED:
-            totals = powers(tl.zeros((R, N), tl.float32), k + 1)
-            for tile in tl.static_range(TILES):
-                u = cached[tile] - reference
-                v, cost, chain, d, e = flat_hinges(
-                    u, masses_ptr, alpha, labels, shares, live, shift, tile, steep, log_tilt,
-                    inverse_tau, of_row, tau, M, ALPHA, n, k, R, N, SHIFTED,
-                )  # fmt: skip
-                totals = add(totals, moments(cost, chain, d, v, k), k + 1)
-                direct = direct + (chain * (d - v * e),)
         else:
             totals = powers(tl.zeros((R, N), tl.float32), k + 1)
             for tile in tl.range(TILES, loop_unroll_factor=2):
@@ -139,26 +125,18 @@ def mass_rows(
                 W = W + (tl.sum(totals[j + 1], 1),)
         of_all = product(with_last(c, tilt, k - 1), W, k)
         H = columns(of_all, k)
-        if CACHED:
-            for tile in tl.static_range(TILES):
-                v = exp2((cached[tile] - reference) * steep + log_tilt)
+        for tile in tl.range(TILES, loop_unroll_factor=2):
+            u = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - reference
+            if LABELS_ONLY:
+                v = exp2(u * steep + log_tilt)
                 out = v * quotient(v, H, k)
-                if not LABELS_ONLY:
-                    out += direct[tile]
-                store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
-        else:
-            for tile in tl.range(TILES, loop_unroll_factor=2):
-                u = others(scores_ptr, live, y, shift, tile, n, R, N, SHIFTED) - reference
-                if LABELS_ONLY:
-                    v = exp2(u * steep + log_tilt)
-                    out = v * quotient(v, H, k)
-                else:
-                    v, _, chain, d, e = flat_hinges(
-                        u, masses_ptr, alpha, labels, shares, live, shift, tile, steep,
-                        log_tilt, inverse_tau, of_row, tau, M, ALPHA, n, k, R, N, SHIFTED,
-                    )  # fmt: skip
-                    out = chain * (d - v * e) + v * quotient(v, H, k)
-                store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
+            else:
+                v, _, chain, d, e = flat_hinges(
+                    u, masses_ptr, alpha, labels, shares, live, shift, tile, steep,
+                    log_tilt, inverse_tau, of_row, tau, M, ALPHA, n, k, R, N, SHIFTED,
+                )  # fmt: skip
+                out = chain * (d - v * e) + v * quotient(v, H, k)
+            store(gradient_ptr + start, out, flat, shift, tile, n, R, N, SHIFTED)
         if LABELS_ONLY:
             tl.debug_barrier()  # wait until other threads have written the entries of the labels
             for m in tl.static_range(M):
@@ -169,9 +147,9 @@ def mass_rows(
         here = tl.program_id(0).to(tl.int64) * R + r
         if tl.sum(tl.where((row == here) & live & (flat == 0), 1, 0), 0) > 0:
             search_masses(
-                cached, s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
+                s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
                 here, depth, theta, theta_low, inverse, tau, inverse_tau, inverse_tau_low,
-                M, EVEN, ALPHA, n, S, SQ, k, TP, N, TILES, CACHED and R == 1, VECTOR, SHIFTED,
+                M, EVEN, ALPHA, n, S, SQ, k, TP, N, TILES, VECTOR, SHIFTED,
             )  # fmt: skip
     empty = there & (live == 0)
     if M > 0:  # noqa: SIM102 (M is a constant, the next condition is not)
@@ -181,17 +159,17 @@ def mass_rows(
 
 @triton.jit
 def search_masses(
-    cached, s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
+    s_ptr, q_ptr, label_ptr, share_ptr, even_ptr, alpha, value_ptr, gradient_ptr,
     here, depth, theta, theta_low, inverse, tau, inverse_tau, inverse_tau_low,
     M: tl.constexpr, EVEN: tl.constexpr, ALPHA: tl.constexpr, n: tl.constexpr, S: tl.constexpr, SQ: tl.constexpr,
-    k: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr,
+    k: tl.constexpr, TP: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr,
     VECTOR: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Compute the loss and the gradient of row ``here``.
 
     ``mass_rows`` calls this function for rows with a softmax probability above 1 / (2 k), and for invalid rows. A row
     is invalid if it contains NaN, if a label is out of range, or if at most k scores are above -inf.
-    If ``CACHED`` is set, ``cached`` holds the tiles of the row. All other arguments are as in ``mass_rows``.
+    All other arguments are as in ``mass_rows``.
     """
     LABELS_ONLY: tl.constexpr = M > 0 and not EVEN
     row = here + tl.arange(0, 1)
@@ -204,7 +182,7 @@ def search_masses(
     known, _counted, labels, shares = few_labels(label_ptr, share_ptr, even_ptr, row, live, M, EVEN, n)
     known = tl.sum(known.to(tl.int32), 0) > 0
     top, where, size, after, u_after, v, i, broken = top_group(
-        cached, scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, CACHED, SHIFTED
+        scores_ptr, live, y, shift, known, depth + 1, inverse, k + 1, TP, 2 * TP, n, N, TILES, SHIFTED
     )
     # Lanes i and TP + i are for class i of the top group. Each holds the product of all factors except that of class i.
     # The last lane of each half holds the product of all factors. The lanes from TP on use the tilt for the k largest
@@ -214,9 +192,7 @@ def search_masses(
     in_group = member < size
     kth = lane_of(top, lane, depth - 1)
     gap = tl.exp((after - kth) * inverse)
-    P_after = tail_powers(
-        cached, scores_ptr, live, y, shift, after, u_after, v, i, inverse, tiles, k, n, N, TILES, CACHED, SHIFTED
-    )
+    P_after = tail_powers(scores_ptr, live, y, shift, after, u_after, v, i, inverse, tiles, k, n, N, SHIFTED)
     x = tl.where(in_group & (lane < TP), (top - kth) * inverse, float("-inf"))
     u_kth = balance(x, P_after[0] / u_after * gap, lane, depth, k)
     to_kth = gap * (u_kth / u_after)

@@ -83,9 +83,9 @@ def number(tile):
 
 @triton.jit
 def top_group(
-    cached, scores_ptr, live, y, shift, known, depth, inverse,
+    scores_ptr, live, y, shift, known, depth, inverse,
     k: tl.constexpr, TP: tl.constexpr, LANES: tl.constexpr,
-    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
+    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Find the top group of one row: the classes with w u above the constant LIMIT.
 
@@ -94,7 +94,6 @@ def top_group(
     descending order of their scores.
 
     Args:
-        cached: tiles of the row, if ``CACHED`` is set. Otherwise, the function reads the row from memory.
         scores_ptr, live, y, shift: position of the row, see :func:`tiles.others`. Class y is left out.
         known: if False, the row is invalid.
         depth: k, but not a constant. The compiler would unroll loops over a constant, and run out of registers.
@@ -115,24 +114,20 @@ def top_group(
     i = depth - k - 1
     tiles = TILES + depth - k
     for f in range(depth):
-        v, i = next_largest(cached, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, CACHED, SHIFTED)
+        v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, SHIFTED)
         top = tl.where(member == f, v, top)
         where = tl.where(member == f, i, where)
     a = v
     odds = tl.zeros((1, N), tl.float32)
-    if CACHED:
-        for tile in tl.static_range(TILES):
-            odds += odds_after(cached[tile], shift, tile, a, v, i, inverse, N)
-    else:
-        for tile in range(tiles):
-            odds += tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
+    for tile in range(tiles):
+        odds += tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
     mass = number(odds)
     broken = (is_finite(a) == 0) | (known == 0) | (mass != mass)
 
     size = depth
     first = lane < TP
     u = balance(tl.where(first, (top - a) * inverse, float("-inf")), mass, lane, depth, k)
-    v, i = next_largest(cached, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, CACHED, SHIFTED)
+    v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, SHIFTED)
     w = tl.exp((v - a) * inverse)
     while (broken == 0) & (w * u > LIMIT) & (size < TP - 1):
         # u grows when a class joins the group, because the sum over the tail counts u w in place of u w / (1 + u w)
@@ -142,7 +137,7 @@ def top_group(
         mass = tl.maximum(mass - w, 0.0)
         E = tl.exp(tl.minimum(tl.where(first, (top - a) * inverse, float("-inf")), CAP))
         u = newton(u, E, mass, depth - k + REBALANCING, k)
-        v, i = next_largest(cached, scores_ptr, live, y, shift, v, i, n, N, TILES, tiles, CACHED, SHIFTED)
+        v, i = next_largest(scores_ptr, live, y, shift, v, i, n, N, tiles, SHIFTED)
         w = tl.exp((v - a) * inverse)
     # some of the ``depth`` largest classes may belong to the tail
     chosen = (lane < size) & (tl.exp(tl.minimum((top - a) * inverse, CAP)) * u > LIMIT)
@@ -154,8 +149,8 @@ def top_group(
 
 @triton.jit
 def tail_powers(
-    cached, scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
-    k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
+    scores_ptr, live, y, shift, a, u, v, i, inverse, tiles,
+    k: tl.constexpr, n: tl.constexpr, N: tl.constexpr, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Return the sums of (u w)^j for j = 1..k, where w are the odds exp((s - a) * inverse) of classes.
 
@@ -163,13 +158,9 @@ def tail_powers(
     with score v. ``tiles`` is TILES as a variable, so loops are not unrolled. Other arguments: see :func:`top_group`.
     """
     sums = powers(tl.zeros((1, N), tl.float32), k)
-    if CACHED:
-        for tile in tl.static_range(TILES):
-            sums = add(sums, powers(odds_after(cached[tile], shift, tile, a, v, i, inverse, N) * u, k), k)
-    else:
-        for tile in range(tiles):
-            odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
-            sums = add(sums, powers(odds * u, k), k)
+    for tile in range(tiles):
+        odds = tail_odds(scores_ptr, live, y, shift, tile, a, v, i, inverse, n, N, SHIFTED)
+        sums = add(sums, powers(odds * u, k), k)
     P = ()
     for j in tl.static_range(k):
         P = P + (number(sums[j]),)
@@ -178,8 +169,7 @@ def tail_powers(
 
 @triton.jit
 def next_largest(
-    cached, s_ptr, live, y, shift, v, i,
-    n: tl.constexpr, N: tl.constexpr, TILES: tl.constexpr, tiles, CACHED: tl.constexpr, SHIFTED: tl.constexpr,
+    s_ptr, live, y, shift, v, i, n: tl.constexpr, N: tl.constexpr, tiles, SHIFTED: tl.constexpr,
 ):  # fmt: skip
     """Return the score and the index of the class that follows class i in descending order of scores.
 
@@ -188,21 +178,14 @@ def next_largest(
     """
     best = tl.full((1, N), float("-inf"), tl.float32)
     at = tl.full((1, N), n, tl.int32)
-    if CACHED:
-        for tile in tl.static_range(TILES):
-            best, at = larger(cached[tile], shift, tile, v, i, best, at, N)
-    else:
-        for tile in range(tiles):
-            best, at = larger(others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED), shift, tile, v, i, best, at, N)
+    for tile in range(tiles):
+        s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
+        col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
+        better = ((s < v) | ((s == v) & (col > i))) & (s > best)
+        best = tl.where(better, s, best)
+        at = tl.where(better, col, at)
     v = largest(best)
     return v, tl.min(tl.min(tl.where(best == v, at, n), 1), 0)
-
-
-@triton.jit
-def larger(s, shift, tile, v, i, best, at, N: tl.constexpr):  # a step of next_largest for each column of a tile
-    col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
-    better = ((s < v) | ((s == v) & (col > i))) & (s > best)
-    return tl.where(better, s, best), tl.where(better, col, at)
 
 
 @triton.jit
@@ -220,11 +203,7 @@ def tail_odds(s_ptr, live, y, shift, tile, a, v, i, inverse, n: tl.constexpr, N:
 
     Classes of the top group, whose last class is class i with score v, get 0. If s is NaN, the odds are NaN.
     """
-    return odds_after(others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED), shift, tile, a, v, i, inverse, N)
-
-
-@triton.jit
-def odds_after(s, shift, tile, a, v, i, inverse, N: tl.constexpr):  # tail_odds, if the scores s of the tile are loaded
+    s = others(s_ptr, live, y, shift, tile, n, 1, N, SHIFTED)
     col = tile * N + tl.arange(0, N)[None, :] - shift[:, None]
     in_group = (s > v) | ((s == v) & (col <= i))
     return tl.where(in_group, 0.0, tl.exp((s - a) * inverse))
