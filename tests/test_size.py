@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 1319,
+    "benchmarks": 1311,
     "docs": 692,
     "export/topk_export": 3705,
     "plugins/template": 25,
     "plugins/topk_plugins": 1121,
     "plugins/topk_studies": 1662,
-    "tests": 14398,
+    "tests": 14399,
     "topk_registry/*.py": 172,
     "topk_registry/cli": 344,
     "topk_registry/conformal": 237,
@@ -23,7 +23,7 @@ CEILINGS = {
     "topk_registry/distributions": 193,
     "topk_registry/losses": 286,
     "topk_registry/metrics": 195,
-    "topk_registry/ops": 3557,
+    "topk_registry/ops": 3529,
     "topk_registry/nn": 729,
     "topk_registry/registry": 384,
     "topk_registry/testing": 800,
