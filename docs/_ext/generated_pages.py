@@ -89,7 +89,8 @@ def api_page() -> Iterator[str]:
     for module in (*filter(inspect.ismodule, values.values()), topk_export):
         summary = (inspect.getdoc(module) or "").partition("\n")[0]
         yield f"\n## {module.__name__}\n\n{summary}\n"
-        yield from documented(module.__name__, [one for one in module.__all__ if one not in public])
+        names = getattr(module, "__all__", [one for one in vars(module) if not one.startswith("_")])
+        yield from documented(module.__name__, [one for one in names if one not in public])
 
 
 def documented(module: str, names: list[str]) -> Iterator[str]:
