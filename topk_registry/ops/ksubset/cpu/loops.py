@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from topk_registry.ops.cpu.blocks import CACHE_BLOCK, largest_size
+from topk_registry.ops.cpu.blocks import CACHE_BLOCK, fill, largest_size
 from topk_registry.ops.cpu.numbers import LOG2E, borrowing, compiled, inlined, log32, power_of_2_32, summing
 
 FRONT = 4  # number of zeros in front of the coefficients, see first_of
@@ -217,6 +217,9 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         stop = min(start + CACHE_BLOCK, n)
         scores, v, share, out = row[start:stop], w[start:stop], mass[start:stop], g[start:stop]
         gap, factor = alpha[start:stop], gain[start:stop]
+        if largest_size(share) == 0:  # with mixup, few blocks have a class with mass
+            fill(out, np.float32(0))
+            continue
         _horner_twice(v, c, odds_scale, scratch)
         _chains(share, factor, scale, scratch, out)
         cost, of_last = _sum_of_hinges(scores, share, gap, scratch, a, shift, scale, tau)

@@ -18,8 +18,8 @@ from topk_registry.ops.ksubset.cpu.split import CERTAIN, INVALID, balance, power
 LIMIT = 1 / 4  # classes with larger odds belong to the top group
 NO_MASS = -3  # stored in place of the size of the top group if a row has no mass
 
-# Scratch memory of a thread. One row at a time uses space (for split), scratch (four blocks), c and g_c (coefficients
-# and their gradient), powers and slopes. These fields have an entry per row: x (scores), mass (of each class), odds,
+# Scratch memory of a thread. One row at a time uses space (for split), mass (of each class), scratch (four blocks), c
+# and g_c (coefficients and their gradient), powers and slopes. These fields have an entry per row: x (scores), odds,
 # direct (gradient at fixed coefficients), where and members (classes and odds of the top group). alphas and gains hold
 # alpha and exp(-alpha / tau) of each class.
 Memory = namedtuple("Memory", "space x mass odds direct scratch c g_c where members powers slopes alphas gains")
@@ -40,7 +40,7 @@ def memory_for(width, n, k, alpha, tau):
         alphas[i] = alpha[i if len(alpha) > 1 else 0]
         gains[i] = math.exp(-np.float64(alphas[i]) / tau)
     return Memory(
-        scratch_space(k + 1), np.empty((width, m), np.float32), np.zeros((width, m), np.float32),
+        scratch_space(k + 1), np.empty((width, m), np.float32), np.zeros(m, np.float32),
         np.empty((width, m), np.float32), np.empty((width, m), np.float32),
         np.empty(4 * blocks.CACHE_BLOCK, np.float32), loops.coefficients(k), np.empty(k + 1),
         np.empty((width, members), np.int64), np.empty((2 * width, members)), np.empty(k), np.zeros(k + 8, np.float32),
@@ -72,7 +72,9 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
     below, last = _leave_one_out(tilts.before, tilts.after)
     g_below, g_product = np.zeros((T, 2 * B)), np.zeros((k + 1, 2 * B))
     for r in range(B):
-        x, masses, g, total = memory.x[r], memory.mass[r], memory.direct[r], 0.0
+        x, masses, g, total = memory.x[r], memory.mass, memory.direct[r], 0.0
+        if size[r] != INVALID:
+            _write_masses(r, labels, shares, even, dense, masses[:n])
         if size[r] < 0:
             value[r] = np.nan if size[r] == INVALID else 0.0
             if size[r] == CERTAIN and _is_lost(x[:n], masses):
@@ -123,7 +125,7 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, memory):
         size[r] = NO_MASS
         if _out_of_range(labels[r], n):
             size[r] = INVALID
-        elif _write_masses(r, labels, shares, even, dense, memory.mass[r, :n]):
+        elif _write_masses(r, labels, shares, even, dense, memory.mass[:n]):
             size[r], a[r], u[B + r], most[r] = split(
                 x, k, k + 1, LIMIT, theta, memory.space, memory.odds[r], members[B + r], where[r]
             )
