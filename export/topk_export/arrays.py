@@ -14,26 +14,26 @@ def read_arrays(file: str | Path) -> dict[str, np.ndarray]:
     Raises:
         ModelFileError: the file is missing, is not a file of this format, or contains Python objects.
     """
-    content = _load(file)
-    if isinstance(content, np.ndarray):
-        raise ModelFileError(f"{file} is not a file .npz with one array per input of the model")
-    return content
-
-
-def read_array(file: str | Path) -> np.ndarray:
-    """Return the array in a file ``.npy``. Raise the errors of :func:`read_arrays`."""
-    content = _load(file)
-    if isinstance(content, dict):
-        raise ModelFileError(f"{file} is not a file .npy with one array")
-    return content
-
-
-def _load(file: str | Path) -> np.ndarray | dict[str, np.ndarray]:
     try:
         data = np.load(file, allow_pickle=False)
         if isinstance(data, np.ndarray):
-            return data
+            raise ValueError("the file contains one array without a name")
         with data:
-            return dict(data)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ModelFileError(f"{file} is not a file .npz or .npy of NumPy: {error}") from error
+            return {name: data[name] for name in data.files}
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ModelFileError(f"{file} is not a file .npz with one array per input of the model: {error}") from error
+
+
+def read_array(file: str | Path) -> np.ndarray:
+    """Return the array in a file ``.npy``.
+
+    Raises:
+        ModelFileError: the file is missing, is not a file of this format, or contains Python objects.
+    """
+    try:
+        array = np.load(file, allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("the file contains several arrays")
+        return array
+    except (OSError, ValueError, EOFError) as error:
+        raise ModelFileError(f"{file} is not a file .npy: {error}") from error
