@@ -115,7 +115,7 @@ def screenshot(model: Path, image: Path, output: Path) -> None:
         server = subprocess.Popen([sys.executable, "-m", "topk_registry", "serve", str(model), "--port", str(port)])
         try:
             wait_for_page(browser, port)
-            browser.set_window_size(1000, 700)
+            browser.set_window_size(1000, 1080)
             browser.find_element("id", "file").send_keys(str(image))
             wait(browser, "return document.getElementById('status').textContent.startsWith('Done')")
             browser.save_screenshot(str(output))
