@@ -34,11 +34,16 @@ from tests.ports import free_port  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
 MIN_SETS = 60  # of icon sets that draw a class
-K, ALPHA, EPOCHS = 5, 0.1, 20
+K = 5
+ALPHA = 0.1
+EPOCHS = 20
 LOSS = tr.create_loss("smooth_topk_svm", k=K, tau=1 / K)  # the temperature of its marginals is 1
 PATIENCE = 300  # seconds until the server listens
-SET, NAME = "formkit", "share"  # the icon: a set of test designers, with the MIT license
-INK, FIRST, SECOND = "#7d8590", "#2f81f7", "#e5732a"
+SET = "formkit"  # icon set of test designers, with the MIT license
+NAME = "share"  # name of the icon, and its true class
+INK = "#7d8590"
+FIRST = "#2f81f7"
+SECOND = "#e5732a"
 
 
 def trained(package: Path) -> tuple[torch.nn.Module, list[str]]:
