@@ -233,18 +233,27 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
 @borrowing
 def _horner_twice(w, c, scale, scratch):
     # v = scale w, d_{k-1} and e_{k-2} of tail_hinges
+    zero = np.float32(0)
+    first, second, third, fourth, fifth = c[0], c[1], c[2], c[3], c[4]
     for i in range(len(w)):
-        scratch[i], scratch[D + i], scratch[E + i] = scale * w[i], 0, 0
-    for j in range(0, len(c), 5):
+        x = scale * w[i]
+        y, z = _five_steps(x, zero, zero, first, second, third, fourth, fifth)
+        scratch[i], scratch[D + i], scratch[E + i] = x, y, z
+    for j in range(5, len(c), 5):
         first, second, third, fourth, fifth = c[j], c[j + 1], c[j + 2], c[j + 3], c[j + 4]
         for i in range(len(w)):
-            x = scratch[i]
-            z, y = scratch[D + i] - x * scratch[E + i], first - x * scratch[D + i]
-            z, y = y - x * z, second - x * y
-            z, y = y - x * z, third - x * y
-            z, y = y - x * z, fourth - x * y
-            z, y = y - x * z, fifth - x * y
+            y, z = _five_steps(scratch[i], scratch[D + i], scratch[E + i], first, second, third, fourth, fifth)
             scratch[D + i], scratch[E + i] = y, z
+
+
+@inlined
+def _five_steps(x, y, z, first, second, third, fourth, fifth):
+    z, y = y - x * z, first - x * y
+    z, y = y - x * z, second - x * y
+    z, y = y - x * z, third - x * y
+    z, y = y - x * z, fourth - x * y
+    z, y = y - x * z, fifth - x * y
+    return y, z
 
 
 @borrowing
