@@ -76,7 +76,8 @@ RUN = [(name, code) for name, mark, code in blocks("python") if mark == "run" or
 
 
 @pytest.mark.parametrize(("name", "code"), RUN, ids=[f"{i}-{name}" for i, (name, _) in enumerate(RUN)])
-def test_python_blocks_run(name, code, monkeypatch):
+def test_python_blocks_run(name, code, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     module = types.ModuleType("block")  # importable, so that classes of the block can be pickled
     monkeypatch.setitem(sys.modules, "block", module)
     exec(compile(code, name, "exec"), vars(module))
