@@ -13,6 +13,7 @@ from topk_registry.registry import get_loss_builder, list_losses
 from topk_studies import tables
 
 ROOT = Path(__file__).parents[2]
+PAGES = {"README.md": 1, "docs/choose.md": 1, "docs/reference/results.md": 6}  # number of tables from result files
 DOCUMENTS = tables.read(ROOT / "docs" / "results")
 
 
@@ -115,11 +116,17 @@ def test_the_evidence_of_a_loss_is_in_the_result_files(loss, text):
         assert [gap for gap in known if gap == pytest.approx(float(figure), abs=0.0501)], figure
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/choose.md", "docs/reference/results.md"])
+@pytest.mark.parametrize("place", ["docs/choose.md", "docs/faq.md", "topk_registry/train/recipes/finetune.yaml"])
+def test_the_figures_on_several_k_are_in_the_file(place):
+    text = (ROOT / place).read_text(encoding="utf-8").replace("\n# ", "\n")
+    assert tables.several_k(DOCUMENTS["icons"]) in " ".join(text.split())
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_has_the_tables_of_its_files(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert tables.filled(text, DOCUMENTS) == text
-    assert len(tables.PLACE.findall(text)) == (1 if page in ("README.md", "docs/choose.md") else 6)
+    assert len(tables.PLACE.findall(text)) == PAGES[page]
 
 
 @pytest.mark.parametrize("name", tables.TITLES)

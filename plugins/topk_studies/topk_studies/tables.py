@@ -2,8 +2,8 @@
 
     python -m topk_studies.tables docs/results README.md docs/choose.md docs/reference/results.md
 
-A page has a line ``<!-- icons: ranked -->``, ``<!-- icons: differences -->`` or ``<!-- all: noisy -->`` above each
-table, and a line ``<!-- end -->`` below the table.
+A page has a line such as ``<!-- icons: ranked -->``, ``<!-- icons-network: differences -->``, ``<!-- all: noisy -->``
+or ``<!-- finetune: recipes -->`` above each table, and a line ``<!-- end -->`` below the table.
 """
 
 import json
@@ -20,8 +20,9 @@ import numpy as np
 from topk_studies.runner import paired
 
 LEVEL = 0.05
-PLACE = re.compile(r"(<!-- (\w+): (ranked|differences|noisy) -->\n).*?(<!-- end -->)", re.S)
+PLACE = re.compile(r"(<!-- ([\w-]+): (ranked|differences|noisy|recipes) -->\n).*?(<!-- end -->)", re.S)
 TITLES = {"icons": "icons", "fashion": "Fashion-MNIST", "cifar10n": "CIFAR-10N"}
+OTHERS = ("icons-network", "fashion-network", "finetune")  # files that are not in the table of all data sets
 FEW = ("ce", "ce, label smoothing 0.1", "generalised_cross_entropy, tuned", "smooth_topk_svm, tuned")
 Document = Mapping[str, Any]
 
@@ -142,7 +143,8 @@ def _found(cell: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[
 def noisy(documents: Mapping[str, Document]) -> str:
     """Return the table of the rows ``FEW`` under the second condition of each data set: top-k and top-1 in percent."""
     lines = [["Accuracy in %", *(title(name, 0) for name in FEW)]]
-    for data, document in documents.items():
+    for data in TITLES:
+        document = documents[data]
         condition, cell = list(by_condition(document).items())[-1]
         for metric, k in (("topk", document["k"]), ("top1", 1)):
             means = [round(fmean(cell[name][metric]), 1) for name in FEW]
@@ -154,7 +156,8 @@ def noisy(documents: Mapping[str, Document]) -> str:
 def evidence(loss: str, documents: Mapping[str, Document]) -> str:
     """Return the sentence on a loss for its docstring, with means over the seeds of all rows. Tuned rows come first."""
     parts = []
-    for data, document in documents.items():
+    for data in TITLES:
+        document = documents[data]
         seeds = min(row["seeds"] for row in document["rows"])
         cells = by_condition(document).values()
 
@@ -167,6 +170,39 @@ def evidence(loss: str, documents: Mapping[str, Document]) -> str:
     return f"In this project's study on pictures, {what}: {', '.join(parts)}."
 
 
+def several_k(document: Document) -> str:
+    """Return the sentences on ``smooth_topk_svm`` with k = [1, k] and its top-1 accuracy, from the study ``icons``."""
+    k, seeds = document["k"], min(row["seeds"] for row in document["rows"])
+    (_, clean), (noise, noisy_rows) = by_condition(document).items()
+    both = "smooth_topk_svm, k = [1, k]"
+
+    def mean(cell: Mapping[str, Mapping[str, Any]], name: str, metric: str) -> str:
+        return f"{fmean(cell[name][metric][:seeds]):.1f}"
+
+    top1 = [mean(clean, name, "top1") for name in (both, "smooth_topk_svm", "ce")]
+    topk = [mean(noisy_rows, name, "topk") for name in (both, f"{both}, tuned", "smooth_topk_svm", "ce")]
+    return (
+        f"On icons with clean labels, top-1 accuracy is {top1[0]} % with k = [1, {k}], {top1[1]} % with k = {k} and "
+        f"{top1[2]} % with cross-entropy. With {noise}, top-{k} accuracy is {topk[0]} % with k = [1, {k}] ({topk[1]} % "
+        f"with tuned tau), {topk[2]} % with k = {k} and {topk[3]} % with cross-entropy."
+    )
+
+
+def recipes(document: Document) -> str:
+    """Return the table of the study ``finetune``: top-1 and top-5 of each seed in percent, and the means."""
+    rows = document["rows"]
+    seeds = [f"seed {seed}" for seed in rows[0]["seeds"]]
+    lines = [["Settings", "Accuracy in %", *seeds, "mean"]]
+    for metric, shown in (("top5", "top-5"), ("top1", "top-1")):
+        for row in rows:
+            name = (
+                "defaults of `timm train`, 15 epochs" if row["recipe"] == "defaults" else f"`--config {row['recipe']}`"
+            )
+            values = [*row[metric], fmean(row[metric])]
+            lines.append([name, shown, *(f"{value:.1f}" for value in values)])
+    return markdown(lines)
+
+
 def markdown(lines: Sequence[Sequence[str]]) -> str:
     head, *rest = (f"| {' | '.join(line)} |" for line in lines)
     return "\n".join([head, "|" + "---|" * len(lines[0]), *rest]) + "\n"
@@ -174,13 +210,13 @@ def markdown(lines: Sequence[Sequence[str]]) -> str:
 
 def read(folder: Path) -> dict[str, Any]:
     """Return the JSON files of the studies by name."""
-    paths = {name: folder / f"{name}.json" for name in TITLES}
+    paths = {name: folder / f"{name}.json" for name in (*TITLES, *OTHERS)}
     return {name: json.loads(path.read_text()) for name, path in paths.items() if path.exists()}
 
 
 def filled(page: str, documents: Mapping[str, Document]) -> str:
     """Return the text of a page with the tables of the documents."""
-    write = {"ranked": ranked, "differences": differences}
+    write = {"ranked": ranked, "differences": differences, "recipes": recipes}
 
     def table(place: re.Match[str]) -> str:
         text = noisy(documents) if place[3] == "noisy" else write[place[3]](documents[place[2]])
