@@ -5,6 +5,7 @@ import gzip
 import io
 import pickle
 import struct
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -30,13 +31,18 @@ def split(count, n=10, seed=0):
     return Features(x, {"clean": labels})
 
 
+FEW = replace(heads.LINEAR, samples=300, epochs=4, batch=30)
+
+
 @pytest.fixture
-def trained(monkeypatch):
-    monkeypatch.setattr(heads, "SAMPLES", 300)
-    monkeypatch.setattr(heads, "EPOCHS", 4)
-    monkeypatch.setattr(heads, "BATCH", 30)
+def trained():
     data = {"train": split(600, seed=1), "validation": split(300, seed=2), "test": split(300, seed=3)}
-    return Trained(data, 10, 2)
+    return Trained(data, 10, 2, regime=FEW)
+
+
+def studied(rows, runs, seeds, main_seeds):
+    stages = heads.stages_of(rows, seeds, main_seeds)
+    return run_study("fashion", heads.CONDITIONS["fashion"], stages, runs, FEW.rates)
 
 
 def test_every_loss_has_a_row_and_the_twelve_main_rows_are_tuned_if_a_grid_exists():
@@ -47,13 +53,14 @@ def test_every_loss_has_a_row_and_the_twelve_main_rows_are_tuned_if_a_grid_exist
     assert len(main) == len(MAIN) == 12
     assert [row.name for row in main if not row.grid] == [heads.SMOOTHED, heads.STOPPED, "log_taylor_softmax"]
     both = next(row for row in rows if row.name == f"{heads.BOTH}, tuned")
-    assert len(both.trials()) == 12
-    assert {str(trial["loss_opt"]["k"]) for trial in both.trials()} == {"[1, 5]"}
+    trials = both.trials(heads.LINEAR.rates)
+    assert len(trials) == 12
+    assert {str(trial["loss_opt"]["k"]) for trial in trials} == {"[1, 5]"}
 
 
 @pytest.mark.slow
 def test_every_row_trains(trained, tmp_path):
-    found = run_study("fashion", rows_of(2), Runs(tmp_path / "runs.jsonl", trained), 1, 1)
+    found = studied(rows_of(2), Runs(tmp_path / "runs.jsonl", trained), 1, 1)
     assert len(found) == 2 * len(rows_of(2))
     assert not [row["row"] for row in found if row["diverged"]]
 
@@ -61,7 +68,7 @@ def test_every_row_trains(trained, tmp_path):
 def test_results_use_other_seeds_than_tuning_and_main_rows_have_more(trained, tmp_path):
     rows = [Row("ce", "ce"), Row("bce", "bce"), Row(heads.SMOOTHED, "ce", shared={"smoothing": 0.1})]
     runs = Runs(tmp_path / "runs.jsonl", trained)
-    found = run_study("fashion", rows, runs, 1, 3)
+    found = studied(rows, runs, 1, 3)
     counts = [(row["row"], row["seeds"], len(row["topk"])) for row in found]
     assert counts == [("ce", 3, 3), (heads.SMOOTHED, 3, 3)] * 2 + [("bce", 1, 1)] * 2
     assert len({tuple(row["topk"]) for row in found}) > 3
@@ -71,7 +78,7 @@ def test_results_use_other_seeds_than_tuning_and_main_rows_have_more(trained, tm
         raise AssertionError(run)
 
     runs = Runs(tmp_path / "runs.jsonl", stopped)
-    assert run_study("fashion", rows, runs, 1, 3) == found  # all runs are in the file
+    assert studied(rows, runs, 1, 3) == found  # all runs are in the file
 
 
 def test_a_time_limit_leaves_the_same_finished_seeds_of_all_rows(trained, tmp_path):
@@ -84,7 +91,7 @@ def test_a_time_limit_leaves_the_same_finished_seeds_of_all_rows(trained, tmp_pa
         left[0] -= 1
         return trained(run)
 
-    found = run_study("fashion", rows, Runs(tmp_path / "runs.jsonl", limited), 3, 3)
+    found = studied(rows, Runs(tmp_path / "runs.jsonl", limited), 3, 3)
     assert {row["seeds"] for row in found} == {1}
     assert len(found) == 4
 
@@ -94,9 +101,9 @@ def test_early_stopping_keeps_the_best_epoch_on_validation(trained):
     x, y = data["train"].x[:300], data["train"].labels["clean"][:300]
     validation = (data["validation"].x, torch.zeros(300, dtype=torch.int64))  # training lowers this accuracy
     torch.manual_seed(0)
-    last, _ = heads.train(x, y, 10, run, validation, 2)
+    last, _ = heads.train(x, y, 10, run, validation, 2, FEW)
     torch.manual_seed(0)
-    best, _ = heads.train(x, y, 10, {**run, "stop": True}, validation, 2)
+    best, _ = heads.train(x, y, 10, {**run, "stop": True}, validation, 2, FEW)
     accuracy = [hits(model(validation[0]), validation[1], 2).mean().item() for model in (last, best)]
     assert accuracy[1] > accuracy[0]
 
@@ -118,7 +125,7 @@ def test_uniform_noise_redraws_a_share_and_asymmetric_noise_gives_wrong_answers_
 
 
 def test_confusions_count_wrong_answers_of_a_model_to_the_pool(trained):
-    counts = trained._confusions()
+    counts = trained.wrong_answers()
     assert counts.diagonal().max() < 0.001
     wrong = counts.sum().item()
     assert 1 < wrong < 0.9 * len(trained.data["train"].x)

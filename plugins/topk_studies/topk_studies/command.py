@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from topk_registry.files import write_text
 from topk_registry.registry.discovery import installed_version
 from topk_registry.train import TrainConfig, TrainError
 from topk_registry.train.config import create_parser, flag_of, read_config
-from topk_studies.studies import DATA, PARTS, PICTURES, STUDIES, Flags, Study
+from topk_studies.studies import DATA, ON_PICTURES, PARTS, STUDIES, Flags, Study
 
 # flags of `timm train` that a study sets for each run
 SET = ("loss", "loss_opt", "seed", "output", "experiment", "overwrite", "resume", "dry_run")
@@ -38,14 +39,15 @@ def create_study_parser() -> ArgumentParser:
         if name in STUDIES and not STUDIES[name].data:
             one.add_argument("--data", choices=("vectors", "images"), default="vectors",
                              help="built-in data to train on (default: vectors)")  # fmt: skip
-    for name in PICTURES:
-        summary = f"compare all losses on the data set {name}, on features of a pretrained network"
-        protocol = "The module topk_studies.heads has the protocol."
+    for name, (module, summary, seeds) in ON_PICTURES.items():
+        protocol = f"The module topk_studies.{module} has the protocol."
         one = names.add_parser(name, help=summary, description=f"{summary}. {protocol}")
         one.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="folder of the data")
-        one.add_argument("--seeds", type=positive, default=3, metavar="N", help="seeds of all rows (default: 3)")
-        one.add_argument("--main-seeds", type=positive, default=12, metavar="N",
-                         help="seeds of cross-entropy and the twelve main rows (default: 12)")  # fmt: skip
+        one.add_argument("--seeds", type=positive, default=seeds, metavar="N",
+                         help=f"seeds of all rows (default: {seeds})")  # fmt: skip
+        if module == "heads":
+            one.add_argument("--main-seeds", type=positive, default=12, metavar="N",
+                             help="seeds of cross-entropy and the twelve main rows (default: 12)")  # fmt: skip
         one.add_argument("--minutes", type=within("(0, inf)"), default=float("inf"), metavar="N",
                          help="stop after so many minutes, and write the results of the finished seeds")  # fmt: skip
         one.add_argument("--jobs", type=positive, default=1, metavar="N", help="runs at the same time (default: 1)")
@@ -84,8 +86,8 @@ def main(argv: Sequence[str]) -> int:
     parser.prog += f" {args.name}"
     if not args.output.parent.is_dir():
         parser.error(f"--output {args.output}: there is no folder {args.output.parent}")
-    if args.name in PICTURES:
-        return _heads(parser, args, rest, argv)
+    if args.name in ON_PICTURES:
+        return _on_pictures(parser, args, rest, argv)
     try:
         study, base, note = _set_up(args, _flags_of_train(parser, rest))
     except (TrainError, ValueError) as error:
@@ -126,13 +128,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _heads(parser: ArgumentParser, args: argparse.Namespace, rest: Sequence[str], argv: Sequence[str]) -> int:
+def _on_pictures(parser: ArgumentParser, args: argparse.Namespace, rest: Sequence[str], argv: Sequence[str]) -> int:
     if rest:
         parser.error(f"this study takes no flags of `timm train`: {shlex.join(rest)}")
-    from topk_studies import heads
-
+    module = import_module(f"topk_studies.{ON_PICTURES[args.name].module}")
     try:
-        return heads.main(args.name, args)
+        return module.main(args.name, args)
     except ValueError as error:
         parser.error(str(error))
     except KeyboardInterrupt:

@@ -43,7 +43,7 @@ import math
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -60,8 +60,6 @@ from topk_studies.data.photographs import open_pictures
 from topk_studies.features import Features, features_of
 from topk_studies.runner import TUNING_SEED, Measured, Runs
 
-SAMPLES, EPOCHS, BATCH = 5000, 6, 400
-RATES = (2e-3, 8e-3, 3.2e-2, 0.128)
 SHARE = 0.4  # share of the labels with noise
 TOP = {"icons": 5, "fashion": 2, "cifar10n": 3}
 CONDITIONS = {
@@ -91,13 +89,17 @@ class Row:
         base = self.name.removesuffix(", tuned")
         return base in MAIN and (bool(self.grid) or not tuning_grid(get_loss_builder(self.loss)))
 
-    def trials(self) -> list[dict[str, Any]]:
+    def trials(self, rates: Sequence[float]) -> list[dict[str, Any]]:
+        """Return the flags of each trial: each value of the grid with each learning rate."""
         chosen = [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
         return [
             {**self.shared, "loss": self.loss, "loss_opt": {**self.options, **each}, "lr": rate}
             for each in chosen
-            for rate in RATES
+            for rate in rates
         ]
+
+
+Stage = tuple[Sequence[Row], range]  # rows, and the seeds of the results of these rows
 
 
 def rows_of(k: int) -> list[Row]:
@@ -131,33 +133,64 @@ class Classifier(nn.Module):
         return self.layer(x)
 
 
-def train(
-    x: Tensor, labels: Tensor, n: int, run: Mapping[str, Any], validation: Sequence[Tensor], k: int
-) -> tuple[nn.Module, nn.Module]:
-    """Train a classifier, and return the classifier and the loss. With ``stop``, keep the best epoch on validation.
+@dataclass(frozen=True)
+class Regime:
+    """Model and sizes of the runs of a study.
 
     Args:
-        x: features [N, d].
+        model: function that builds the model for a batch of inputs, a number of classes, and whether the classifier
+            computes cosines.
+        rates: learning rates of the trials.
+        samples: number of pictures that each seed draws.
+        epochs, batch: number of epochs, and pictures per batch.
+    """
+
+    model: Callable[[Tensor, int, bool], nn.Module]
+    rates: tuple[float, ...]
+    samples: int
+    epochs: int
+    batch: int
+
+
+LINEAR = Regime(lambda x, n, cosine: Classifier(x.shape[1], n, cosine), (2e-3, 8e-3, 3.2e-2, 0.128), 5000, 6, 400)
+
+
+def train(
+    x: Tensor,
+    labels: Tensor,
+    n: int,
+    run: Mapping[str, Any],
+    validation: Sequence[Tensor],
+    k: int,
+    regime: Regime = LINEAR,
+) -> tuple[nn.Module, nn.Module]:
+    """Train a model, and return the model and the loss. With ``stop``, keep the best epoch on validation.
+
+    Args:
+        x: features [N, d] or pictures [N, 1, height, width].
         labels: class of each row of ``x``.
         n: number of classes.
         run: flags of the run: ``loss``, ``loss_opt``, ``lr``, and optionally ``smoothing``, ``stop`` and ``cosine``.
-        validation: features and labels that select the epoch.
+        validation: inputs and labels that select the epoch.
         k: number of answers.
+        regime: model and sizes.
     """
     counts = torch.bincount(labels, minlength=n).clamp_min(1).tolist()
-    facts = Facts(n, smoothing=run.get("smoothing", 0.0), total_epochs=EPOCHS, class_counts=counts)
+    facts = Facts(n, smoothing=run.get("smoothing", 0.0), total_epochs=regime.epochs, class_counts=counts)
     criterion = LossSpec.resolve(run["loss"], run["loss_opt"]).build(facts)
-    model = Classifier(x.shape[1], n, run.get("cosine", False))
+    model = regime.model(x, n, run.get("cosine", False))
     optimizer = torch.optim.Adam(model.parameters(), lr=run["lr"], fused=True)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS * -(-len(x) // BATCH))
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, regime.epochs * -(-len(x) // regime.batch))
     best: tuple[float, dict[str, Tensor]] = (-1.0, {})
-    for epoch in range(EPOCHS):
+    for epoch in range(regime.epochs):
         set_epoch(criterion, epoch)
-        for batch in torch.randperm(len(x)).split(BATCH):
+        model.train()
+        for batch in torch.randperm(len(x)).split(regime.batch):
             optimizer.zero_grad()
             criterion(model(x[batch]), labels[batch]).backward()
             optimizer.step()
             schedule.step()
+        model.eval()
         if run.get("stop"):
             with torch.no_grad():
                 found = hits(model(validation[0]), validation[1], k).mean().item()
@@ -207,8 +240,10 @@ class Trained:
     After ``minutes`` in total, calls raise TimeoutError.
     """
 
-    def __init__(self, data: Mapping[str, Features], n: int, k: int, minutes: float = math.inf) -> None:
-        self.data, self.n, self.k = data, n, k
+    def __init__(
+        self, data: Mapping[str, Features], n: int, k: int, minutes: float = math.inf, regime: Regime = LINEAR
+    ) -> None:
+        self.data, self.n, self.k, self.regime = data, n, k, regime
         self.end = time.time() + 60 * minutes
         self.confusions: Tensor | None = None
 
@@ -222,18 +257,19 @@ class Trained:
             return torch.where(changed, torch.randint(self.n, clean.shape, generator=generator), clean)
         if condition != "asymmetric noise 0.4":
             raise ValueError(f"unknown condition {condition!r}")
-        self.confusions = self._confusions() if self.confusions is None else self.confusions
+        self.confusions = self.wrong_answers() if self.confusions is None else self.confusions
         return torch.where(changed, torch.multinomial(self.confusions[clean], 1, generator=generator)[:, 0], clean)
 
-    def _confusions(self) -> Tensor:
-        # counts of the wrong answers [n, n] to the pool, by a model that is trained on the validation split
+    def wrong_answers(self) -> Tensor:
+        """Return the counts of wrong answers to the pool [n, n], by a model that is trained on the validation split."""
         train_on, pool = self.data["validation"], self.data["train"]
-        run = {"loss": "ce", "loss_opt": {}, "lr": RATES[1]}
+        run = {"loss": "ce", "loss_opt": {}, "lr": self.regime.rates[1]}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(TUNING_SEED)
-            model, _ = train(train_on.x, train_on.labels["clean"], self.n, run, (), self.k)
+            model, _ = train(train_on.x, train_on.labels["clean"], self.n, run, (), self.k, self.regime)
         truth = pool.labels["clean"]
-        pairs = truth * self.n + model(pool.x).argmax(1)
+        with torch.no_grad():
+            pairs = truth * self.n + model(pool.x).argmax(1)
         counts = torch.bincount(pairs, minlength=self.n**2).reshape(self.n, self.n).float()
         return counts.fill_diagonal_(0) + 1e-6
 
@@ -243,9 +279,9 @@ class Trained:
         pool, held = self.data["train"], self.data["validation"]
         labels = self.noisy(pool.labels, run["condition"], generator)
         held_labels = self.noisy(held.labels, run["condition"], generator)
-        rows = torch.randperm(len(pool.x), generator=generator)[:SAMPLES]
+        rows = torch.randperm(len(pool.x), generator=generator)[: self.regime.samples]
         torch.manual_seed(run["seed"])
-        model, loss = train(pool.x[rows], labels[rows], self.n, run, (held.x, held_labels), self.k)
+        model, loss = train(pool.x[rows], labels[rows], self.n, run, (held.x, held_labels), self.k, self.regime)
         predictive = getattr(loss, "predictive_logits", lambda scores: scores)
         with torch.no_grad():
             return predictive(model(self.data[split].x)), held_labels
@@ -262,55 +298,65 @@ class Trained:
         return measure(scores, self.data["test"].labels["clean"], self.k)
 
 
-def run_study(name: str, rows: Sequence[Row], runs: Runs, seeds: int, main_seeds: int) -> list[dict[str, Any]]:
-    """Tune the rows under each condition of the data set, and train the selected trials with the seeds, in stages.
+def stages_of(rows: Sequence[Row], seeds: int, main_seeds: int) -> list[Stage]:
+    """Return the stages of the study: main and default rows, further seeds of the main rows, other tuned rows."""
+    main = [row for row in rows if row.main or row.name == "ce"]
+    plain = [row for row in rows if row not in main and not row.grid]
+    tuned = [row for row in rows if row not in main and row.grid]
+    return [(main + plain, range(seeds)), (main, range(seeds, main_seeds)), (tuned, range(seeds))]
 
-    If ``runs`` raises TimeoutError, return the results of the finished seeds. All rows of a stage have the same seeds.
+
+def run_study(
+    name: str, conditions: Sequence[str], stages: Sequence[Stage], runs: Runs, rates: Sequence[float]
+) -> list[dict[str, Any]]:
+    """Tune the rows of each stage under each condition, and train the selected trials with the seeds of the stage.
+
+    If ``runs`` raises TimeoutError, return the results of the finished seeds. All rows that are in the same stages have
+    the same seeds.
 
     Returns:
         One dictionary per condition and row, with the selected trial, and the values of each metric by seed.
     """
     shared = {"study": name, "eval_metric": "topk"}
-    table = [(condition, row) for condition in CONDITIONS[name] for row in rows]
 
     def trials(condition: str, row: Row) -> list[dict[str, Any]]:
         tuning = {**shared, "condition": condition, "seed": TUNING_SEED, "val_split": "validation"}
-        return [{**tuning, **trial} for trial in row.trials()]
+        return [{**tuning, **trial} for trial in row.trials(rates)]
 
-    def results(condition: str, row: Row, seeds: Sequence[int]) -> list[dict[str, Any]]:
+    def result(condition: str, row: Row, seed: int) -> dict[str, Any]:
         tried = trials(condition, row)
         values = [found.get("topk", -1.0) for found in runs.all(tried)]
-        return [{**tried[values.index(max(values))], "seed": seed, "val_split": "test"} for seed in seeds]
+        return {**tried[values.index(max(values))], "seed": seed, "val_split": "test"}
 
-    main = [cell for cell in table if cell[1].main or cell[1].name == "ce"]
-    plain = [cell for cell in table if cell not in main and not cell[1].grid]
-    tuned = [cell for cell in table if cell not in main and cell[1].grid]
     try:
-        for part, span in ((main + plain, range(seeds)), (main, range(seeds, main_seeds)), (tuned, range(seeds))):
+        for rows, seeds in stages:
+            part = list(product(conditions, rows))
             runs.all([trial for cell in part for trial in trials(*cell)])
-            for seed in span:
-                runs.all([run for cell in part for run in results(*cell, [seed])])
+            for seed in seeds:
+                runs.all([result(*cell, seed) for cell in part])
     except TimeoutError as stopped:
         runs.said(str(stopped))
 
+    stages_by_row: dict[str, tuple[int, ...]] = {}
+    for i, (rows, _) in enumerate(stages):
+        for row in rows:
+            stages_by_row[row.name] = (*stages_by_row.get(row.name, ()), i)
     document = []
-    for part, most in ((main, max(seeds, main_seeds)), (plain, seeds), (tuned, seeds)):
+    for group in dict.fromkeys(stages_by_row.values()):
+        part = list(product(conditions, [row for row in stages[group[0]][0] if stages_by_row[row.name] == group]))
         if runs.missing([trial for cell in part for trial in trials(*cell)]):
             continue
-        done = next((i for i in range(most) if runs.missing([*_each(results, part, i)])), most)
-        for condition, row in part if done else ():
-            measured = runs.all(results(condition, row, range(done)))
-            chosen = results(condition, row, [0])[0]
+        seeds = [seed for i in group for seed in stages[i][1]]
+        done = next((i for i in range(len(seeds)) if runs.missing([result(*cell, seeds[i]) for cell in part])), None)
+        for condition, row in part if done != 0 else ():
+            measured = runs.all([result(condition, row, seed) for seed in seeds[:done]])
+            chosen = result(condition, row, seeds[0])
             by_seed = {metric: [one[metric] for one in measured if one] for metric in METRICS}
-            about = {"condition": condition, "row": row.name, "main": row.main, "trials": len(row.trials())}
+            about = {"condition": condition, "row": row.name, "main": row.main, "trials": len(row.trials(rates))}
             about |= {key: chosen[key] for key in ("loss", "loss_opt", "lr")} | {"shared": row.shared}
-            document.append({**about, "seeds": done, "diverged": sum(not one for one in measured), **by_seed})
+            diverged = sum(not one for one in measured)
+            document.append({**about, "seeds": len(measured), "diverged": diverged, **by_seed})
     return document
-
-
-def _each(results: Callable[..., list[dict[str, Any]]], part: Sequence[Any], seed: int) -> Iterator[dict[str, Any]]:
-    for cell in part:
-        yield from results(*cell, [seed])
 
 
 def main(name: str, args: argparse.Namespace) -> int:
@@ -325,23 +371,46 @@ def main(name: str, args: argparse.Namespace) -> int:
     """
     torch.set_num_threads(1)
     pictures, classes = open_pictures(name, args.data_dir)
-    data = features_of(name, pictures)
-    k = TOP[name]
-    trained = Trained(data, len(classes), k, args.minutes)
+    trained = Trained(features_of(name, pictures), len(classes), TOP[name], args.minutes)
+    stages = stages_of(rows_of(TOP[name]), args.seeds, args.main_seeds)
+    return run_and_write(name, CONDITIONS[name], stages, trained, args, __doc__)
+
+
+def run_and_write(
+    name: str,
+    conditions: Sequence[str],
+    stages: Sequence[Stage],
+    trained: Trained,
+    args: argparse.Namespace,
+    protocol: str | None,
+) -> int:
+    """Run the stages of a study, and write the results to the file ``args.output``. Return the exit status 0.
+
+    Args:
+        name: name of the study.
+        conditions: kinds of labels for training.
+        stages: rows and seeds.
+        trained: callable that trains a run.
+        args: parsed arguments of the command.
+        protocol: text on the study.
+    """
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
+    data = trained.data
+    if "asymmetric noise 0.4" in conditions:
+        trained.confusions = trained.wrong_answers()  # before other processes start
     state = ", ".join(f"{value:.4f}" for value in (data["train"].x.abs().sum(), data["test"].x.abs().sum()))
     runs = Runs(args.output.with_suffix(".runs.jsonl"), trained, say, args.jobs, state)
-    rows = run_study(name, rows_of(k), runs, args.seeds, args.main_seeds)
+    rows = run_study(name, conditions, stages, runs, trained.regime.rates)
     document = {
         "study": name,
-        "protocol": (__doc__ or "").splitlines(),
+        "protocol": (protocol or "").splitlines(),
         "command": shlex.join(["topk-registry", "study", name, "--data-dir", "DIR"]),
-        "pictures": {split: len(each.images) for split, each in pictures.items()},
-        "classes": len(classes),
-        "k": k,
+        "pictures": {split: len(each.x) for split, each in data.items()},
+        "classes": trained.n,
+        "k": trained.k,
         "versions": {package: installed_version(package) for package in ("topk-registry", "timm", "torch")},
         "rows": rows,
     }

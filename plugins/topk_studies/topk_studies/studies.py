@@ -4,12 +4,26 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 Flags = Mapping[str, Any]  # fields of topk_registry.train.TrainConfig
 Rates = tuple[float, float]  # lowest and highest learning rate
 PARTS = "topk/parts"  # data set that opens a part of the data set in its option "of"
-PICTURES = ("icons", "fashion", "cifar10n")  # studies on real pictures, in topk_studies.heads
+
+
+class OnPictures(NamedTuple):
+    """A study on real pictures: the module with its protocol, a summary, and the default number of seeds."""
+
+    module: str
+    summary: str
+    seeds: int
+
+
+_HEADS = "compare all losses on the data set {}, on features of a pretrained network"
+_NETWORKS = "compare losses on the data set {}, with a small network that is trained from scratch"
+ON_PICTURES = {name: OnPictures("heads", _HEADS.format(name), 3) for name in ("icons", "fashion", "cifar10n")}
+ON_PICTURES |= {f"{name}-network": OnPictures("networks", _NETWORKS.format(name), 5) for name in ("icons", "fashion")}
+ON_PICTURES["finetune"] = OnPictures("finetune", "compare the recipe finetune with the defaults of timm train", 3)
 
 _COMMON: Flags = {
     "batch_size": 64,
