@@ -188,6 +188,23 @@ def several_k(document: Document) -> str:
     )
 
 
+def network(document: Document) -> str:
+    """Return the sentences on a small network from scratch, from the study ``icons-network``."""
+    rows = {
+        "cross-entropy": "ce",
+        "label smoothing 0.1": "ce, label smoothing 0.1",
+        "the best epoch of cross-entropy": "ce, best epoch",
+        "`generalised_cross_entropy`": "generalised_cross_entropy, tuned",
+        "`smooth_topk_svm`": "smooth_topk_svm, tuned",
+    }
+    found = []
+    for condition, cell in by_condition(document).items():
+        shown = [f"{fmean(cell[row]['topk']):.1f} % with {name}" for name, row in rows.items()]
+        labels = "clean labels" if condition == "clean" else condition
+        found.append(f"With {labels}, top-{document['k']} accuracy is {', '.join(shown[:-1])} and {shown[-1]}.")
+    return " ".join(found)
+
+
 def recipes(document: Document) -> str:
     """Return the table of the study ``finetune``: top-1 and top-5 of each seed in percent, and the means."""
     rows = document["rows"]
