@@ -141,7 +141,7 @@ def test_a_file_has_per_seed_values_of_cross_entropy_and_the_twelve(name):
 
 def test_every_file_of_results_is_on_a_page():
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
-    unused = [path.name for path in (ROOT / "docs" / "results").iterdir() if f"results/{path.name})" not in pages]
+    unused = [path.name for path in (ROOT / "docs" / "results").iterdir() if f"results/{path.name}" not in pages]
     assert not unused
 
 
