@@ -106,7 +106,7 @@ def test_a_seed_has_the_same_names_in_both_splits_and_few_training_pictures(few,
 
 
 def test_both_recipes_have_the_same_loss_model_epochs_and_seed():
-    plain, tuned = (parse_args(finetune.flags_of(recipe, 10)) for recipe in finetune.RECIPES)
+    plain, tuned = (parse_args(["DIR", *finetune.flags_of(recipe, 10)]) for recipe in finetune.RECIPES)
     same = ("loss", "loss_opt", "model", "epochs", "seed", "img_size", "smoothing")
     assert [getattr(plain, name) for name in same] == [getattr(tuned, name) for name in same]
     assert (plain.opt, tuned.opt) == ("sgd", "adamw")

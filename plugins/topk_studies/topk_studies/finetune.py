@@ -91,7 +91,7 @@ def flags_of(recipe: str, seed: int) -> list[str]:
 def run_of(recipe: str, seed: int) -> dict[str, Any]:
     flags = flags_of(recipe, seed)
     about = {"study": "finetune", "recipe": recipe, "loss": LOSS, "loss_opt": OPTIONS, "seed": seed, "flags": flags}
-    rate = resolve_learning_rate(parse_args(flags), world_size=1).lr
+    rate = resolve_learning_rate(parse_args(["DIR", *flags]), world_size=1).lr
     return {**about, "lr": rate, "eval_metric": METRICS[-1], "val_split": "test"}
 
 
