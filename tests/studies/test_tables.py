@@ -13,7 +13,7 @@ from topk_registry.registry import get_loss_builder, list_losses
 from topk_studies import tables
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"README.md": 1, "docs/choose.md": 1, "docs/reference/results.md": 6}  # number of tables from result files
+PAGES = {"README.md": 1, "docs/choose.md": 1, "docs/reference/results.md": 8}  # number of tables from result files
 DOCUMENTS = tables.read(ROOT / "docs" / "results")
 
 
@@ -114,6 +114,18 @@ def test_the_evidence_of_a_loss_is_in_the_result_files(loss, text):
     known = {gap for gap, _ in figures("features", "images", "rare_classes", "several_labels")}
     for figure in re.findall(r"(\d+\.\d) points", text.replace(sentence, "")):
         assert [gap for gap in known if gap == pytest.approx(float(figure), abs=0.0501)], figure
+
+
+def test_the_figures_on_networks_from_scratch_are_in_the_file():
+    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
+    assert tables.network(DOCUMENTS["icons-network"]) in " ".join(text.split())
+
+
+def test_the_study_from_scratch_has_the_same_seeds_in_all_rows():
+    document = DOCUMENTS["icons-network"]
+    assert document["command"] == "topk-registry study icons-network --data-dir DIR"
+    assert len({(row["seeds"], len(row["topk"])) for row in document["rows"]}) == 1
+    assert [row["row"] for row in document["rows"] if row["row"] == "ce"] == ["ce", "ce"]
 
 
 @pytest.mark.parametrize("place", ["docs/choose.md", "docs/faq.md", "topk_registry/train/recipes/finetune.yaml"])
