@@ -36,10 +36,14 @@ from topk_studies.data.icons import Icons
 from topk_studies.features import network
 from topk_studies.runner import Measured, Runs
 
-NAMES, PICTURES, SIZE = 40, 15, 64
+NAMES = 40
+PICTURES = 15  # for training, per name
+SIZE = 64
 INPUT = 48  # height and width of the network's input
-EPOCHS, MODEL = 15, "tf_efficientnet_lite0"
-LOSS, OPTIONS = "smooth_topk_svm", {"k": 5, "tau": 1}
+EPOCHS = 15
+MODEL = "tf_efficientnet_lite0"
+LOSS = "smooth_topk_svm"
+OPTIONS = {"k": 5, "tau": 1}
 RECIPES = {"defaults": [], "finetune": ["--config", "finetune"]}
 FIRST_SEED = 10
 METRICS = ("top1", "top5")
@@ -68,7 +72,9 @@ class FineTuned:
     """
 
     def __init__(self, splits: Mapping[str, Icons], weights: Path, minutes: float) -> None:
-        self.splits, self.weights, self.end = splits, weights, time.time() + 60 * minutes
+        self.splits = splits
+        self.weights = weights
+        self.end = time.time() + 60 * minutes
 
     def __call__(self, run: Mapping[str, Any]) -> Measured:
         if time.time() > self.end:

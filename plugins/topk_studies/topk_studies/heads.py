@@ -243,7 +243,10 @@ class Trained:
     def __init__(
         self, data: Mapping[str, Features], n: int, k: int, minutes: float = math.inf, regime: Regime = LINEAR
     ) -> None:
-        self.data, self.n, self.k, self.regime = data, n, k, regime
+        self.data = data
+        self.n = n
+        self.k = k
+        self.regime = regime
         self.end = time.time() + 60 * minutes
         self.confusions: Tensor | None = None
 
