@@ -1,18 +1,24 @@
 """Change the code in one place, run the tests of this place, and count the changes that no test detects.
 
+    python -m pytest -n 2 --cov --cov-context=test --cov-report=
     python -m benchmarks.mutants --output mutants.jsonl [--count 300] [--seed 0] [--seconds 3600] [--package NAME ...]
 
 A changed program is called a mutant. The operators of cosmic-ray (extra ``lint``) make the mutants, for example ``<=``
 in place of ``<``. A file is drawn in proportion to its statements, then a place in the file, then an operator. The
 sample depends on the seed and on the code only.
 
-For each mutant, the default tests of some folders of tests run up to the first failure: the folder that tests the
-package, and every folder with a test that imports the file. The tests run in a copy of the repository, so the working
-tree never changes. A mutant is killed if a test fails, or if the tests take more than ``--limit`` seconds of
-processor time. Other programs on the computer do not change processor time.
+The first command measures which default tests run which line, and writes ``.coverage``. For each mutant, the tests that
+run the changed line run up to the first failure. If more than ``MANY`` tests run the line, only those in some folders
+run: the folder that tests the package, and every folder with a test that imports the file. If no test runs the line in
+its own process, all tests of these folders run. This is the case for lines that run at import, in a compiled kernel or
+in a subprocess.
+
+The tests run in a copy of the repository, so the working tree never changes. A mutant is killed if a test fails, or if
+the tests take more than ``--limit`` seconds of processor time. Other programs on the computer do not change processor
+time.
 
 The file of the results has one JSON object per mutant. A run with the same arguments continues the file. The exit
-status is 1 if the tests fail without a mutant.
+status is 1 if a test fails without a mutant.
 """
 
 import argparse
@@ -47,6 +53,7 @@ SOURCES = {
     "topk_export": ("export", ("export", "deploy")),
 }
 WAIT = 5
+MANY = 300  # tests
 Place = tuple[str, int]  # name of an operator of cosmic-ray, and the index of its occurrence in the file
 
 
@@ -106,6 +113,39 @@ def selected_tests(file: str, root: Path = ROOT) -> list[str]:
     whole = [path for path in existing if path.is_dir()]
     kept = [path for path in existing if path.is_file() or not any(other in path.parents for other in whole)]
     return [str(path.relative_to(root)) for path in kept] or ["tests/registry", "tests/cli"]
+
+
+def statement_of(source: str, line: int) -> int:
+    """Return the first line of the innermost statement that contains a line."""
+    found = line
+    for node in ast.walk(ast.parse(source)):  # outer statements come first
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
+            found = node.lineno
+    return found
+
+
+class Reached:
+    """The tests that run each line of a file, from data of coverage.py with one context per test."""
+
+    def __init__(self, path: Path, root: Path = ROOT) -> None:
+        from coverage import CoverageData
+
+        if not path.is_file():
+            raise SystemExit(f"{path} does not exist; first run: python -m pytest -n 2 --cov --cov-context=test")
+        newer = [file for file in source_files(root) if (root / file).stat().st_mtime > path.stat().st_mtime]
+        if newer:
+            raise SystemExit(f"{path} is older than {newer[0]}; measure the coverage of the tests again")
+        self.data, self.root = CoverageData(str(path)), root
+        self.data.read()
+        self.lines: dict[str, dict[int, list[str]]] = {}
+
+    def tests(self, file: str, line: int) -> list[str]:
+        """Return the tests that run a line of a file in their own process."""
+        if file not in self.lines:
+            self.lines[file] = self.data.contexts_by_lineno(str(self.root / file))
+        source = (self.root / file).read_text(encoding="utf-8")
+        contexts = self.lines[file].get(line) or self.lines[file].get(statement_of(source, line)) or []
+        return sorted({context.partition("|")[0] for context in contexts if context})
 
 
 def annotations(source: str) -> set[int]:
@@ -181,9 +221,9 @@ def mutated(source: str, mutant: Mutant) -> str | None:
 class Copy:
     """A copy of the repository in a temporary folder, in which tests run with mutants."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
-        self.folder, self.limit = folder, limit
-        self.passed: list[set[str]] = []  # tests that pass without a mutant
+    def __init__(self, folder: Path, limit: int, reached: Reached) -> None:
+        self.folder, self.limit, self.reached = folder, limit, reached
+        self.passed: set[str] = set()  # tests that pass without a mutant
         listed = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
         )
@@ -217,19 +257,27 @@ class Copy:
     def _set_limit(self) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (self.limit, self.limit + 10))
 
-    def check(self, tests: list[str]) -> None:
-        """Exit with an error if the tests fail without a mutant."""
-        whole = {name for name in tests if not any(Path(other) in Path(name).parents for other in tests)}
-        if whole not in self.passed:
-            status, out = self.run(tests)
+    def check(self, test: str) -> None:
+        """Exit with an error if a test, or a file of tests, fails without a mutant."""
+        if test not in self.passed:
+            status, out = self.run([test])
             if status != 0:
-                problem = f"take more than {self.limit} s" if status is None else "fail"
-                raise SystemExit(f"without a mutant, the tests {' '.join(tests)} {problem}:\n{out[-3000:]}")
-            self.passed.append(whole)
+                problem = f"takes more than {self.limit} s" if status is None else "fails"
+                raise SystemExit(f"without a mutant, {test} {problem}:\n{out[-3000:]}")
+            self.passed.add(test)
+
+    def tests_of(self, mutant: Mutant) -> list[str]:
+        """Return the tests to run for a mutant. Tests in files that import the changed file come first."""
+        chosen = selected_tests(mutant.file, self.folder)
+        reached = self.reached.tests(mutant.file, mutant.line)
+        if len(reached) > MANY:
+            reached = [test for test in reached if any(test.startswith(place) for place in chosen)] or reached
+        return sorted(reached, key=lambda test: test.partition("::")[0] not in chosen) or chosen
 
     def outcome(self, mutant: Mutant) -> dict[str, Any]:
         """Run the tests with a mutant, and return the row of the mutant."""
-        path, tests = self.folder / mutant.file, selected_tests(mutant.file, self.folder)
+        path = self.folder / mutant.file
+        tests = self.tests_of(mutant)
         source = path.read_text(encoding="utf-8")
         changed, start = mutated(source, mutant), time.monotonic()
         assert changed is not None
@@ -239,9 +287,9 @@ class Copy:
         finally:
             path.write_text(source, encoding="utf-8")
         seconds = time.monotonic() - start
-        if status != 0:
-            self.check(tests)
-        failed = [line.split(" - ")[0] for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        failed = [line.split(" - ")[0] for line in out.splitlines() if line.startswith(("FAILED ", "ERROR "))]
+        if failed:
+            self.check(failed[0].partition(" ")[2])
         lines = difflib.unified_diff(source.splitlines(), changed.splitlines(), n=0, lineterm="")
         return {
             **asdict(mutant),
@@ -249,7 +297,7 @@ class Copy:
             "outcome": "survived" if status == 0 else "timeout" if status is None else "killed",
             "by": failed[:1],
             "seconds": round(seconds, 1),
-            "tests": tests,
+            "tests": len(tests),
         }
 
 
@@ -298,6 +346,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--package", nargs="+", default=[], metavar="NAME", help="such as train or topk_export (default: all)"
     )
+    parser.add_argument(
+        "--coverage", type=Path, default=ROOT / ".coverage", metavar="FILE", help="data of coverage.py (.coverage)"
+    )
     parser.add_argument("--list", action="store_true", help="list the mutants and stop")
     options = parser.parse_args(arguments)
     start = time.monotonic()
@@ -309,7 +360,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the tests and the copy do not remain
     with tempfile.TemporaryDirectory() as folder:
-        copy = Copy(Path(folder), options.limit)
+        copy = Copy(Path(folder), options.limit, Reached(options.coverage))
         for mutant in islice(sample(options.seed, options.package, copy.folder), options.count):
             if time.monotonic() - start > options.seconds:
                 break

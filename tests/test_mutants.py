@@ -1,7 +1,9 @@
 """The tool that counts undetected changes of the code: its sample, the tests that it runs, and its results."""
 
 import json
+import os
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +42,47 @@ def test_annotations_are_left_out():
     assert mutants.annotations(SOURCE) == {3, 4, 7}
 
 
+def test_a_line_belongs_to_its_innermost_statement():
+    source = "def f(x):\n    if x:\n        return (\n            x\n        )\n    return 2\n"
+    assert [mutants.statement_of(source, line) for line in (1, 2, 4, 6)] == [1, 2, 3, 6]
+
+
+@pytest.mark.slow  # the gate installs coverage and cosmic-ray after the default tests
+def test_a_mutant_is_tested_by_the_tests_that_run_its_line(tmp_path, monkeypatch):
+    coverage = pytest.importorskip("coverage")
+    file = "topk_registry/train/loop.py"
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text("A = (\n    1 + 1\n)\n\ndef f():\n    return 1\n")
+    data = coverage.CoverageData(str(tmp_path / "data"))
+    direct, other = "tests/train/test_loop.py::test_f[1]", "tests/deploy/test_a.py::test_g"
+    for context, lines in ((f"{direct}|run", [6]), (f"{other}|setup", [6]), ("", [1, 2, 5])):
+        data.set_context(context)
+        data.add_lines({str(tmp_path / file): lines})
+    data.write()
+    reached = mutants.Reached(tmp_path / "data", tmp_path)
+    assert reached.tests(file, 6) == [other, direct]
+    assert reached.tests(file, 2) == []
+
+    copy = mutants.Copy(tmp_path / "copy", 10, reached)
+    monkeypatch.setattr(mutants, "selected_tests", lambda *_: ["tests/train/test_loop.py", "tests/train"])
+    chosen = [copy.tests_of(mutants.Mutant(1, file, "topk_registry.train", "core/AddNot", 0, line)) for line in (6, 2)]
+    assert chosen == [[direct, other], ["tests/train/test_loop.py", "tests/train"]]
+    monkeypatch.setattr(mutants, "MANY", 1)
+    assert copy.tests_of(mutants.Mutant(1, file, "topk_registry.train", "core/AddNot", 0, 6)) == [direct]
+
+
+@pytest.mark.slow
+def test_data_of_coverage_must_be_newer_than_the_code(tmp_path):
+    pytest.importorskip("coverage")
+    with pytest.raises(SystemExit, match="does not exist; first run"):
+        mutants.Reached(tmp_path / "data")
+    Path(tmp_path / "data").touch()
+    os.utime(tmp_path / "data", (0, 0))
+    with pytest.raises(SystemExit, match="is older than"):
+        mutants.Reached(tmp_path / "data")
+
+
+@pytest.mark.slow
 def test_places_and_a_sample():
     pytest.importorskip("cosmic_ray")
     found = mutants.places(SOURCE)
