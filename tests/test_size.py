@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 1311,
+    "benchmarks": 1343,
     "docs": 802,
     "export/topk_export": 3702,
     "plugins/template": 25,
     "plugins/topk_plugins": 1121,
     "plugins/topk_studies": 1851,
-    "tests": 14602,
+    "tests": 14636,
     "topk_registry/*.py": 172,
     "topk_registry/cli": 344,
     "topk_registry/conformal": 237,
