@@ -222,7 +222,9 @@ class Copy:
     """A copy of the repository in a temporary folder, in which tests run with mutants."""
 
     def __init__(self, folder: Path, limit: int, reached: Reached) -> None:
-        self.folder, self.limit, self.reached = folder, limit, reached
+        self.folder = folder
+        self.limit = limit
+        self.reached = reached
         self.passed: set[str] = set()  # tests that pass without a mutant
         listed = subprocess.run(
             ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
