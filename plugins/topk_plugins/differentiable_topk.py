@@ -225,7 +225,7 @@ def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tenso
 
 
 def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
-    """Return logits [B, k, n] of the ranks 1 to k for scores x [B, n]. ``relaxation`` is a name in ``RELAXATIONS``.
+    """Return logits [B, k, n] of the ranks 1 to k for scores x [B, n]. ``relaxation`` is an option of the loss.
 
     Entry [b, r - 1, c] belongs to rank r and class c. Softmax over the classes turns the logits of a rank into the
     probabilities that each class has this rank. A class with the score -inf has the probability 0.

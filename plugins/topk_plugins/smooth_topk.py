@@ -17,6 +17,7 @@ from topk_registry import CommonOptions, LabelMixture, Masses
 from topk_registry.functional import linear_smooth_topk, smooth_topk, soft_hinge, topk_margins
 
 Combine = Literal["mean", "likelihood"]
+LARGEST = 1e30  # logits of combine="likelihood"
 
 
 class _SmoothTopK(SeveralSizes):
@@ -93,7 +94,10 @@ class _SmoothTopK(SeveralSizes):
             return torch.stack(tables).sum(0)
         # tau_k = max(k) tau / k gives all k the same temperature; alpha / tau, the shift of the log-odds, is unchanged
         scales = [(k, self.k / k) for k in self.sizes]
-        tables = [_table(logits, k, f * self.tau, f * alpha) / (f * self.tau) for k, f in scales]
+        # with a logit of +inf, the derivatives of the other classes' margins would be NaN
+        finite = logits.to(alpha.dtype)
+        finite = finite.masked_fill(finite == torch.inf, LARGEST)
+        tables = [_table(finite, k, f * self.tau, f * alpha) / (f * self.tau) for k, f in scales]
         return self.tau * mixture_nll(torch.stack(tables), self.shares)
 
 

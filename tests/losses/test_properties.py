@@ -357,7 +357,8 @@ def test_scores_of_infinity(backend, dtype, n, k, label):
             expected = smooth_topk(far, Masses.of(s, target), k=k, tau=0.5)
         if count < k:
             torch.testing.assert_close(value.detach().double(), expected, rtol=1e-6, atol=1e-7)
-            assert not gradient[0, :count].any()
+            # exactly 0, up to the rounding of a difference of probabilities in double precision
+            assert (gradient[0, :count].abs() <= torch.finfo(torch.float64).eps).all()
             assert gradient.isfinite().all() or 2 * k > n  # there, scores change their sign
         elif label == 0:
             assert count > k or value.item() == 0

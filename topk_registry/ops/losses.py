@@ -176,7 +176,7 @@ def _hinge_of_all(
     sums: bool,
 ) -> tuple[Tensor, Tensor]:
     # the losses of perturbed_hinge and their gradient [B, n] for masses of all classes; ``kth`` is a kernel
-    s = logits.float()
+    s = logits.float().contiguous()  # sums do not depend on the memory layout
     threshold, index = kth(s)
     gap = (alpha.to(s) if isinstance(alpha, Tensor) else alpha) + (threshold[:, None] - s)
     active = torch.where(gap < 0, 0.0, scale * masses.table(s.shape[1], s.dtype))
