@@ -9,11 +9,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 1343,
+    "benchmarks": 1342,
     "docs": 802,
     "export/topk_export": 3702,
     "plugins/template": 25,
-    "plugins/topk_plugins": 1121,
+    "plugins/topk_plugins": 1124,
     "plugins/topk_studies": 1851,
     "tests": 14636,
     "topk_registry/*.py": 172,
