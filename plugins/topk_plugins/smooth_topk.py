@@ -140,7 +140,7 @@ class SmoothTopKSVM(_SmoothTopK):
         >>> loss = create_loss("smooth_topk_svm", k=5)
         >>> loss(torch.randn(8, 100, requires_grad=True), torch.randint(100, (8,))).backward()
         >>> create_loss("smooth_topk_svm", k=[1, 5], k_weights=[0.25, 0.75])
-        SmoothTopKSVM(tau=0.1, alpha=1, k=[1, 5], k_weights=[0.25, 0.75], combine='mean', reduction='mean', ...)
+        SmoothTopKSVM(k=[1, 5], tau=0.1, alpha=1.0, k_weights=[0.25, 0.75], combine='mean', reduction='mean', ...)
 
     Reference: Berrada, Zisserman, Kumar. Smooth Loss Functions for Deep Top-k Classification. ICLR 2018, equations 6
     and 8. For several k: Petersen, Kuehne, Borgelt, Deussen. Differentiable Top-k Classification Learning. ICML 2022.

@@ -75,7 +75,7 @@ def test_from_a_foreign_file_to_the_service(slim, run, tmp_path):
     assert tops == (X @ WEIGHT).argmax(-1).tolist()
     run("triton", sets, tmp_path / "models")
     assert "without torch and timm: only attach, calibrate" in run("doctor").stdout
-    assert "train needs timm, which is not installed" in run("train", status=2).stderr
+    assert "train needs torch, which is not installed" in run("train", status=2).stderr
 
     command = [slim / "bin" / "python", "-m", "topk_registry", "serve", str(sets), "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)

@@ -116,14 +116,14 @@ def test_both_recipes_have_the_same_loss_model_epochs_and_seed():
 
 @pytest.mark.slow
 def test_the_study_of_the_recipe_writes_a_file_with_the_values_of_each_seed(few, monkeypatch, tmp_path):
-    monkeypatch.setattr(finetune, "MODEL", "topk_convnet")
+    monkeypatch.setattr(finetune, "MODEL", "test_resnet")
     monkeypatch.setattr(finetune, "INPUT", 32)
     monkeypatch.setattr(finetune, "EPOCHS", 2)
     monkeypatch.setattr(finetune, "PICTURES", 40)  # 160 pictures: one batch of the defaults
     few["train"] = icons(0, 45)
     monkeypatch.setattr(finetune, "OPTIONS", {"k": 2, "tau": 1})
     monkeypatch.setattr(finetune, "METRICS", ("top1", "top2"))
-    monkeypatch.setattr(finetune, "network", lambda: timm.create_model("topk_convnet"))
+    monkeypatch.setattr(finetune, "network", lambda: timm.create_model("test_resnet"))
     monkeypatch.setattr(finetune, "Icons", lambda split, **_: few[split])
     args = argparse.Namespace(data_dir=tmp_path, output=tmp_path / "found.json", seeds=2, jobs=1, minutes=60)
     finetune.main("finetune", args)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry.checks import integer, number, numbers, shown
-from topk_registry.registry.ranges import Interval, Range, option_ranges
-from topk_registry.registry.signatures import parameters
+from topk_registry.registry.ranges import Interval, Range, allowed_values
+from topk_registry.registry.signatures import named_parameters, parameters
 
 
 class KeepsNumbers(nn.Module):
@@ -93,7 +93,7 @@ class Adjustable(KeepsNumbers):
 
     def given_options(self) -> dict[str, Any]:
         """Return the options that the module stores, with values that its constructor accepts."""
-        return {name: getattr(self, name) for name in options_of(type(self)) if hasattr(self, name)}
+        return {name: getattr(self, name) for name in parameters(type(self))[0] if hasattr(self, name)}
 
     def extra_repr(self) -> str:
         options = self.given_options().items()
@@ -135,9 +135,19 @@ class Option(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def options_of(cls: type) -> Mapping[str, Option]:
-    """Return an :class:`Option` for each parameter of the constructor of a class: ``{name: Option}``.
+    """Return an :class:`Option` for each parameter of the constructors of a class and its base classes.
 
-    If the constructor has a parameter ``**common``, the options of the base classes are included.
+    A base class stores its options even if the constructor of the class does not take them. If an annotation states no
+    allowed values, the values of the nearest base class apply.
     """
-    ranges = option_ranges(cls)
-    return {name: Option.of(p.annotation, ranges.get(name)) for name, p in parameters(cls)[0].items()}
+    found: dict[str, Option] = {}
+    for base in reversed(cls.__mro__):
+        if not issubclass(base, Adjustable) or "__init__" not in vars(base):
+            continue
+        _, *taken = named_parameters(vars(base)["__init__"])[0].items()  # without self
+        for name, parameter in taken:
+            allowed = allowed_values(parameter.annotation)
+            if allowed is None and name in found:
+                allowed = found[name].allowed
+            found[name] = Option.of(parameter.annotation, allowed)
+    return found

@@ -138,7 +138,9 @@ def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wan
 
 @check
 def infinity_stays_in_its_row(subject: Subject) -> None:
-    """Check that a logit of +inf gives NaN in both loss and gradient of its sample, as F.cross_entropy, or in neither.
+    """Check that with a logit of +inf, NaN in the gradient of a sample shows in its loss, and the reverse.
+
+    If the gradient has NaN, the loss must not be finite. If the loss is NaN, the gradient must have NaN.
 
     The gradients of the other samples must not change. Logits become infinite if they overflow in half precision.
     """
@@ -155,7 +157,8 @@ def infinity_stays_in_its_row(subject: Subject) -> None:
             others = torch.arange(BATCH) != BROKEN
             expect_close(gradient[others], wanted[others], f"gradient of the other rows {what}")
             message = f"expected NaN in both loss and gradient or in neither {what}, got {value} and {gradient[BROKEN]}"
-            expect(bool(value.isnan()) == bool(gradient[BROKEN].isnan().any()), message)
+            is_broken = bool(gradient[BROKEN].isnan().any())
+            expect(not value.isfinite() if is_broken else not value.isnan(), message)
 
 
 @check
