@@ -180,3 +180,20 @@ def test_an_option_that_is_assigned_after_a_call_is_checked_against_the_classes(
     loss.k, loss.alpha = 2, [1.0] * (N - 1)
     with pytest.raises(ValueError, match=f"alpha has {N - 1} entries, logits have {N} classes"):
         loss(logits, label)
+
+
+class OnlyScale(ClassificationLoss):
+    def __init__(self, *, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def per_class(self, logits):
+        return self.scale * -logits.log_softmax(-1)
+
+
+def test_a_constructor_may_leave_out_options_of_the_base_class():
+    loss = OnlyScale(scale=2.0)
+    logits, labels = torch.randn(4, 5), torch.randint(5, (4,))
+    torch.testing.assert_close(loss(logits, labels), 2 * torch.nn.functional.cross_entropy(logits, labels))
+    assert repr(loss) == "OnlyScale(scale=2.0)"
+    assert loss.weight is None
