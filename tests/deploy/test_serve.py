@@ -17,6 +17,7 @@ from tests.export.colours import png_of
 from tests.export.foreign import TAILS, WEIGHT, classifier
 from topk_export import Predictor, attach
 from topk_export.commands.serve import main
+from topk_export.serve.app import DECODERS
 
 JSON = "application/json"
 
@@ -256,6 +257,31 @@ def test_a_full_queue_is_503_and_health_stays_200(predictor):
         found = [answer.result(PATIENCE) for answer in answers]
         assert [(status, name_of(answer)) for status, answer in found] == [(200, "red")] * 4
         wait_until(lambda: "topk_images_in_progress 0.0" in request(port, "GET", "/metrics")[1])
+
+
+class SlowDecoder:
+    """A predictor that cannot read its first image, and waits while it reads the others."""
+
+    def __init__(self, predictor):
+        self._inner, self.open, self.read = predictor, threading.Event(), []
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+    def input_of(self, image):
+        self.read.append(image)
+        assert image == b"broken" or self.open.wait(PATIENCE)
+        return self._inner.input_of(image)
+
+
+def test_an_error_of_one_image_ends_the_work_on_the_others_of_the_request(predictor):
+    """Otherwise images of answered requests fill the queue of the decoders, and no limit counts them."""
+    slow = SlowDecoder(predictor)
+    with served(slow, images=32) as port:
+        body, kind = form([b"broken"] + [PIXEL] * 31)
+        assert predict(port, body, kind=kind)[0] == 400
+        slow.open.set()
+    assert len(slow.read) <= 1 + DECODERS
 
 
 def test_a_request_in_progress_is_answered_before_the_server_stops(predictor):

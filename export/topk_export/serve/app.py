@@ -132,7 +132,12 @@ class Service:
         with self._places(1):
             wanted = await read_request(request, self.predictor, self.limits)
             with self._places(len(wanted.items) - 1):
-                return await asyncio.gather(*map(one, wanted.items)), wanted.max_set
+                tasks = [asyncio.ensure_future(one(item)) for item in wanted.items]
+                try:
+                    return await asyncio.gather(*tasks), wanted.max_set
+                finally:  # after an error of one image, no limit counts the others: end the work on them
+                    for task in tasks:
+                        task.cancel()
 
     @contextlib.contextmanager
     def _places(self, count: int) -> Iterator[None]:
