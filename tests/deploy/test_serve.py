@@ -263,7 +263,9 @@ class SlowDecoder:
     """A predictor that cannot read its first image, and waits while it reads the others."""
 
     def __init__(self, predictor):
-        self._inner, self.open, self.read = predictor, threading.Event(), []
+        self._inner = predictor
+        self.open = threading.Event()
+        self.read = []
 
     def __getattr__(self, name):
         return getattr(self._inner, name)
