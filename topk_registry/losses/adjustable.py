@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from topk_registry.checks import integer, number, numbers, shown
-from topk_registry.registry.ranges import Interval, Range, allowed_values
-from topk_registry.registry.signatures import named_parameters, parameters
+from topk_registry.registry.ranges import Interval, Range, stated_options
+from topk_registry.registry.signatures import parameters
 
 
 class KeepsNumbers(nn.Module):
@@ -140,14 +140,4 @@ def options_of(cls: type) -> Mapping[str, Option]:
     A base class stores its options even if the constructor of the class does not take them. If an annotation states no
     allowed values, the values of the nearest base class apply.
     """
-    found: dict[str, Option] = {}
-    for base in reversed(cls.__mro__):
-        if not issubclass(base, Adjustable) or "__init__" not in vars(base):
-            continue
-        _, *taken = named_parameters(vars(base)["__init__"])[0].items()  # without self
-        for name, parameter in taken:
-            allowed = allowed_values(parameter.annotation)
-            if allowed is None and name in found:
-                allowed = found[name].allowed
-            found[name] = Option.of(parameter.annotation, allowed)
-    return found
+    return {name: Option.of(*stated) for name, stated in stated_options(cls).items() if name != "self"}

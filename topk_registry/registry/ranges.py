@@ -74,17 +74,28 @@ def option_ranges(builder: Callable[..., Any]) -> dict[str, Range]:
     ``tau: Annotated[float, "(0, inf)"]`` or ``mode: Literal["a", "b"]``. If the constructor of a class states no values
     for one of its options, the values of the nearest base class apply.
     """
-    factory = unbound(builder)
+    taken = parameters(builder)[0]
+    stated = {name: allowed for name, (_, allowed) in stated_options(unbound(builder)).items() if name in taken}
+    return {name: allowed for name, allowed in stated.items() if allowed is not None}
+
+
+def stated_options(factory: Callable[..., Any]) -> dict[str, tuple[Any, Range | None]]:
+    """Return the annotation and the allowed values of each parameter, or None if every value is allowed.
+
+    For a class, these are the parameters of its constructor and of the constructors of its base classes. The annotation
+    is from the class that is nearest to ``factory``. If this annotation states no values, those of the next base class
+    apply.
+    """
     bases = factory.__mro__ if isinstance(factory, type) else ()
     constructors = [vars(base)["__init__"] for base in reversed(bases) if "__init__" in vars(base)]
-    taken = parameters(builder)[0]
-    ranges: dict[str, Range] = {}
+    stated: dict[str, tuple[Any, Range | None]] = {}
     for function in constructors or [factory]:
-        for option, parameter in named_parameters(function)[0].items():
-            values = allowed_values(parameter.annotation)
-            if values is not None and option in taken:
-                ranges[option] = values
-    return ranges
+        for name, parameter in named_parameters(function)[0].items():
+            allowed = allowed_values(parameter.annotation)
+            if allowed is None and name in stated:
+                allowed = stated[name][1]
+            stated[name] = (parameter.annotation, allowed)
+    return stated
 
 
 def allowed_values(annotation: Any) -> Range | None:

@@ -140,9 +140,8 @@ def _expect_nan(loss: Loss, logits: Tensor, target: Target, classes: Tensor, wan
 def infinity_stays_in_its_row(subject: Subject) -> None:
     """Check that with a logit of +inf, NaN in the gradient of a sample shows in its loss, and the reverse.
 
-    If the gradient has NaN, the loss must not be finite. If the loss is NaN, the gradient must have NaN.
-
-    The gradients of the other samples must not change. Logits become infinite if they overflow in half precision.
+    If the gradient has NaN, the loss must not be finite. If the loss is NaN, the gradient must have NaN. The gradients
+    of the other samples must not change. Logits become infinite if they overflow in half precision.
     """
     subject.needs_rows()
     loss, logits, labels = subject.example()
