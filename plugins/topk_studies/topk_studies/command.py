@@ -13,7 +13,6 @@ from typing import Any
 
 from topk_registry.cli import INTERRUPTED, ArgumentParser, positive, within
 from topk_registry.files import write_text
-from topk_registry.registry.discovery import installed_version
 from topk_registry.train import TrainConfig, TrainError
 from topk_registry.train.config import create_parser, flag_of, read_config
 from topk_studies.studies import DATA, ON_PICTURES, PARTS, STUDIES, Flags, Study
@@ -93,7 +92,7 @@ def main(argv: Sequence[str]) -> int:
     except (TrainError, ValueError) as error:
         parser.error(str(error))
 
-    from topk_studies.runner import Runs, cells, fingerprint, run
+    from topk_studies.runner import Runs, cells, fingerprint, run, versions
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -121,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
     document = {"study": args.name, "question": study.question, "reference": study.reference, "splits": note,
                 "command": shlex.join(["topk-registry", "study", *argv]), "seeds": args.seeds, "flags": base,
                 "chosen by": study.metric, "rows": rows,
-                "versions": {name: installed_version(name) for name in ("topk-registry", "timm", "torch")}}  # fmt: skip
+                "versions": versions()}  # fmt: skip
     write_text(args.output, json.dumps(document, indent=1) + "\n")
     print(table_of(study, rows))
     print(f"{args.output} has all trials and seeds; {note or 'built-in splits'}")

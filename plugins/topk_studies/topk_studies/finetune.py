@@ -16,7 +16,6 @@ Protocol, written before the first result of these seeds:
 import argparse
 import json
 import shlex
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -28,13 +27,12 @@ import torch
 from PIL import Image
 
 from topk_registry.files import write_text
-from topk_registry.registry.discovery import installed_version
 from topk_registry.train import Trainer
 from topk_registry.train.config import parse_args
 from topk_registry.train.model import resolve_learning_rate
 from topk_studies.data.icons import Icons
 from topk_studies.features import network
-from topk_studies.runner import Measured, Runs
+from topk_studies.runner import Measured, Runs, heading, say, versions
 
 NAMES = 40
 PICTURES = 15  # for training, per name
@@ -130,10 +128,6 @@ def main(name: str, args: argparse.Namespace) -> int:
         ValueError: the data or the weights of the network are not there.
     """
     torch.set_num_threads(1)
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     splits = {split: Icons(split, root=args.data_dir, size=SIZE) for split in ("train", "test")}
     with tempfile.TemporaryDirectory() as folder:
         weights = Path(folder) / "lite0.pth"
@@ -142,13 +136,7 @@ def main(name: str, args: argparse.Namespace) -> int:
         trained = FineTuned(splits, weights, args.minutes)
         runs = Runs(args.output.with_suffix(".runs.jsonl"), trained, say, args.jobs, state)
         rows = rows_of(runs, range(FIRST_SEED, FIRST_SEED + args.seeds))
-    document = {
-        "study": name,
-        "protocol": (__doc__ or "").splitlines(),
-        "command": shlex.join(["topk-registry", "study", name, "--data-dir", "DIR"]),
-        "versions": {package: installed_version(package) for package in ("topk-registry", "timm", "torch")},
-        "rows": rows,
-    }
+    document = {**heading(name, __doc__), "versions": versions(), "rows": rows}
     write_text(args.output, json.dumps(document, indent=1) + "\n")
     say(f"{args.output} has the results")
     return 0

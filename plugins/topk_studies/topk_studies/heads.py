@@ -40,8 +40,6 @@ Protocol, written before the first test result:
 import argparse
 import json
 import math
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,12 +51,11 @@ from torch import Tensor, nn
 
 from topk_registry.files import write_text
 from topk_registry.registry import get_loss_builder, list_losses
-from topk_registry.registry.discovery import installed_version
 from topk_registry.registry.signatures import accepts, parameters, tuning_grid
 from topk_registry.train.loss import Facts, LossSpec, set_epoch
 from topk_studies.data.photographs import open_pictures
 from topk_studies.features import Features, features_of
-from topk_studies.runner import TUNING_SEED, Measured, Runs
+from topk_studies.runner import TUNING_SEED, Measured, Runs, heading, say, versions
 
 SHARE = 0.4  # share of the labels with noise
 TOP = {"icons": 5, "fashion": 2, "cifar10n": 3}
@@ -397,10 +394,6 @@ def run_and_write(
         args: parsed arguments of the command.
         protocol: text on the study.
     """
-
-    def say(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
     data = trained.data
     if "asymmetric noise 0.4" in conditions:
         trained.confusions = trained.wrong_answers()  # before other processes start
@@ -408,13 +401,11 @@ def run_and_write(
     runs = Runs(args.output.with_suffix(".runs.jsonl"), trained, say, args.jobs, state)
     rows = run_study(name, conditions, stages, runs, trained.regime.rates)
     document = {
-        "study": name,
-        "protocol": (protocol or "").splitlines(),
-        "command": shlex.join(["topk-registry", "study", name, "--data-dir", "DIR"]),
+        **heading(name, protocol),
         "pictures": {split: len(each.x) for split, each in data.items()},
         "classes": trained.n,
         "k": trained.k,
-        "versions": {package: installed_version(package) for package in ("topk-registry", "timm", "torch")},
+        "versions": versions(),
         "rows": rows,
     }
     parts = {**document, "rows": []}

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import math
+import shlex
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +13,7 @@ from statistics import NormalDist, fmean, stdev
 from typing import Any, NamedTuple
 
 from topk_registry.errors import Interrupted, NonFiniteLossError
+from topk_registry.registry.discovery import installed_version
 from topk_registry.train import TrainConfig, Trainer
 from topk_registry.train.config import DECREASING
 from topk_studies.studies import Contestant, Flags, Study
@@ -39,6 +42,22 @@ def train(flags: Flags) -> Measured:
         except Interrupted as error:
             raise KeyboardInterrupt from error
     return {key.removeprefix("eval_"): float(value) for key, value in row.items() if key.startswith("eval_")}
+
+
+def say(line: str) -> None:
+    """Print a message of a study."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of the packages on which results depend."""
+    return {package: installed_version(package) for package in ("topk-registry", "timm", "torch")}
+
+
+def heading(name: str, protocol: str | None) -> dict[str, Any]:
+    """Return the first entries of the results of a study on pictures: its name, its protocol, and its command."""
+    command = shlex.join(["topk-registry", "study", name, "--data-dir", "DIR"])
+    return {"study": name, "protocol": (protocol or "").splitlines(), "command": command}
 
 
 class Runs:
