@@ -25,6 +25,7 @@ import torchvision
 
 from topk_export import ExportError, export_onnx, load_source, verify_file
 from topk_export.checkpoint import build
+from topk_registry.files import write_text
 
 CANDIDATES = 10  # models per family whose parameters are counted
 CLASSES = 1000
@@ -46,8 +47,6 @@ def families() -> dict[str, list[str]]:
 
 def smallest(names: list[str]) -> tuple[str, int]:
     """Return the model with the fewest parameters, and the number of its parameters."""
-    import torch
-
     step = -(-len(names) // CANDIDATES)
     counts, errors = {}, []
     for name in names[::step]:
@@ -153,7 +152,7 @@ def main(arguments: list[str] | None = None) -> int:
             "available": len(names),
             "families": {name: known[name] for name in names if name in known},
         }
-        options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write_text(options.output, json.dumps(content, indent=1) + "\n")
         print(f"{family}: {known[family]}", flush=True)
     return 0
 

@@ -5,7 +5,7 @@
 
 The most important steps run first: the comparison of each Triton kernel with compiled PyTorch operations, and then the
 tests. After each row of results, the results are written to the file. If a row fails, the error is written instead, and
-the next row runs. After ``--seconds``, all other rows are skipped. The exit status is 1 if a row failed.
+the next row runs. After ``--seconds``, the command skips all other rows. If a row failed, the exit status is 1.
 """
 
 import argparse
@@ -31,9 +31,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from topk_registry import create_loss
+from topk_registry.files import write_text
 
 Step = Callable[[], Any]
-Rows = Iterator[tuple[str, Step]]  # name of a row, and the function that measures the row
+Rows = Iterator[tuple[str, Step]]  # names of rows, and the functions that measure them
 
 KERNELS = {"smooth_topk_svm at 0.1": ("smooth_topk_svm", {"tau": 0.1}), "at 1": ("smooth_topk_svm", {"tau": 1.0})}
 PLAIN = {name: (name, {}) for name in ("focal", "topk_hinge", "sigmoid_mse", "encouraging")}
@@ -388,7 +389,7 @@ def main(arguments: list[str] | None = None) -> int:
             failed |= wrong
             results[step][name] = value
             results["seconds"][step] = round(time.perf_counter() - start, 1)
-            options.output.write_text(json.dumps(results, indent=1) + "\n")
+            write_text(options.output, json.dumps(results, indent=1) + "\n")
             print(f"{results['seconds'][step]:6.1f} s  {step}, {name}: {'FAILED' if wrong else value}", flush=True)
     return int(failed)
 

@@ -265,7 +265,9 @@ def main() -> int:
             "torch": torch.__version__,
             "load": os.getloadavg()[0],
         }
-        args.json.write_text(json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
+        from topk_registry.files import write_text  # not at the top: --against may run an older package
+
+        write_text(args.json, json.dumps({"environment": environment, "rows": rows}, indent=1) + "\n")
     return 0
 
 

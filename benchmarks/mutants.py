@@ -116,7 +116,7 @@ def selected_tests(file: str, root: Path = ROOT) -> list[str]:
 
 
 def statement_of(source: str, line: int) -> int:
-    """Return the first line of the innermost statement that contains a line."""
+    """Return the first line of the innermost statement around ``line``."""
     found = line
     for node in ast.walk(ast.parse(source)):  # outer statements come first
         if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno):
@@ -140,7 +140,7 @@ class Reached:
         self.lines: dict[str, dict[int, list[str]]] = {}
 
     def tests(self, file: str, line: int) -> list[str]:
-        """Return the tests that run a line of a file in their own process."""
+        """Return the tests whose own process runs ``line`` of ``file``."""
         if file not in self.lines:
             self.lines[file] = self.data.contexts_by_lineno(str(self.root / file))
         source = (self.root / file).read_text(encoding="utf-8")

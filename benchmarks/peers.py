@@ -27,6 +27,7 @@ import topk_registry as tr
 from topk_plugins._margins import relative_gaps
 from topk_plugins.sparse_topk import topk_mask
 from topk_registry.conformal import Score, binomial_interval, calibrate, log_probabilities, threshold
+from topk_registry.files import write_text
 from topk_registry.metrics import LabelSetMetrics
 
 COMMAND = "python -m benchmarks.peers --output docs/results/peers.json"
@@ -342,7 +343,7 @@ def main(arguments: list[str] | None = None) -> int:
         for each in COMPARISONS
     ]
     content = {"command": COMMAND, "results": results}
-    options.output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_text(options.output, json.dumps(content, indent=1) + "\n")
     print(table(results), end="")
     return 0
 

@@ -26,6 +26,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from topk_registry.files import write_text
 from topk_registry.ops.gpu import arithmetic
 from topk_registry.ops.gpu.scale import scale
 from topk_registry.ops.ksubset.triton import backend
@@ -142,7 +143,7 @@ def main(arguments: list[str] | None = None) -> int:
         results = {name: known[name] if name != target else table for name in TARGETS if name in {*known, target}}
         command = "python -m benchmarks.registers --output docs/results/registers.json"
         content = {"command": command, "triton": triton.__version__, "targets": results}
-        options.output.write_text(json.dumps(content, indent=1) + "\n")
+        write_text(options.output, json.dumps(content, indent=1) + "\n")
         print(f"{target}: {len(table)} kernels", flush=True)
     return 0
 

@@ -33,7 +33,7 @@ from tests.browser import chromium  # noqa: E402
 from tests.ports import free_port  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
-MIN_SETS = 60  # of icon sets that draw a class
+MIN_SETS = 60  # a class is drawn in at least this many icon sets
 K = 5
 ALPHA = 0.1
 EPOCHS = 20
@@ -114,7 +114,7 @@ def drawn(icon: dict[str, Any], prediction: Any, n: int, credit: str) -> str:
 
 
 def screenshot(model: Path, image: Path, output: Path) -> None:
-    """Serve a model, put an image onto the page, and save a picture of the page."""
+    """Serve a model, upload an image on the page of the server, and save a screenshot."""
     with chromium() as browser:
         port = free_port()  # after the browser, which also takes a free port
         server = subprocess.Popen([sys.executable, "-m", "topk_registry", "serve", str(model), "--port", str(port)])
