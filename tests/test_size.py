@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 1342,
+    "benchmarks": 1346,
     "docs": 802,
     "export/topk_export": 3706,
     "plugins/template": 25,
@@ -21,11 +21,11 @@ CEILINGS = {
     "topk_registry/conformal": 237,
     "topk_registry/data": 601,
     "topk_registry/distributions": 193,
-    "topk_registry/losses": 295,
+    "topk_registry/losses": 285,
     "topk_registry/metrics": 195,
     "topk_registry/ops": 3544,
     "topk_registry/nn": 729,
-    "topk_registry/registry": 384,
+    "topk_registry/registry": 387,
     "topk_registry/testing": 801,
     "topk_registry/train": 2737,
 }
