@@ -11,10 +11,9 @@ from topk_registry.nn.linear import linear_smooth_topk
 from topk_registry.ops.backend import is_readable
 from topk_registry.ops.ksubset import topk_label_margins, topk_log_odds, topk_marginals, topk_margins
 from topk_registry.ops.ksubset.graph import soft_hinge
-from topk_registry.ops.losses import hinge_losses, smooth_topk
+from topk_registry.ops.losses import perturbed_hinge, smooth_topk
 from topk_registry.ops.masses import REDUCTIONS, Masses, Target
 from topk_registry.ops.perturbed import perturbed_topk
-from topk_registry.ops.perturbed.api import checked_options
 
 __all__ = [
     "linear_smooth_topk",
@@ -77,42 +76,3 @@ def smooth_topk_loss(
     if reduction == "none":
         return losses
     return losses.sum() if len(losses) or reduction == "sum" else losses.mean()
-
-
-def perturbed_hinge(
-    logits: Tensor,
-    masses: Masses,
-    *,
-    k: int,
-    epsilon: float = 1.0,
-    num_samples: int = 5,
-    alpha: float | Tensor = 1.0,
-    scale: float = 1.0,
-    sums: bool = False,
-) -> Tensor:
-    """Return a hinge loss of the target against the k-th largest of scores plus noise, for each row s of the logits.
-
-        loss = sum_c q_c scale max(0, alpha_c + f_eps(s) - s_c)
-
-    Here, q_c is the mass of class c in the target of the row, and f_eps(s) is the result of :func:`perturbed_topk` with
-    noise from the global generator of torch. If all masses of a row are 0, the loss and the gradient of this row are 0,
-    even if logits are NaN. Second derivatives are 0. With ``create_graph=True``, the gradient is computed from the same
-    random draws as the loss.
-
-    Args:
-        logits: scores s [B, n].
-        masses: the target of the batch, see :class:`topk_registry.Masses`.
-        k: rank of the score that the labels are compared with, 1 <= k <= n.
-        epsilon: standard deviation of the noise, in units of the scores.
-        num_samples: number of random draws.
-        alpha: required margin: one number, or one number per class [n]. The margin gets no gradient.
-        scale: factor of the loss.
-        sums: if True, the result may be the sum [] of the losses, because some backends compute the sum faster.
-
-    Returns:
-        The losses [B] or their sum [], in the dtype of the logits, or in float32 for half-precision logits.
-    """
-    k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
-    return hinge_losses(
-        logits, masses, k=k, epsilon=epsilon, num_samples=num_samples, alpha=alpha, scale=scale, sums=sums
-    )

@@ -16,7 +16,7 @@ from typing_extensions import Unpack
 
 from topk_plugins._margins import relative_gaps
 from topk_registry import CommonOptions, Masses, TopKLoss
-from topk_registry.ops.losses import hinge_losses
+from topk_registry.functional import perturbed_hinge
 
 
 class NoisedTopK(TopKLoss):
@@ -67,7 +67,7 @@ class NoisedTopK(TopKLoss):
         self.num_samples = num_samples
 
     def losses_of(self, logits: Tensor, masses: Masses) -> Tensor:
-        return hinge_losses(
+        return perturbed_hinge(
             logits, masses, k=self.k + 1, epsilon=self.epsilon, num_samples=self.num_samples,
             alpha=self.margin(), scale=self.scale, sums=self.reduction != "none" and logits.shape[0] > 0,
         )  # fmt: skip

@@ -75,12 +75,11 @@ def smooth_topk(
             return smooth_definition(logits, **options)
         return smooth_node(logits, *masses[:4], alpha, k, tau)[0]
     backend = _backend(logits, k, tau, masses.has_labels_only)
-    rows = losses_and_gradient if backend == "torch" else load(MODULES[backend]).losses
-    kernel = partial(rows, sums=sums, **options)
+    kernel = partial(_kernel(backend), sums=sums, **options)
     return RowLosses.apply(logits, kernel, partial(smooth_definition, **options))  # pyright: ignore[reportReturnType]
 
 
-def hinge_losses(
+def perturbed_hinge(
     logits: Tensor,
     masses: Masses,
     *,
@@ -91,7 +90,29 @@ def hinge_losses(
     scale: float = 1.0,
     sums: bool = False,
 ) -> Tensor:
-    """Compute :func:`topk_registry.functional.perturbed_hinge` for options that are already checked."""
+    """Return a hinge loss of the target against the k-th largest of scores plus noise, for each row s of the logits.
+
+        loss = sum_c q_c scale max(0, alpha_c + f_eps(s) - s_c)
+
+    Here, q_c is the mass of class c in the target of the row, and f_eps(s) is the result of :func:`perturbed_topk` with
+    noise from the global generator of torch. If all masses of a row are 0, the loss and the gradient of this row are 0,
+    even if logits are NaN. Second derivatives are 0. With ``create_graph=True``, the gradient is computed from the same
+    random draws as the loss.
+
+    Args:
+        logits: scores s [B, n].
+        masses: the target of the batch, see :class:`topk_registry.Masses`.
+        k: rank of the score that the labels are compared with, 1 <= k <= n.
+        epsilon: standard deviation of the noise, in units of the scores.
+        num_samples: number of random draws.
+        alpha: required margin: one number, or one number per class [n]. The margin gets no gradient.
+        scale: factor of the loss.
+        sums: if True, the result may be the sum [] of the losses, because some backends compute the sum faster.
+
+    Returns:
+        The losses [B] or their sum [], in the dtype of the logits, or in float32 for half-precision logits.
+    """
+    k, epsilon, num_samples = perturbed.checked_options(k, epsilon, num_samples)
     perturbed.check_shapes(logits, k, num_samples, None)
     masses.check(logits)
     if isinstance(alpha, Tensor):
@@ -146,7 +167,7 @@ def smooth_definition(logits: Tensor, masses: Masses, k: int, tau: float, alpha:
 def hinge_definition(
     logits: Tensor, threshold: Callable[[Tensor], Tensor], masses: Masses, alpha: float | Tensor, scale: float
 ) -> Tensor:
-    """Return the losses [B] of :func:`hinge_losses`, computed by differentiable PyTorch operations.
+    """Return the losses [B] of :func:`perturbed_hinge`, computed by differentiable PyTorch operations.
 
     ``threshold(s)`` returns the perturbed k-th largest score of each row of s.
     """
