@@ -137,7 +137,11 @@ def top_margins(state: State, theta: float) -> Tensor:
     ``state`` must be a result of ``summarize(s, k + 1, theta)``, or a result of :func:`merge` for such states.
     """
     k = state.P.shape[1] - 1
-    return graph.top_margins(state.top.double(), state.P[:, :k].double(), k, theta).margins[:, :k]
+    top = state.top.double()
+    gap = top - top[:, k : k + 1]
+    f = graph.top_products(gap / theta, state.P[:, :k].double(), k, k + 1)
+    below, last = f.outside
+    return graph.margins_from(below, last, gap, f.t, theta)[:, :k]
 
 
 def classes_per_rank(n: int, ranks: int) -> list[int]:

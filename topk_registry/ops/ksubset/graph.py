@@ -105,7 +105,7 @@ def top_margins(top: Tensor, P: Tensor | None, k: int, theta: float) -> Margins:
     best, others = top_products(gap / theta, P, k, k + 1), top_products(gap / theta, P, k, k)
     below, last = torch.cat((best.outside[..., :k], others.outside[..., k:]), -1)
     tilts = torch.cat((best.t.expand(-1, k), others.t.expand(-1, top.shape[1] - k)), 1)
-    return Margins(a, others.t, gap + theta * ((below / last).log() - tilts), others.c)
+    return Margins(a, others.t, margins_from(below, last, gap, tilts, theta), others.c)
 
 
 def tail_margins(gap: Tensor, w: Tensor, c: Tensor, t: Tensor, theta: float) -> Tensor:
@@ -114,6 +114,15 @@ def tail_margins(gap: Tensor, w: Tensor, c: Tensor, t: Tensor, theta: float) -> 
     :func:`top_margins` returns a, the tilt t and the coefficients c.
     """
     below, last = divide_out(c, w, len(c) - 1)
+    return margins_from(below, last, gap, t, theta)
+
+
+def margins_from(below: Tensor, last: Tensor, gap: Tensor, t: Tensor, theta: float) -> Tensor:
+    """Return the margins of classes with the scores a + ``gap``, by the end of formulas (8) and (9).
+
+    For each class, ``below`` and ``last`` are the coefficients k - 1 and k of the product over all other classes, whose
+    odds are exp((s - a) / theta - t).
+    """
     return gap + theta * ((below / last).log() - t)
 
 

@@ -286,7 +286,7 @@ def _sum_of_hinges(scores, mass, alpha, scratch, a, shift, scale, tau):
 
 @borrowing
 def _add_moments(e, v, count, dc):
-    # add the sum of e (-v)^j to dc_{k-1-j}, for j < count
+    # add the sum of e (-v)^j to dc_{k-1-j}, for j < count, where count is rounded up to a multiple of five, at most k
     k, least = len(dc) - 1, np.float32(1e-20) * largest_size(e)
     for j in range(0, count, 5):
         sums = _five_moments(e, v, least)

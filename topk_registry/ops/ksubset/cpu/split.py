@@ -24,8 +24,9 @@ def split(row, k, depth, limit, theta, space, w, members, where):
     """Split the classes of a row of scores into a top group and a tail.
 
     Class i with score s_i has the odds w_i = exp((s_i - a) / theta), where a is a reference score. The function finds a
-    number u such that sum_i u w_i / (1 + u w_i) is about depth - 1/2. The top group contains the classes with
-    u w_i > limit. All other classes are the tail.
+    number u such that sum_i u w_i / (1 + u w_i) is about depth - 1/2. If the row is flat, the top group is empty.
+    Otherwise, the top group contains the ``depth`` largest classes and all classes with u w_i > limit. All other
+    classes are the tail.
 
     Args:
         row: scores, padded with -inf. Classes with the score -inf are excluded.
@@ -36,7 +37,8 @@ def split(row, k, depth, limit, theta, space, w, members, where):
         space: result of :func:`scratch_space`.
         w: output, the products u w_i for all classes of the tail, and 0 for all other classes. These products are at
             most ``limit``, so their powers do not overflow in single precision.
-        members, where: output, odds and indices of the classes of the top group. The k largest classes come first.
+        members, where: output, odds and indices of the classes of the top group. The ``depth`` largest classes come
+            first, in descending order of their odds.
 
     Returns:
         (size, a, u, most). ``size`` is the number of classes in the top group, ``a`` and ``u`` are the numbers above,
