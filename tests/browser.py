@@ -1,6 +1,5 @@
 """A headless Chromium for the tests of pages, and what it saw."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests import needs
 from tests.ports import free_port
 
 INSTALL = "no Chromium with its driver: apt-get install chromium chromium-driver"
@@ -17,10 +17,10 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A running browser; where there is none the test is skipped, and fails under CI."""
+    """A running browser. Without one, the test is skipped, and fails under CI."""
     binary, driver = next(filter(None, map(shutil.which, BROWSERS)), None), shutil.which("chromedriver")
     if binary is None or driver is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(INSTALL)
+        needs.lack(INSTALL)
     webdriver = pytest.importorskip("selenium.webdriver")
     options = webdriver.ChromeOptions()
     options.binary_location = binary

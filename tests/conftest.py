@@ -9,7 +9,7 @@ import pytest
 import torch
 from filelock import FileLock
 
-from tests import WORKERS, webgpu, workers
+from tests import WORKERS, needs, webgpu, workers
 from topk_registry import refresh_plugins
 from topk_registry.cli.commands import commands
 from topk_registry.registry import losses, timm_losses
@@ -42,7 +42,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callab
 def software_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A WebGPU device that a library computes on the CPU, for this process and the processes that it starts."""
     if missing := webgpu.missing():
-        (pytest.fail if webgpu.expected() else pytest.skip)(missing)
+        needs.lack(missing, installed_in_ci=webgpu.in_ci())
     with pytest.MonkeyPatch.context() as patch:
         for name, value in webgpu.environment(tmp_path_factory.mktemp("vulkan")).items():
             patch.setenv(name, value)

@@ -1,7 +1,6 @@
 """A file with sets on onnxruntime-web, in Node.js: the results of onnxruntime, and what `allowed` and `alpha` need."""
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
+from tests import needs
 from tests.export.test_webgpu import head
 from topk_export.runtime.session import open_session
 
@@ -36,7 +36,7 @@ console.log(JSON.stringify(results));
 def node(tmp_path_factory):
     """``node(model, feeds)``: the outputs of a model in Node.js."""
     if shutil.which("npm") is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Node.js and npm")
+        needs.lack("needs Node.js and npm")
     folder = tmp_path_factory.mktemp("web")
     (folder / "package.json").write_text('{"private": true}')
     subprocess.run(["npm", "install", "--ignore-scripts", "onnxruntime-web@1"], cwd=folder, check=True, timeout=300)

@@ -1,0 +1,13 @@
+"""What a machine may lack: its tests are skipped, and fail where continuous integration has installed it."""
+
+import os
+from typing import NoReturn
+
+import pytest
+
+
+def lack(reason: str, *, installed_in_ci: bool = True) -> NoReturn:
+    """Skip the test. Under CI, fail it, because there a skipped test would hide a broken installation."""
+    if installed_in_ci and os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
