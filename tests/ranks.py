@@ -6,10 +6,20 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from tests.workers import processes
+
+
+class Checks(dict[str, Callable[[], object]]):
+    """Checks by their names."""
+
+    def add(self, check: Callable[[], object]) -> Callable[[], object]:
+        """Decorator of a function that each rank calls."""
+        self[check.__name__] = check
+        return check
 
 
 def run(world: int, checks: dict[str, Callable], folder: Path) -> dict[str, list[str]]:
@@ -17,6 +27,8 @@ def run(world: int, checks: dict[str, Callable], folder: Path) -> dict[str, list
 
     A check that fails on one rank alone may leave the others waiting: the timeout of the group ends them.
     """
+    if not dist.is_available():
+        pytest.skip("torch is built without distributed")
     context = processes()
     environment = dict(os.environ)  # as it is now: a fork server keeps that of its start
     ranks = [

@@ -7,9 +7,6 @@ import pytest
 import torch
 import torch.distributed as dist
 
-if not dist.is_available():
-    pytest.skip("torch is built without distributed", allow_module_level=True)
-
 from tests import ranks
 from tests.losses import test_batch
 from tests.metrics import test_metrics
@@ -27,20 +24,13 @@ from topk_registry.ops.distributed import (
 from topk_registry.train import checkpoint
 from topk_registry.train.run import Run
 
-CHECKS = {
-    **test_batch.CHECKS,
-    **{name: test_linear_ranks.CHECKS[name] for name in ("losses_and_gradients", "predictions")},
-    **test_metrics.CHECKS,
-}
+CHECKS = ranks.Checks(test_batch.CHECKS | test_metrics.CHECKS)
+CHECKS.add(test_linear_ranks.losses_and_gradients)
+CHECKS.add(test_linear_ranks.predictions)
 WORLD, SIZES = None, (2, 1)  # rows of each rank
 
 
-def check(function):
-    CHECKS[function.__name__] = function
-    return function
-
-
-@check
+@CHECKS.add
 def all_gather_stacks_in_the_order_of_ranks():
     rank = dist.get_rank()
     mine = torch.arange(6.0).view(2, 3).T + 10 * rank  # not contiguous
@@ -50,7 +40,7 @@ def all_gather_stacks_in_the_order_of_ranks():
     assert all_gather(torch.zeros(0, 3), WORLD).shape == (2, 0, 3)
 
 
-@check
+@CHECKS.add
 def all_reduce_sums_and_leaves_its_argument_alone():
     mine = torch.tensor([1.0, 2.0]) * (1 + dist.get_rank())
     before = mine.clone()
@@ -61,7 +51,7 @@ def all_reduce_sums_and_leaves_its_argument_alone():
     assert number_of_ranks() == 2
 
 
-@check
+@CHECKS.add
 def gather_rows_and_its_gradient():
     rank = dist.get_rank()
     mine = (torch.arange(3.0)[:, None] + torch.tensor([0.0, 0.5]))[[0, 1] if rank == 0 else [2]].requires_grad_()
@@ -77,7 +67,7 @@ def gather_rows_and_its_gradient():
     assert gather_rows(labels[:1], (1, 1), WORLD).tolist() == [0, 2]
 
 
-@check
+@CHECKS.add
 def own_rows_and_their_gradient():
     rank = dist.get_rank()
     everything = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
@@ -87,7 +77,7 @@ def own_rows_and_their_gradient():
     assert gradient.tolist() == [5.0, 5.0, 6.0]
 
 
-@check
+@CHECKS.add
 def agreed_raises_on_every_rank():
     rank = dist.get_rank()
     numbers = {"k": 3.0, "rows": float(rank)}
@@ -105,7 +95,7 @@ def agreed_raises_on_every_rank():
         agreed(fail_on_the_second, WORLD)
 
 
-@check
+@CHECKS.add
 def a_signal_on_one_rank_stops_every_rank():
     run = object.__new__(Run)
     run.control, run.stop = dist.group.WORLD, False
@@ -114,7 +104,7 @@ def a_signal_on_one_rank_stops_every_rank():
     assert run.should_stop() is True
 
 
-@check
+@CHECKS.add
 def decisions_of_the_first_rank_are_shared():
     rank = dist.get_rank()
     assert checkpoint.all_ranks(rank) == [0, 1]

@@ -7,14 +7,10 @@ import torch
 import torch.distributed as dist
 
 import topk_registry as tr
+from tests import ranks
 from topk_registry.testing import check_loss
 
-CHECKS = {}  # tests/test_two_ranks.py calls them
-
-
-def check(function):
-    CHECKS[function.__name__] = function
-    return function
+CHECKS = ranks.Checks()  # tests/test_two_ranks.py calls them
 
 
 class Spread(tr.BatchLoss):
@@ -66,7 +62,7 @@ def test_the_conformance_kit_knows_them():
     check_loss(Spread, expected_failed_checks={"prefers_the_label": "a variance does not"})
 
 
-@check
+@CHECKS.add
 def two_ranks_have_the_loss_and_the_gradient_of_the_whole_batch():
     (s, label), rank = batch(9), dist.get_rank()
     label[4] = -100
@@ -90,7 +86,7 @@ def two_ranks_have_the_loss_and_the_gradient_of_the_whole_batch():
         torch.testing.assert_close(layers[1].weight.grad, layers[0].weight.grad, rtol=1e-10, atol=1e-12)
 
 
-@check
+@CHECKS.add
 def weighted_cross_entropy_of_torch_has_the_gradient_of_the_whole_batch():
     from topk_registry.train.loss import over_ranks
 
@@ -109,7 +105,7 @@ def weighted_cross_entropy_of_torch_has_the_gradient_of_the_whole_batch():
         torch.testing.assert_close(layers[1].weight.grad, layers[0].weight.grad, rtol=1e-10, atol=1e-12)
 
 
-@check
+@CHECKS.add
 def the_mean_over_ranks_is_of_the_whole_batch_and_leaves_the_reduction():
     (s, label), rank = batch(9), dist.get_rank()
     label[[0, 1, 4]] = -100
@@ -131,7 +127,7 @@ def the_mean_over_ranks_is_of_the_whole_batch_and_leaves_the_reduction():
         torch.testing.assert_close(layers[1].weight.grad, layers[0].weight.grad, rtol=1e-10, atol=1e-12)
 
 
-@check
+@CHECKS.add
 def a_rank_evaluates_the_mean_of_its_own_rows_without_waiting():
     if dist.get_rank():
         return
@@ -142,7 +138,7 @@ def a_rank_evaluates_the_mean_of_its_own_rows_without_waiting():
     torch.testing.assert_close(own.eval()(s, label), alone(s, label), rtol=0, atol=0)
 
 
-@check
+@CHECKS.add
 def without_gradients_a_rank_is_by_itself():
     if dist.get_rank():
         return

@@ -224,7 +224,6 @@ def test_the_best_classes_with_their_marginals(k, chunk, temperature):
 
 
 def test_the_module_is_a_linear_layer_and_its_loss():
-    torch.manual_seed(0)
     linear = nn.Linear(D, N)
     torch.manual_seed(0)
     head = LinearSmoothTopK(D, N, k=3, tau=0.1, chunk=17, ignore_index=59)

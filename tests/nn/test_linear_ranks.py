@@ -10,18 +10,10 @@ from topk_registry.functional import linear_smooth_topk
 from topk_registry.nn.linear import linear_topk
 from topk_registry.ops.ksubset.chunks import classes_per_rank
 
-if not dist.is_available():
-    pytest.skip("torch is built without distributed", allow_module_level=True)
-
 D = 6
 DOUBLE = torch.float64
-CHECKS = {}
+CHECKS = ranks.Checks()
 ROWS = {2: [3, 2], 4: [3, 2, 0, 4]}  # of each rank: not the same number, and none
-
-
-def check(function):
-    CHECKS[function.__name__] = function
-    return function
 
 
 def whole(n, B):
@@ -55,23 +47,23 @@ def compare(n, k, **options):
             torch.testing.assert_close(g, factor * own(right, part), rtol=1e-10, atol=1e-11)
 
 
-@check
+@CHECKS.add
 def losses_and_gradients():
     compare(23, 3)
 
 
-@check
+@CHECKS.add
 def options_of_classes():
     alpha, weight = torch.linspace(0, 2, 23, dtype=DOUBLE), torch.linspace(0.5, 2, 23, dtype=DOUBLE)
     compare(23, 3, alpha=alpha, class_weight=weight)
 
 
-@check
+@CHECKS.add
 def ranks_with_fewer_classes_than_the_top_group_and_none():
     compare(9, 4)  # 3, 3, 3, 0 on four ranks
 
 
-@check
+@CHECKS.add
 def single_precision_and_half():
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 5e-2)):
         sizes, n = ROWS[dist.get_world_size()], 50
@@ -86,7 +78,7 @@ def single_precision_and_half():
         assert all(t.grad.dtype == dtype and t.grad.isfinite().all() for t in mine)
 
 
-@check
+@CHECKS.add
 def predictions():
     for n, k in ((40, 3), (9, 4)):
         sizes = ROWS[dist.get_world_size()]
@@ -99,7 +91,7 @@ def predictions():
             torch.testing.assert_close(found, own(wanted, sizes), rtol=1e-10, atol=1e-12)
 
 
-@check
+@CHECKS.add
 def bad_input_on_one_rank_is_an_error_on_all():
     n = 23
     sizes = ROWS[dist.get_world_size()]

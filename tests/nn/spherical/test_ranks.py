@@ -1,12 +1,13 @@
 """Several processes, each with its own part of the batch, make the step that one process makes with all of it."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import distributed as dist
-from torch import multiprocessing as mp
 from torch import nn
 
-from tests.workers import processes
+from tests import ranks
 from topk_registry.nn.spherical import SphericalLinear
 
 N = 60
@@ -25,8 +26,8 @@ def batches():
         yield torch.randn(6, D, dtype=torch.float64, generator=generator), torch.randint(N, (6,), generator=generator)
 
 
-def work(rank, rendezvous, folder):
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+def work(folder):
+    rank = dist.get_rank()
     layer = make()
     for step, (features, target) in enumerate(batches()):
         mine = slice(3 * rank, 3 * rank + 3)
@@ -44,14 +45,13 @@ def work(rank, rendezvous, folder):
             layer.zero_grad()
             layer(features[mine], torch.full((3,), -100)).backward()
         layer.step(0.3, weight_decay=0.1, max_norm=1.0)
-    torch.save(layer.to_linear().state_dict(), folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    torch.save(layer.to_linear().state_dict(), folder / f"weights-{rank}.pt")
 
 
 @pytest.mark.slow
 def test_two_processes_make_the_step_of_one(tmp_path):
-    method = processes().get_start_method()
-    mp.start_processes(work, (tmp_path / "rendezvous", tmp_path), nprocs=2, start_method=method)
+    errors = ranks.run(2, {"work": partial(work, tmp_path)}, tmp_path)
+    ranks.expect_none(errors["work"])
     one = make()
     for step, (features, target) in enumerate(batches()):
         if step == 1:
@@ -64,7 +64,7 @@ def test_two_processes_make_the_step_of_one(tmp_path):
         else:
             (one(features[:3], target[:3]) / 2).backward()  # the mean over ranks, one being 0
         one.step(0.3, weight_decay=0.1, max_norm=1.0)
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    first, second = (torch.load(tmp_path / f"weights-{rank}.pt") for rank in (0, 1))
     for name, wanted in one.to_linear().state_dict().items():
         assert torch.equal(first[name], second[name])
         torch.testing.assert_close(first[name], wanted, rtol=1e-11, atol=1e-12)
