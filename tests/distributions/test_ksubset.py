@@ -110,7 +110,6 @@ def test_samples_have_the_law(threads):
 
 @pytest.mark.slow
 def test_samples_of_long_rows_with_a_k_of_their_own():
-    torch.manual_seed(0)
     k = torch.tensor([1, 7, 30])
     x = torch.stack((randn(400), 50 * randn(400, seed=1), randn(400, seed=2)))
     x[1, :5] = -INF
@@ -128,7 +127,6 @@ def test_samples_of_long_rows_with_a_k_of_their_own():
 
 
 def test_index_samples_and_straight_through_gradients():
-    torch.manual_seed(0)
     x = randn(3, 9).requires_grad_()
     distribution = KSubset(x, 4)
     sets = distribution.sample_indices((5, 2))
@@ -228,7 +226,6 @@ def test_gradients_of_rows_with_classes_that_are_ruled_out(name, k):
 
 @pytest.mark.parametrize("k", [2, torch.tensor([2, 2])], ids=["one", "each"])
 def test_a_row_with_only_k_classes_has_one_set(k):
-    torch.manual_seed(0)
     x = torch.tensor([[1.0, -INF, 2.0, -INF], [0.0, 1.0, 2.0, 3.0]], dtype=torch.float64, requires_grad=True)
     distribution = KSubset(x, k, temperature=0.5)
     certain = torch.tensor([1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
@@ -298,7 +295,6 @@ LARGE = {
     ],
 )
 def test_large_k_against_the_recursion_in_logarithms(n, k, kind):
-    torch.manual_seed(0)
     x = LARGE[kind](n, k)
     distribution = KSubset(x, k)
     logs = np.full(k + 1, -INF)

@@ -9,11 +9,6 @@ from tests.metrics import test_label_sets as labels
 from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, TopKAccuracy
 
 
-@pytest.fixture(autouse=True)
-def _seed():
-    torch.manual_seed(0)
-
-
 def credit(scores, y, k):
     """The chance that y is among the first k when ties are broken at random, counted over all orders of a row."""
     hits = orders = 0

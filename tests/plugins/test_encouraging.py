@@ -6,8 +6,6 @@ import torch
 from tests.plugins.rows import B, batch, softmax
 from topk_plugins.encouraging import Encouraging
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 N = 5
 
 

@@ -6,8 +6,6 @@ import torch
 from tests.plugins.rows import batch
 from topk_plugins.imbalance import LDAM, Focal, effective_number_weights
 
-pytestmark = pytest.mark.usefixtures("seeded")
-
 COUNTS = [400, 81, 16, 5, 1, 1]
 N = len(COUNTS)
 

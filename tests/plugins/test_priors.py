@@ -1,6 +1,5 @@
 """Logit adjustment, balanced softmax and generalised cross-entropy: against their formulas, and what they are told."""
 
-import pytest
 import torch
 from torch.nn import functional as F
 
@@ -9,7 +8,6 @@ from topk_registry import create_loss
 
 COUNTS = [50, 20, 5, 1, 0]
 COUNTED = torch.tensor([50, 20, 5, 1, 1], dtype=torch.float64)  # a class without samples as the rarest with some
-pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def test_balanced_softmax_counts_classes_as_often_as_they_were_seen():

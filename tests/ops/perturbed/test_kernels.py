@@ -1,7 +1,5 @@
 """The perturbed kernels on the CPU: their noise number by number, the hinge over masses, transforms."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -18,12 +16,6 @@ INF, NAN = float("inf"), float("nan")
 
 def randn(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture
-def seeded() -> Iterator[None]:
-    with torch.random.fork_rng():
-        yield
 
 
 ROWS = {
@@ -63,7 +55,6 @@ def test_threads_and_other_rows_do_not_matter(threads):
         assert torch.equal(a[:10], c)
 
 
-@pytest.mark.usefixtures("seeded")
 def test_the_kernel_is_unbiased():
     s, rows = [0.0, 0.3, -1.0, 0.3, 1.0], 40_000
     value, indicator = expected_kth(s, 2, 1.0)
@@ -102,7 +93,6 @@ def plain_hinge(s: torch.Tensor, q: torch.Tensor, z: torch.Tensor, k: int, epsil
     return (q * scale * (alpha + threshold[:, None] - s).clamp(min=0)).where(q != 0, 0.0).sum(1)
 
 
-@pytest.mark.usefixtures("seeded")
 @pytest.mark.parametrize("kind", targets())
 @pytest.mark.parametrize("per_class", [False, True])
 @pytest.mark.parametrize("k", [3, 80])
@@ -151,7 +141,6 @@ def test_rows_without_mass_may_hold_anything(backend):
     assert gradient[[1, 2]].count_nonzero() == 0
 
 
-@pytest.mark.usefixtures("seeded")
 def test_masses_with_a_gradient():
     logits, shares = randn(B, N), torch.rand(B, 1, dtype=torch.float64).requires_grad_()
     labels = torch.arange(B)[:, None]
@@ -162,7 +151,6 @@ def test_masses_with_a_gradient():
     torch.testing.assert_close(gradient[:, 0].float(), one, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.usefixtures("seeded")
 def test_transforms():
     logits, masses = randn(B, N), targets()["labels"]
 
@@ -179,7 +167,6 @@ def test_transforms():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("seeded")
 def test_compiles_whole():
     logits, masses = randn(B, N).requires_grad_(), targets()["ignored"]
 

@@ -1,7 +1,0 @@
-import pytest
-import torch
-
-
-@pytest.fixture
-def seeded():
-    torch.manual_seed(0)
