@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.export.test_verify import calibrated, changed, edit_default, edit_props, edit_sets, edit_thresholds
+from tests.export.test_verify import calibrated, changed, edit_props
 from topk_export import ModelFileError, graph, verify_file
 from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, THRESHOLDS
 from topk_export.verify import SAMPLE, beside, report_lines
@@ -81,6 +81,25 @@ def hidden_nan(model):
     model.graph.initializer.append(numpy_helper.from_array(float32(0), "topk/zero"))
 
 
+def edit_constant(name, edit):
+    """Return a change of a constant of the graph; ``edit`` returns the new value."""
+
+    def change(model):
+        (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
+        old = numpy_helper.to_array(tensor)
+        tensor.CopyFrom(numpy_helper.from_array(np.asarray(edit(old), old.dtype), name))
+
+    return change
+
+
+def edit_threshold(value):
+    return edit_constant(THRESHOLDS, lambda table: np.where(np.arange(len(table))[:, None] == 1, value, table))
+
+
+def edit_sets(**changes):
+    return lambda model: edit_props(model, sets=lambda sets: sets | changes)
+
+
 def edit_weights(model):
     for tensor in model.graph.initializer:
         if list(tensor.dims) == [N] and tensor.data_type == TensorProto.FLOAT:
@@ -138,12 +157,6 @@ def renamed_constants(model):
         node.input[:] = ["limits" if name == THRESHOLDS else name for name in node.input]
 
 
-def edit_alphas(model):
-    for tensor in model.graph.initializer:
-        if tensor.name == ALPHAS:
-            tensor.CopyFrom(numpy_helper.from_array(float32([0.01, 0.100001, 0.3]), tensor.name))
-
-
 CHECKER = "onnx.checker, full"
 DOMAIN = "default operator domain only"
 HEAD = "no Loop, Scan, If, Sigmoid, Einsum or MatMul in the head"
@@ -188,16 +201,16 @@ TABLE = {
     "last class": ("plain", after("indices", ("Min", np.int64(N - 2))), TOP, ()),
     "order of classes": ("plain", after("indices", ("Gather", np.arange(K)[::-1].copy()), axis=1), TOP, ()),
     "a class in place of none": ("plain", after("indices", ("Max", np.int64(0))), TOP, ()),
-    "threshold": ("sets", edit_thresholds, DIGEST, ()),
-    "threshold by a bit": ("sets", lambda m: edit_thresholds(m, float32(0.9000001)), DIGEST, ()),
+    "threshold": ("sets", edit_threshold(0.01), DIGEST, ()),
+    "threshold by a bit": ("sets", edit_threshold(0.9000001), DIGEST, ()),
     "renamed thresholds": ("sets", renamed_constants, NO_TABLE, (DIGEST,)),
-    "alphas of the graph": ("sets", edit_alphas, ALL_ALPHAS, ()),
+    "alphas of the graph": ("sets", edit_constant(ALPHAS, lambda _: [0.01, 0.100001, 0.3]), ALL_ALPHAS, ()),
     "alphas of the metadata": ("sets", edit_sets(alphas=[0.01, 0.1000001, 0.3]), ALL_ALPHAS, ()),
     "score": ("sets", edit_sets(score="aps"), SETS, ()),
     "temperature of the sets": ("sets", edit_sets(temperature=3.0), SETS, ()),
     "a class in every set": ("sets", after("set", ("Or", np.arange(N) == 0)), SETS, (SIZE,)),
     "size": ("sets", after("set_size", ("Add", np.int64(1))), SIZE, ()),
-    "default alpha": ("sets", edit_default(1.0001), DEFAULT, ()),
+    "default alpha": ("sets", edit_constant("alpha", lambda alpha: alpha * 1.0001), DEFAULT, ()),
 }  # fmt: skip
 
 
@@ -261,5 +274,5 @@ def test_the_note_names_missing_outputs(whole):
 
 
 def test_sets_whose_metadata_have_no_digest(whole):
-    path = changed(whole("sets"), lambda model: edit_props(model, sets=lambda sets: sets | {"thresholds_sha256": None}))
+    path = changed(whole("sets"), edit_sets(thresholds_sha256=None))
     assert failures(path) == {DIGEST}

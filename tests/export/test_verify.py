@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
 
 from tests.system_calls import Calls
 from topk_export import ModelFileError, graph, verify_file
@@ -19,7 +18,7 @@ from topk_export.commands import verify as verify_command
 from topk_export.commands.common import say
 from topk_export.nodes import add_sets, digest_of_table
 from topk_export.runtime.metadata import SET_OUTPUTS, Metadata
-from topk_export.verify import THRESHOLDS, Check, _check_against_sample
+from topk_export.verify import Check, _check_against_sample
 from topk_registry.conformal import PredictionSets, Score
 
 N = 12
@@ -80,33 +79,11 @@ def test_prediction_sets_are_recomputed(copied, score, per_class):
     assert any("coverage" in line for line in report["not_verified"])
 
 
-def edit_thresholds(model, value=0.01):
-    for tensor in model.graph.initializer:
-        if tensor.name == THRESHOLDS:
-            table = numpy_helper.to_array(tensor).copy()
-            table[1] = value
-            tensor.CopyFrom(numpy_helper.from_array(table, tensor.name))
-
-
-def edit_sets(**changes):
-    return lambda model: edit_props(model, sets=lambda sets: sets | changes)
-
-
 def edit_props(model, **changes):
     for entry in model.metadata_props:
         if entry.key in changes:
             change = changes[entry.key]
             entry.value = json.dumps(change(json.loads(entry.value)) if callable(change) else change)
-
-
-def edit_default(factor):
-    def change(model):
-        for tensor in model.graph.initializer:
-            if tensor.name == "alpha":
-                alpha = numpy_helper.to_array(tensor) * np.float32(factor)
-                tensor.CopyFrom(numpy_helper.from_array(alpha, "alpha"))
-
-    return change
 
 
 def test_a_temperature_that_is_not_the_graphs(copied, capsys):
