@@ -14,7 +14,6 @@ from topk_export import DeviceError, Predictor, verify_file
 from topk_export.runtime import session as runtime
 
 CUDA_WORKS = runtime.nvidia_gpus() > 0 and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-without_gpu = pytest.mark.skipif(CUDA_WORKS, reason="this machine has a GPU")
 
 
 class Session:
@@ -114,7 +113,7 @@ def test_without_any_plugin_auto_runs_on_the_cpu_with_a_warning(fake):
         runtime.open_session(b"model", device="cpu")
 
 
-@without_gpu
+@pytest.mark.skipif(CUDA_WORKS, reason="this machine has a GPU")
 def test_a_gpu_that_is_missing_is_an_error(model_file):
     with pytest.raises(DeviceError, match="requested cuda, but onnxruntime runs the model on the CPU"):
         Predictor(model_file, device="cuda")
