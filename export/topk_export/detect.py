@@ -1,9 +1,10 @@
 """Search for the logits in the graph of an ONNX classifier.
 
 Many classifiers end in a softmax or a sigmoid. The function :func:`find_logits` follows an output of the model back to
-this last operation, and returns the tensor before the operation. The function recognizes the ONNX operators Softmax,
-LogSoftmax and Sigmoid, the same functions spelled out with exponentials and sums, and the linear classifier of
-ai.onnx.ml. Only the end of an output counts: networks with SiLU activations contain many other sigmoids.
+this last operation, and returns the tensor before the operation. The function recognizes the ONNX operators Softmax and
+Sigmoid, the same functions spelled out with exponentials and sums, and the linear classifier of ai.onnx.ml. Only the
+end of an output counts: networks with SiLU activations contain many other sigmoids. The output of a LogSoftmax already
+contains logits.
 """
 
 from collections.abc import Iterator
@@ -212,7 +213,7 @@ def _without_maximum(lookup: Graph, tensor: str) -> str:
 
 
 def _linear_classifier(lookup: Graph, tensor: str) -> bool:
-    """Recognize the classifier of ai.onnx.ml that computes a softmax in its attribute ``post_transform``."""
+    """Return whether a tensor comes from a classifier of ai.onnx.ml with a softmax in ``post_transform``."""
     node = lookup.maker(tensor)
     if node is None or node.op_type != "LinearClassifier" or node.domain != "ai.onnx.ml":
         return False

@@ -160,8 +160,7 @@ def attach(
         foreign = {entry.key: entry.value for entry in proto.metadata_props}
         graph.set_metadata(proto, foreign | metadata.to_props())
         graph.save(proto, staged, source=source.parent)
-        inputs, outputs = ({_new_name(name): x for name, x in arrays.items()} for arrays in (feed, known))
-        write_sample(beside(staged, SAMPLE), inputs, outputs, error)
+        write_sample(beside(staged, SAMPLE), _renamed(feed), _renamed(known), error)
         verify_staged(staged, path, metadata, verify, progress)
     progress(f"wrote {path}")
     return path
@@ -272,9 +271,11 @@ def _new_name(name: str) -> str:
     return f"{ORIGINAL}{name}" if name in RESERVED or name.startswith(graph.PREFIX) else name
 
 
-def _tensor_of(
-    model: Any, shapes: Any, found: Found, known: Mapping[str, np.ndarray]
-) -> tuple[str, list[int]]:  # fmt: skip
+def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {_new_name(name): values for name, values in arrays.items()}
+
+
+def _tensor_of(model: Any, shapes: Any, found: Found, known: Mapping[str, np.ndarray]) -> tuple[str, list[int]]:
     """Return the new name of the tensor with the logits, and its shape. Lengths that are not fixed are 0.
 
     ``shapes`` is the graph of the original model after the shape inference of ONNX.
@@ -343,13 +344,13 @@ def _append_logits(model: Any, tensor: str, shape: list[int], batch: int | None,
     add.output(LOGITS, TensorProto.FLOAT, [*axes, n])
 
 
-def _names_in(model: Any, n: int) -> list[str]:
-    """Return the class names that the file contains, or the numbers of the classes."""
+def _names_in(model: Any, n: int) -> list[str] | None:
+    """Return the class names that the file contains, or None."""
     for node in model.graph.node:
         for attribute in node.attribute:
             if attribute.name.startswith("classlabels_") and len(attribute.strings or attribute.ints) == n:
                 return [s.decode() for s in attribute.strings] or [str(i) for i in attribute.ints]
-    return [str(i) for i in range(n)]
+    return None
 
 
 def _summary(found: Found, metadata: Metadata) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 from topk_export.errors import ExportError, naming
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import open_session
-from topk_export.runtime.weights import files_of
+from topk_export.runtime.weights import weights_of
 
 TYPES = {
     "tensor(bool)": "TYPE_BOOL",
@@ -66,10 +66,9 @@ def write_repository(model: str | Path, folder: str | Path) -> Path:
         staged = Path(staging) / name
         version = staged / "1"
         version.mkdir(parents=True)
-        file, *weights = files_of(model, metadata.external_weights)
-        shutil.copyfile(file, version / "model.onnx")
-        for each in weights:
-            shutil.copy(each, version)
+        shutil.copyfile(model, version / "model.onnx")
+        if weights := weights_of(model, metadata.external_weights):
+            shutil.copyfile(weights, version / weights.name)
         (staged / LABELS).write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
         (staged / CONFIG).write_text(config, encoding="utf-8")
         os.rename(staged, entry)

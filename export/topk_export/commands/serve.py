@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(prog="topk-registry serve", description=main.__doc__)
     add = parser.add_argument
-    add("model", metavar="model.onnx", help="an ONNX file that topk-registry export wrote")
+    add("model", metavar="model.onnx", help="an ONNX file that topk-registry export, attach or calibrate wrote")
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on (default: 127.0.0.1)")
     port = "port to listen on; 0 selects a free port (default: 8000)"
     add("--port", type=within("[0, 65535]", int), default=8000, metavar="N", help=port)

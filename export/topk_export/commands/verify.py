@@ -13,7 +13,8 @@ from topk_registry.cli import ArgumentParser
 def main(argv: Sequence[str]) -> int:
     """Compare the logits of an exported file with PyTorch's logits, and all other outputs with results of NumPy."""
     parser = ArgumentParser(prog="topk-registry verify", description=main.__doc__)
-    parser.add_argument("model", metavar="FILE.onnx", help="an ONNX file that topk-registry export wrote")
+    written = "an ONNX file that topk-registry export, attach or calibrate wrote"
+    parser.add_argument("model", metavar="FILE.onnx", help=written)
     sample = "NAME.sample.npz of the export, with PyTorch's logits (default: the file next to NAME.onnx)"
     parser.add_argument("--sample", metavar="FILE", help=sample)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")

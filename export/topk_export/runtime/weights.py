@@ -24,23 +24,23 @@ def weights_beside(model: str | Path) -> Path:
     return Path(f"{model}{SUFFIX}")
 
 
-def files_of(model: str | Path, weights: Mapping[str, str] | None) -> list[Path]:
-    """Return the path of a model and, if the model has external weights, their path.
+def weights_of(model: str | Path, weights: Mapping[str, str] | None) -> Path | None:
+    """Return the path of the external weights of a model, or None if the model has none.
 
     ``weights`` is the entry ``external_weights`` of the metadata. A program that moves the weights into the ONNX file
-    keeps this entry. Therefore a file that does not exist is left out: onnxruntime has already loaded the model.
+    keeps this entry. Therefore the result is also None if the file does not exist: onnxruntime has already loaded the
+    model.
     """
-    files = [] if weights is None else [Path(model).with_name(weights["file"])]
-    return [Path(model), *(file for file in files if file.is_file())]
+    file = None if weights is None else Path(model).with_name(weights["file"])
+    return file if file is not None and file.is_file() else None
 
 
-def digest_of(*files: str | Path) -> str:
-    """Return one SHA-256 for the contents of all files in the given order."""
+def digest_of(file: str | Path) -> str:
+    """Return the SHA-256 of a file."""
     sha = hashlib.sha256()
-    for file in files:
-        with open(file, "rb") as stream:
-            while block := stream.read(1 << 20):
-                sha.update(block)
+    with open(file, "rb") as stream:
+        while block := stream.read(1 << 20):
+            sha.update(block)
     return sha.hexdigest()
 
 
@@ -49,9 +49,9 @@ def check_weights(model: str | Path, weights: Mapping[str, str] | None) -> None:
 
     ``weights`` is the entry ``external_weights`` of the metadata. If it is None, the model has no external weights.
     """
-    for file in files_of(model, weights)[1:]:
-        if weights is not None and digest_of(file) != weights["sha256"]:
-            raise ModelFileError(f"{file} does not belong to {model}: its SHA-256 differs, copy both files again")
+    file = weights_of(model, weights)
+    if weights is not None and file is not None and digest_of(file) != weights["sha256"]:
+        raise ModelFileError(f"{file} does not belong to {model}: its SHA-256 differs, copy both files again")
 
 
 def check_thresholds(model: str | Path, sets: Mapping[str, Any] | None) -> None:

@@ -18,7 +18,6 @@ from topk_export.runtime.predictor import Predictor
 
 FORM, JSON = "multipart/form-data", "application/json"
 FIELDS = ("alpha", "allow", "max_set")
-MAX_SET = 1000
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Limits:
     images: int = 32  # maximum number of images, or of rows of arrays, per request
     queue: int = 128  # maximum number of images in progress
     batch: int = 16  # maximum number of images per run of the model
-    max_set: int = MAX_SET  # maximum number of classes that an answer lists per prediction set
+    max_set: int = 1000  # maximum number of classes that an answer lists per prediction set
     request_seconds: float = 60.0  # maximum time from the header of a request to the answer
 
 
@@ -69,11 +68,10 @@ async def read_request(request: Request, predictor: Predictor, limits: Limits) -
         )
     elif kind == FORM:
         items, fields = await _form(request, body, limits)
-    elif kind.startswith(("image/", "application/octet-stream")) and not arrays:
+    elif kind.startswith(("image/", "application/octet-stream")):
         items, fields = [body], {}
     else:
-        takes = JSON if arrays else f"image/*, {FORM} or {JSON}"
-        raise HTTPException(415, f"expected Content-Type {takes}, got {kind or 'none'!r}")
+        raise HTTPException(415, f"expected Content-Type image/*, {FORM} or {JSON}, got {kind or 'none'!r}")
     given |= fields
     if unknown := sorted(set(given) - set(FIELDS)):
         raise ValueError(f"unknown option {unknown[0][:50]!r}: /predict takes {', '.join(FIELDS)}")

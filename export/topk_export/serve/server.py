@@ -26,9 +26,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def make_server(
-    predictor: Any, limits: Limits, hosts: Sequence[str], *, access_log: bool = False
-) -> uvicorn.Server:  # fmt: skip
+def make_server(predictor: Any, limits: Limits, hosts: Sequence[str], *, access_log: bool = False) -> uvicorn.Server:
     """Build the HTTP server for a model.
 
     ``hosts`` are the names that the Host header of a request may contain. If ``access_log`` is True, the server logs
