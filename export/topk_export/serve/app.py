@@ -14,7 +14,7 @@ import ipaddress
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from importlib.resources import files
@@ -25,7 +25,9 @@ import numpy as np
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from topk_export.errors import ImageTooLargeError, ModelFileError, PredictionError
 from topk_export.runtime.inputs import random_inputs
@@ -176,15 +178,7 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
     app = FastAPI(
         title="topk-registry", lifespan=lambda app: service.running(), docs_url=None, redoc_url=None, openapi_url=None
     )
-
-    @app.middleware("http")
-    async def guard(request: Request, forward: Callable[[Request], Awaitable[Response]]) -> Response:
-        answer = _refusal(request, hosts) or await forward(request)
-        path = request.scope["path"]  # request.url parses the Host header, which may be malformed
-        route = path if path in ROUTES else "other"
-        service.metrics.requests.labels(route, answer.status_code).inc()
-        answer.headers.update(HEADERS)
-        return answer
+    app.add_middleware(Guard, hosts=hosts, answers=service.metrics.requests)
 
     async def failed(request: Request, error: Exception) -> JSONResponse:
         status = next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
@@ -216,6 +210,33 @@ def create_app(predictor: Predictor, limits: Limits | None = None, hosts: Sequen
         return HTMLResponse(page)
 
     return app
+
+
+class Guard:
+    """ASGI middleware that rejects requests of other sites, counts answers, and adds security headers to answers.
+
+    ``hosts`` are the names that the Host header of a request may contain. ``answers`` counts by route and status.
+    The class does not use Starlette's ``BaseHTTPMiddleware``, which starts a task per request.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str], answers: Counter) -> None:
+        self._app = app
+        self._hosts = hosts
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def guarded_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"]
+                self._answers.labels(path if path in ROUTES else "other", message["status"]).inc()
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
+
+        if scope["type"] != "http":  # the start and the end of the application
+            await self._app(scope, receive, send)
+            return
+        answer = _refusal(Request(scope), self._hosts)
+        await (answer or self._app)(scope, receive, guarded_send)
 
 
 def _refusal(request: Request, hosts: Sequence[str]) -> JSONResponse | None:
