@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytest
-
 from tests import needs
 from tests.ports import free_port
 
@@ -21,7 +19,7 @@ def chromium() -> Iterator[Any]:
     binary, driver = next(filter(None, map(shutil.which, BROWSERS)), None), shutil.which("chromedriver")
     if binary is None or driver is None:
         needs.lack(INSTALL)
-    webdriver = pytest.importorskip("selenium.webdriver")
+    webdriver = needs.package("selenium.webdriver")
     options = webdriver.ChromeOptions()
     options.binary_location = binary
     for flag in FLAGS:

@@ -1,7 +1,8 @@
 """What a machine may lack: its tests are skipped, and fail where continuous integration has installed it."""
 
 import os
-from typing import NoReturn
+from importlib import import_module
+from typing import Any, NoReturn
 
 import pytest
 
@@ -11,3 +12,11 @@ def lack(reason: str, *, installed_in_ci: bool = True) -> NoReturn:
     if installed_in_ci and os.environ.get("CI"):
         pytest.fail(reason)
     pytest.skip(reason)
+
+
+def package(name: str) -> Any:
+    """Import a module of a package of the extra ``test``."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        lack(f"{error} (extra test)")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import topk_registry as tr
+from tests import needs
 from topk_registry.cli.main import main
 
 ROOT = Path(__file__).parents[1]
@@ -172,7 +173,7 @@ def test_the_quickstart_learns():
 
 def test_the_table_of_calibration_images_follows_from_the_beta_distribution():
     """The coverage for N calibration scores is Beta(j, N + 1 - j) distributed, with j = ceil((N + 1)(1 - alpha))."""
-    beta = pytest.importorskip("scipy.stats").beta
+    beta = needs.package("scipy.stats").beta
     table = (
         (ROOT / "docs/prediction_sets.md").read_text().partition("<!-- coverage -->")[2].strip().partition("\n\n")[0]
     )

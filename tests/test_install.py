@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import checkout, needs
 from topk_registry.cli import new_plugin
 
 ROOT = Path(__file__).parents[1]
@@ -21,12 +22,10 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
     """Wheel and source distribution, built from the files that git knows or would add."""
-    if find_spec("hatchling") is None:
-        pytest.skip("needs hatchling")
+    needs.package("hatchling")
     folder = tmp_path_factory.mktemp("dist")
     source = folder / "source"
-    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "output", "_build", "generated", "*_cache", "dist")
-    shutil.copytree(ROOT, source, ignore=ignored)
+    checkout.copy_to(source)
     for target in ("wheel", "sdist"):
         command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder / "dist")]
         subprocess.run(command, cwd=source, check=True, capture_output=True)

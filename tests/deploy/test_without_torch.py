@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
+from tests import checkout
 from tests.export.foreign import TAILS, WEIGHT, N, classifier
 
 ROOT = Path(__file__).parents[2]
@@ -32,8 +32,7 @@ def commands_of_the_page() -> list[str]:
 def slim(tmp_path_factory):
     """Folder of a new environment, in which the two commands have been run from a copy of the checkout."""
     folder = tmp_path_factory.mktemp("slim")
-    ignored = shutil.ignore_patterns(".git", ".venv", "__pycache__", "output", "_build", "generated", "*_cache", "dist")
-    shutil.copytree(ROOT, folder / "source", ignore=ignored)
+    checkout.copy_to(folder / "source")
     venv.create(folder / "env", with_pip=True)
     path = {"PATH": f"{folder / 'env' / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     for line in commands_of_the_page():

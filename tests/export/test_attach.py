@@ -9,6 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto
 
+from tests import needs
 from tests.export.foreign import TAILS, WEIGHT, N, classifier, package_file
 from topk_export import ExportError, ModelFileError, Predictor, attach, verify_file
 from topk_export.calibrate import Arrays, KnownLogits, calibrate_file
@@ -365,7 +366,7 @@ def test_magika(tmp_path):
 
 
 def test_scikit_learn(tmp_path):
-    skl2onnx = pytest.importorskip("skl2onnx")
+    skl2onnx = needs.package("skl2onnx")
     from sklearn.datasets import load_digits
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.linear_model import LogisticRegression

@@ -8,6 +8,7 @@ import torch
 
 import topk_plugins
 import topk_registry
+from tests import needs
 from topk_registry import ClassificationLoss, Masses, create_loss
 
 FOLDERS = tuple(str(Path(package.__file__).parent) for package in (topk_registry, topk_plugins))
@@ -35,7 +36,7 @@ def calls_of(loss) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "functions", "files"), [("smooth_topk_svm", 22, 7), ("focal", 14, 4)])
 def test_a_warm_call_stays_below_its_limit(name, functions, files):
-    pytest.importorskip("numba")
+    needs.package("numba")
     calls = calls_of(create_loss(name))
     assert len(calls) <= functions, [f"{Path(file).name}: {function}" for file, function in calls]
     assert len({file for file, _ in calls}) <= files

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests import needs
 from topk_registry import LabelMixture, create_loss
 from topk_registry.functional import perturbed_hinge, smooth_topk, smooth_topk_loss
 from topk_registry.ops.masses import Masses
@@ -111,7 +112,7 @@ def test_margins_on_another_device_are_refused():
 
 
 def test_the_launcher_refuses_memory_that_a_kernel_cannot_read():
-    driver = pytest.importorskip("topk_registry.ops.cpu.driver")
+    driver = needs.package("topk_registry.ops.cpu.driver")
     launcher, x = driver.kernel(lambda job: None), torch.ones(4, 6)
     launcher.body = lambda: lambda job: None  # nothing to compile
     for wrong in (x.t(), x[:, ::2], x[:1].expand(4, 6), torch._neg_view(x), x.to("meta"), x.as_subclass(Other)):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests import needs
 from topk_registry.functional import perturbed_hinge, perturbed_topk, smooth_topk
 from topk_registry.ops.gpu.layout import launch
 from topk_registry.ops.masses import Masses
@@ -37,7 +38,7 @@ CALLS = {
 
 @pytest.fixture
 def driver():
-    return pytest.importorskip("topk_registry.ops.cpu.driver")
+    return needs.package("topk_registry.ops.cpu.driver")
 
 
 def is_refused(run, t: Tensor, kind: str) -> None:

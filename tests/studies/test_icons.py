@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from tests import needs
 from topk_registry.data import open_dataset
 from topk_studies.data import icons
 from topk_studies.data.icons import Icons, chosen_sets, designers, render, split_of, stem
@@ -33,7 +34,7 @@ def package(tmp_path, monkeypatch):
 
 
 def test_splits_share_no_set_and_hold_all_pictures_of_names_that_enough_sets_draw(package):
-    pytest.importorskip("resvg_py")
+    needs.package("resvg_py")
     parts = [Icons(split, root=package, size=24, min_sets=10) for split in ("train", "validation", "test")]
     assert [len(part) for part in parts] == [18, 6, 6]
     assert [set(part.classes) for part in parts] == [set(NAMES)] * 3
@@ -51,7 +52,7 @@ def test_splits_share_no_set_and_hold_all_pictures_of_names_that_enough_sets_dra
 
 
 def test_pictures_are_rendered_once_and_again_if_a_file_changes(package, monkeypatch):
-    pytest.importorskip("resvg_py")
+    needs.package("resvg_py")
     first = open_dataset("topk/icons", "train", package, min_sets=10)
     assert first[0][0].size == (32, 32)
     calls = []
@@ -113,7 +114,7 @@ def test_names_lose_their_style_and_size(name, document, expected):
 
 
 def test_a_picture_is_square_and_centered_and_an_empty_one_is_none():
-    pytest.importorskip("resvg_py")
+    needs.package("resvg_py")
     black = '<rect width="8" height="16" fill="currentColor"/>'
     picture = render({"body": black, "width": 8, "height": 16}, 16)
     assert (picture[:, 4:12] == 0).all()
@@ -127,6 +128,6 @@ def test_errors_name_what_is_wrong(package):
         Icons("tests", root=package)
     with pytest.raises(ValueError, match=r"no collections\.json in None: pass --data-dir"):
         Icons()
-    pytest.importorskip("resvg_py")
+    needs.package("resvg_py")
     with pytest.raises(ValueError, match="no name is drawn in 11 icon sets"):
         Icons(root=package, min_sets=11)
