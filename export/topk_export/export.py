@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from topk_export import graph
-from topk_export.detect import find_logits
+from topk_export.detect import Graph, find_logits
 from topk_export.errors import ExportError, first_line
 from topk_export.head import add_head
 from topk_export.runtime.inputs import SAMPLES, image_batch
@@ -218,7 +218,11 @@ def _write(backbone: nn.Module, metadata: Metadata, file: Path, progress: Progre
     progress("tracing and converting")
     module = Exported(backbone, metadata, DTYPES[metadata.dtype]).eval()
     model = _convert(module, inputs[:2], metadata.opset)
-    if end := find_logits(model.graph).end:
+    end = find_logits(model.graph).end
+    last = Graph(model.graph)
+    if last.operator(last.back(LOGITS, frozenset({"Cast"}))) == "HardSigmoid":  # its input cannot be used as logits
+        end = "hard sigmoid"
+    if end:
         raise ExportError(f"{metadata.backbone} ends in a {end}: {HOW_TO_EXPORT_SCORES}")
     graph.strip(model)
     add_head(model, metadata)

@@ -143,6 +143,7 @@ HOSTILE = {
     "PNG bomb": (png_of(30_000, 30_000, bytes(10**7)), "image/png", "", 413, "pixels"),
     "zip bomb": (zip_bomb(), "image/png", "", 400, "known format"),
     "no type": (PIXEL, "", "", 415, "none"),
+    "type that begins as another": (PIXEL, "application/octet-stream-2", "", 415, "image/*"),
     "form without an image": (*form([], allow="red"), "", 400, "1 to 32"),
     "form with another field": (*form([PIXEL], other="x"), "", 400, "other"),
     "form without a boundary": (PIXEL, "multipart/form-data", "", 400, "form"),
@@ -161,6 +162,7 @@ HOSTILE = {
     "alpha beyond floats": (b'{"images": ["aaaa"], "alpha": 1%s}' % (b"0" * 400), JSON, "", 400, "number"),
     "alpha that is no number": (PIXEL, "image/png", "?alpha=nan", 400, "0.005 to 0.5"),
     "max_set": (PIXEL, "image/png", "?max_set=0", 400, "1 to 1000"),
+    "max_set between integers": (PIXEL, "image/png", "?max_set=2.5", 400, "integer"),
     "unknown parameter": (PIXEL, "image/png", "?alpa=0.1", 400, "alpha, allow, max_set"),
 }
 
@@ -194,6 +196,7 @@ def test_file_names_have_no_effect(port, name):
         ("POST", "/predict", {"Origin": "http://evil.example"}, 403, "other sites"),
         ("POST", "/predict", {"Origin": "http://["}, 403, "other sites"),
         ("POST", "/predict", {"Origin": "null"}, 403, "other sites"),
+        ("POST", "/predict", {"Content-Encoding": "gzip", "Content-Type": "image/png"}, 415, "gzip"),
     ],
 )
 def test_requests_that_are_not_answered(port, method, path, headers, status, word):

@@ -208,8 +208,8 @@ def test_probabilities_are_not_taken_for_scores(end, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "name"),
-    [(nn.Sigmoid(), "sigmoid"), (SpelledSigmoid(), "sigmoid")],
-    ids=["Sigmoid", "spelled out"],
+    [(nn.Sigmoid(), "sigmoid"), (SpelledSigmoid(), "sigmoid"), (nn.Hardsigmoid(), "hard sigmoid")],
+    ids=["Sigmoid", "spelled out", "HardSigmoid"],
 )
 def test_a_graph_that_ends_in_a_squashing_operator_is_an_error(end, name, tmp_path):
     with pytest.raises(ExportError, match=f"ends in a {name}"):

@@ -229,6 +229,7 @@ def losses_and_gradient(
     return value.sum() if sums else value, torch.cat(gradients) if needs_grad else None
 
 
+@cache
 def _kernel(backend: str) -> Kernel:
     return losses_and_gradient if backend == "torch" else load(MODULES[backend]).losses
 

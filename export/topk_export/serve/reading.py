@@ -56,6 +56,9 @@ async def read_request(request: Request, predictor: Predictor, limits: Limits) -
     or a JSON object may also contain options. An option in the body replaces the same option in the URL.
     """
     body = await _body(request, limits.body_bytes)
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise HTTPException(415, f"Content-Encoding {encoding[:50]!r} is not supported: send the body without it")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     arrays = predictor.metadata.preprocess is None
     query = request.query_params
@@ -68,7 +71,7 @@ async def read_request(request: Request, predictor: Predictor, limits: Limits) -
         )
     elif kind == FORM:
         items, fields = await _form(request, body, limits)
-    elif kind.startswith(("image/", "application/octet-stream")):
+    elif kind.startswith("image/") or kind == "application/octet-stream":
         items, fields = [body], {}
     else:
         raise HTTPException(415, f"expected Content-Type image/*, {FORM} or {JSON}, got {kind or 'none'!r}")
@@ -81,6 +84,8 @@ async def read_request(request: Request, predictor: Predictor, limits: Limits) -
     max_set = limits.max_set if max_set is None else max_set
     if not 1 <= max_set <= limits.max_set:
         raise ValueError(f"max_set must be from 1 to {limits.max_set}, got {max_set:g}")
+    if max_set != int(max_set):
+        raise ValueError(f"max_set must be an integer, got {max_set:g}")
     mask = predictor.mask_of(_names(given["allow"])) if "allow" in given else None
     return Wanted(items, mask, _number(given.get("alpha"), "alpha"), int(max_set))
 
