@@ -125,11 +125,7 @@ def perturbed_hinge(
         return hinge_definition(logits, partial(perturbed.threshold, **draws), **options)
     seed = torch.randint(perturbed.SEEDS, (), device="cpu")
     cpu = load("topk_registry.ops.perturbed.cpu")
-    if masses.dense is None and masses.even is None:
-        given = {"labels": masses.labels, "shares": masses.shares, "alpha": alpha, "scale": scale}
-        kernel = partial(cpu.hinge, seed=seed, sums=sums, **draws, **given)
-    else:
-        kernel = partial(_hinge_of_all, kth=partial(cpu.kth, seed=seed, **draws), sums=sums, **options)
+    kernel = partial(cpu.hinge, seed=seed, sums=sums, **draws, **options)
     again = partial(hinge_definition, threshold=partial(perturbed.threshold, seed=seed, **draws), **options)
     return RowLosses.apply(logits, kernel, again)  # pyright: ignore[reportReturnType]
 
@@ -184,28 +180,6 @@ def hinge_definition(
     # If a mass is 0, the product is 0 even if the loss is infinite or NaN. Finite losses are kept, because the
     # gradient with respect to the mass is the loss.
     return (q * scale * violation.masked_fill((q == 0) & ~violation.isfinite(), 0.0)).sum(1)
-
-
-def _hinge_of_all(
-    logits: Tensor,
-    needs_grad: bool,
-    *,
-    kth: Callable[[Tensor], tuple[Tensor, Tensor]],
-    masses: Masses,
-    alpha: float | Tensor,
-    scale: float,
-    sums: bool,
-) -> tuple[Tensor, Tensor]:
-    # the losses of perturbed_hinge and their gradient [B, n] for masses of all classes; ``kth`` is a kernel
-    s = logits.float().contiguous()  # sums do not depend on the memory layout
-    threshold, index = kth(s)
-    gap = (alpha.to(s) if isinstance(alpha, Tensor) else alpha) + (threshold[:, None] - s)
-    active = torch.where(gap < 0, 0.0, scale * masses.table(s.shape[1], s.dtype))
-    losses = torch.where(active == 0, 0.0, active * gap).sum(1)
-    share = active.sum(1, keepdim=True) / index.shape[1]
-    gradient = (-active).scatter_add_(1, index, share.expand_as(index))
-    gradient.masked_fill_(losses.isnan()[:, None], torch.nan)
-    return losses.sum() if sums else losses, gradient
 
 
 def losses_and_gradient(

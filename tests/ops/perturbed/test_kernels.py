@@ -126,6 +126,16 @@ def test_no_labels_give_no_loss():
     assert torch.autograd.grad(losses.sum(), logits)[0].count_nonzero() == 0
 
 
+def test_labels_out_of_range_touch_no_other_memory():
+    logits = randn(3, N).requires_grad_()
+    for smoothing in (None, torch.full((3,), 0.1)):
+        masses = Masses(torch.tensor([[2], [N], [-1]]), torch.ones(3, 1), smoothing, None)
+        losses = perturbed_hinge(logits, masses, k=3)
+        (gradient,) = torch.autograd.grad(losses.sum(), logits)
+        assert losses.isnan().tolist() == [False, True, True]
+        assert gradient.isnan().all(1).tolist() == [False, True, True]
+
+
 @pytest.mark.parametrize("backend", ["auto", "torch"])
 def test_rows_without_mass_may_hold_anything(backend):
     logits, label = randn(4, 9), torch.tensor([0, -100, -100, 3])

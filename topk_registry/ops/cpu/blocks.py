@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from topk_registry.ops.cpu.numbers import borrowing, number_at, place_of, summing
+from topk_registry.ops.cpu.numbers import borrowing, copy, number_at, place_of, summing
 
 BLOCK = 512  # total_of() sums blocks of this length in the precision of the array, and adds these sums in float64
 CACHE_BLOCK = 1024  # a kernel applies several passes to this many scores at a time, while these are in the cache
@@ -76,3 +76,28 @@ def total_of(x):
     for start in range(0, len(x), BLOCK):
         sum_of_blocks += np.float64(total(x[start : start + BLOCK]))
     return sum_of_blocks
+
+
+@borrowing
+def out_of_range(labels, n):
+    """Return whether a label is not in [0, n)."""
+    for label in labels:  # noqa: SIM110  # a generator would be another function to compile
+        if not 0 <= label < n:
+            return True
+    return False
+
+
+@borrowing
+def write_masses(r, labels, shares, even, dense, mass):
+    """Write the masses of row r of a target, and return whether a class has mass.
+
+    If ``dense`` [B, n] has rows, it holds the masses. Otherwise, every class has the mass ``even[r]``, or 0 if ``even``
+    is empty, and the classes ``labels[r]`` have the masses ``shares[r]`` in addition.
+    """
+    if len(dense) > 0:
+        copy(dense[r], mass)
+    else:
+        fill(mass, np.float32(even[r] if len(even) > 0 else 0.0))
+        for f in range(labels.shape[1]):
+            mass[labels[r, f]] += np.float32(shares[r, f])
+    return largest_size(mass) != 0

@@ -58,6 +58,7 @@ def _borrowed(typing_context, memory):
     )
 
 
-# borrowed(memory) returns the same array, or tuple with arrays, without reference counts. A reference count costs 10 ns
-# per slice and 20 ns per argument. The caller must keep the original array as long as the result is used.
+# borrowed(memory) returns the same array, or tuple with arrays, without reference counts. A reference count costs 10
+# ns per slice and 20 ns per argument. Apply it to a parameter only, because the caller keeps the original. A local
+# variable would be released after its last use, which may be before the last use of the result.
 borrowed: Any = _borrowed

@@ -13,17 +13,19 @@ computed again with a lower threshold. If even the lower threshold is too high, 
 # numba's intrinsics are called without their first parameter
 
 import math
+from collections import namedtuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from topk_registry.ops.backend import laid_out
-from topk_registry.ops.cpu.blocks import fill, has_nan, largest_size
+from topk_registry.ops.cpu.blocks import fill, has_nan, largest_size, out_of_range, total_of, write_masses
 from topk_registry.ops.cpu.driver import add_up, kernel, spans
 from topk_registry.ops.cpu.masks import lowest_bit, within
 from topk_registry.ops.cpu.memory import array, borrowed
 from topk_registry.ops.cpu.numbers import ZERO, compiled, inlined, number_32, summing
+from topk_registry.ops.masses import Masses
 from topk_registry.ops.perturbed.noise import TABLE, first_bytes, normal, other_bytes, table
 
 LEAST_WORK = 1 << 15  # a thread gets at least this many scores times draws, about 20 microseconds of work
@@ -40,6 +42,13 @@ BYTES = np.float32(256.1)  # 256 plus a margin for rounding
 # If m is the least expected number of scores above the threshold, the search aims at AIM m, and accepts up to MOST m.
 AIM, MOST = 1.2, 1.7
 
+# Scratch memory of a thread. limit bounds the first byte of each class, and words holds the first bytes. calls and u
+# hold the candidates and their random numbers, v their scores plus noise. classes [draws] holds, for each draw, the
+# class with the k-th largest score plus noise. mass and costs [n] hold the mass and the loss of each class; they are
+# empty if only labels have masses. guess [1] is where the search for the next row's threshold begins, and affects
+# only the time.
+Memory = namedtuple("Memory", "limit words calls u v classes mass costs guess")
+
 
 def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) -> tuple[Tensor, Tensor]:
     """Return the k-th largest entry of scores + epsilon * noise, averaged over the draws: [B].
@@ -52,15 +61,14 @@ def kth(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int) 
         k, epsilon, num_samples: rank, standard deviation of the noise, number of draws.
     """
     index = torch.empty(len(scores), num_samples, dtype=torch.int64, device="cpu")
-    return _run(scores, seed, k, epsilon, num_samples, index, 0, 0.0, 1.0, *[None] * 5), index
+    return _run(scores, seed, k, epsilon, num_samples, index, 0, 0.0, 1.0, *[None] * 7), index
 
 
 def hinge(
     scores: Tensor,
     needs_grad: bool,
     *,
-    labels: Tensor,
-    shares: Tensor,
+    masses: Masses,
     seed: Tensor,
     k: int,
     epsilon: float,
@@ -69,12 +77,12 @@ def hinge(
     scale: float,
     sums: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses [B], sum_j q_j scale max(0, alpha_y + f(s) - s_y) with y = y_j, and their gradient [B, n].
+    """Return the losses [B], sum_c q_c scale max(0, alpha_c + f(s) - s_c), and their gradient [B, n].
 
     Args:
         scores, seed, k, epsilon, num_samples: as in :func:`kth`. The first result of :func:`kth` is f(s).
         needs_grad: unused, because the gradient costs little.
-        labels, shares: the labels y_j of each row and their masses q_j, both [B, m].
+        masses: the mass q_c of each class c in each row.
         alpha: required margin, one number or one per class [n].
         scale: factor of the loss.
         sums: whether to return the sum [] of the losses instead.
@@ -82,8 +90,10 @@ def hinge(
     total = torch.empty((), device="cpu") if sums else None
     gradient = torch.empty(scores.shape, dtype=torch.float32, device="cpu")
     one, gaps = (0.0, laid_out(alpha, torch.float64)) if isinstance(alpha, Tensor) else (float(alpha), None)
-    arrays = laid_out(labels, torch.int64), laid_out(shares, torch.float64), gaps
-    options = labels.shape[1], one, float(scale), gradient, *arrays, total
+    m = 0 if masses.labels is None else masses.labels.shape[1]
+    types = (torch.int64, torch.float64, torch.float64, torch.float32)
+    parts = [None if t is None else laid_out(t, dtype) for t, dtype in zip(masses[:4], types, strict=True)]
+    options = m, one, float(scale), gradient, gaps, total, *parts
     losses = _run(scores, seed, k, epsilon, num_samples, None, *options)
     return losses if total is None else total, gradient
 
@@ -101,31 +111,64 @@ def _run(scores: Tensor, seed: Tensor, k: int, epsilon: float, draws: int, *opti
 @kernel
 def body(job):
     """Compute rows for :func:`hinge` if ``job``, the array of arguments, contains a gradient, else for :func:`kth`."""
-    field, real = array(job, 21, np.int64), array(job, 16, np.float64)
-    B, n, k, draws, block, m = field[2], field[3], field[4], field[5], field[6], field[13]
+    field = array(job, 23, np.int64)
+    B, n, draws, block = field[2], field[3], field[5], field[6]
+    value, total = array(field[11], B, np.float32), array(field[18], 1 if field[18] != 0 else 0, np.float32)
+    memory, done = memory_for(n, draws, field[21] != 0 or field[22] != 0), ZERO
+    for start, stop in spans(job, block, B):
+        rows(job, start, stop, memory)
+        done += stop - start
+    add_up(job, done, value, total)
+
+
+@compiled
+def memory_for(n, draws, all_classes):
+    """Return the scratch memory of a thread for :func:`rows`. ``all_classes``: whether every class may have a mass."""
+    size = (n + PAD - 1) // PAD * PAD
+    m = n if all_classes else 0
+    return Memory(
+        np.empty(size, np.uint8), np.empty(size // 8, np.uint64), np.empty(size, np.uint64),
+        np.empty(size, np.uint64), np.empty(size), np.empty(draws, np.int64), np.empty(m, np.float32),
+        np.empty(m, np.float32), np.zeros(1),
+    )  # fmt: skip
+
+
+@compiled
+def rows(job, start, stop, memory):
+    """Compute the rows from ``start`` to ``stop`` of a call. ``memory`` is the result of :func:`memory_for`."""
+    field, real, memory = array(job, 23, np.int64), array(job, 16, np.float64), borrowed(memory)
+    B, n, k, draws, m = field[2], field[3], field[4], field[5], field[13]
     key, epsilon, alpha, scale = array(field[7], 2, np.uint32), real[8], real[14], real[15]
     s, quantiles = array(field[9], (B, n), np.float32), array(field[10], TABLE, np.float64)
     value, index = array(field[11], B, np.float32), array(field[12], (B if field[12] != 0 else 0, draws), np.int64)
-    gradient, labels = array(field[16], (B, n), np.float32), array(field[17], (B, m), np.int64)
-    shares, gaps = array(field[18], (B, m), np.float64), array(field[19], n if field[19] != 0 else 0, np.float64)
-    total = array(field[20], 1 if field[20] != 0 else 0, np.float32)
-    memory, is_hinge = scratch(n), field[16] != 0
-    space, classes, guess, done = borrowed(memory), np.empty(draws, np.int64), 0.0, ZERO
-    for start, stop in spans(job, block, B):
-        for r in range(start, stop):
-            if is_hinge:
+    gradient, gaps = array(field[16], (B, n), np.float32), array(field[17], n if field[17] != 0 else 0, np.float64)
+    labels, shares = array(field[19], (B, m), np.int64), array(field[20], (B, m), np.float64)
+    even = array(field[21], B if field[21] != 0 else 0, np.float64)
+    dense = array(field[22], (B if field[22] != 0 else 0, n), np.float32)
+    mass, classes, is_hinge = memory.mass, memory.classes, field[16] != 0
+    for r in range(start, stop):
+        if is_hinge:
+            if out_of_range(labels[r], n):
+                fill(gradient[r], np.nan)
+                value[r] = np.nan
+                continue
+            if len(mass) > 0:
+                has_mass = write_masses(r, labels, shares, even, dense, mass)
+            else:
+                has_mass = largest_size(shares[r]) != 0
+            if not has_mass or len(mass) == 0:
                 fill(gradient[r], np.float32(0))
-                if largest_size(shares[r]) == 0:
-                    value[r] = 0
-                    continue
-            if len(index) > 0:
-                classes = index[r]
-            t, guess = of_row(s[r], r, k, epsilon, key, quantiles, classes, guess, space)
-            value[r] = t
-            if is_hinge:
-                value[r] = hinges(s[r], t, labels[r], shares[r], gaps, alpha, scale, classes, gradient[r])
-        done += stop - start
-    add_up(job, done, value, total)
+            if not has_mass:
+                value[r] = 0
+                continue
+        if len(index) > 0:
+            classes = index[r]
+        t = of_row(s[r], r, k, epsilon, key, quantiles, classes, memory)
+        value[r] = t
+        if is_hinge and len(mass) > 0:
+            value[r] = hinges_of_all(s[r], t, mass, gaps, alpha, scale, classes, gradient[r], memory.costs)
+        elif is_hinge:
+            value[r] = hinges(s[r], t, labels[r], shares[r], gaps, alpha, scale, classes, gradient[r])
 
 
 @compiled
@@ -152,15 +195,27 @@ def hinges(row, threshold, labels, shares, gaps, alpha, scale, index, g):
 
 
 @compiled
-def scratch(n):
-    size = (n + PAD - 1) // PAD * PAD
-    words, u, calls = np.empty(size // 8, np.uint64), np.empty(size, np.uint64), np.empty(size, np.uint64)
-    return np.empty(size, np.uint8), words, calls, u, np.empty(size, np.float64)
+def hinges_of_all(row, threshold, mass, gaps, alpha, scale, index, g, costs):
+    """Return the loss of a row and write its gradient to ``g``, as :func:`hinges`, for masses of all classes [n].
+
+    ``costs`` [n] is memory for the loss of each class.
+    """
+    for i in range(len(row)):
+        distance = (gaps[i] if len(gaps) > 0 else alpha) + (threshold - np.float64(row[i]))
+        active = 0.0 if distance < 0 else scale * np.float64(mass[i])
+        g[i] = np.float32(-active)
+        costs[i] = np.float32(0.0 if active == 0 else active * distance)
+    cost, slope = total_of(costs), -total_of(g)
+    if cost != cost:
+        fill(g, np.nan)
+    for i in index:
+        g[i] += np.float32(slope / len(index))
+    return cost
 
 
 @compiled
-def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
-    """Return the mean over the draws of the k-th largest of scores plus noise. Also return ``guess`` for the next row.
+def of_row(row, r, k, epsilon, key, quantiles, index, memory):
+    """Return the mean over the draws of the k-th largest of scores plus noise.
 
     Args:
         row: scores [n].
@@ -168,17 +223,16 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
         key: the seed as two integers of 32 bits.
         quantiles: result of :func:`table`, from which the noise is computed.
         index: output [draws]: for each draw, the class with the k-th largest of scores plus noise.
-        guess: where the search for a threshold begins. This number affects only the time.
-        space: memory from :func:`scratch`.
+        memory: result of :func:`memory_for`.
     """
     if has_nan(row):
         fill(index, 0)
-        return np.nan, guess
-    limit, words, calls, u, v = space
+        return np.nan
+    limit, words, calls, u, v = memory.limit, memory.words, memory.calls, memory.u, memory.v
     size, r = np.uint64(len(limit)), np.uint64(r)
     byte = words.view(np.uint8)
-    threshold = find_threshold(row, k, epsilon, guess, limit)
-    guess, lower = (threshold, epsilon) if threshold > -np.inf else (0.0, np.inf)
+    threshold = find_threshold(row, k, epsilon, memory.guess[0], limit)
+    memory.guess[0], lower = (threshold, epsilon) if threshold > -np.inf else (0.0, np.inf)
     total, draw = 0.0, 0
     while draw < len(index):
         first = np.uint64(draw) * size
@@ -200,7 +254,7 @@ def of_row(row, r, k, epsilon, key, quantiles, index, guess, space):
         else:  # repeat this draw with a lower threshold, then with all classes
             threshold, lower = np.float64(np.float32(threshold - lower)), np.inf
             set_limits(row, threshold, epsilon, limit)
-    return total / len(index), guess
+    return total / len(index)
 
 
 @compiled

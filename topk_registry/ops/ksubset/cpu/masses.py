@@ -11,7 +11,7 @@ import numpy as np
 
 from topk_registry.ops.cpu import blocks
 from topk_registry.ops.cpu.memory import borrowed
-from topk_registry.ops.cpu.numbers import ZERO, compiled, copy, largest_integer
+from topk_registry.ops.cpu.numbers import ZERO, compiled, largest_integer
 from topk_registry.ops.ksubset.cpu import loops, polynomial
 from topk_registry.ops.ksubset.cpu.split import CERTAIN, INVALID, balance, power_sums, scratch_space, split, to_odds
 
@@ -74,7 +74,7 @@ def mass_rows(s, labels, shares, even, dense, alpha, k, theta, tau, value, gradi
     for r in range(B):
         x, masses, g, total = memory.x[r], memory.mass, memory.direct[r], 0.0
         if size[r] != INVALID:
-            _write_masses(r, labels, shares, even, dense, masses[:n])
+            blocks.write_masses(r, labels, shares, even, dense, masses[:n])
         if size[r] < 0:
             value[r] = np.nan if size[r] == INVALID else 0.0
             if size[r] == CERTAIN and _is_lost(x[:n], masses):
@@ -123,9 +123,9 @@ def _both_tilts(s, n, labels, shares, even, dense, k, theta, memory):
         x = memory.x[r]
         blocks.pad(s[r, :n], x)
         size[r] = NO_MASS
-        if _out_of_range(labels[r], n):
+        if blocks.out_of_range(labels[r], n):
             size[r] = INVALID
-        elif _write_masses(r, labels, shares, even, dense, memory.mass[:n]):
+        elif blocks.write_masses(r, labels, shares, even, dense, memory.mass[:n]):
             size[r], a[r], u[B + r], most[r] = split(
                 x, k, k + 1, LIMIT, theta, memory.space, memory.odds[r], members[B + r], where[r]
             )
@@ -163,26 +163,6 @@ def _leave_one_out(before, after):
         polynomial.without(before, after, j, k - 1, below[j])
         polynomial.without(before, after, j, k, last[j])
     return below, last
-
-
-@compiled
-def _out_of_range(labels, n):
-    for label in labels:  # noqa: SIM110  # a generator would be another function to compile
-        if not 0 <= label < n:
-            return True
-    return False
-
-
-@compiled
-def _write_masses(r, labels, shares, even, dense, mass):
-    # write the mass of every class, and return whether a class has mass
-    if len(dense) > 0:
-        copy(dense[r], mass)
-    else:
-        blocks.fill(mass, np.float32(even[r] if len(even) > 0 else 0.0))
-        for f in range(labels.shape[1]):
-            mass[labels[r, f]] += np.float32(shares[r, f])
-    return blocks.largest_size(mass) != 0
 
 
 @compiled
