@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import signal
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from PIL import Image
 
 from topk_registry.train.config import parse_args
 from topk_studies import finetune, heads, networks
+from topk_studies.command import main
 from topk_studies.data.photographs import Pictures
 from topk_studies.heads import MAIN, Trained, hits
 from topk_studies.runner import Runs
@@ -71,6 +73,14 @@ def test_the_wrong_answers_of_a_network_are_counted():
     counts = Trained({"train": split, "validation": split}, 4, 2, regime=regime).wrong_answers()
     assert counts.shape == (4, 4)
     assert not counts.requires_grad
+
+
+def test_a_signal_of_a_batch_system_stops_the_study_and_the_command_says_how_to_continue(monkeypatch, capsys):
+    monkeypatch.setattr(networks, "main", lambda name, args: signal.raise_signal(signal.SIGTERM))
+    assert main(["fashion-network", "--data-dir", "somewhere"]) == 130
+    shown = capsys.readouterr().err
+    assert shown.startswith("reading somewhere")
+    assert shown.endswith("continue with\n  topk-registry study fashion-network --data-dir somewhere\n")
 
 
 def icons(seed, per_name):

@@ -85,6 +85,8 @@ def main(argv: Sequence[str]) -> int:
     parser.prog += f" {args.name}"
     if not args.output.parent.is_dir():
         parser.error(f"--output {args.output}: there is no folder {args.output.parent}")
+    with suppress(ValueError):  # batch systems send SIGTERM; only the main thread can handle it
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     if args.name in ON_PICTURES:
         return _on_pictures(parser, args, rest, argv)
     try:
@@ -103,8 +105,6 @@ def main(argv: Sequence[str]) -> int:
     tuning = [flags for cell in table for flags in cell.tuning()]
     say(f"{len(tuning)} trials ({len(tuning) - len(runs.missing(tuning))} already done) and "
         f"{len(table) * args.seeds} runs of results; {note or 'built-in splits'}")  # fmt: skip
-    with suppress(ValueError):  # batch systems send SIGTERM; only the main thread can handle it
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         check(study, runs.missing(tuning))
         if args.dry_run:
@@ -131,6 +131,7 @@ def _on_pictures(parser: ArgumentParser, args: argparse.Namespace, rest: Sequenc
     if rest:
         parser.error(f"this study takes no flags of `timm train`: {shlex.join(rest)}")
     module = import_module(f"topk_studies.{ON_PICTURES[args.name].module}")
+    print(f"reading {args.data_dir}; the first time takes minutes", file=sys.stderr, flush=True)
     try:
         return module.main(args.name, args)
     except ValueError as error:
