@@ -97,7 +97,9 @@ def write_masses(r, labels, shares, even, dense, mass):
     if len(dense) > 0:
         copy(dense[r], mass)
     else:
-        fill(mass, np.float32(even[r] if len(even) > 0 else 0.0))
+        rest = even[r] if len(even) > 0 else 0.0
+        fill(mass, np.float32(rest))
         for f in range(labels.shape[1]):
             mass[labels[r, f]] += np.float32(shares[r, f])
+        return rest != 0 or largest_size(shares[r]) != 0
     return largest_size(mass) != 0

@@ -9,8 +9,9 @@ import math
 import numpy as np
 
 from topk_registry.ops.cpu.blocks import CACHE_BLOCK, fill, largest_size
-from topk_registry.ops.cpu.numbers import LOG2E, borrowing, compiled, inlined, log32, power_of_2_32, summing
+from topk_registry.ops.cpu.numbers import LOG2E, ZERO, borrowing, compiled, inlined, log32, power_of_2_32, summing
 
+GROUP = 128  # number of neighbouring classes that are skipped if none of them has mass; divides CACHE_BLOCK
 FRONT = 4  # number of zeros in front of the coefficients, see first_of
 FLOOR = np.float32(-50.4)  # odds below 2^FLOOR become 0, because products of them would be slow denormal numbers
 # The scratch memory of a block holds v, d, e and x / d of :func:`tail_hinges`, from the indices 0, D, E and COST on.
@@ -213,13 +214,18 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
     powers = min(powers, k)
     c = c[first_of(k, powers, 5) : FRONT + k]
     dc[:] = 0
-    for start in range(0, n, CACHE_BLOCK):
-        stop = min(start + CACHE_BLOCK, n)
+    start = stop = ZERO
+    while start < n:
+        # with mixup, few classes have mass: groups of classes without mass are skipped
+        while stop < min(n, start + CACHE_BLOCK) and largest_size(mass[stop : stop + GROUP]) != 0:
+            stop = min(stop + GROUP, n)
+        if stop == start:
+            stop = min(stop + GROUP, n)
+            fill(g[start:stop], np.float32(0))
+            start = stop
+            continue
         scores, v, share, out = row[start:stop], w[start:stop], mass[start:stop], g[start:stop]
         gap, factor = alpha[start:stop], gain[start:stop]
-        if largest_size(share) == 0:  # with mixup, few blocks have a class with mass
-            fill(out, np.float32(0))
-            continue
         _horner_twice(v, c, odds_scale, scratch)
         _chains(share, factor, scale, scratch, out)
         cost, of_last = _sum_of_hinges(scores, share, gap, scratch, a, shift, scale, tau)
@@ -227,6 +233,7 @@ def tail_hinges(row, w, mass, alpha, gain, c, a, powers, odds_scale, shift, scal
         dc[k] -= of_last
         v, e = scratch[: len(v)], scratch[E : E + len(v)]
         _add_moments(e, v, powers, dc)
+        start = stop
     return value
 
 
