@@ -9,9 +9,9 @@ sample depends on the seed and on the code only.
 
 The first command measures which default tests run which line, and writes ``.coverage``. For each mutant, the tests that
 run the changed line run up to the first failure. If more than ``MANY`` tests run the line, only those in some folders
-run: the folder that tests the package, and every folder with a test that imports the file. If no test runs the line in
-its own process, all tests of these folders run. This is the case for lines that run at import, in a compiled kernel or
-in a subprocess.
+run: the folder that tests the package, and every folder with a test that imports the file. All tests of these folders
+run for a line of a compiled kernel, and if no test runs the line in its own process, such as a line that runs at import
+or in a subprocess.
 
 The tests run in a copy of the repository, so the working tree never changes. A mutant is killed if a test fails, or if
 the tests take more than ``--limit`` seconds of processor time. Other programs on the computer do not change processor
@@ -54,6 +54,8 @@ SOURCES = {
 }
 WAIT = 5
 MANY = 300  # tests
+# decorators of functions that are compiled, so that coverage.py does not see which tests run them
+COMPILED = {"borrowing", "compiled", "inlined", "intrinsic", "kernel", "summing", "triton.jit"}
 Place = tuple[str, int]  # name of an operator of cosmic-ray, and the index of its occurrence in the file
 
 
@@ -124,6 +126,16 @@ def statement_of(source: str, line: int) -> int:
     return found
 
 
+def is_compiled(source: str, line: int) -> bool:
+    """Return whether ``line`` is in a function that numba or Triton compiles."""
+    return any(
+        node.lineno <= line <= (node.end_lineno or node.lineno)
+        and COMPILED & set(map(ast.unparse, node.decorator_list))
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef)
+    )
+
+
 class Reached:
     """The tests that run each line of a file, from data of coverage.py with one context per test."""
 
@@ -140,10 +152,12 @@ class Reached:
         self.lines: dict[str, dict[int, list[str]]] = {}
 
     def tests(self, file: str, line: int) -> list[str]:
-        """Return the tests whose own process runs ``line`` of ``file``."""
+        """Return the tests whose own process runs ``line`` of ``file``, or no tests for a line of a compiled kernel."""
+        source = (self.root / file).read_text(encoding="utf-8")
+        if is_compiled(source, line):
+            return []
         if file not in self.lines:
             self.lines[file] = self.data.contexts_by_lineno(str(self.root / file))
-        source = (self.root / file).read_text(encoding="utf-8")
         contexts = self.lines[file].get(line) or self.lines[file].get(statement_of(source, line)) or []
         return sorted({context.partition("|")[0] for context in contexts if context})
 

@@ -47,6 +47,13 @@ def test_a_line_belongs_to_its_innermost_statement():
     assert [mutants.statement_of(source, line) for line in (1, 2, 4, 6)] == [1, 2, 3, 6]
 
 
+def test_lines_of_compiled_kernels_are_found():
+    source = (
+        "@triton.jit\ndef f(x):\n    return x\n\n@cache\ndef g(x):\n    return x\n\n@kernel\ndef h(x):\n    return x\n"
+    )
+    assert [line for line in range(1, 13) if mutants.is_compiled(source, line)] == [2, 3, 10, 11]
+
+
 @pytest.mark.slow  # the gate installs coverage and cosmic-ray after the default tests
 def test_a_mutant_is_tested_by_the_tests_that_run_its_line(tmp_path, monkeypatch):
     coverage = pytest.importorskip("coverage")
