@@ -153,20 +153,28 @@ def test_the_readme_counts_the_losses():
     assert int(re.search(r"^\| topk_registry [\d.]+ \| (\d+) \|", readme, re.M)[1]) == len(for_topk)
 
 
+def pages_by_setup() -> list[list[Path]]:
+    """Return the pages with outputs, those with the same first setup together. The gate types the quickstart."""
+    found: dict[str, list[Path]] = {}
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if "<!-- show" in text and page.name != "quickstart.md":
+            setup = re.search(r"<!-- setup\n(.*?)-->", text, re.S)
+            found.setdefault(setup[1] if setup else page.name, []).append(page)
+    return list(found.values())
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", sorted(page for page in PAGES if re.search("<!-- (show|start)", page.read_text(encoding="utf-8"))), ids=str
-)
-def test_pages_show_what_commands_print(page):
+@pytest.mark.parametrize("pages", pages_by_setup(), ids=lambda pages: " ".join(page.stem for page in pages))
+def test_pages_show_what_commands_print(pages):
     """The marked blocks run; their output differs from the page in numbers only."""
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "docs" / "transcripts.py"), "--check", str(page)], capture_output=True, text=True
-    )
+    command = [sys.executable, str(ROOT / "docs" / "transcripts.py"), "--check", *map(str, pages)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_quickstart_learns():
-    """The output on the page, which the test above repeats, is far from the accuracy of guesses among ten classes."""
+    """The output on the page, which the gate repeats, is far from the accuracy of guesses among ten classes."""
     page = (ROOT / "docs/quickstart.md").read_text()
     assert float(re.search(r"^top-1 +([\d.]+) %", page, re.M)[1]) > 50
 

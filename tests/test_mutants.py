@@ -54,7 +54,7 @@ def test_lines_of_compiled_kernels_are_found():
     assert [line for line in range(1, 13) if mutants.is_compiled(source, line)] == [2, 3, 10, 11]
 
 
-@pytest.mark.slow  # the gate installs coverage and cosmic-ray after the default tests
+@pytest.mark.slow  # coverage and cosmic-ray are packages of the extra lint
 def test_a_mutant_is_tested_by_the_tests_that_run_its_line(tmp_path, monkeypatch):
     coverage = pytest.importorskip("coverage")
     file = "topk_registry/train/loop.py"

@@ -1,4 +1,4 @@
-"""The programs of docs/programs run: those that need torch alone in the gate, the others at night."""
+"""The programs of docs/programs run: the one that needs torchvision alone in the gate, the others at night."""
 
 import subprocess
 import sys
@@ -11,7 +11,6 @@ from topk_export import Predictor
 
 PROGRAMS = Path(__file__).parents[1] / "docs" / "programs"
 NEEDS = {
-    "own_loop": (),
     "torchvision_loop": ("torchvision",),
     "lightning_loop": ("lightning",),
     "accelerate_loop": ("accelerate",),
@@ -19,7 +18,7 @@ NEEDS = {
     "fastai_learner": ("fastai",),
 }
 # run here, by docs/transcripts.py, and in a test with Ray; folder_loaders is imported by other programs
-OTHERS = {"make_folder", "make_digits", "imagenet_onnx", "ray_score", "folder_loaders"}
+OTHERS = {"own_loop", "make_folder", "make_digits", "imagenet_onnx", "ray_score", "folder_loaders"}
 ARGUMENTS = {  # a folder of images, and a small model with random weights
     "torchvision_loop": ("images",),
     "lightning_loop": ("images", "test_resnet", "no"),
@@ -44,7 +43,7 @@ def test_every_program_is_known():
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.slow if name in ("own_loop", "torchvision_loop") else pytest.mark.nightly)
+        pytest.param(name, marks=pytest.mark.slow if name == "torchvision_loop" else pytest.mark.nightly)
         for name in NEEDS
     ],
 )
@@ -52,15 +51,14 @@ def test_program(name, tmp_path):
     missing = [package for package in NEEDS[name] if find_spec(package) is None]
     if missing:
         pytest.skip(f"needs {', '.join(missing)}")
-    if name in ARGUMENTS:
-        run(tmp_path, "make_folder", "images", "8", "10")
+    run(tmp_path, "make_folder", "images", "8", "10")
     if name == "transformers_trainer":
         save_tiny_model(tmp_path / "tiny")
-    printed = run(tmp_path, name, *ARGUMENTS.get(name, ()))
+    printed = run(tmp_path, name, *ARGUMENTS[name])
     assert "epoch 2" in printed
     for file in tmp_path.glob("*.onnx"):
         assert Predictor(file, device="cpu").metadata.temperature == 3  # k tau of the loss
-    assert len(list(tmp_path.glob("*.onnx"))) == (name in ARGUMENTS and name != "torchvision_loop")
+    assert len(list(tmp_path.glob("*.onnx"))) == (name != "torchvision_loop")
 
 
 def save_tiny_model(folder):
