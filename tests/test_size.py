@@ -10,12 +10,12 @@ ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
     "benchmarks": 1351,
-    "docs": 802,
+    "docs": 820,
     "export/topk_export": 3726,
     "plugins/template": 25,
     "plugins/topk_plugins": 1124,
     "plugins/topk_studies": 1852,
-    "tests": 14677,
+    "tests": 14690,
     "topk_registry/*.py": 168,
     "topk_registry/cli": 344,
     "topk_registry/conformal": 237,
