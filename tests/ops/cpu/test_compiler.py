@@ -57,10 +57,13 @@ def test_a_body_is_compiled_again_if_a_source_file_changed(made, monkeypatch, ca
     assert capsys.readouterr().err.count("compiling") == 1
 
 
-def test_each_process_compiles_if_the_cache_is_damaged(made, tmp_path):
+def test_each_process_compiles_if_the_cache_is_damaged_or_cannot_be_written(made, tmp_path, monkeypatch):
     assert doubled() == 6
     for file in tmp_path.rglob("*.nbc"):
         file.write_bytes(file.read_bytes()[:100])
     with pytest.warns(UserWarning, match="each process compiles"):
         assert doubled() == 6
-    assert made == ["body", "body"]
+    monkeypatch.setattr("numba.core.caching.CacheImpl._locator_classes", [])
+    with pytest.warns(UserWarning, match="each process compiles"):
+        assert doubled() == 6
+    assert made == ["body"] * 3
