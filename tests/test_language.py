@@ -2,6 +2,7 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ LAPSES = {
 DATE = re.compile(r"\b20\d\d-\d\d-\d\d\b")
 
 
+@cache
 def prose() -> list[tuple[str, str]]:
     """Return (place, text) of every page and docstring."""
     pages = [

@@ -2,8 +2,9 @@
 
 import pytest
 
-from topk_registry import ClassificationLoss, register_loss
+from topk_registry import ClassificationLoss, register_loss, registry
 from topk_registry.cli import main as cli
+from topk_registry.testing import CHECKS
 
 
 class Scaled(ClassificationLoss):
@@ -19,13 +20,11 @@ class Scaled(ClassificationLoss):
 
 @pytest.fixture(autouse=True)
 def _registered(monkeypatch: pytest.MonkeyPatch):
-    from topk_registry import registry
-
     monkeypatch.setattr(registry.losses, "_registered", {})
+    monkeypatch.delitem(CHECKS, "compiles")  # takes most of the time, and tests/plugins/test_contract.py runs it
     register_loss("scaled")(Scaled)
 
 
-@pytest.mark.slow
 def test_a_conforming_loss(capsys):
     assert cli.main(["check", "scaled", "--loss-opt", "scale=2.0", "--num-classes", "7"]) == 0
     *lines, summary = capsys.readouterr().out.splitlines()
@@ -35,7 +34,6 @@ def test_a_conforming_loss(capsys):
     assert summary == f"{sum(' passed' in x for x in lines)} passed, {sum(' skipped' in x for x in lines)} skipped"
 
 
-@pytest.mark.slow
 def test_failures_give_status_1_and_say_what_came(capsys):
     assert cli.main(["check", "scaled", "--loss-opt", "scale=-1.0"]) == 1
     out = capsys.readouterr().out
@@ -44,7 +42,6 @@ def test_failures_give_status_1_and_say_what_came(capsys):
     assert "1 failed" in out.splitlines()[-1]
 
 
-@pytest.mark.slow
 def test_expected_failures_are_no_failures_and_must_fail(capsys):
     assert cli.main(["check", "scaled", "--loss-opt", "scale=-1", "--expect", "prefers_the_label"]) == 0
     assert "prefers_the_label                     expected" in capsys.readouterr().out

@@ -10,6 +10,7 @@ from PIL import Image
 from scipy import stats
 
 from tests.system_calls import Calls
+from topk_registry.cli.main import main
 from topk_registry.data.held_out import record_of
 from topk_registry.train import data
 from topk_registry.train.compare import _images, _other_split, compare_scores, mcnemar, table
@@ -88,8 +89,6 @@ def test_the_table_names_every_model(scores):
 
 @pytest.fixture
 def two_models(tmp_path):
-    from topk_registry.cli.main import main
-
     flags = ["--dataset-opt", "size=96", "superclasses=4", "fine=3", "pixel_noise=1.0", "--model", "topk_convnet"]
     flags += ["--model-kwargs", "width=2", "-b", "16", "-j", "0", "--no-aug", "--device", "cpu", "--epochs", "1"]
     files = []
@@ -102,8 +101,6 @@ def two_models(tmp_path):
 
 @pytest.mark.slow
 def test_two_checkpoints_on_the_data_of_their_training(two_models, tmp_path, capsys):
-    from topk_registry.cli.main import main
-
     assert main(["compare", *two_models, "--resamples", "50", "-j", "0", "--json", str(tmp_path / "c.json")]) == 0
     out = capsys.readouterr().out
     assert "12 classes" in out
@@ -115,15 +112,11 @@ def test_two_checkpoints_on_the_data_of_their_training(two_models, tmp_path, cap
 
 @pytest.mark.parametrize("argv", [["one.pth"], ["a.pth", "a.pth"]])
 def test_wrong_usage_is_status_2(argv):
-    from topk_registry.cli.main import main
-
     with pytest.raises(SystemExit, match="2"):
         main(["compare", *argv])
 
 
 def test_a_file_that_is_missing_is_status_2(capsys):
-    from topk_registry.cli.main import main
-
     assert main(["compare", "/no/such/a.pth", "/no/such/b.pth"]) == 2
     assert "/no/such/a.pth" in capsys.readouterr().err
 
@@ -142,8 +135,6 @@ def test_images_that_are_held_out_are_those_of_the_run():
 
 
 def small_run(tmp_path, name, *flags):
-    from topk_registry.cli.main import main
-
     argv = ["train", "--model", "topk_convnet", "--model-kwargs", "width=2", "-b", "8", "-j", "0", "--device", "cpu"]
     argv += ["--epochs", "1", "--warmup-epochs", "0", "--lr", "0.01", "--no-aug", *flags]
     assert main([*argv, "--output", str(tmp_path), "--experiment", name]) == 0
@@ -151,8 +142,6 @@ def small_run(tmp_path, name, *flags):
 
 
 def test_checkpoints_of_several_labels_are_an_error(tmp_path, capsys):
-    from topk_registry.cli.main import main
-
     several = ["--task", "multilabel", "--dataset", "topk/several", "--dataset-opt", "size=40", "eval_size=20"]
     files = [small_run(tmp_path, name, *several, "--loss", name) for name in ("bce", "db")]
     capsys.readouterr()
@@ -163,8 +152,6 @@ def test_checkpoints_of_several_labels_are_an_error(tmp_path, capsys):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 def test_models_of_one_channel_and_unreadable_images(tmp_path, capsys, monkeypatch):
-    from topk_registry.cli.main import main
-
     rng = np.random.default_rng(0)
     for split, name, i in itertools.product(("train", "validation"), ("a", "b"), range(8)):
         path = tmp_path / "images" / split / name / f"{i}.png"

@@ -14,6 +14,8 @@ from PIL import Image
 
 from topk_registry import registry
 from topk_registry.cli.main import main
+from topk_registry.errors import TrainError
+from topk_registry.train.scripts.patch import Patch
 
 SCRIPTS = Path(__file__).with_name("copies")
 CURRENT = str(SCRIPTS / "timm_current.py")
@@ -202,9 +204,6 @@ def test_the_real_scripts_train_two_epochs(site, image_folder, tmp_path, script,
 
 
 def test_the_copies_that_jsd_compares_are_those_of_the_script():
-    from topk_registry.errors import TrainError
-    from topk_registry.train.scripts.patch import Patch
-
     patch = Patch("jsd", {})
     patch.note_arguments(Namespace(num_classes=5, aug_splits=3))
     assert patch.criterion(None, "cpu").loss.num_splits == 3

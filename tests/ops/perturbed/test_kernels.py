@@ -176,12 +176,15 @@ def test_transforms():
     torch.testing.assert_close(rows, logits.topk(3).values[:, -1])
 
 
-@pytest.mark.slow
-def test_compiles_whole():
+@pytest.mark.parametrize(
+    "backend", [pytest.param("aot_eager", marks=pytest.mark.slow), pytest.param("inductor", marks=pytest.mark.nightly)]
+)
+def test_compiles_whole(backend):
     logits, masses = randn(B, N).requires_grad_(), targets()["ignored"]
 
     def loss(s):
         return perturbed_hinge(s, masses, k=3, epsilon=1e-6).sum()
 
-    gradient, plain = (torch.autograd.grad(f(logits), logits)[0] for f in (torch.compile(loss, fullgraph=True), loss))
+    compiled = torch.compile(loss, fullgraph=True, backend=backend)
+    gradient, plain = (torch.autograd.grad(f(logits), logits)[0] for f in (compiled, loss))
     torch.testing.assert_close(gradient, plain)
