@@ -11,12 +11,12 @@ def lack(reason: str, *, installed_in_ci: bool = True) -> NoReturn:
     """Skip the test. Under CI, fail it, because there a skipped test would hide a broken installation."""
     if installed_in_ci and os.environ.get("CI"):
         pytest.fail(reason)
-    pytest.skip(reason)
+    pytest.skip(reason, allow_module_level=True)
 
 
-def package(name: str) -> Any:
-    """Import a module of a package of the extra ``test``."""
+def package(name: str, extra: str = "test") -> Any:
+    """Import a module of a package of an extra."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
-        lack(f"{error} (extra test)")
+        lack(f"{error} (extra {extra})")

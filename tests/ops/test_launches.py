@@ -8,13 +8,10 @@ import torch
 
 from tests.formulas import smooth_topk
 from tests.ops.triton_runs import compiles, interprets, pass_under_the_interpreter
-from topk_registry.ops.masses import Masses
-
-pytest.importorskip("triton")
-
 from topk_registry.ops.gpu import layout
 from topk_registry.ops.gpu.scale import scale
 from topk_registry.ops.ksubset.triton import backend
+from topk_registry.ops.masses import Masses
 from topk_registry.ops.perturbed.triton import kth
 
 B, N, K, TAU = 3, 37, 4, 0.1  # 37: an odd number, so that rows are not aligned

@@ -9,12 +9,15 @@ import re
 import subprocess
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
+from tests import needs
+
+needs.package("triton")
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -69,7 +72,7 @@ def supply_bf16() -> None:
         builder.get_bf16 = lambda self, value: self.create_fp_trunc(self.get_fp32(value), bf16)
 
 
-if INTERPRETED and find_spec("triton") is not None:
+if INTERPRETED:
     replace_once()
     compute_results_alone()
     supply_bf16()

@@ -233,7 +233,6 @@ def test_cifar10n_reads_the_packed_file_and_the_files_of_torchvision(tmp_path, m
         labels = found[part].labels
         assert ((labels["worst"] - labels["clean"]) % 10 == 3).all()
 
-    pytest.importorskip("torchvision")
     folder = tmp_path / "plain" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     data = np.tile(PICTURE.transpose(2, 0, 1).reshape(1, -1), (2, 1))

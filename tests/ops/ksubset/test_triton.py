@@ -6,12 +6,9 @@ import torch
 from tests.ops.ksubset.scores import KINDS, NEARLY_FLAT, nearly_flat, scores
 from tests.ops.triton_runs import compiles, interprets, pass_under_the_interpreter
 from topk_registry.ops import losses
-from topk_registry.ops.masses import Masses
-
-pytest.importorskip("triton")
-
 from topk_registry.ops.gpu import layout
 from topk_registry.ops.ksubset.triton import backend
+from topk_registry.ops.masses import Masses
 
 INF, NAN = float("inf"), float("nan")
 ONE = torch.ones(())
