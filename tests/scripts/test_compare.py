@@ -12,7 +12,7 @@ from scipy import stats
 from tests.system_calls import Calls
 from topk_registry.cli.main import main
 from topk_registry.data.held_out import record_of
-from topk_registry.train import data
+from topk_registry.train import compare, data
 from topk_registry.train.compare import _images, _other_split, compare_scores, mcnemar, table
 from topk_registry.train.config import TrainConfig
 
@@ -62,6 +62,13 @@ def test_intervals_are_those_of_scipys_paired_bootstrap(scores):
     spread = reference.high - reference.low
     assert found["top1"].low == pytest.approx(reference.low, abs=0.1 * spread)
     assert found["top1"].high == pytest.approx(reference.high, abs=0.1 * spread)
+
+
+def test_resamples_come_in_parts(monkeypatch):
+    monkeypatch.setattr(compare, "MAX_DRAWN", 20)
+    parts = list(compare._resamples(7, 5, seed=0))
+    assert [part.shape for part in parts] == [(2, 7), (2, 7), (1, 7)]
+    assert all(part.sum(1).tolist() == [7] * len(part) for part in parts)
 
 
 def test_a_bootstrap_of_three_images_is_that_of_all_resamples():

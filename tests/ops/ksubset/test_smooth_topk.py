@@ -62,6 +62,17 @@ def test_losses_and_gradients_have_all_digits(backend, masses, n, k):
         assert_exact(found, expected, 1e-9)
 
 
+@pytest.mark.parametrize("masses", MASSES)
+def test_the_sum_is_that_of_the_losses(backend, masses):
+    s = torch.randn(50, 13, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    given = masses_of(masses, 50, 13)
+    losses, gradient = value_and_gradient(s, given, k=3)
+    for _ in range(2):
+        total = smooth_topk(s, given, k=3, sums=True)
+        torch.testing.assert_close(total.detach(), losses.sum(), rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(torch.autograd.grad(total, s)[0], gradient)
+
+
 @pytest.mark.parametrize("tau", [1e-4, 1e-2, 10.0, 1e3])
 def test_extreme_temperatures(backend, tau):
     s, given = torch.cat([scores(kind, 30, rows=1) for kind in KINDS]), masses_of("label", len(KINDS), 30)

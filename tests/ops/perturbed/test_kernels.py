@@ -118,6 +118,17 @@ def test_hinge_over_masses(kind, per_class, k):
         torch.testing.assert_close(found.double(), slope, rtol=2e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", targets())
+def test_the_sum_is_that_of_the_losses(kind):
+    logits = randn(B, N).requires_grad_()
+    found = []
+    for sums in (False, True):
+        torch.manual_seed(5)
+        losses = perturbed_hinge(logits, targets()[kind], k=3, sums=sums)
+        found.append((losses.sum().detach(), torch.autograd.grad(losses.sum(), logits)[0]))
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
+
+
 def test_no_labels_give_no_loss():
     logits = randn(B, N).requires_grad_()
     masses = Masses(torch.zeros(B, 0, dtype=torch.int64), torch.ones(B, 0), None, None)
