@@ -210,6 +210,15 @@ def test_several_labels_per_image(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_process_ends_although_a_worker_is_left():
+    """Workers ignore SIGTERM, with which multiprocessing ends them at exit. A traceback may keep their iterator."""
+    code = "from topk_registry.train.data import _without_signals; from torch.utils.data import DataLoader"
+    code += "; kept = iter(_without_signals(DataLoader([0, 1, 2], num_workers=1))); print(next(kept))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "tensor([0])\n", "")
+
+
+@pytest.mark.slow
 def test_the_names_are_resolved_when_they_are_used():
     code = "import sys, topk_registry.train as t; t.TrainConfig(); assert 'torch' not in sys.modules; t.Trainer"
     assert subprocess.run([sys.executable, "-c", code], timeout=600, check=False).returncode == 0

@@ -3,6 +3,8 @@
 The name of a data set is a name of timm, such as ``torch/cifar10``, or ``topk/NAME`` for a registered data set.
 """
 
+import atexit
+import multiprocessing
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -394,7 +396,18 @@ def _common(config: TrainConfig, preprocessing: dict[str, Any], compute: Compute
 def _without_signals(loader: Any) -> Any:
     inner = getattr(loader, "loader", loader)
     inner.worker_init_fn = partial(_ignore_signals, then=inner.worker_init_fn)
+    atexit.unregister(_end_workers)
+    atexit.register(_end_workers)
     return loader
+
+
+def _end_workers() -> None:
+    # at exit, multiprocessing sends SIGTERM to its processes and waits for them, but workers ignore this signal
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would report each worker as killed
+    for process in multiprocessing.active_children():
+        if process.daemon:
+            process.kill()
 
 
 def _ignore_signals(worker: int, then: Callable[[int], object] | None) -> None:
