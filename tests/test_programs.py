@@ -58,6 +58,8 @@ def test_program(name, tmp_path):
     assert "epoch 2" in printed
     for file in tmp_path.glob("*.onnx"):
         assert Predictor(file, device="cpu").metadata.temperature == 3  # k tau of the loss
+    if name == "transformers_trainer":
+        assert Predictor(tmp_path / "transformers.onnx", device="cpu").metadata.preprocess.interpolation == "bicubic"
     assert len(list(tmp_path.glob("*.onnx"))) == (name != "torchvision_loop")
 
 

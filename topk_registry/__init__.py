@@ -24,7 +24,7 @@ Build models
     TopKHead: module that computes top-k marginals from logits; TopKOutput: what TopKHead returns
     topk_marginals, topk_log_odds: functions that compute top-k marginals, or their log odds, from logits
     LinearSmoothTopK, SphericalLinear: layers for many classes; SphericalSGD: optimizer for SphericalLinear
-    PerturbedTopK: module that computes a smoothed k-th largest score
+    PerturbedTopK: module that computes a smoothed k-th largest logit
     CosineClassifier, normalize_classifier: classifiers that score classes by the cosine of features and weights
 Describe targets and distributions
     LabelMixture: target that gives each sample a few labels with weights, as mixup does

@@ -48,7 +48,7 @@ def smooth_topk_loss(
     If the target is a distribution q over labels, the loss of the sample is sum_c q_c weight_c L_c.
 
     Args:
-        logits: scores [B, n].
+        logits: tensor [B, n].
         target: class indices [B], a distribution [B, n], or a :class:`topk_registry.LabelMixture`. A sample with the
             index -100 has loss 0 and does not count in the mean.
         k: number of classes in each set, 1 <= k <= n - 1.

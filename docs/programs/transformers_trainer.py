@@ -7,6 +7,7 @@
 import sys
 
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 from torchvision.datasets import ImageFolder
 from transformers import (
@@ -115,6 +116,8 @@ def main(folder: str, name: str, output: str = "output/transformers") -> None:
     saved = Logits(AutoModelForImageClassification.from_pretrained(output)).eval()
     recipe = {"mean": processor.image_mean, "std": processor.image_std}
     recipe["crop_pct"] = getattr(processor, "crop_pct", None) or 1.0
+    recipe["crop_mode"] = "center" if processor.size.get("shortest_edge") else "squash"  # without a fixed aspect ratio
+    recipe["interpolation"] = Image.Resampling(processor.resample).name.lower()
     recipe["input_size"] = tuple(train[0]["pixel_values"].shape)
     temperature = loss.loss.marginal_temperature
     export_onnx(saved, "transformers.onnx", k=3, temperature=temperature, class_names=classes, data_config=recipe)

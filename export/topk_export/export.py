@@ -57,7 +57,7 @@ def export_onnx(
 ) -> Path:
     """Export a classifier to an ONNX file, verify the file, and return the path of the file.
 
-    From the logits, the ONNX model also computes softmax probabilities, the k best classes and the top-k marginals. The
+    From the logits, the ONNX model also computes softmax probabilities, the top-k classes and the top-k marginals. The
     top-k marginal of a class is the probability that the class is in a random set of k classes. The probability of a
     set is proportional to exp(sum of the logits of its k classes / temperature).
 
@@ -196,7 +196,7 @@ def _prepare(source: Source) -> tuple[nn.Module, int]:
         ) from error
     if not isinstance(out, Tensor) or out.ndim != 2 or out.shape[1] < 2 or not out.is_floating_point():
         got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
-        raise ExportError(f"{source.name} is not a classifier: expected scores [batch, classes], got {got}")
+        raise ExportError(f"{source.name} is not a classifier: expected logits [batch, classes], got {got}")
     return backbone, out.shape[1]
 
 

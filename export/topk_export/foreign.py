@@ -1,6 +1,6 @@
 """Attachment of the head to any ONNX classifier.
 
-The head computes the softmax probabilities, the top-k marginals and the k best classes from the logits of the model.
+The head computes the softmax probabilities, the top-k marginals and the top-k classes from the logits of the model.
 :func:`attach` finds the logits, adds the head, verifies the new file, and then writes it. All outputs of the original
 model remain. The original file is not changed.
 """
@@ -73,7 +73,7 @@ def attach(
 ) -> Path:
     """Add the head to an ONNX classifier of any origin, verify the new file, and return its path.
 
-    The new file also computes softmax probabilities, the k best classes and the top-k marginals. The top-k marginal of
+    The new file also computes softmax probabilities, the top-k classes and the top-k marginals. The top-k marginal of
     a class is the probability that the class is in a random set of k classes. The probability of a set is proportional
     to exp(sum of the logits of its k classes / temperature).
 

@@ -1,4 +1,4 @@
-"""The head: ONNX nodes that compute marginals, probabilities and the k best classes from the logits of a model.
+"""The head: ONNX nodes that compute marginals, probabilities and the top-k classes from the logits of a model.
 
 The head consists of standard ONNX operators, so it fits behind any model that computes logits. The marginals follow the
 same formulas as ``topk_registry.ops.ksubset.graph``:

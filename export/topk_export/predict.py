@@ -175,7 +175,7 @@ def write_json(rows: Iterable[Row], stream: TextIO) -> int:
 def write_csv(rows: Iterable[Row], stream: TextIO) -> int:
     """Write the predictions as CSV. Return the number of images without a prediction.
 
-    For each image, there is one line per class: first the k best classes, then the other classes of the prediction set.
+    For each image, there is one line per class: first the top-k classes, then the other classes of the prediction set.
     For an image without a prediction, there is one line with the error. The column ``in_set`` is 1 if the prediction
     set contains the class, 0 if not, and empty if the result lists only a part of the set or has no set.
     """

@@ -17,10 +17,10 @@ def at_labels(table: Tensor, labels: Tensor) -> Tensor:
 
 
 def nan_if_invalid(losses: Tensor, scores: Tensor) -> Tensor:
-    """Return the losses with NaN for each row with a score NaN or +inf. The gradients of these rows are NaN too.
+    """Return the losses with NaN for each row with a logit NaN or +inf. The gradients of these rows are NaN too.
 
     The losses, [B] or [B, n] with one loss per possible label, were computed from ``scores`` [B, n]. Without this
-    function, comparisons and sorts in a loss could hide such a score. ``F.cross_entropy`` returns NaN for it too.
+    function, comparisons and sorts in a loss could hide such a logit. ``F.cross_entropy`` returns NaN for it too.
     """
     if is_readable(scores) and bool((scores.detach().sum(-1) < torch.inf).all()):
         return losses  # a row with NaN or +inf has such a sum, and a sum is faster to compute than the next lines

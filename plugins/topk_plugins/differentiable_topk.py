@@ -2,7 +2,7 @@
 
 A soft ranking (*relaxed* in the papers) is a matrix P of probabilities: P[r, c] is the probability that class c has
 rank r, where rank 1 is the highest. Only ``candidates`` classes are ranked: the label, and the other classes with the
-highest scores.
+highest logits.
 """
 
 import math
@@ -27,7 +27,7 @@ class Ranking(NamedTuple):
     """Options of a soft ranking (a probability for each class and rank), and the weight of each rank in the loss."""
 
     weights: tuple[float, ...]  # weight of the softmax, then weights of the ranks 1, 2, ...
-    k: int  # the largest k; at least k + 1 scores of a row must be above -inf
+    k: int  # the largest k; at least k + 1 logits of a row must be above -inf
     relaxation: str
     tau: float
     candidates: int | None  # number of classes that are ranked; None: all
@@ -161,7 +161,7 @@ def _of_label(ranking: Ranking, s: Tensor, label: Tensor) -> Tensor:
 
 
 def _of_candidates(ranking: Ranking, s: Tensor) -> Tensor:
-    # the loss for each of the m candidates as the label [B, m], from the scores of the candidates [B, m]
+    # the loss for each of the m candidates as the label [B, m], from the logits of the candidates [B, m]
     kept = s > -torch.inf
     ranks = rank_logits(s / ranking.tau, ranking.ranks, ranking.relaxation).log_softmax(-1)
     softmax = torch.where(kept, s, LEAST).log_softmax(-1)
@@ -169,12 +169,12 @@ def _of_candidates(ranking: Ranking, s: Tensor) -> Tensor:
 
 
 def _checked(ranking: Ranking, kept: Tensor, loss: Tensor) -> Tensor:
-    # if at most k scores of a row are above -inf, the first k ranks contain all classes that are not excluded
+    # if at most k logits of a row are above -inf, the first k ranks contain all classes that are not excluded
     return torch.where(kept.sum(-1, keepdim=True) > ranking.k, loss, torch.nan)
 
 
 def _table(ranking: Ranking, s: Tensor) -> Tensor:
-    # The m classes with the highest scores are ranked together. If another class is the label, the candidates are the
+    # The m classes with the highest logits are ranked together. If another class is the label, the candidates are the
     # label and the m - 1 highest classes. The label is then the lowest candidate, so its rank probabilities have a
     # closed form.
     m = min(ranking.candidates or s.shape[1], s.shape[1])
@@ -200,15 +200,15 @@ def _of_lowest(ranking: Ranking, s: Tensor, rivals: Tensor) -> Tensor:
 
 
 def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tensor]:
-    """Return t and slope, with which the caller computes the rank probabilities of a class c with the lowest score.
+    """Return t and slope, with which the caller computes the rank probabilities of a class c with the lowest logit.
 
     Class c is ranked below m - 1 other classes, its rivals. The probability that c has rank r is sigmoid(-(t_r +
-    slope_r d)), where d = (lowest score of the rivals - score of c) / tau. t and slope do not depend on the score of c.
+    slope_r d)), where d = (lowest logit of the rivals - logit of c) / tau. t and slope do not depend on the logit of c.
 
     Args:
         ranking: options of the ranking, with R ranks.
-        rivals: scores of the rivals [B, m - 1]. A rival with the score -inf is ignored.
-        low: lowest score of the rivals that are not ignored [B, 1].
+        rivals: logits of the rivals [B, m - 1]. A rival with the logit -inf is ignored.
+        low: lowest logit of the rivals that are not ignored [B, 1].
 
     Returns:
         t [R + 1, B] and slope [R + 1]. Entry r is for rank r. With entry 0, the formula gives the softmax probability.
@@ -225,10 +225,10 @@ def lowest(ranking: Ranking, rivals: Tensor, low: Tensor) -> tuple[Tensor, Tenso
 
 
 def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
-    """Return logits [B, k, n] of the ranks 1 to k for scores x [B, n]. ``relaxation`` is an option of the loss.
+    """Return logits [B, k, n] of the ranks 1 to k for logits x [B, n]. ``relaxation`` is an option of the loss.
 
     Entry [b, r - 1, c] belongs to rank r and class c. Softmax over the classes turns the logits of a rank into the
-    probabilities that each class has this rank. A class with the score -inf has the probability 0.
+    probabilities that each class has this rank. A class with the logit -inf has the probability 0.
     """
     kept = x > -torch.inf
     low = torch.where(kept, x, torch.inf).amin(-1, keepdim=True)
@@ -240,25 +240,25 @@ def rank_logits(x: Tensor, k: int, relaxation: str) -> Tensor:
 def _neuralsort(x: Tensor, kept: Tensor, k: int) -> Tensor:
     # (n + 1 - 2r) x_i - sum_j |x_i - x_j| for rank r and class i [B, k, n]
     n = kept.sum(-1, keepdim=True)
-    spread = _absolute_differences(x) - (x.shape[1] - n) * (x - x.amin(-1, keepdim=True))  # excluded: lowest score
+    spread = _absolute_differences(x) - (x.shape[1] - n) * (x - x.amin(-1, keepdim=True))  # excluded: lowest logit
     factors = n + 1 - 2 * torch.arange(1, k + 1, dtype=x.dtype, device=x.device)
     return factors[:, :, None] * x[:, None] - spread[:, None]
 
 
 def _absolute_differences(x: Tensor) -> Tensor:
-    # sum_j |x_i - x_j| for each i [B, n] in O(n log n), from sorted scores
+    # sum_j |x_i - x_j| for each i [B, n] in O(n log n), from sorted logits
     n = x.shape[1]
     ordered, where = x.sort(-1, descending=True)
     steps = ordered[:, :-1] - ordered[:, 1:]
     rank = torch.arange(1, n, dtype=x.dtype, device=x.device)
     zero = torch.zeros_like(x[:, :1])
-    # sums of distances to higher and to lower scores, from gaps of neighbors, so that nothing large cancels
+    # sums of distances to higher and to lower logits, from gaps of neighbors, so that nothing large cancels
     to_above = torch.cat((zero, (rank * steps).cumsum(-1)), 1)
     to_below = torch.cat((((n - rank) * steps).flip(-1).cumsum(-1).flip(-1), zero), 1)
     return torch.zeros_like(x).scatter(1, where, to_above + to_below)
 
 
 def _softsort(x: Tensor, k: int) -> Tensor:
-    # -|x_i - x_[r]| for rank r and class i [B, k, n], where x_[r] is the r-th largest score
+    # -|x_i - x_[r]| for rank r and class i [B, k, n], where x_[r] is the r-th largest logit
     highest = x.topk(k, dim=1).values
     return -(highest[:, :, None] - x[:, None]).abs()

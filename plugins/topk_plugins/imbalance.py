@@ -148,8 +148,8 @@ class LDAM(ClassificationLoss):
         factor = self.balance if self.reweights else torch.ones_like(self.balance)
         return factor if self.weight is None else factor * self.weight
 
-    def predictive_logits(self, scores: Tensor) -> Tensor:
-        return self.scale * scores
+    def predictive_logits(self, logits: Tensor) -> Tensor:
+        return self.scale * logits
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         gap = self._gaps(logits)[labels, None]

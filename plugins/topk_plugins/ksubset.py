@@ -73,8 +73,8 @@ class KSubsetNLL(ClassificationLoss):
             target = target.to(torch.promote_types(logits.dtype, torch.float32))
         return super().forward(logits, target, sample_weight)
 
-    def predictive_logits(self, scores: Tensor) -> Tensor:
-        return scores / self.temperature
+    def predictive_logits(self, logits: Tensor) -> Tensor:
+        return logits / self.temperature
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         return F.cross_entropy(logits / self.temperature, labels, reduction="none")

@@ -198,8 +198,8 @@ class LDRKL(ClassificationLoss):
         self.temperature = temperature
         self.gap = gap
 
-    def predictive_logits(self, scores: Tensor) -> Tensor:
-        return scores / self.temperature
+    def predictive_logits(self, logits: Tensor) -> Tensor:
+        return logits / self.temperature
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         near, mean = self._near(logits, logits.gather(1, labels[:, None]))
@@ -280,9 +280,9 @@ class ALDRKL(ClassificationLoss):
         self.gap = gap
         self.alpha = alpha
 
-    def predictive_logits(self, scores: Tensor) -> Tensor:
-        """Return the scores divided by lambda_0, the largest temperature of a sample."""
-        return scores / self.temperature
+    def predictive_logits(self, logits: Tensor) -> Tensor:
+        """Return the logits divided by lambda_0, the largest temperature of a sample."""
+        return logits / self.temperature
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
         own = torch.arange(logits.shape[1], device=logits.device) == labels[:, None]

@@ -1,9 +1,9 @@
-"""Noised top-k losses: a hinge loss on the (k+1)-th largest score, smoothed by Gaussian noise on the scores.
+"""Noised top-k losses: a hinge loss on the (k+1)-th largest logit, smoothed by Gaussian noise on the logits.
 
-Without noise, the loss is the calibrated top-k hinge max(0, 1 + r - s_y). Here s_y is the score of the label, and r is
-the (k+1)-th largest score of all classes. The gradient of this hinge is nonzero for only two scores per row. Therefore
+Without noise, the loss is the calibrated top-k hinge max(0, 1 + r - s_y). Here s_y is the logit of the label, and r is
+the (k+1)-th largest logit of all classes. The gradient of this hinge is nonzero for only two logits per row. Therefore
 this hinge does not train a deep network from random weights. With noise, the gradient is nonzero for every class that
-may have the (k+1)-th largest score.
+may have the (k+1)-th largest logit.
 
 The noise comes from the global generator of torch. For reproducible results, call ``torch.manual_seed``.
 """

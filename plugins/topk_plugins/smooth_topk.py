@@ -117,8 +117,8 @@ class SmoothTopKSVM(_SmoothTopK):
     The bracket is 1 for sets without the label, and 0 for sets with the label.
 
     - Use when: You show k answers per sample, and labels are noisy. Tune ``tau``.
-    - Avoid when: You show one answer, because the loss does not train the order of the k classes with the highest
-      logits. If macro accuracy on a long tail of rare classes matters, use ``logit_adjustment``.
+    - Avoid when: You show one answer, because the loss does not train the order of the top-k classes. If macro
+      accuracy on a long tail of rare classes matters, use ``logit_adjustment``.
     - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
       with cross-entropy: top-5 on icons 75.0 and 62.8 (74.5 and 60.5), top-2 on Fashion-MNIST 95.0 and 92.9 (94.6 and
       91.6), top-3 on CIFAR-10N 92.3 and 90.1 (92.4 and 89.2).

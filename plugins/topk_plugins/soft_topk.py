@@ -27,7 +27,7 @@ from typing_extensions import Unpack
 from topk_plugins._rows import at_labels
 from topk_registry import ClassificationLoss, CommonOptions
 
-REACH = 600.0  # bound on exponents, because e^600 is finite; for a k that is not an integer, b is near a score
+REACH = 600.0  # bound on exponents, because e^600 is finite; for a k that is not an integer, b is near a logit
 STEPS = 5  # Newton steps that reduce an error of log 2 to rounding in double precision
 
 
@@ -160,14 +160,14 @@ class LapSum(_OneThreshold):
 
 
 def _distances(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    # returns whether each score is above b [B, n], its distance from b [B, n], and the least distance per row [B, 1]
+    # returns whether each logit is above b [B, n], its distance from b [B, n], and the least distance per row [B, 1]
     above = (x > b[:, None]).detach()
-    distance = torch.where(above, x - b[:, None], b[:, None] - x)  # the derivative of abs() is 0 at a score equal to b
+    distance = torch.where(above, x - b[:, None], b[:, None] - x)  # the derivative of abs() is 0 at a logit equal to b
     return above, distance, distance.detach().amin(-1, keepdim=True)
 
 
 def _excess(above: Tensor, nearest: Tensor, k: float) -> Tensor:
-    # (number of scores above b) - k, divided by exp(-nearest), the scale of the largest tail of the row
+    # (number of logits above b) - k, divided by exp(-nearest), the scale of the largest tail of the row
     excess = above.sum(-1).to(nearest.dtype) - k
     return torch.where(excess == 0, 0.0, excess * nearest[:, 0].clamp(max=REACH).exp())
 
@@ -183,7 +183,7 @@ def laplace_threshold(x: Tensor, k: float) -> Tensor:
     above = (-x).logcumsumexp(-1)  # log sum of e^-x over ranks 1, ... j
     ranks = torch.arange(1, n + 1, dtype=x.dtype, device=x.device)
     sums = ranks - 0.5 * (above + x).exp() + 0.5 * ((below - x).exp() - 1)  # sum_i F(x_i - x_j), increasing in j
-    m = (sums < k).sum(-1, keepdim=True)  # the number of scores above b
+    m = (sums < k).sum(-1, keepdim=True)  # the number of logits above b
     nothing = torch.full_like(x[:, :1], -torch.inf)
     log_a = torch.cat((below, nothing), 1).gather(1, m)[:, 0]  # log 2A
     log_b = torch.cat((nothing, above), 1).gather(1, m)[:, 0]  # log 2B

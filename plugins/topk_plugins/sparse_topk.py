@@ -1,6 +1,6 @@
 """Sparse top-k loss, which computes a soft mask of the top k classes. Most entries of the mask are exactly 0 or 1.
 
-A mask mu has one number from 0 to 1 per class. For scores x = s / tau, the best mask with sum k is
+A mask mu has one number from 0 to 1 per class. For logits x = s / tau, the best mask with sum k is
 
     mask(x, k) = argmax_mu (x mu - |mu|^2 / 2) over 0 <= mu <= 1, sum mu = k
                = clip(x - theta, 0, 1), with theta such that the entries sum to k.
@@ -33,7 +33,7 @@ class SparseTopK(TopKLoss):
     loss is the sparsemax loss.
 
     - Use when: You want gradients that are exactly 0 for most classes.
-    - Avoid when: Speed matters, because the loss sorts the scores of each row in double precision. ``topk_nll`` is
+    - Avoid when: Speed matters, because the loss sorts the logits of each row in double precision. ``topk_nll`` is
       faster, but the gradient of ``topk_nll`` is nonzero for all classes.
     - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
       with cross-entropy: top-5 on icons 74.5 and 61.4 (74.5 and 60.5), top-2 on Fashion-MNIST 94.4 and 91.5 (94.6 and
@@ -70,7 +70,7 @@ class SparseTopK(TopKLoss):
     def _relative(self, logits: Tensor) -> Tensor:
         # x = s / tau in double precision, shifted so that the k-th largest x of each row is 0
         x = logits.double() / self.tau
-        # a score more than 2 above the k-th largest has mu = 1 in both masks of the loss, so its value cancels
+        # a logit more than 2 above the k-th largest has mu = 1 in both masks of the loss, so its value cancels
         return (x - x.detach().topk(self.k, dim=-1).values[:, -1:]).clamp(max=2)
 
 
@@ -83,7 +83,7 @@ def _gains(x: Tensor, k: int) -> Tensor:
         return torch.where(mask < 1, own + (half.sum(-1, keepdim=True) - half), 0.0)
 
     falling, order = u.detach().sort(-1, descending=True)
-    # all thresholds are in [0, 1], so scores below 0 have mu = 0 and scores above 2 have mu = 1, whatever the label
+    # all thresholds are in [0, 1], so logits below 0 have mu = 0 and logits above 2 have mu = 1, whatever the label
     ends = _threshold_of_others(u.detach().clamp(-1, 2), k - 1).clamp(0, 1)
     rising = (-falling).contiguous()
     first = torch.searchsorted(rising, -(1 + ends), right=True)  # number of classes with mu = 1
@@ -121,13 +121,13 @@ def _value(x: Tensor, mask: Tensor, theta: Tensor) -> Tensor:
 
 
 def topk_mask(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the mask clip(x - theta, 0, 1) [B, n] for scores x [B, n], and theta [B, 1].
+    """Return the mask clip(x - theta, 0, 1) [B, n] for logits x [B, n], and theta [B, 1].
 
     The function chooses theta so that the mask entries of each row sum to k. Both results are differentiable.
     """
     theta = _threshold(x.detach(), k)
     free = (x > theta) & (x < theta + 1)
-    fixed = (x - theta).detach().clamp(0.0, 1.0)  # detached, also for a score equal to the threshold
+    fixed = (x - theta).detach().clamp(0.0, 1.0)  # detached, also for a logit equal to the threshold
     excess = torch.where(free, x - theta, fixed).sum(-1, keepdim=True) - k
     # a Newton step makes theta a differentiable function of x and changes it by rounding only
     moving = theta + excess / free.sum(-1, keepdim=True).clamp(min=1)
@@ -137,7 +137,7 @@ def topk_mask(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def _threshold(x: Tensor, k: int) -> Tensor:
     # the largest theta [B, 1] for which the mask entries of each row sum to k
     last, next_one = x.topk(k + 1, dim=-1).values[:, -2:].split(1, dim=-1)
-    points, active, sums = _line(torch.minimum(x, last + 1))  # larger scores have mu = 1 as well
+    points, active, sums = _line(torch.minimum(x, last + 1))  # larger logits have mu = 1 as well
     place = ((sums < k).sum(-1, keepdim=True) - 1).clamp(min=0)  # no such place in a row of NaN
     theta = points.gather(1, place) - (k - sums.gather(1, place)) / active.gather(1, place)
     return torch.where(last - next_one >= 1, last - 1, theta)

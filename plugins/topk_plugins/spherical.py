@@ -39,21 +39,21 @@ class _LogLikelihood(ClassificationLoss):
         total = torch.addcmul(sum_of_squares, ratio, ratio, value=logits.shape[1])
         return torch.add(total.log(), peak.log(), alpha=2)
 
-    def predictive_logits(self, scores: Tensor) -> Tensor:
-        """Return log((score + self.shift)^2 + self.epsilon). Softmax over the classes gives the probabilities.
+    def predictive_logits(self, logits: Tensor) -> Tensor:
+        """Return log((logit + self.shift)^2 + self.epsilon). Softmax over the classes gives the probabilities.
 
-        Scores in half precision are first converted to float32.
+        Logits in half precision are first converted to float32.
         """
         # log(x^2 + y^2) without x^2, which overflows in float32 from x = 2e19 on; ONNX has no hypot
-        scores = wide(scores)
-        x, y = (scores + self.shift).abs(), scores.new_full((), math.sqrt(self.epsilon))
+        logits = wide(logits)
+        x, y = (logits + self.shift).abs(), logits.new_full((), math.sqrt(self.epsilon))
         larger = torch.maximum(x, y)
         return 2 * larger.log() + (torch.minimum(x, y) / larger).square().log1p()
 
-    def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-        """Return the loss of each row from the sum s of n scores, the sum q of their squares, and the label's score."""
+    def from_sums(self, s: Tensor, q: Tensor, logit: Tensor, n: int) -> Tensor:
+        """Return the loss of each row from the sum s of n logits, the sum q of their squares, and the label's logit."""
         total = q + 2 * self.shift * s + n * (self.shift**2 + self.epsilon)
-        return total.log() - self.predictive_logits(score)
+        return total.log() - self.predictive_logits(logit)
 
 
 class LogSphericalSoftmax(_LogLikelihood):
@@ -163,10 +163,10 @@ class SphericalBound(ClassificationLoss):
         mean = logits.mean(-1, keepdim=True)
         return _log_partition_bound(logits, mean) - (logits - mean)
 
-    def from_sums(self, s: Tensor, q: Tensor, score: Tensor, n: int) -> Tensor:
-        """Return the loss of each row from the sum s of n scores, the sum q of their squares, and the label's score."""
+    def from_sums(self, s: Tensor, q: Tensor, logit: Tensor, n: int) -> Tensor:
+        """Return the loss of each row from the sum s of n logits, the sum q of their squares, and the label's logit."""
         squares = (q - s.square() / n).clamp(min=0)
-        return _bound(torch.ones_like(squares), squares, n) + s / n - score
+        return _bound(torch.ones_like(squares), squares, n) + s / n - logit
 
 
 def _log_partition_bound(logits: Tensor, mean: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ def _log_partition_bound(logits: Tensor, mean: Tensor) -> Tensor:
 
 
 def _bound(peak: Tensor, sum_of_squares: Tensor, D: int) -> Tensor:
-    # The bound from the sum over the D scores of ((s_i - m) / peak)^2, where m is the mean score. At the tightest xi,
+    # The bound from the sum over the D logits of ((s_i - m) / peak)^2, where m is the mean logit. At the tightest xi,
     # the derivative with respect to this sum is the slope lambda(xi) peak^2. The curvature is the derivative of the
     # slope, which depends on the sum through xi. Autograd computes both derivatives from a Taylor series.
     fixed = sum_of_squares.detach()
@@ -184,11 +184,11 @@ def _bound(peak: Tensor, sum_of_squares: Tensor, D: int) -> Tensor:
         half = half_of_xi(wide_peak * (wide / float(D)).sqrt(), D)
         t, _, W_slope = _w_and_slope(half, D)
         ratio, scaled = half / t, half / wide_peak
-        slope = 0.125 * t * wide_peak / scaled  # without overflow, because xi grows with the scores
+        slope = 0.125 * t * wide_peak / scaled  # without overflow, because xi grows with the logits
         value = slope * wide + (2 * (D - 1) / D - D / 2 * (1.0 - t).square()) * ratio
         value += float(D) * (-2.0 * half).exp().log1p()
         curvature = slope * (ratio - half * t - 1.0) / (2.0 * wide + 8.0 * D * half * scaled.square() * W_slope)
-        curvature = curvature.nan_to_num(0.0, 0.0, 0.0)  # 0/0 for two equal scores
+        curvature = curvature.nan_to_num(0.0, 0.0, 0.0)  # 0/0 for two equal logits
     step = sum_of_squares - fixed
     return value.to(fixed) + step * torch.addcmul(slope.to(fixed), step, curvature.to(fixed), value=0.5)
 
@@ -204,7 +204,7 @@ def half_of_xi(rms: Tensor, D: int) -> Tensor:
     # for D from 3 to 1e8 and any rms.
     least = math.log(D - 1) / 2
     large = rms * (D / (4 * math.sqrt(D - 1)))
-    if D == 2:  # W is 1. For equal scores, xi would be 0; a small xi avoids 0/0, and the bound hardly changes.
+    if D == 2:  # W is 1. For equal logits, xi would be 0; a small xi avoids 0/0, and the bound hardly changes.
         return large.clamp(min=5e-5)
     exponent, half_rms = 1.75 + 0.58 * least, 0.5 * rms
     high = large.clamp(min=least)
@@ -224,10 +224,10 @@ def _w_and_slope(half: Tensor, D: int) -> tuple[Tensor, Tensor, Tensor]:
     return t, 1.0 - rest, rest * (inverse - t)
 
 
-def _scaled_squares(scores: Tensor, centre: Tensor | float, least: float) -> tuple[Tensor, Tensor]:
+def _scaled_squares(logits: Tensor, centre: Tensor | float, least: float) -> tuple[Tensor, Tensor]:
     # Returns a scale p for each row, and sum_i ((s_i - centre) / p)^2, which cannot overflow. Autograd needs no
     # gradient of p, because p^2 times the sum does not depend on p.
-    fixed, origin = scores.detach(), centre.detach() if isinstance(centre, Tensor) else centre
+    fixed, origin = logits.detach(), centre.detach() if isinstance(centre, Tensor) else centre
     peak = torch.maximum(fixed.amax(-1, keepdim=True) - origin, origin - fixed.amin(-1, keepdim=True)).clamp(min=least)
     # a vector norm would save a temporary, but its error is 1e-3 in single precision at n = 1e6
-    return peak, (scores - centre).div_(peak).square().sum(-1, keepdim=True)
+    return peak, (logits - centre).div_(peak).square().sum(-1, keepdim=True)

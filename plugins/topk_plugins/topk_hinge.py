@@ -137,7 +137,7 @@ class TopKHingeConvex(TopKLoss):
         return nan_if_invalid(table.scatter(1, index[:, : self.k], best), logits)
 
     def _hinge(self, better: Tensor, last: Tensor, score: Tensor) -> Tensor:
-        # better is the sum of the k - 1 highest scores of the other classes, last is the next score
+        # better is the sum of the k - 1 highest logits of the other classes, last is the next logit
         lead = (better + self.k - 1) / self.k - score
         return lead.add(torch.maximum(last + 1, score), alpha=1 / self.k).clamp(min=0)
 
@@ -178,21 +178,21 @@ class TopKHingeCalibrated(TopKLoss):
 
 
 def _leads_of_rivals(s: Tensor, k: int) -> Tensor:
-    # The k-th largest score of the other classes minus the score of the class, for each class [B, n]. For the k highest
-    # classes, this rival has the (k+1)-th largest score. torch.topk breaks ties: the gradient reaches only one class.
+    # The k-th largest logit of the other classes minus the logit of the class, for each class [B, n]. For the k highest
+    # classes, this rival has the (k+1)-th largest logit. torch.topk breaks ties: the gradient reaches only one class.
     top, index = s.topk(k + 1, dim=1)
     leads = (top[:, k - 1 : k] - s).scatter(1, index[:, :k], top[:, k:] - top[:, :k])
     return nan_if_invalid(leads, s)
 
 
 def _lead_of_rival(s: Tensor, labels: Tensor, k: int) -> Tensor:
-    # the k-th largest score of the other classes minus the label's score [B]
+    # the k-th largest logit of the other classes minus the label's logit [B]
     scores = _rivals_and_label(s, labels, k)
     return nan_if_invalid(scores[:, k - 1] - scores[:, k], s)
 
 
 def _rivals_and_label(s: Tensor, labels: Tensor, k: int) -> Tensor:
-    # The k largest scores of the other classes, and then the label's score [B, k + 1]. One gather reads all of them, so
+    # The k largest logits of the other classes, and then the label's logit [B, k + 1]. One gather reads all of them, so
     # that autograd allocates only one gradient of the size of s.
     index = s.detach().topk(k + 1, dim=1).indices
     after_label = (index[:, :k] == labels[:, None]).cumsum(1) > 0

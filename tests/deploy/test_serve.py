@@ -122,6 +122,7 @@ def test_health_page_metrics_and_model(port, set_file):
 
 
 PIXEL = png(COLORS["red"])
+PART, PART_KIND = form([PIXEL])
 
 
 def in_json(images):
@@ -146,6 +147,8 @@ HOSTILE = {
     "type that begins as another": (PIXEL, "application/octet-stream-2", "", 415, "image/*"),
     "form without an image": (*form([], allow="red"), "", 400, "1 to 32"),
     "form with another field": (*form([PIXEL], other="x"), "", 400, "other"),
+    "form with a text as the image": (*form([PIXEL], image="red.png"), "", 400, "files in fields named 'image'"),
+    "form with a file in another field": (PART.replace(b'"image"', b'"file"'), PART_KIND, "", 400, "'file'"),
     "form without a boundary": (PIXEL, "multipart/form-data", "", 400, "form"),
     "form that is none": (b"\x00" * 100, "multipart/form-data; boundary=line", "", 400, ""),
     "too many images": (*form([PIXEL] * 33), "", 400, ""),

@@ -13,7 +13,7 @@ from tests.system_calls import Calls
 from topk_registry.data import open_dataset
 from topk_registry.train import TrainConfig
 from topk_studies import runner
-from topk_studies.command import main
+from topk_studies.command import _flags_of_train, create_study_parser, main
 from topk_studies.compare import flags_of, study_of
 from topk_studies.data.cifar100 import CLASSES, FAMILIES, SUPERCLASSES
 from topk_studies.studies import STUDIES, Contestant, spread
@@ -124,6 +124,14 @@ def test_without_a_test_split_each_class_of_validation_is_halved(folder):
 def test_settings_that_serve_no_comparison(settings, test_split, words):
     with pytest.raises(ValueError, match=words):
         flags_of(TrainConfig(**settings), test_split)
+
+
+def test_a_comparison_takes_a_recipe():
+    command = ["--config", "finetune", "--pretrained-path", "x.pth", "--lr", "0.1"]
+    flags = _flags_of_train(create_study_parser(), command)
+    assert flags["model"] == "resnet18"
+    assert flags["lr"] == 0.1
+    assert "pretrained" not in flags  # the command line names other weights
 
 
 @pytest.mark.slow

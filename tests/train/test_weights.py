@@ -40,6 +40,16 @@ def test_published_weights_come_from_a_file_and_the_classifier_is_new(train, tmp
             assert torch.equal(saved[name], value), name
 
 
+def test_weights_of_other_names_are_an_error(train, tmp_path):
+    """timm warns and goes on with random weights."""
+    state = {f"network.{name}": value for name, value in timm.create_model("test_resnet").state_dict().items()}
+    torch.save(state, tmp_path / "other.pth")
+    tiny = [word for word in TINY if word not in ("--model-kwargs", "width=4")]
+    run = train("--model", "test_resnet", "--pretrained-path", tmp_path / "other.pth", tiny=tiny)
+    assert run.status == 2
+    assert "the model has no weight of this file" in run.err
+
+
 def test_weights_that_are_not_published_are_an_error(train):
     run = train("--pretrained")
     assert run.status == 2

@@ -47,7 +47,7 @@ class KSubset(Distribution):
     O(n k) memory per row.
 
     Args:
-        logits: scores [..., n]. A class with the logit -inf is in no set. If exactly k logits of a row are above -inf,
+        logits: tensor [..., n]. A class with the logit -inf is in no set. If exactly k logits of a row are above -inf,
             only one set is possible. Then the entropy is 0, and the row gets no gradient.
         k: number of classes in a set, 1 <= k < n: one number, or integers [...] with one number per row.
         temperature: positive number by which logits are divided.

@@ -30,7 +30,7 @@ class ClassificationLoss(Adjustable):
     """Base class of losses that are called as ``loss(logits, target)``.
 
     This class handles targets, class weights, label smoothing, ignored rows, half precision and the reduction. A
-    subclass defines :meth:`per_class`: for B rows of scores [B, n], this method returns the loss of each row for each
+    subclass defines :meth:`per_class`: for B rows of logits [B, n], this method returns the loss of each row for each
     possible label, [B, n]. If the loss for one label costs less than the losses for all n labels, the subclass should
     also define :meth:`per_label`.
 
@@ -77,15 +77,15 @@ class ClassificationLoss(Adjustable):
         self.ignore_index = ignore_index
 
     def per_class(self, logits: Tensor) -> Tensor:
-        """Return the losses [B, n] for scores [B, n]: entry (i, c) is the loss of row i if class c is the label.
+        """Return the losses [B, n] for logits [B, n]: entry (i, c) is the loss of row i if class c is the label.
 
-        Scores in half precision are converted to float32 before the call, and autocast is off. In rows whose target
-        is ``ignore_index``, all scores are 0.
+        Logits in half precision are converted to float32 before the call, and autocast is off. In rows whose target
+        is ``ignore_index``, all logits are 0.
         """
         raise TypeError(f"{type(self).__name__} must define per_class(logits [B, n]) -> [B, n]")
 
     def per_label(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the losses [B] for scores [B, n] and labels [B], one label per row. Each label is in [0, n).
+        """Return the losses [B] for logits [B, n] and labels [B], one label per row. Each label is in [0, n).
 
         By default, select the losses from :meth:`per_class`. If a target is ``ignore_index``, its row has label 0.
         """
@@ -111,14 +111,14 @@ class ClassificationLoss(Adjustable):
         table = self._checked(self.per_class(scores), "per_class", scores.shape)
         return _product(masses.table(scores.shape[1], table.dtype), table).sum(1)
 
-    def predictive_logits(self, scores: Tensor) -> Tensor:
-        """Return logits whose softmax is the distribution that the loss predicts. Default: the scores.
+    def predictive_logits(self, logits: Tensor) -> Tensor:
+        """Return logits whose softmax is the distribution that the loss predicts. Default: the logits.
 
-        A subclass overrides this method if the softmax of the scores is not what the loss fits, for example because the
-        loss multiplies scores by a factor. The function must be elementwise. Evaluation, export, ``compare`` and
+        A subclass overrides this method if the softmax of the logits is not what the loss fits, for example because the
+        loss multiplies logits by a factor. The function must be elementwise. Evaluation, export, ``compare`` and
         prediction sets use these logits.
         """
-        return scores
+        return logits
 
     @property
     def marginal_temperature(self) -> float | None:
@@ -214,7 +214,7 @@ class ClassificationLoss(Adjustable):
 
 
 class SoftmaxLoss(ClassificationLoss):
-    """Base class of losses that are a function of the cross-entropy nll = -log softmax(scores)_y of a label y.
+    """Base class of losses that are a function of the cross-entropy nll = -log softmax(logits)_y of a label y.
 
     A subclass defines this function as :meth:`curve`.
 
@@ -237,7 +237,7 @@ class SoftmaxLoss(ClassificationLoss):
         nll = -logits.log_softmax(1)
         if is_readable(nll) and bool(nll.detach().sum() < torch.inf):
             return self._checked(self.curve(nll), "curve", nll.shape)
-        excluded = nll == torch.inf  # the score is -inf; there, the gradient of the curve would be 0 * inf = NaN
+        excluded = nll == torch.inf  # the logit is -inf; there, the gradient of the curve would be 0 * inf = NaN
         limit = self.curve(torch.full((), torch.inf, dtype=nll.dtype, device=nll.device)).detach()
         table = self._checked(self.curve(nll.masked_fill(excluded, 1.0)), "curve", nll.shape)
         return torch.where(excluded, limit, table)

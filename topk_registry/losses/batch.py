@@ -28,8 +28,8 @@ class BatchLoss(Adjustable):
     Example:
         >>> class Spread(BatchLoss):
         ...     def of_batch(self, logits, label, counted):
-        ...         score = self.all_rows(logits.gather(1, label[:, None])[:, 0])
-        ...         return score.max() - score.min()
+        ...         logit = self.all_rows(logits.gather(1, label[:, None])[:, 0])
+        ...         return logit.max() - logit.min()
         >>> Spread()(torch.eye(3) * torch.tensor([1.0, 2.0, 4.0]), torch.tensor([0, 1, 2]))
         tensor(3.)
     """
@@ -48,9 +48,9 @@ class BatchLoss(Adjustable):
         """Return the loss of a batch, a scalar [].
 
         Args:
-            logits: scores [B, n] of this rank, in float32 or float64.
+            logits: tensor [B, n] of this rank, in float32 or float64.
             label: class indices [B], each in [0, n).
-            counted: bool [B], False for rows with the label ``ignore_index``. These rows have scores 0 and label 0.
+            counted: bool [B], False for rows with the label ``ignore_index``. These rows have logits 0 and label 0.
         """
         raise TypeError(f"{type(self).__name__} must define of_batch(logits [B, n], label [B], counted [B]) -> []")
 

@@ -15,16 +15,16 @@ class TopKAccuracy(StreamingMetric):
 
     The results for k = 5 have the following names, and likewise for every other k.
 
-    - ``top5``: share of samples whose label is among the five classes with the highest scores
+    - ``top5``: share of samples whose label is among the five classes with the highest logits
     - ``macro_top5``: mean over classes of the accuracy within the class, without classes that have no samples (Garcin
       et al. 2022)
     - ``many_top5``, ``medium_top5``, ``few_top5``: the same mean over the classes with more than 100, with 20 to 100,
       and with fewer than 20 training samples. These results require ``class_counts``.
 
-    If several scores are equal, their order is treated as random. Let A be the number of scores above the label's
-    score, and let B be the number of scores equal to the label's score (at least 1). Then the sample counts as
-    (k - A) / B hits, clamped to [0, 1]. So if all scores are equal, the result is k / n. A NaN score of another class
-    counts as above the label's score. If the label's score is NaN, the sample counts as 0 hits.
+    If several logits are equal, their order is treated as random. Let A be the number of logits above the label's
+    logit, and let B be the number of logits equal to the label's logit (at least 1). Then the sample counts as
+    (k - A) / B hits, clamped to [0, 1]. So if all logits are equal, the result is k / n. A NaN logit of another class
+    counts as above the label's logit. If the label's logit is NaN, the sample counts as 0 hits.
 
     Args:
         k: one k, or several. If k is at least the number of classes, every sample without NaN is a hit.
@@ -62,7 +62,7 @@ class TopKAccuracy(StreamingMetric):
         super().__init__(hits=zero.repeat(len(self.k), 1), seen=zero)
 
     def update(self, logits: Tensor, target: Tensor) -> None:
-        """Add a batch: scores [B, n] and labels [B]."""
+        """Add a batch: logits [B, n] and labels [B]."""
         labels = checked_labels(logits, target, self.ignore_index)
         if logits.shape[1] != self.n:
             raise ValueError(f"the metric has {self.n} classes, logits have {logits.shape[1]}")
@@ -72,7 +72,7 @@ class TopKAccuracy(StreamingMetric):
         label = torch.where(valid, labels, 0)
         own = logits.detach().gather(1, label[:, None])
         above = (~(logits <= own)).sum(1).to(hits.dtype)  # not logits > own, so that NaN counts as above
-        tied = (logits == own).sum(1).to(hits.dtype)  # 0 if the label's score is NaN
+        tied = (logits == own).sum(1).to(hits.dtype)  # 0 if the label's logit is NaN
         credit = torch.stack([torch.minimum((size - above).clamp(min=0), tied) for size in self.k]) / tied.clamp(min=1)
         hits.index_add_(1, label, valid * credit)
         seen.index_add_(0, label, valid.to(seen.dtype))

@@ -19,15 +19,15 @@ class LabelSetMetrics(StreamingMetric):
     ``macro_f1``    mean over classes of the F1 of the class
     ``sample_f1``   mean over samples of the F1 of the sample
     ``exact_match`` share of samples whose predicted classes are exactly the labels
-    ``top5_recall`` mean over samples of the share of labels with one of the 5 highest scores; likewise for other k
+    ``top5_recall`` mean over samples of the share of labels with one of the 5 highest logits; likewise for other k
     ``bce``         mean over samples and classes of the binary cross-entropy
     =============== ==================================================================================================
 
     A class is predicted if the sigmoid of its logit is at least ``threshold``. Classes that are the label of no sample
     do not count in ``map``. Samples without labels do not count in ``top5_recall``. A class that is never a label and
     never predicted has F1 = 0, as in scikit-learn and timm. The same holds for a sample with no label and no predicted
-    class. The order of equal scores is treated as random, as in :class:`TopKAccuracy`. If each sample has one label,
-    top-k recall equals top-k accuracy. A NaN score counts as a wrong prediction. If targets are between 0 and 1, a
+    class. The order of equal logits is treated as random, as in :class:`TopKAccuracy`. If each sample has one label,
+    top-k recall equals top-k accuracy. A NaN logit counts as a wrong prediction. If targets are between 0 and 1, a
     target of at least 0.5 counts as a label, but ``bce`` uses the target itself.
 
     Args:
@@ -49,7 +49,7 @@ class LabelSetMetrics(StreamingMetric):
         if not 0 < threshold < 1:
             raise ValueError(f"threshold must be in (0, 1), got {threshold}")
         self.n, self.k, self.threshold = num_classes, set_sizes(k), threshold
-        # average precision needs the scores and labels of all samples; the first entry gives the shape
+        # average precision needs the logits and labels of all samples; the first entry gives the shape
         self._kept = [(torch.zeros(0, num_classes), torch.zeros(0, num_classes, dtype=torch.bool))]
         sizes = {"right": num_classes, "claimed": num_classes, "true": num_classes, "recall": len(self.k)}
         sizes |= dict.fromkeys(("sample_f1", "exact", "labelled", "bce", "seen"), ())
@@ -84,14 +84,14 @@ class LabelSetMetrics(StreamingMetric):
         self._kept.append((scores.cpu(), labels.cpu()))
 
     def compute(self, *, sync: bool = True) -> dict[str, float]:
-        """Return the results by name. With ``sync=True``, the ranks exchange all scores to compute ``map``."""
+        """Return the results by name. With ``sync=True``, the ranks exchange all logits to compute ``map``."""
         every = [self._kept]
         if sync and dist.is_available() and dist.is_initialized():
             every = [[] for _ in range(dist.get_world_size())]
             dist.all_gather_object(every, self._kept)
         rows = [row for each in every for row in each]
-        scores, labels = (torch.cat(part) for part in zip(*rows, strict=True))
-        precision = average_precision(scores, labels).nanmean().item()
+        logits, labels = (torch.cat(part) for part in zip(*rows, strict=True))
+        precision = average_precision(logits, labels).nanmean().item()
         return {"map": precision, **super().compute(sync=sync)}
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
@@ -106,33 +106,33 @@ class LabelSetMetrics(StreamingMetric):
             "bce": ratio(totals["bce"], seen),
         }
 
-    def _hits(self, scores: Tensor, labels: Tensor, k: int) -> Tensor:
-        """Return the number of each sample's labels that have one of the k highest scores: [B]."""
-        last = scores.topk(min(k, self.n)).values[:, -1:]
-        above, tied = scores > last, scores == last
+    def _hits(self, logits: Tensor, labels: Tensor, k: int) -> Tensor:
+        """Return the number of each sample's labels that have one of the k highest logits: [B]."""
+        last = logits.topk(min(k, self.n)).values[:, -1:]
+        above, tied = logits > last, logits == last
         places = ((k - above.sum(1)) / tied.sum(1)).clamp(max=1)
         return ((above & labels).sum(1) + places * (tied & labels).sum(1)).to(self.sums["recall"].dtype)
 
 
-def average_precision(scores: Tensor, labels: Tensor) -> Tensor:
-    """Return the average precision of each class: [n], from scores [N, n] and boolean labels [N, n].
+def average_precision(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the average precision of each class: [n], from logits [N, n] and boolean labels [N, n].
 
     The average precision of class c is the mean of one precision per sample that has the label c. This precision is the
-    share of samples with the label c among all samples whose score for c is at least as high. If no sample has the
+    share of samples with the label c among all samples whose logit for c is at least as high. If no sample has the
     label c, the result for c is NaN.
 
     Example:
         >>> average_precision(torch.tensor([[0.9], [0.8], [0.7]]), torch.tensor([[True], [False], [True]]))
         tensor([0.8333], dtype=torch.float64)
     """
-    if scores.ndim != 2 or labels.shape != scores.shape or labels.dtype != torch.bool:
-        given = f"{list(scores.shape)} and {labels.dtype} {list(labels.shape)}"
-        raise ValueError(f"expected scores [N, n] and boolean labels of the same shape, got {given}")
-    hits = [column[label] for column, label in zip(scores.T, labels.T, strict=True)]
-    precision = [_at_least(hit, hit) / _at_least(hit, column) for hit, column in zip(hits, scores.T, strict=True)]
+    if logits.ndim != 2 or labels.shape != logits.shape or labels.dtype != torch.bool:
+        given = f"{list(logits.shape)} and {labels.dtype} {list(labels.shape)}"
+        raise ValueError(f"expected logits [N, n] and boolean labels of the same shape, got {given}")
+    hits = [column[label] for column, label in zip(logits.T, labels.T, strict=True)]
+    precision = [_at_least(hit, hit) / _at_least(hit, column) for hit, column in zip(hits, logits.T, strict=True)]
     return torch.stack([each.mean() for each in precision])
 
 
-def _at_least(scores: Tensor, others: Tensor) -> Tensor:
-    """For each of the M scores, return the number of ``others`` that are at least as high: float64 [M]."""
-    return (len(others) - torch.searchsorted(others.sort().values, scores)).double()
+def _at_least(logits: Tensor, others: Tensor) -> Tensor:
+    """For each of the M logits, return the number of ``others`` that are at least as high: float64 [M]."""
+    return (len(others) - torch.searchsorted(others.sort().values, logits)).double()

@@ -52,12 +52,12 @@ class StreamingMetric:
 
 
 def checked_labels(logits: Tensor, target: Tensor, ignore_index: int) -> Tensor:
-    """Return the labels as int64 [B]. Raise ValueError if scores [B, n] or labels are invalid.
+    """Return the labels as int64 [B]. Raise ValueError if logits [B, n] or labels are invalid.
 
     A valid label is an integer from 0 to n - 1, or ``ignore_index``. Values of labels on a GPU are not checked.
     """
     if not logits.is_floating_point() or logits.ndim != 2:
-        raise ValueError(f"expected floating-point scores [batch, classes], got {logits.dtype} {list(logits.shape)}")
+        raise ValueError(f"expected floating-point logits [batch, classes], got {logits.dtype} {list(logits.shape)}")
     if target.is_floating_point() or target.dtype == torch.bool or target.shape != logits.shape[:1]:
         raise ValueError(f"expected integer labels [{len(logits)}], got {target.dtype} {list(target.shape)}")
     labels = target.long()  # a uint8 tensor would convert an ignore_index of -100 into 156

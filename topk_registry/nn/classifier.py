@@ -23,7 +23,7 @@ class CosineClassifier(nn.Module):
 
     .. math:: s_c = \\mathrm{scale} \\cdot \\langle x / |x|, w_c / |w_c| \\rangle
 
-    s_c is the score of class c. There is no bias. If the norm of x or w_c is below 1e-6, this vector is not
+    s_c is the logit of class c. There is no bias. If the norm of x or w_c is below 1e-6, this vector is not
     divided by its norm. For inputs in half precision, norms are computed in float32 to avoid overflow.
 
     Args:

@@ -1,4 +1,4 @@
-"""A module that computes the k-th largest score, smoothed by random noise."""
+"""A module that computes the k-th largest logit, smoothed by random noise."""
 
 from typing import TYPE_CHECKING
 
@@ -8,18 +8,18 @@ from topk_registry.ops.perturbed.api import checked_options, perturbed_topk
 
 
 class PerturbedTopK(nn.Module):
-    """A module that returns the k-th largest score of each row, smoothed by random noise (:func:`perturbed_topk`).
+    """A module that returns the k-th largest logit of each row, smoothed by random noise (:func:`perturbed_topk`).
 
-    The module draws Gaussian noise ``num_samples`` times. For each draw, the module adds the noise to the scores and
-    takes the k-th largest noisy score of each row. The result is the mean over the draws. In contrast to dropout, the
+    The module draws Gaussian noise ``num_samples`` times. For each draw, the module adds the noise to the logits and
+    takes the k-th largest noisy logit of each row. The result is the mean over the draws. In contrast to dropout, the
     module adds noise in evaluation mode too. For reproducible results, pass a seeded ``generator`` in the call.
 
     Args:
-        k: rank of the score, 1 <= k <= n. The largest score has rank 1.
-        epsilon: standard deviation of the noise, in units of the scores. With 0, there is no noise.
+        k: rank of the logit, 1 <= k <= n. The largest logit has rank 1.
+        epsilon: standard deviation of the noise, in units of the logits. With 0, there is no noise.
         num_samples: number of draws of the noise. More draws reduce the variance of the result.
 
-    Shape: scores [..., n] -> [...]. With ``noise=z`` [num_samples, ..., n], the noise is epsilon * z.
+    Shape: logits [..., n] -> [...]. With ``noise=z`` [num_samples, ..., n], the noise is epsilon * z.
 
     Example:
         >>> import torch
@@ -31,15 +31,15 @@ class PerturbedTopK(nn.Module):
         super().__init__()
         self.k, self.epsilon, self.num_samples = checked_options(k, epsilon, num_samples)
 
-    def forward(self, scores: Tensor, *, generator: Generator | None = None, noise: Tensor | None = None) -> Tensor:
+    def forward(self, logits: Tensor, *, generator: Generator | None = None, noise: Tensor | None = None) -> Tensor:
         return perturbed_topk(
-            scores, self.k, epsilon=self.epsilon, num_samples=self.num_samples, generator=generator, noise=noise
+            logits, self.k, epsilon=self.epsilon, num_samples=self.num_samples, generator=generator, noise=noise
         )
 
     if TYPE_CHECKING:  # torch annotates the return type as Any
 
         def __call__(
-            self, scores: Tensor, *, generator: Generator | None = None, noise: Tensor | None = None
+            self, logits: Tensor, *, generator: Generator | None = None, noise: Tensor | None = None
         ) -> Tensor: ...
 
     def extra_repr(self) -> str:

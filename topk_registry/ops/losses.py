@@ -29,8 +29,8 @@ def smooth_topk(
 ) -> Tensor:
     """Compute the smooth top-k loss sum_c q_c tau softplus((alpha_c - m_c / k) / tau) of each row.
 
-    The mass q_c is the weight of class c in the target of the row. The margin m_c is the score of class c minus the
-    k-th largest score of the other classes, smoothed: the result of ``topk_margins(logits, k, temperature=k * tau)``.
+    The mass q_c is the weight of class c in the target of the row. The margin m_c is the logit of class c minus the
+    k-th largest logit of the other classes, smoothed: the result of ``topk_margins(logits, k, temperature=k * tau)``.
     If all masses of a row are 0, the loss and the gradient of the row are 0, even if its logits are NaN. If at most k
     logits of a row are above -inf, these classes are certainly in the top k. Then the loss is 0 if all mass is on these
     classes, and inf otherwise.
@@ -38,9 +38,9 @@ def smooth_topk(
     The forward pass also computes the gradient. The backward pass only multiplies the gradient of each row by a number.
 
     Args:
-        logits: scores [B, n].
+        logits: tensor [B, n].
         masses: the target of the batch, see :class:`topk_registry.Masses`.
-        k: as in "k-th largest score", 1 <= k <= n - 1.
+        k: as in "k-th largest logit", 1 <= k <= n - 1.
         tau: smoothing temperature, positive. Lower values approach a hard hinge.
         alpha: required margin, as one number or as one number per class [n]. ``alpha`` gets no gradient.
         sums: if True, the result may be the sum [] of the losses, because some backends compute the sum faster.
@@ -90,7 +90,7 @@ def perturbed_hinge(
     scale: float = 1.0,
     sums: bool = False,
 ) -> Tensor:
-    """Return a hinge loss of the target against the k-th largest of scores plus noise, for each row s of the logits.
+    """Return a hinge loss of the target against the k-th largest of logits plus noise, for each row s of the logits.
 
         loss = sum_c q_c scale max(0, alpha_c + f_eps(s) - s_c)
 
@@ -100,10 +100,10 @@ def perturbed_hinge(
     random draws as the loss.
 
     Args:
-        logits: scores s [B, n].
+        logits: tensor s [B, n].
         masses: the target of the batch, see :class:`topk_registry.Masses`.
-        k: rank of the score that the labels are compared with, 1 <= k <= n.
-        epsilon: standard deviation of the noise, in units of the scores.
+        k: rank of the logit that the labels are compared with, 1 <= k <= n.
+        epsilon: standard deviation of the noise, in units of the logits.
         num_samples: number of random draws.
         alpha: required margin: one number, or one number per class [n]. The margin gets no gradient.
         scale: factor of the loss.
@@ -165,7 +165,7 @@ def hinge_definition(
 ) -> Tensor:
     """Return the losses [B] of :func:`perturbed_hinge`, computed by differentiable PyTorch operations.
 
-    ``threshold(s)`` returns the perturbed k-th largest score of each row of s.
+    ``threshold(s)`` returns the perturbed k-th largest logit of each row of s.
     """
     scores = perturbed.wide(logits)
     labels, q = masses.labels, masses.shares

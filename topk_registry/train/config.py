@@ -11,7 +11,7 @@ import os
 import re
 import types
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
@@ -435,9 +435,7 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     if given.get("loss") == "":
         parser.error("--loss is empty: expected the name of a loss (`timm losses` lists them)")
     try:
-        saved = read_config(str(recipes().get(file, file))) if file else {}
-        if file in recipes() and given.keys() & {"initial_checkpoint", "pretrained_path"}:
-            saved.pop("pretrained", None)  # the command line names other weights
+        saved = read_config(file, given) if file else {}
         if given.get("loss", saved.get("loss")) != saved.get("loss"):
             saved.pop("loss_opt", None)  # the options in the file belong to another loss
             others = {name: value for name, value in saved.items() if name != "smoothing"}
@@ -456,10 +454,13 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in sorted(Path(__file__).with_name("recipes").glob("*.yaml"))}
 
 
-def read_config(file: str) -> dict[str, Any]:
-    """Return the settings in a YAML file, or raise a ConfigError. A string is parsed like the argument of a flag."""
+def read_config(file: str, given: Collection[str] = ()) -> dict[str, Any]:
+    """Return the settings in a YAML file or a recipe, or raise a ConfigError. A string is parsed like a flag's value.
+
+    If ``given``, the names of the settings in the command line, has other weights, a recipe's weights are left out.
+    """
     try:
-        with open(file, encoding="utf-8") as stream:
+        with open(recipes().get(file, file), encoding="utf-8") as stream:
             settings = yaml.safe_load(stream)
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"--config {file}: {getattr(error, 'strerror', None) or error}") from error
@@ -472,6 +473,8 @@ def read_config(file: str) -> dict[str, Any]:
         TrainConfig(**cleaned)
     except ConfigError as error:
         raise ConfigError(f"--config {file}: {error}") from error
+    if file in recipes() and {"initial_checkpoint", "pretrained_path"} & {*given}:
+        cleaned.pop("pretrained", None)
     return cleaned
 
 

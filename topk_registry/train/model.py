@@ -15,7 +15,7 @@ from timm import utils
 from timm.data import resolve_data_config
 from timm.data.loader import adapt_to_chs
 from timm.layers import convert_sync_batchnorm
-from timm.models import create_model, is_model, list_models, load_checkpoint
+from timm.models import create_model, is_model, list_models, load_checkpoint, load_state_dict
 from timm.optim import create_optimizer_v2, optimizer_kwargs
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
 from torch import nn
@@ -26,7 +26,8 @@ from topk_registry.nn.classifier import normalize_classifier
 from topk_registry.train.config import TrainConfig
 
 LR_BASE_SIZE = 256  # batch size for which --lr-base is the learning rate
-WEIGHTS_ONLY = (".safetensors", ".npz", ".npy")  # files that timm reads without torch.load
+ARRAYS = (".npz", ".npy")
+WEIGHTS_ONLY = (".safetensors", *ARRAYS)  # files that timm reads without torch.load
 PREPROCESSING = ("input_size", "crop_pct", "mean", "std", "interpolation")
 
 
@@ -111,10 +112,12 @@ def channels_of(config: TrainConfig) -> int:
 def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
     """Build the model, or raise a TrainError. If ``num_classes`` is None, the number of outputs is timm's default."""
     check_model(config.model)
-    if config.initial_checkpoint and not os.path.isfile(config.initial_checkpoint):
-        raise TrainError(f"--initial-checkpoint {config.initial_checkpoint}: there is no such file")
-    for path in filter(os.path.isfile, (config.initial_checkpoint, config.pretrained_path or "")):
-        read_checkpoint(path)
+    files = {"--initial-checkpoint": config.initial_checkpoint, "--pretrained-path": config.pretrained_path}
+    for flag, path in files.items():
+        if path and not os.path.isfile(path):
+            raise TrainError(f"{flag} {path}: there is no such file")
+        if path:
+            read_checkpoint(path)
     overlay = {"file": config.pretrained_path, "num_classes": -1} if config.pretrained_path else None
     try:
         model = create_model(
@@ -137,11 +140,27 @@ def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
                 f"{lines[-1].strip()}; --pretrained-path {path} loads the weights of all layers but the classifier"
             ) from error
         raise TrainError(f"cannot create model {config.model!r}: {error}") from error
+    if config.pretrained_path and Path(config.pretrained_path).suffix not in ARRAYS:
+        _check_loaded(model, config.pretrained_path)
     if config.normalize_classifier is not None:
         normalize_classifier(model, scale=config.normalize_classifier, learn_scale=config.learn_scale)
     if config.grad_checkpointing:
         model.set_grad_checkpointing(enable=True)  # pyright: ignore[reportCallIssue]
     return model
+
+
+def _check_loaded(model: nn.Module, path: str) -> None:
+    """Raise a TrainError if the model has no weight of a file, because timm only warns about weights of other names.
+
+    timm may rename and reshape weights. Therefore a weight counts if its absolute values have the sum of a stored one.
+    """
+    stored = {_total(weight) for weight in load_state_dict(path).values() if isinstance(weight, torch.Tensor)}
+    if not any(weight.ndim > 1 and _total(weight) in stored for weight in model.parameters()):
+        raise TrainError(f"--pretrained-path {path}: the model has no weight of this file; expected timm's names")
+
+
+def _total(weight: torch.Tensor) -> str:
+    return f"{weight.detach().double().abs().sum():.9g}"
 
 
 def _sized(config: TrainConfig) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from topk_registry.cli import ArgumentParser, positive, within
 
 @command
 def main(argv: Sequence[str]) -> int:
-    """Add probabilities, top-k marginals and the k best classes to an ONNX classifier, and print the new path."""
+    """Add probabilities, top-k marginals and the top-k classes to an ONNX classifier, and print the new path."""
     args = _parser().parse_args(argv)
     say("reading the model")
     from topk_export.classes import read_class_names
@@ -39,7 +39,7 @@ def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="topk-registry attach",
         description="Add a head to an ONNX classifier. From the logits, the new file also computes probabilities, the "
-        "k best classes, and top-k marginals: for each class, the probability that it is in a random set of k classes. "
+        "top-k classes, and top-k marginals: for each class, the probability that it is in a random set of k classes. "
         "The outputs of the original model remain. By default, the command finds the logits before the end of the "
         "output: before a softmax or a sigmoid, also if these are spelled out in other operators.",
     )

@@ -1,4 +1,4 @@
-"""Predict the k best classes of images, and the prediction sets if the file is calibrated.
+"""Predict the top-k classes of images, and the prediction sets if the file is calibrated.
 
 The exit status is 0 if each image has a prediction. If an image has no prediction, for example because the image cannot
 be read, the output contains the error, and the exit status is 1. After any other error, the exit status is 2. After

@@ -25,8 +25,8 @@ ALPHAS, THRESHOLDS = "set_alphas", "set_thresholds"
 # the name of each output, and a description
 LOGITS = "logits"
 OUTPUTS = {
-    LOGITS: "scores of all classes [batch, num_classes], float32; the temperature and the input 'allowed' do not "
-    "change them",
+    LOGITS: "outputs of the network, one per class [batch, num_classes], float32; the temperature and the input "
+    "'allowed' do not change them",
     "marginals": "probability that each class is in a random set of k classes [batch, num_classes], float32; the "
     "values of a row sum to k; a class that is not allowed has the value 0; if at most k classes are allowed, each of "
     "them has the value 1",

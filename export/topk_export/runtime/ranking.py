@@ -1,4 +1,4 @@
-"""Predictions from the outputs of an exported model: the k best classes, and the prediction set if there is one."""
+"""Predictions from the outputs of an exported model: the top-k classes, and the prediction set if there is one."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

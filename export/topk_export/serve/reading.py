@@ -133,8 +133,16 @@ async def _form(request: Request, body: bytes, limits: Limits) -> tuple[list[Any
         form = await parser.parse()
     except (MultiPartException, KeyError, ValueError) as error:
         raise ValueError(f"the form cannot be parsed: {getattr(error, 'message', error)}") from error
-    images = [await file.read() for file in form.getlist("image") if isinstance(file, UploadFile)]
+    images, wrong = [], []
+    for name, value in form.multi_items():
+        if isinstance(value, UploadFile) != (name == "image"):
+            wrong.append(name)
+        elif isinstance(value, UploadFile):
+            images.append(await value.read())
     await form.close()
+    if wrong:
+        texts = ", ".join(FIELDS)
+        raise ValueError(f"field {wrong[0][:50]!r}: a form has files in fields named 'image', and texts in {texts}")
     return images, {name: form.getlist(name) for name in form if name != "image"}
 
 

@@ -147,7 +147,7 @@ def _flags_of_train(parser: ArgumentParser, rest: Sequence[str]) -> dict[str, An
     train.prog = parser.prog
     given = vars(train.parse_args([word for word in rest if word != "--"]))
     file = given.pop("config", "")
-    saved = {name: value for name, value in read_config(file).items() if name not in SET} if file else {}
+    saved = {name: value for name, value in read_config(file, given).items() if name not in SET} if file else {}
     if wrong := [name for name in given if name in SET]:
         hint = "; pass --losses" if wrong[0].startswith("loss") else ""
         parser.error(f"a study sets {flag_of(wrong[0])} for each run{hint}")

@@ -183,19 +183,19 @@ def test_non_contiguous_scores():
     [
         ({"k": 0}, "k must be an integer of at least 1, got 0"),
         ({"k": 1.5}, "k must be an integer of at least 1, got 1.5"),
-        ({"k": 5}, "k must be at most the number of scores in a row: k = 5"),
+        ({"k": 5}, "k must be at most the number of logits in a row: k = 5"),
         ({"epsilon": -1.0}, "epsilon must be a finite number of at least 0, got -1.0"),
         ({"epsilon": float("nan")}, "epsilon must be a finite number of at least 0, got nan"),
         ({"num_samples": 0}, "num_samples must be an integer of at least 1, got 0"),
-        ({"noise": torch.zeros(5, 4)}, r"noise must be \[num_samples, \*scores.shape\] = \[5, 3, 4\], got \[5, 4\]"),
-        ({"scores": torch.zeros(3, 4, dtype=torch.long)}, "scores must be floating point"),
-        ({"scores": torch.zeros(())}, "scores must be floating point"),
+        ({"noise": torch.zeros(5, 4)}, r"noise must be \[num_samples, \*logits.shape\] = \[5, 3, 4\], got \[5, 4\]"),
+        ({"logits": torch.zeros(3, 4, dtype=torch.long)}, "logits must be floating point"),
+        ({"logits": torch.zeros(())}, "logits must be floating point"),
     ],
 )
 def test_bad_input(options, message):
-    call = {"scores": torch.zeros(3, 4), "k": 2, **options}
+    call = {"logits": torch.zeros(3, 4), "k": 2, **options}
     with pytest.raises(ValueError, match=message):
-        perturbed_topk(call.pop("scores"), **call)
+        perturbed_topk(call.pop("logits"), **call)
 
 
 @pytest.mark.parametrize("options", [{"k": 0}, {"k": 2, "epsilon": -1.0}, {"k": 2, "num_samples": 0}])

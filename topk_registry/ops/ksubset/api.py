@@ -15,17 +15,17 @@ BLOCK = 1 << 24  # approximate number of values that a block of rows stores for 
 
 
 def topk_margins(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
-    """Return the margin of each class: its score minus the k-th largest score of the other classes, smoothed.
+    """Return the margin of each class: its logit minus the k-th largest logit of the other classes, smoothed.
 
     The margin is temperature * log(p / (1 - p)), where p is the probability that :func:`topk_marginals` returns. As the
-    temperature goes to 0, the margin becomes the score minus the k-th largest score of the other classes. If at most k
-    scores of a row are above -inf, the classes with these scores have the margin inf, and all other classes have the
+    temperature goes to 0, the margin becomes the logit minus the k-th largest logit of the other classes. If at most k
+    logits of a row are above -inf, the classes with these logits have the margin inf, and all other classes have the
     margin -inf.
 
     Args:
-        logits: scores [..., n]. A class with the score -inf is excluded.
-        k: as in "k-th largest score", 1 <= k <= n - 1.
-        temperature: positive number by which the scores are divided.
+        logits: tensor [..., n]. A class with the logit -inf is excluded.
+        k: as in "k-th largest logit", 1 <= k <= n - 1.
+        temperature: positive number by which the logits are divided.
 
     Returns:
         Margins [..., n], in double precision for logits in double precision, else in single precision.
@@ -46,7 +46,7 @@ def topk_log_odds(logits: Tensor, k: int) -> Tensor:
     numbers. The results are exact up to rounding errors, and differentiable.
 
     Args:
-        logits: scores [..., n]. A class with the score -inf is excluded.
+        logits: tensor [..., n]. A class with the logit -inf is excluded.
         k: number of classes in a set, 1 <= k <= n - 1.
 
     Returns:
@@ -64,14 +64,14 @@ def topk_log_odds(logits: Tensor, k: int) -> Tensor:
 def topk_marginals(logits: Tensor, k: int, *, temperature: float = 1.0) -> Tensor:
     """For each class, return the probability that a random set of k classes contains the class.
 
-    The probability of a set is proportional to exp((sum of the scores of the set) / temperature). The probabilities of
-    all classes of a row sum to k. For k = 1, the result is softmax(logits / temperature). If at most k scores of a row
-    are above -inf, the classes with these scores have probability 1, and all other classes have probability 0.
+    The probability of a set is proportional to exp((sum of the logits of the set) / temperature). The probabilities of
+    all classes of a row sum to k. For k = 1, the result is softmax(logits / temperature). If at most k logits of a row
+    are above -inf, the classes with these logits have probability 1, and all other classes have probability 0.
 
     Args:
-        logits: scores [..., n]. A class with the score -inf is excluded.
+        logits: tensor [..., n]. A class with the logit -inf is excluded.
         k: number of classes in a set, 1 <= k <= n - 1.
-        temperature: positive number by which the scores are divided.
+        temperature: positive number by which the logits are divided.
 
     Returns:
         Probabilities [..., n], in double precision for logits in double precision, else in single precision.
@@ -87,7 +87,7 @@ def topk_label_margins(logits: Tensor, label: Tensor, k: int, *, temperature: fl
     """Return the margin of each row's label in double precision [B]. :func:`topk_margins` defines the margin.
 
     Args:
-        logits: scores [B, n].
+        logits: tensor [B, n].
         label: class indices [B], int64.
         k, temperature: as in :func:`topk_margins`.
     """
@@ -129,9 +129,9 @@ def check(logits: Tensor, k: int, temperature: float) -> None:
 
 
 def working_dtype(s: Tensor, k: int, temperature: float) -> torch.dtype:
-    """Return the dtype in which PyTorch operations compute the margins of the scores s [B, n].
+    """Return the dtype in which PyTorch operations compute the margins of the logits s [B, n].
 
-    The dtype is single precision if the scores are on a GPU and not in double precision, min(k, n - k) is at most 64,
+    The dtype is single precision if the logits are on a GPU and not in double precision, min(k, n - k) is at most 64,
     and the temperature is between 1e-30 and 1e30. Otherwise, the dtype is double precision.
     """
     small = min(k, s.shape[1] - k) <= graph.SMALL_K and 1e-30 < temperature < 1e30
@@ -139,10 +139,10 @@ def working_dtype(s: Tensor, k: int, temperature: float) -> torch.dtype:
 
 
 def in_blocks(function: Callable[..., Tensor], s: Tensor, k: int, temperature: float) -> Tensor:
-    """Return ``function(s, k, temperature)`` [B, n] for scores s [B, n], computed for one block of rows at a time.
+    """Return ``function(s, k, temperature)`` [B, n] for logits s [B, n], computed for one block of rows at a time.
 
     To limit memory, the function is called for each block in the forward pass, and again in the backward pass.
-    Therefore, the result for a row must depend only on this row. Scores that fit in one block are not divided.
+    Therefore, the result for a row must depend only on this row. Logits that fit in one block are not divided.
     """
     if len(blocks_of_rows(s, k)) == 1 or route(s) is not Route.KERNELS:
         return function(s, k, temperature)
@@ -150,14 +150,14 @@ def in_blocks(function: Callable[..., Tensor], s: Tensor, k: int, temperature: f
 
 
 def blocks_of_rows(s: Tensor, k: int) -> list[slice]:
-    """Divide the rows of scores s [B, n] into blocks whose backward pass stores about BLOCK values."""
+    """Divide the rows of logits s [B, n] into blocks whose backward pass stores about BLOCK values."""
     size = min(k, s.shape[1] - k)
     step = max(1, BLOCK // (s.shape[1] * (3 * size + 20)))
     return [slice(i, i + step) for i in range(0, max(1, len(s)), step)]
 
 
 class _InBlocks(torch.autograd.Function):
-    """Apply a function to blocks of rows. The backward pass calls the function again, so only the scores are saved."""
+    """Apply a function to blocks of rows. The backward pass calls the function again, so only the logits are saved."""
 
     @staticmethod
     def forward(ctx, s: Tensor, k: int, function: Callable[[Tensor], Tensor]) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]

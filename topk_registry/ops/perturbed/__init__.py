@@ -1,4 +1,4 @@
-"""The perturbed top-k operator: the expected k-th largest of scores plus Gaussian noise. See README.md."""
+"""The perturbed top-k operator: the expected k-th largest of logits plus Gaussian noise. See README.md."""
 
 from topk_registry.ops.perturbed.api import perturbed_topk
 

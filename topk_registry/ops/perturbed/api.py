@@ -18,7 +18,7 @@ GPU_MAX_K = 64  # the GPU kernel takes k maxima one after the other, which is sl
 
 
 def perturbed_topk(
-    scores: Tensor,
+    logits: Tensor,
     k: int,
     *,
     epsilon: float = 1.0,
@@ -26,32 +26,32 @@ def perturbed_topk(
     generator: Generator | None = None,
     noise: Tensor | None = None,
 ) -> Tensor:
-    """Estimate the expected k-th largest of scores plus Gaussian noise, for each row of scores.
+    """Estimate the expected k-th largest of logits plus Gaussian noise, for each row of logits.
 
         f_eps(s) = E[(s + eps Z)_[k]],   grad f_eps(s) = E[one-hot of the class that is k-th in s + eps Z]
 
     Here, (x)_[k] is the k-th largest entry of x, and Z is standard normal noise. The result and the gradient are
     unbiased estimates: both are means over the same random draws of Z. With ``epsilon=0``, the result is the k-th
-    largest score without noise. If a row contains NaN, the result of this row is NaN.
+    largest logit without noise. If a row contains NaN, the result of this row is NaN.
 
     With the same seed of the generator, two backends generate different noise. PyTorch operations generate a tensor of
     noise per draw. The kernels take one random number per call from the generator. Each noise value is a function of
     this number, the row index, the draw and the class.
 
     Args:
-        scores: floating-point tensor [..., n].
-        k: rank of the score, where 1 is the largest, 1 <= k <= n.
-        epsilon: standard deviation of the noise, in units of the scores.
+        logits: floating-point tensor [..., n].
+        k: rank of the logit, where 1 is the largest, 1 <= k <= n.
+        epsilon: standard deviation of the noise, in units of the logits.
         num_samples: number of random draws.
-        generator: source of the noise, on the device of the scores. Default: the global generator of torch.
+        generator: source of the noise, on the device of the logits. Default: the global generator of torch.
         noise: values of Z to use instead of random draws, [num_samples, ..., n].
 
     Returns:
-        The estimate [...], differentiable. It has the dtype of the scores, or float32 for half-precision scores.
+        The estimate [...], differentiable. It has the dtype of the logits, or float32 for half-precision logits.
 
     Example:
-        >>> scores = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
-        >>> perturbed_topk(scores, 2, epsilon=1.0, noise=torch.eye(3)[[0, 1]] * 1.5, num_samples=2)
+        >>> logits = torch.tensor([3.0, 1.0, 2.0], requires_grad=True)
+        >>> perturbed_topk(logits, 2, epsilon=1.0, noise=torch.eye(3)[[0, 1]] * 1.5, num_samples=2)
         tensor(2.2500, grad_fn=<ViewBackward0>)
 
     Reference:
@@ -59,11 +59,11 @@ def perturbed_topk(
         classification. ICML 2022.
     """
     k, epsilon, num_samples = checked_options(k, epsilon, num_samples)
-    check_shapes(scores, k, num_samples, noise)
-    rows = wide(scores).reshape(math.prod(scores.shape[:-1]), scores.shape[-1])
+    check_shapes(logits, k, num_samples, noise)
+    rows = wide(logits).reshape(math.prod(logits.shape[:-1]), logits.shape[-1])
     if noise is not None:
         noise = noise.detach().to(rows).reshape(num_samples, *rows.shape)
-    return threshold(rows, k, epsilon, num_samples, generator, noise).reshape(scores.shape[:-1])
+    return threshold(rows, k, epsilon, num_samples, generator, noise).reshape(logits.shape[:-1])
 
 
 def threshold(
@@ -75,7 +75,7 @@ def threshold(
     noise: Tensor | None = None,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """Return the result of :func:`perturbed_topk` for scores [B, n]: [B]. ``seed`` [] determines the noise."""
+    """Return the result of :func:`perturbed_topk` for logits [B, n]: [B]. ``seed`` [] determines the noise."""
     backend = backend_of(rows, k, epsilon, noise)
     if backend == "torch" or route(rows, noise) is Route.OPERATIONS:
         return definition.kth(rows, k, epsilon, num_samples, generator, noise)
@@ -85,7 +85,7 @@ def threshold(
 
 
 def backend_of(rows: Tensor, k: int, epsilon: float, noise: Tensor | None = None) -> str:
-    """Return the backend for scores [B, n]."""
+    """Return the backend for logits [B, n]."""
     # kernels generate the noise themselves, in float32
     n, device = rows.shape[-1], rows.device
     fits = noise is None and EPSILONS[0] <= epsilon <= EPSILONS[1] and rows.dtype != torch.float64
@@ -96,10 +96,10 @@ def backend_of(rows: Tensor, k: int, epsilon: float, noise: Tensor | None = None
 
 @torch.library.custom_op("topk_registry::perturbed_kth", mutates_args=())
 def perturbed_kth(
-    scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str
+    logits: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str
 ) -> tuple[Tensor, Tensor]:
-    """Call ``kth`` of a backend: return the k-th largest perturbed scores [B] and their classes [B, num_samples]."""
-    return kernel(backend)(scores, seed, k, epsilon, num_samples)
+    """Call ``kth`` of a backend: return the k-th largest perturbed logits [B] and their classes [B, num_samples]."""
+    return kernel(backend)(logits, seed, k, epsilon, num_samples)
 
 
 def kernel(backend: str) -> Any:
@@ -108,8 +108,8 @@ def kernel(backend: str) -> Any:
 
 
 @perturbed_kth.register_fake
-def _(scores: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str) -> tuple[Tensor, Tensor]:
-    return scores.new_empty(scores.shape[0]), scores.new_empty((scores.shape[0], num_samples), dtype=torch.int64)
+def _(logits: Tensor, seed: Tensor, k: int, epsilon: float, num_samples: int, backend: str) -> tuple[Tensor, Tensor]:
+    return logits.new_empty(logits.shape[0]), logits.new_empty((logits.shape[0], num_samples), dtype=torch.int64)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -130,11 +130,11 @@ perturbed_kth.register_autograd(_spread, setup_context=_keep)
 
 
 def _works(device: torch.device) -> bool:
-    # with negligible noise, a kernel must find the second largest of 13 scores
-    scores = torch.linspace(0, 30, 39).sin().view(3, 13).to(device)
+    # with negligible noise, a kernel must find the second largest of 13 logits
+    logits = torch.linspace(0, 30, 39).sin().view(3, 13).to(device)
     kth = kernel(KERNELS[device.type])
-    value, index = kth(scores, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
-    expected, where = (x[:, 1] for x in scores.topk(2))
+    value, index = kth(logits, torch.zeros((), dtype=torch.int64, device=device), 2, 1e-20, 2)
+    expected, where = (x[:, 1] for x in logits.topk(2))
     return torch.allclose(value, expected) and bool((index == where[:, None]).all())
 
 
@@ -144,19 +144,19 @@ def checked_options(k: int, epsilon: float, num_samples: int) -> tuple[int, floa
     return k, number(epsilon, "epsilon", at_least=0), num_samples
 
 
-def wide(scores: Tensor) -> Tensor:
-    """Return scores in half precision in single precision, and other scores as they are."""
-    return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+def wide(logits: Tensor) -> Tensor:
+    """Return logits in half precision in single precision, and other logits as they are."""
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
 
 
-def check_shapes(scores: Tensor, k: int, num_samples: int, noise: Tensor | None) -> None:
-    """Raise a ValueError unless the scores are a dense floating-point tensor [..., n], n >= k, and the noise fits."""
-    check_dense(scores, "scores")
-    if scores.ndim < 1 or not scores.is_floating_point():
-        raise ValueError(f"scores must be floating point [..., n], got {scores.dtype} {list(scores.shape)}")
-    if k > scores.shape[-1]:
-        raise ValueError(f"k must be at most the number of scores in a row: k = {k}, scores {list(scores.shape)}")
-    if noise is not None and noise.shape != (num_samples, *scores.shape):
+def check_shapes(logits: Tensor, k: int, num_samples: int, noise: Tensor | None) -> None:
+    """Raise a ValueError unless the logits are a dense floating-point tensor [..., n], n >= k, and the noise fits."""
+    check_dense(logits, "logits")
+    if logits.ndim < 1 or not logits.is_floating_point():
+        raise ValueError(f"logits must be floating point [..., n], got {logits.dtype} {list(logits.shape)}")
+    if k > logits.shape[-1]:
+        raise ValueError(f"k must be at most the number of logits in a row: k = {k}, logits {list(logits.shape)}")
+    if noise is not None and noise.shape != (num_samples, *logits.shape):
         raise ValueError(
-            f"noise must be [num_samples, *scores.shape] = {[num_samples, *scores.shape]}, got {list(noise.shape)}"
+            f"noise must be [num_samples, *logits.shape] = {[num_samples, *logits.shape]}, got {list(noise.shape)}"
         )
