@@ -10,12 +10,12 @@ ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
     "benchmarks": 1351,
-    "docs": 820,
-    "export/topk_export": 3726,
+    "docs": 823,
+    "export/topk_export": 3735,
     "plugins/template": 25,
     "plugins/topk_plugins": 1124,
     "plugins/topk_studies": 1852,
-    "tests": 14709,
+    "tests": 14725,
     "topk_registry/*.py": 168,
     "topk_registry/cli": 344,
     "topk_registry/conformal": 237,
@@ -27,7 +27,7 @@ CEILINGS = {
     "topk_registry/nn": 729,
     "topk_registry/registry": 387,
     "topk_registry/testing": 801,
-    "topk_registry/train": 2747,
+    "topk_registry/train": 2758,
 }
 
 
