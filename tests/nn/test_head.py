@@ -85,8 +85,9 @@ def test_gradients_reach_the_allowed_classes_alone():
     torch.testing.assert_close(gradient, expected)
 
 
-@pytest.mark.parametrize("k", [5, pytest.param(1, marks=pytest.mark.slow), pytest.param(20, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("with_list", [False, True])
+@pytest.mark.parametrize(
+    ("k", "with_list"), [(5, False), (5, True), *(pytest.param(k, True, marks=pytest.mark.slow) for k in (1, 20))]
+)
 def test_it_exports_with_any_batch(k, with_list):
     def inputs(rows):
         s = torch.randn(rows, 40, generator=torch.Generator().manual_seed(rows))
