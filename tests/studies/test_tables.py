@@ -126,6 +126,7 @@ def test_the_study_from_scratch_has_the_same_seeds_in_all_rows():
     assert document["command"] == "topk-registry study icons-network --data-dir DIR"
     assert len({(row["seeds"], len(row["topk"])) for row in document["rows"]}) == 1
     assert [row["row"] for row in document["rows"] if row["row"] == "ce"] == ["ce", "ce"]
+    assert len({(row["condition"], row["row"]) for row in document["rows"] if row["main"]}) == 24
 
 
 @pytest.mark.parametrize("place", ["docs/choose.md", "docs/faq.md", "topk_registry/train/recipes/finetune.yaml"])

@@ -192,9 +192,9 @@ def network(document: Document) -> str:
     """Return the sentences on a small network from scratch, from the study ``icons-network``."""
     rows = {
         "cross-entropy": "ce",
-        "label smoothing 0.1": "ce, label smoothing 0.1",
-        "the best epoch of cross-entropy": "ce, best epoch",
+        "`encouraging`": "encouraging, tuned",
         "`generalised_cross_entropy`": "generalised_cross_entropy, tuned",
+        "`noised_topk_imbalanced`": "noised_topk_imbalanced, tuned",
         "`smooth_topk_svm`": "smooth_topk_svm, tuned",
     }
     found = []
