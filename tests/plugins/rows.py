@@ -1,6 +1,4 @@
-"""Scores, and softmax of one row of them in plain Python."""
-
-import math
+"""Scores and labels."""
 
 import torch
 from torch import Tensor
@@ -11,8 +9,3 @@ B = 12
 def batch(n: int, *, scale: float = 2.0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """Scores [B, n] that want a gradient, and labels [B] of every class."""
     return (scale * torch.randn(B, n, dtype=dtype)).requires_grad_(), torch.arange(B) % n
-
-
-def softmax(row: list[float]) -> list[float]:
-    z = [math.exp(s - max(row)) for s in row]
-    return [e / sum(z) for e in z]

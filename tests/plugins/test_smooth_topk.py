@@ -44,22 +44,6 @@ def test_double_precision_keeps_its_digits(dense):
         assert found == pytest.approx(exact, rel=1e-12)
 
 
-def test_equals_the_papers_difference_of_log_sums():
-    """Equation 8: tau log of the sum over all sets with their margins, less that over the sets that hold the label."""
-    s, y = logits_and_labels(rows=3, n=7, dtype=torch.float64)
-    k = 3
-    tau = 0.7
-    alpha = 1.0
-    sets = torch.combinations(torch.arange(7), k)
-    for row, label in zip(s, y, strict=True):
-        score = row[sets].sum(1) / k
-        holds = (sets == label).any(1)
-        every = torch.logsumexp((score + alpha * ~holds) / tau, 0)
-        expected = tau * (every - torch.logsumexp(score[holds] / tau, 0))
-        found = create_loss("smooth_topk_svm", k=k, tau=tau, alpha=alpha)(row[None], label[None])
-        torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("tau", [1e-20, 1e-36, 1e-300])
 def test_small_tau_is_the_hard_loss(tau):
     s, y = logits_and_labels(rows=32, n=50)

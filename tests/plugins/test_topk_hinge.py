@@ -1,4 +1,4 @@
-"""The hinge family: ties, the bound on the top-k error, and a margin per class."""
+"""The hinge family: ties, and a margin per class."""
 
 import pytest
 import torch
@@ -53,13 +53,6 @@ def test_gradients_of_index_and_one_hot_targets_agree_on_ties(loss):
     for gradient in gradients:
         torch.testing.assert_close(gradient.sum(1), torch.zeros(8, dtype=torch.float64))
     torch.testing.assert_close(gradients[0].norm(dim=1), gradients[1].norm(dim=1))
-
-
-def test_the_convex_hinge_bounds_top_k_error():
-    logits, labels = scores("generic", 11), torch.arange(8)
-    error = (logits.topk(5).indices != labels[:, None]).all(1)
-    assert (TopKHingeConvex(5, reduction="none")(logits, labels) >= error.double()).all()
-    assert (TopKHinge(5, reduction="none")(logits, labels) >= error.double()).all()
 
 
 def test_a_margin_for_each_class():
