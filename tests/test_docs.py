@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import json
 import re
 import shlex
 import subprocess
@@ -177,6 +178,19 @@ def test_the_quickstart_learns():
     """The output on the page, which the gate repeats, is far from the accuracy of guesses among ten classes."""
     page = (ROOT / "docs/quickstart.md").read_text()
     assert float(re.search(r"^top-1 +([\d.]+) %", page, re.M)[1]) > 50
+
+
+def test_the_factors_of_numba_are_those_of_the_file():
+    """The table has one significant digit of the time without numba divided by the time with numba."""
+    page = (ROOT / "docs/install.md").read_text()
+    names, factors = (
+        re.findall(r"^\| " + head + r" \| (.*) \|$", page, re.M)[0].split(" | ") for head in ("Loss", "Factor")
+    )
+    rows = json.loads((ROOT / "docs/results/kernels.json").read_text())["rows"]
+    found = {row["loss"]: f"about {float(format(1 / row['ratio'], '.1g')):.0f}" for row in rows}
+    assert {name.strip("`"): factor for name, factor in zip(names, factors, strict=True)} == {
+        name: found[name] for name in ("smooth_topk_svm", "topk_nll", "noised_topk", "noised_topk_imbalanced")
+    }
 
 
 def test_the_table_of_calibration_images_follows_from_the_beta_distribution():
