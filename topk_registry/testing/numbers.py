@@ -54,7 +54,7 @@ def gradient_descends(subject: Subject) -> None:
     """Check that a small step against the gradient lowers the loss. With a wrong sign, the step raises the loss."""
     loss, logits, labels = subject.example(torch.float64)
     value, gradient = value_and_gradient(loss, logits, labels)
-    expect(gradient.abs().max() > 0, "expected a gradient at random scores, got zero everywhere: nothing is learned")
+    expect(gradient.abs().max() > 0, "expected a gradient at random logits, got zero everywhere: nothing is learned")
     rise = evaluate(loss, logits - 1e-4 * gradient / gradient.norm(), labels) - value
     expect(rise < 0, f"expected a step against the gradient to lower the loss, got {rise:+.3g} after {value:.6g}")
 

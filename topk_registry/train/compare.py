@@ -240,7 +240,7 @@ def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
         if not scores and not read.all():
             about.append(f"{(~read).sum()} of {len(read)} images cannot be read and are left out")
         if bad := int((~np.isfinite(logits).all(1)).sum()):
-            raise ValueError(f"{name} has scores that are not finite for {bad} of {len(labels)} images")
+            raise ValueError(f"{name} has logits that are not finite for {bad} of {len(labels)} images")
         about.append(f"{name}: {model.weights} weights" + f", {model.prepared}" * bool(model.prepared))
         if _other_split(args, first, records[names[0]], model.trained_on):
             about.append(f"warning: {name} was trained on another part of the data, perhaps on some of these images")

@@ -44,7 +44,7 @@ class MeanNLL(StreamingMetric):
 class FittedNLL(StreamingMetric):
     """NLL after temperature scaling. The temperature for one half of the images is fitted on the other half.
 
-    A loss such as a hinge trains no softmax, so the scale of its scores is arbitrary, and so is the NLL at temperature
+    A loss such as a hinge trains no softmax, so the scale of its logits is arbitrary, and so is the NLL at temperature
     1. The halves are the images with even and with odd positions.
     """
 
@@ -212,7 +212,7 @@ def evaluate(
         calibration: if not 0, also measure the calibration error of ``topk_marginals`` with k = ``calibration``.
         multilabel: whether images have several labels.
         channels_last: whether images are converted to the channels-last memory layout.
-        keep: function that is called with scores [B, n] and the targets of each batch. The scores are log-probabilities
+        keep: function that is called with logits [B, n] and the targets of each batch. The logits are log-probabilities
             if ``crops`` is given, else logits.
         progress: function that is called with the index of each batch. If the function returns True, evaluation stops.
 

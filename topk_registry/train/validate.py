@@ -41,12 +41,12 @@ class Evaluated:
 
     Args:
         path: path of the file.
-        class_names: names of the classes in the order of the scores, or None.
+        class_names: names of the classes in the order of the logits, or None.
         num_classes: number of classes, or 0 if this number is unknown before the model runs.
         weights: ``"EMA"`` (exponential moving average of the weights), ``"model"``, or a format such as ``"ONNX"``.
         preprocessing: image size, crop, channel means, standard deviations and interpolation. Empty for an ONNX file.
         config: configuration of the training run. None for an ONNX file.
-        run: function ``(dataset, keep)`` that calls ``keep(scores [B, n], labels [B])`` for each batch. The scores
+        run: function ``(dataset, keep)`` that calls ``keep(logits [B, n], labels [B])`` for each batch. The logits
             are logits or log-probabilities, so that their softmax gives the class probabilities. An image that cannot
             be read has the label -100.
         options: keyword arguments of :func:`evaluate`. Empty for an ONNX file.
