@@ -97,21 +97,6 @@ def test_alpha_per_row_and_outside_of_the_levels(predictor, fresh):
             predictor.run(x, alpha=alpha)
 
 
-def test_the_best_allowed_class_is_in_every_set(predictor, fresh):
-    x = fresh[0][:200]
-    out = predictor.run(x)
-    order = out["logits"].argsort(-1)
-    listed = np.ones_like(out["set"])
-    np.put_along_axis(listed, order[:, -1:], False, -1)  # without the best class of each row
-    for alpha in LEVELS:
-        inside = predictor.run(x, alpha=alpha, allowed=listed)["set"]
-        assert np.take_along_axis(inside, order[:, -2:-1], -1).all()
-        assert not (inside & ~listed).any()
-        without = predictor.run(x, alpha=alpha)["set"] & listed
-        assert (inside >= without).all()
-        assert (inside.sum(-1) == np.maximum(without.sum(-1), 1)).all()
-
-
 def test_a_row_that_is_not_a_number_gets_all_classes(predictor, fresh):
     x = fresh[0][:2].copy()
     x[0, 0] = np.nan

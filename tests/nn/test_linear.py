@@ -293,22 +293,6 @@ def test_a_step_takes_the_gradients_and_a_few_chunks():
     assert peak_bytes(step) <= gradients + 10 * 256 * 1000 * 4
 
 
-@pytest.mark.parametrize("tau", [1.0, 4.0])
-@pytest.mark.parametrize("tail", TAILS)
-def test_with_k_1_and_no_margin_it_is_cross_entropy_with_soft_labels(tail, tau):
-    """Of the logits divided by tau, times tau: for distillation at a temperature, multiply by tau again."""
-    *tensors, _ = layer()
-    teacher = (3 * torch.randn(B, N, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))).softmax(1)
-    p, indices = teacher.topk(6)
-    dense = torch.zeros_like(teacher) if tail != "uniform" else ((1 - p.sum(1, True)) / (N - 6)).expand_as(teacher)
-    dense = dense.scatter(1, indices, p / p.sum(1, True) if tail == "renormalize" else p)
-    expected = tau * F.cross_entropy(F.linear(*tensors) / tau, dense)
-    target = LabelMixture.from_topk(indices, p, N, tail)
-    found = linear_smooth_topk(*tensors, target, k=1, tau=tau, alpha=0.0, chunk=17)
-    gradients = [torch.autograd.grad(loss, tensors) for loss in (found, expected)]
-    torch.testing.assert_close((found, *gradients[0]), (expected, *gradients[1]), rtol=1e-11, atol=1e-13)
-
-
 @pytest.mark.slow
 def test_distillation_over_the_vocabulary_of_a_language_model_stores_no_logits():
     rows = 256

@@ -69,13 +69,3 @@ def test_the_fingerprint_of_a_folder_sees_every_file(tmp_path):
     os.utime(folder / "a" / "2.png", ns=(10**18, 10**18 + 1))
     seen.append(runner.fingerprint(folder))
     assert len(set(seen)) == len(seen)
-
-
-def test_an_incomplete_line_is_finished_before_the_next(tmp_path):
-    path = tmp_path / "runs.jsonl"
-    path.write_text('{"flags": {"loss"')
-    runs = runner.Runs(path, lambda flags: {"top5": 1.0})
-    runs(FLAGS)
-    assert runner.Runs(path, None).missing([FLAGS]) == []
-    assert path.read_text().endswith("\n")
-    assert len(path.read_text().splitlines()) == 2

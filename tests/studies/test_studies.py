@@ -84,17 +84,6 @@ def test_an_interrupted_study_repeats_no_run(tmp_path):
     assert rows == runner.run(STUDY, {}, range(2), runner.Runs(path, None))
 
 
-def test_runs_on_images_that_changed_are_repeated(tmp_path):
-    path, image = tmp_path / "runs.jsonl", tmp_path / "images" / "a" / "1.png"
-    image.parent.mkdir(parents=True)
-    image.write_bytes(b"1")
-    marks = [runner.fingerprint(tmp_path / "images")]
-    runner.run(STUDY, {}, range(2), runner.Runs(path, made_up, data=marks[0]))
-    image.write_bytes(b"12")
-    marks.append(runner.fingerprint(tmp_path / "images"))
-    assert [len(runner.Runs(path, data=mark).done) for mark in marks] == [2 * (4 + 2), 0]
-
-
 @pytest.mark.parametrize("name", studies.STUDIES)
 def test_every_trial_is_a_run_that_the_trainer_accepts(name):
     study = studies.STUDIES[name]
