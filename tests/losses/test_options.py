@@ -50,21 +50,6 @@ def test_numbers_are_kept_as_given(name):
                 torch.testing.assert_close(loss(logits, label), wanted, rtol=1e-13, atol=0)
 
 
-def test_gaps_and_priors_are_those_of_double_precision():
-    (logits, label), counts = batch(), torch.tensor(COUNTS, dtype=torch.float64)
-    gaps = torch.tensor(DECIMALS, dtype=torch.float64)
-    hinge = tr.functional.smooth_topk_loss(logits, label, 2, alpha=gaps, reduction="mean")
-    torch.testing.assert_close(
-        create_loss("smooth_topk_svm", k=2, alpha=DECIMALS)(logits, label), hinge, rtol=1e-14, atol=0
-    )
-    adjusted = torch.nn.functional.cross_entropy(logits + 0.7 * (counts / counts.sum()).log(), label)
-    loss = create_loss("logit_adjustment", class_counts=COUNTS, tau=0.7)
-    torch.testing.assert_close(loss(logits, label), adjusted, rtol=1e-14, atol=0)
-    own = 3.0 * (logits - 0.1 * ((1 / counts) ** 0.25) * torch.nn.functional.one_hot(label, N))
-    loss = create_loss("ldam", class_counts=COUNTS, max_margin=0.1, scale=3.0)
-    torch.testing.assert_close(loss(logits, label), torch.nn.functional.cross_entropy(own, label), rtol=1e-14, atol=0)
-
-
 @pytest.mark.parametrize("name", ["smooth_topk_svm", "topk_svm"])
 def test_checkpoints_in_single_precision_load(name):
     loss, other = (create_loss(name, k=2, alpha=alpha, weight=DECIMALS) for alpha in (DECIMALS, DECIMALS[::-1]))
