@@ -10,8 +10,7 @@ sample depends on the seed and on the code only.
 The first command measures which default tests run which line, and writes ``.coverage``. For each mutant, the tests that
 run the changed line run up to the first failure. If more than ``MANY`` tests run the line, only those in some folders
 run: the folder that tests the package, and every folder with a test that imports the file. All tests of these folders
-run for a line of a compiled kernel, and if no test runs the line in its own process, such as a line that runs at import
-or in a subprocess.
+run for a line outside of functions, for a line of a compiled kernel, and if no test runs the line in its own process.
 
 The tests run in a copy of the repository, so the working tree never changes. A mutant is killed if a test fails, or if
 the tests take more than ``--limit`` seconds of processor time. Other programs on the computer do not change processor
@@ -126,14 +125,15 @@ def statement_of(source: str, line: int) -> int:
     return found
 
 
-def is_compiled(source: str, line: int) -> bool:
-    """Return whether ``line`` is in a function that numba or Triton compiles."""
-    return any(
-        node.lineno <= line <= (node.end_lineno or node.lineno)
-        and COMPILED & set(map(ast.unparse, node.decorator_list))
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef)
-    )
+def is_seen(source: str, line: int) -> bool:
+    """Return whether coverage.py sees which tests run a line: in a function that neither numba nor Triton compiles."""
+    seen = False  # lines outside of functions run at import, in whichever test imports the file first
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef) and node.lineno < line <= (node.end_lineno or node.lineno):
+            if COMPILED & {ast.unparse(decorator) for decorator in node.decorator_list}:
+                return False
+            seen = True
+    return seen
 
 
 class Reached:
@@ -152,9 +152,9 @@ class Reached:
         self.lines: dict[str, dict[int, list[str]]] = {}
 
     def tests(self, file: str, line: int) -> list[str]:
-        """Return the tests whose own process runs ``line`` of ``file``, or no tests for a line of a compiled kernel."""
+        """Return the tests whose own process runs ``line`` of ``file``, or no tests if coverage.py cannot know them."""
         source = (self.root / file).read_text(encoding="utf-8")
-        if is_compiled(source, line):
+        if not is_seen(source, line):
             return []
         if file not in self.lines:
             self.lines[file] = self.data.contexts_by_lineno(str(self.root / file))
