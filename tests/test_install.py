@@ -68,12 +68,14 @@ def test_the_wheel_works_in_a_fresh_environment(dist, tmp_path):
         f"import sys; sys.path.extend({dependencies!r})\n"
         "import torch, topk_registry as tr, topk_registry\n"
         "assert str(topk_registry.__file__).startswith(sys.argv[1]), topk_registry.__file__\n"
+        "import topk_registry.ops.ksubset.cpu.labels\n"
         "loss = tr.create_loss('smooth_topk_svm', k=2)\n"
         "s = torch.randn(4, 9, requires_grad=True)\n"
         "loss(s, torch.arange(4)).backward()\n"
         "assert s.grad.isfinite().all() and len(tr.list_losses()) >= 38\n"
     )
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    clean["TOPK_REGISTRY_BACKEND"] = "torch"  # kernels would compile again
     subprocess.run([python, "-c", code, str(tmp_path)], check=True, cwd=tmp_path, env=clean)
 
 
@@ -91,7 +93,7 @@ def test_a_loss_of_an_installed_plugin_trains(tmp_path):
     shutil.rmtree(tmp_path / "source")
     environment = os.environ | {"PYTHONPATH": f"{tmp_path / 'site'}{os.pathsep}{ROOT}"}
     command = [sys.executable, "-m", "topk_registry", "train", "--loss", "their_loss", "--epochs", "1"]
-    command += ["--dataset-opt", "size=64", "--workers", "0", "--output", str(tmp_path / "runs")]
+    command += ["--dataset-opt", "size=64", "eval_size=64", "--workers", "0", "--output", str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     summaries = {path.parent.name[-len("their_loss") :]: path for path in (tmp_path / "runs").rglob("summary.csv")}
