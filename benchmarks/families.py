@@ -134,6 +134,13 @@ def read(file: Path) -> dict[str, Any]:
     return content["families"]
 
 
+def summary(content: dict[str, Any]) -> str:
+    """Return the sentence about the results that docs/export.md contains."""
+    found = [result["status"] for result in content["families"].values()]
+    checked = f"Of {content['available']} families of timm and torchvision, {len(found)} were checked"
+    return f"{checked}, and {found.count(VERIFIED)} are verified"
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Check all families that the file lacks, and write the file after each family."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

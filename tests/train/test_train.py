@@ -128,6 +128,7 @@ def test_flags_train(train, flags):
     )
     assert run.status == 0, run.err
     assert all(np.isfinite(float(row["train_loss"])) for row in run.summary)
+    assert own_data == ("best      by mAP: default of --task multilabel" in run.out)
 
 
 def test_warning_of_slow_bfloat16(train):

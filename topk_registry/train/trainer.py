@@ -185,7 +185,7 @@ def build(
     network, n = _network(config, own_model, opened)
     preprocessing = model.preprocessing_of(config, network)
     config = model.resolve_learning_rate(config.replace(num_classes=n, **preprocessing), compute.world_size)
-    reason = "set by --eval-metric"
+    reason = "set by --eval-metric" if config.asks("eval_metric") else "default of --task multilabel"
     if not config.eval_metric:
         metric, reason = spec.metric(n)
         config = config.replace(eval_metric=metric)
