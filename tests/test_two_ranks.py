@@ -22,6 +22,7 @@ from topk_registry.ops.distributed import (
     number_of_ranks,
 )
 from topk_registry.train import checkpoint
+from topk_registry.train.model import Compute
 from topk_registry.train.run import Run
 
 CHECKS = ranks.Checks(test_batch.CHECKS | test_metrics.CHECKS)
@@ -98,7 +99,7 @@ def agreed_raises_on_every_rank():
 @CHECKS.add
 def a_signal_on_one_rank_stops_every_rank():
     run = object.__new__(Run)
-    run.control, run.stop = dist.group.WORLD, False
+    run.compute, run.stop = Compute(torch.device("cpu"), world_size=2, control=dist.group.WORLD), False
     assert run.should_stop() is False
     run.stop = dist.get_rank() == 1
     assert run.should_stop() is True

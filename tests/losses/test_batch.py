@@ -1,7 +1,5 @@
 """Losses of a batch as a whole: what they take, on one process and on two."""
 
-import functools
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -87,21 +85,22 @@ def two_ranks_have_the_loss_and_the_gradient_of_the_whole_batch():
 
 
 @CHECKS.add
-def weighted_cross_entropy_of_torch_has_the_gradient_of_the_whole_batch():
-    from topk_registry.train.loss import over_ranks
+def weighted_cross_entropy_has_the_gradient_of_torch_on_the_whole_batch():
+    from topk_registry.train.loss import Facts, LossSpec, build_loss, over_ranks
 
     (s, label), rank = batch(9), dist.get_rank()
     label[4] = -100
     own = slice(0, 5) if rank == 0 else slice(5, 9)
-    build = functools.partial(torch.nn.CrossEntropyLoss, torch.tensor([0.1, 5, 1, 2, 0.3, 7]).double())
-    for options in ({}, {"label_smoothing": 0.1}):
+    weight = [0.125, 5, 1, 2, 0.25, 7]  # exact in single precision
+    for smoothing in (0.0, 0.1):
+        torchs = torch.nn.CrossEntropyLoss(torch.tensor(weight).double(), label_smoothing=smoothing)
+        ours = build_loss(LossSpec.resolve("ce", {}), Facts(6, smoothing=smoothing, class_weight=weight))
         layers = [torch.nn.Linear(6, 6, bias=False).double() for _ in range(2)]
         for layer in layers:  # the same on both ranks
             layer.weight.data.copy_(torch.arange(36.0).sin().view(6, 6))
-        wanted = build(**options)(layers[0](s), label)
-        wanted.backward()
+        torchs(layers[0](s), label).backward()
         model = torch.nn.parallel.DistributedDataParallel(layers[1])
-        over_ranks(build(**options))(model(s[own]), label[own]).backward()
+        over_ranks(ours)(model(s[own]), label[own]).backward()
         torch.testing.assert_close(layers[1].weight.grad, layers[0].weight.grad, rtol=1e-10, atol=1e-12)
 
 

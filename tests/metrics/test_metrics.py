@@ -6,7 +6,7 @@ import torch
 from torch import distributed as dist
 
 from tests.metrics import test_label_sets as labels
-from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, TopKAccuracy
+from topk_registry.metrics import ExpectedCalibrationError, LabelSetMetrics, MarginalCalibration, TopKAccuracy
 
 
 def credit(scores, y, k):
@@ -135,6 +135,19 @@ def test_calibration_error_is_its_definition(of_sets):
     assert metric.compute()["calibration_error"] == pytest.approx(sum(map(abs, gap)) / mass, rel=1e-12)
     counts = [((marginals[kept] > b / bins) & (marginals[kept] <= (b + 1) / bins)).sum().item() for b in range(bins)]
     assert metric.sums["entries"].tolist() == counts
+
+
+def test_the_expected_calibration_error_is_its_definition():
+    kept, logits = torch.arange(30) != 3, 3 * torch.randn(30, 4, dtype=torch.float64)
+    labels = torch.randint(0, 4, (30,)).masked_fill(~kept, -100)
+    metric = ExpectedCalibrationError(bins=4)
+    for rows in torch.arange(30).split(13):
+        metric.update(logits[rows], labels[rows])
+    gap = [0.0] * 4
+    confidence, predicted = logits.softmax(1).max(1)
+    for p, hit in zip(confidence[kept].tolist(), (predicted == labels)[kept].tolist(), strict=True):
+        gap[(p > 0.25) + (p > 0.5) + (p > 0.75)] += hit - p
+    assert metric.compute()["ece"] == pytest.approx(sum(map(abs, gap)) / 29, rel=1e-12)
 
 
 def batch():

@@ -149,7 +149,7 @@ CONFIG = {
 
 def test_the_trainer_refuses_mixup(tmp_path):
     with pytest.raises(TrainError, match="conformal_training"):
-        Trainer(TrainConfig.from_dict({**CONFIG, "mixup": 0.2, "output": str(tmp_path)}), quiet=True).fit()
+        Trainer(TrainConfig(**{**CONFIG, "mixup": 0.2, "output": str(tmp_path)}), quiet=True).fit()
     assert not list(tmp_path.iterdir())
 
 

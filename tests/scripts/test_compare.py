@@ -2,19 +2,21 @@
 
 import itertools
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from scipy import stats
 
 from tests.system_calls import Calls
 from topk_registry.cli.main import main
 from topk_registry.data.held_out import record_of
+from topk_registry.errors import DataError
 from topk_registry.train import compare, data
-from topk_registry.train.compare import _images, _other_split, compare_scores, mcnemar, table
+from topk_registry.train.compare import compare_scores, mcnemar, table
 from topk_registry.train.config import TrainConfig
+from topk_registry.train.model import read_checkpoint
 
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 0), (1, 9), (9, 1), (5, 5), (40, 61), (700, 800)])
@@ -129,16 +131,27 @@ def test_a_file_that_is_missing_is_status_2(capsys):
 
 
 def test_images_that_are_held_out_are_those_of_the_run():
-    config = TrainConfig(dataset="topk/hierarchy", val_split="0.25", seed=7, dataset_opt={"size": 400})
-    args = SimpleNamespace(data_dir=None, dataset=None, split=None)
+    options = {"size": 400, "change_seed": 7}
+    config = TrainConfig(dataset="topk/hierarchy", val_split="0.25", dataset_opt=options)
     trained = data.open_split(config, config.train_split, training=True, held_out=0.25)
-    used, _ = _images(args, config, 3, {})
-    assert set(used.indices).isdisjoint(trained.indices)
-    assert 0 < len(used) == 400 - len(trained)
-    record = record_of(config.to_dict())
-    assert not _other_split(args, config, record, record_of(config.replace(seed=8).to_dict()))
-    assert _other_split(args, config, record, record_of(config.replace(val_split="0.5").to_dict()))
-    assert not _other_split(args, config.replace(val_split="validation"), record, None)
+    own = record_of(config.to_dict())
+
+    def other(**settings):
+        return {"a": own, "b": record_of(config.replace(**settings).to_dict())}
+
+    for records in ({"a": own}, other(dataset_opt={**options, "noise": 0.4}), other(dataset="topk/ambiguous")):
+        used, notes = data.open_images(config, records)
+        assert set(used.indices).isdisjoint(trained.indices)
+        assert 0 < len(used) == 400 - len(trained)
+        assert "the 25 % of topk/hierarchy that training held out; see --all-images" in notes
+    changes = [{"val_split": "0.5"}, {"val_split": "validation"}]
+    changes += [{"dataset_opt": {"size": 400, "change_seed": 8}}, {"dataset_opt": {"size": 500, "change_seed": 7}}]
+    for change in changes:
+        with pytest.raises(DataError, match="so some of them were trained on images of topk/hierarchy"):
+            data.open_images(config, other(**change))
+        assert len(data.open_images(config, other(**change), all_images=True)[0]) == len(used)
+    assert "b records no images of training" in data.open_images(config, {"a": own, "b": None})[1][0]
+    data.open_images(config.replace(val_split="validation"), {"a": own, "b": None})
 
 
 def small_run(tmp_path, name, *flags):
@@ -146,6 +159,22 @@ def small_run(tmp_path, name, *flags):
     argv += ["--epochs", "1", "--warmup-epochs", "0", "--lr", "0.01", "--no-aug", *flags]
     assert main([*argv, "--output", str(tmp_path), "--experiment", name]) == 0
     return str(tmp_path / name / "last.pth.tar")
+
+
+def test_images_of_training_are_refused_by_both_commands(tmp_path, capsys):
+    built_in = ["--dataset", "topk/hierarchy", "--dataset-opt", "size=96", "superclasses=2", "fine=2"]
+    half, quarter = (small_run(tmp_path, name, *built_in, "--val-split", name) for name in ("0.5", "0.25"))
+    for argv in (["compare", half, quarter], ["validate", half, "--split", "0.25"]):
+        capsys.readouterr()
+        assert main([*argv, "-j", "0", "--device", "cpu"]) == 2
+        assert "were trained on images of topk/hierarchy" in capsys.readouterr().err
+        assert main([*argv, "-j", "0", "--device", "cpu", "--all-images"]) == 0
+    saved = read_checkpoint(half)
+    del saved["args"].val_split, saved["args"].dataset
+    torch.save(saved, unknown := str(tmp_path / "unknown.pth.tar"))
+    capsys.readouterr()
+    assert main(["compare", half, unknown, "-j", "0", "--device", "cpu"]) == 0
+    assert "unknown.pth.tar records no images of training" in capsys.readouterr().out
 
 
 def test_checkpoints_of_several_labels_are_an_error(tmp_path, capsys):

@@ -10,7 +10,16 @@ import yaml
 
 from topk_registry.errors import ConfigError
 from topk_registry.registry.ranges import Interval
-from topk_registry.train.config import COMMON, EQUIVALENTS, TIMM_ONLY, TrainConfig, create_parser, flag_of, parse_args
+from topk_registry.train.config import (
+    COMMON,
+    EQUIVALENTS,
+    TIMM_ONLY,
+    TrainConfig,
+    clean_settings,
+    create_parser,
+    flag_of,
+    parse_args,
+)
 
 
 def failing(capsys, *argv):
@@ -66,6 +75,9 @@ def test_other_choices_are_refused(setting):
         ({"eval_metric": "top0"}, "eval-metric"),
         ({"task": "multilabel", "sampler": "class_balanced"}, "sampler"),
         ({"epochs": "three"}, "epochs"),
+        ({"val_split": "1.5"}, "--val-split must name a split or be in"),
+        ({"val_split": 0.0}, "--val-split must name a split or be in"),
+        ({"loss": ""}, "--loss is empty"),
     ],
 )
 def test_settings_that_exclude_each_other(settings, word):
@@ -105,8 +117,8 @@ def test_config_that_cannot_be_read(tmp_path, capsys, text, word):
 
 def test_settings_return_from_their_dictionary():
     config = TrainConfig(loss="focal", loss_opt={"gamma": 3.0}, mixup=0.2)
-    assert TrainConfig.from_dict(yaml.safe_load(yaml.safe_dump(config.to_dict()))) == config
-    assert TrainConfig.from_dict({**config.to_dict(), **TIMM_ONLY}) == config
+    assert TrainConfig(**clean_settings(yaml.safe_load(yaml.safe_dump(config.to_dict())))) == config
+    assert TrainConfig(**clean_settings({**config.to_dict(), **TIMM_ONLY})) == config
 
 
 @pytest.mark.parametrize("name", EQUIVALENTS)
@@ -135,7 +147,7 @@ def test_numbers_and_lists_of_a_file_are_read_as_words_of_the_command_line(tmp_p
         ("val_split: no", "--val-split must be str, got False"),
         ("epochs: 2.5", "--epochs must be int, got 2.5"),
         ("amp: 'false'", "--amp must be bool, got 'false'"),
-        ("loss_opt: [gamma]", "--loss-opt: takes key=value, got 'gamma'"),
+        ("loss_opt: [gamma]", "--loss-opt takes key=value, got 'gamma'"),
         ("loss_opt: 3", "--loss-opt must be dict, got 3"),
     ],
 )

@@ -36,7 +36,7 @@ def test_a_checkpoint_reaches_the_disk_before_it_gets_its_name(saver, tmp_path, 
 
 def test_the_checkpoint_of_an_interrupted_evaluation_too(saver, tmp_path, monkeypatch):
     calls = Calls(monkeypatch)
-    saver.save_last(0)
+    saver.save(0, None, evaluated=False)
     (at,) = calls.moves_to("*")
     assert calls[at].target == str(tmp_path / LAST)
     calls.check_synced(at)

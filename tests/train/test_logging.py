@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-PLACE = "topk_registry.train.report.find_spec"
+PLACE = "topk_registry.train.trainer.find_spec"
 
 
 def floats(run, name):

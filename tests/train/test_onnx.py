@@ -30,7 +30,7 @@ def test_the_file_has_the_accuracy_of_its_checkpoint(files, tmp_path, capsys):
     assert (checkpoint["weights"], file["weights"]) == ("EMA", "ONNX")
     for name in ("top1", "top5", "macro_top1", "macro_top5"):
         assert file[name] == pytest.approx(checkpoint[name]), name
-    for name in ("nll", "calibration_error"):
+    for name in ("nll", "ece"):
         assert file[name] == pytest.approx(checkpoint[name], rel=1e-4), name  # two float32 runtimes
 
     report = tmp_path / "compared.json"

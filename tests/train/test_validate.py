@@ -1,6 +1,7 @@
 """``timm validate``: the accuracy that training printed, of the same weights on the same images."""
 
 import json
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ from tests.train.test_train import FOLDER
 from topk_registry import registry
 from topk_registry.cli import ticker
 from topk_registry.cli.main import main
-from topk_registry.train import TrainConfig, Trainer, evaluate
+from topk_registry.data import open_dataset
+from topk_registry.train import TrainConfig, Trainer, evaluate, evaluation
 from topk_registry.train.checkpoint import LAST
 from topk_registry.train.validate import create_parser, open_model
+
+DATASET = partial(open_dataset, "topk/hierarchy", "validation", size=96, superclasses=4, fine=3)
 
 
 def validate(tmp_path, *argv):
@@ -52,10 +56,12 @@ def test_one_checkpoint_has_one_accuracy(train, tmp_path, flags, prefix):
     ("loss", "options", "temperature"),
     [("topk_nll", ("k=3", "tau=0.02"), 0.06), ("ldr_kl", ("temperature=3",), 1.0), ("ldam", (), 1.0)],
 )
-def test_the_temperature_of_marginals_is_that_of_training(train, loss, options, temperature):
+def test_the_temperature_of_marginals_is_that_of_training(train, monkeypatch, loss, options, temperature):
     run = train("--loss", loss, "--loss-opt", *options, "--epochs", "1")
-    opened = open_model(run.folder / LAST, device="cpu", workers=0)
-    assert opened.options["temperature"] == pytest.approx(temperature)
+    used = {}
+    monkeypatch.setattr(evaluation, "evaluate", lambda model, loader, **options: used.update(options))
+    open_model(run.folder / LAST, device="cpu", workers=0).evaluate(DATASET())
+    assert used["temperature"] == pytest.approx(temperature)
 
 
 def test_the_weights_themselves_by_a_flag(train, tmp_path):
@@ -69,7 +75,7 @@ def test_other_set_sizes_and_other_preprocessing(train, tmp_path):
     run = train()
     metrics = validate(tmp_path, run.folder / LAST, "--k", "3", "--crop-pct", "0.5")[1]
     assert "crop 0.5" in metrics["prepared"]
-    assert {"top3", "macro_top3", "calibration_error"} <= {*metrics}
+    assert {"top3", "macro_top3", "ece"} <= {*metrics}
 
 
 def test_errors_are_two_with_a_reason(train, tmp_path, capsys, monkeypatch):
@@ -106,10 +112,8 @@ def test_images_other_than_those_that_were_named_are_not_evaluated(train, folder
 def test_a_model_for_comparisons(train):
     run = train()
     opened, seen = open_model(run.folder / LAST, device="cpu", workers=0), []
-    from topk_registry.data import open_dataset
-
-    dataset = open_dataset("topk/hierarchy", "validation", size=96, superclasses=4, fine=3)
-    opened.run(dataset, lambda scores, labels: seen.append((scores.shape, len(labels))))
+    dataset = DATASET()
+    opened.evaluate(dataset, keep=lambda scores, labels: seen.append((scores.shape, len(labels))))
     assert sum(labels for _, labels in seen) == len(dataset)
     assert {shape[1] for shape, _ in seen} == {12}
 
@@ -237,12 +241,18 @@ def test_flags_of_timms_script_name_their_equivalent(capsys, words, message):
     assert error.count("\n") == 1
 
 
-def test_the_calibration_error_has_a_range(train, capsys):
+def test_the_calibration_error_is_that_of_the_first_class(train, capsys):
     run = train()
+    opened, batches = open_model(run.folder / LAST, device="cpu", workers=0), []
+    opened.evaluate(DATASET(), keep=lambda *batch: batches.append(batch))
+    scores, labels = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    confidence, predicted = scores.softmax(1).max(1)
+    bins = (15 * confidence).long()
+    gaps = [((predicted == labels).float() - confidence)[bins == b].sum().abs() for b in range(15)]
     assert main(["validate", str(run.folder / LAST), "-j", "0", "--device", "cpu"]) == 0
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("calibration"))
-    assert line.startswith("calibration error (0 to 2)  ")
-    assert 0 <= float(line.split()[-1]) <= 2
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "calibration" in line)
+    assert line.split("  ")[0] == "top-1 calibration error (ECE)"
+    assert float(line.split()[-2]) == pytest.approx(100 * sum(gaps).item() / len(labels), abs=0.01)
 
 
 def test_validate_says_what_it_is_doing(train, tmp_path, capsys, monkeypatch):

@@ -16,6 +16,8 @@ from topk_registry.errors import FolderError
 
 Indices = NDArray[np.int64]
 Record = Mapping[str, Any]
+# options of a data set that change the training images after a part was held out
+CHANGES = ("noise", "noise_kind", "long_tail", "subset", "change_seed")
 
 
 def pick(labels: Indices, counts: Sequence[int], *, seed: int) -> Indices:
@@ -67,10 +69,10 @@ def has_splits(root: str | Path) -> bool:
 def images_to_use(
     root: str | Path, records: Mapping[str, Record | None], *, all_images: bool = False
 ) -> tuple[float, int, str]:
-    """Choose the images of a class folder without splits on which models are evaluated.
+    """Choose the images on which models are evaluated, such that no model was trained on these images.
 
     Args:
-        root: folder with one folder per class.
+        root: folder without splits, with one folder per class, or the name of other data.
         records: the record of the training run of each model by name, or None if it is unknown.
         all_images: whether the user asks for all images.
 
@@ -84,17 +86,18 @@ def images_to_use(
     if all_images:
         return 0.0, 0, f"all images of {root} (--all-images), perhaps images of training"
     known = {name: record for name, record in records.items() if record is not None}
-    parts = {name: (fraction_of(record), int(record["seed"])) for name, record in known.items()}
-    chosen = {part for part in parts.values() if part[0]}
-    if len(chosen) > 1 or (chosen and len({*parts.values()}) > 1):
-        told = "; ".join(f"{name}: --val-split {known[name]['val_split']}, seed {parts[name][1]}" for name in parts)
+    unknown = [name for name, record in records.items() if record is None]
+    note = f"; {', '.join(unknown)} records no images of training" if unknown else ""
+    chosen = next((record for record in known.values() if fraction_of(record)), None)
+    if chosen and any(_part(record) != _part(chosen) for record in known.values()):
+        told = "; ".join(f"{name}: --val-split {r['val_split']}, seed {r['seed']}" for name, r in known.items())
         raise FolderError(
             f"the models held out different images for evaluation ({told}), so some of them were trained on images of "
             f"{root}: give images that no model was trained on, or pass --all-images"
         )
     if chosen:
-        ((fraction, seed),) = chosen
-        return fraction, seed, f"the {100 * fraction:g} % of {root} that training held out; --all-images takes all"
+        fraction, seed, _ = _part(chosen)
+        return fraction, seed, f"the {100 * fraction:g} % of {root} that training held out{note}; see --all-images"
     place = Path(root).absolute()
     for name, record in known.items():
         of_training = place.name in (record["folder"], record["train_split"]) and record["folder"] in place.parts[-2:]
@@ -103,6 +106,10 @@ def images_to_use(
                 f"{name} was trained on all images of {root}: give images that it was not trained on, or pass "
                 "--all-images"
             )
-    unknown = [name for name, record in records.items() if record is None]
-    note = f"; {', '.join(unknown)} records no images of training" if unknown else ""
     return 0.0, 0, f"all images of {root}, which has no splits{note}"
+
+
+def _part(record: Record) -> tuple[float, int, dict[str, Any]]:
+    """Return what decides which images are held out: the fraction, the seed, and the options of the data set."""
+    own = {name: value for name, value in record["dataset_opt"].items() if name not in CHANGES}
+    return fraction_of(record), record["seed"], own

@@ -64,3 +64,35 @@ class MarginalCalibration(StreamingMetric):
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
         predicted, observed = totals["predicted"], totals["observed"]
         return {"calibration_error": ratio((observed - predicted).abs().sum(), predicted.sum())}
+
+
+class ExpectedCalibrationError(MarginalCalibration):
+    """Expected calibration error (ECE) of the class with the highest softmax probability (Guo et al. 2017).
+
+    The metric groups the samples into bins b by their highest probability p. With 1[hit] = 1 if the class with this
+    probability is the label, and 0 otherwise, the error of N samples is
+
+        ece = sum_b | sum_{x in b} (1[hit] - p(x)) | / N.
+
+    Args:
+        bins, ignore_index, device: as in :class:`MarginalCalibration`.
+
+    Example:
+        >>> metric = ExpectedCalibrationError()
+        >>> metric.update(torch.tensor([[0.0, 0.0], [0.0, 0.0]]), torch.tensor([0, 1]))
+        >>> metric.compute()
+        {'ece': 0.0}
+    """
+
+    def __init__(self, *, bins: int = 15, ignore_index: int = -100, device: Device = None) -> None:
+        super().__init__(1, bins=bins, ignore_index=ignore_index, device=device)
+
+    def update(self, logits: Tensor, target: Tensor) -> None:
+        """Add a batch: logits [B, n] and labels [B]."""
+        labels = checked_labels(logits, target, self.ignore_index)
+        highest, predicted = logits.softmax(1).max(1, keepdim=True)
+        hits = (predicted[:, 0] == labels).float().masked_fill(labels == self.ignore_index, torch.nan)
+        super().update(highest, hits[:, None])
+
+    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        return {"ece": ratio((totals["observed"] - totals["predicted"]).abs().sum(), totals["entries"].sum())}

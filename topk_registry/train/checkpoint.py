@@ -1,7 +1,7 @@
 """Save and resume runs.
 
 timm's ``CheckpointSaver`` writes a checkpoint, and timm's ``resume_task_checkpoint`` reads a checkpoint. timm combines
-model and loss in an object called task. The tasks in this module add a dictionary to each checkpoint. The dictionary
+model and loss in an object called task. The task in this module adds a dictionary to each checkpoint. The dictionary
 has the metrics of all epochs, and the states of the loss and of the random generators. All values of the dictionary
 have plain types, so that loading a checkpoint executes no code.
 """
@@ -13,7 +13,7 @@ import shutil
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,13 +21,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from timm.task import ClassificationTask, load_task_ema_checkpoint, resume_task_checkpoint
-from timm.task.classification import MultiLabelClassificationTask
 from timm.utils import CheckpointSaver
 from torch import distributed as dist
 from torch import nn
 
 from topk_registry import files
 from topk_registry.errors import SaveError, TrainError
+from topk_registry.ops.distributed import number_of_ranks
 from topk_registry.train.config import TrainConfig
 from topk_registry.train.model import PREPROCESSING, read_checkpoint
 from topk_registry.train.run import Progress
@@ -52,13 +52,18 @@ RESOLVED = {"num_classes", "lr", *PREPROCESSING}
 Decision = TypeVar("Decision")
 
 
-class RunState:
-    """Mixin for a timm task (model and loss): each checkpoint of the task also saves the state of the run."""
+class RunTask(ClassificationTask):
+    """timm's task (model and loss). Each checkpoint of the task also saves the state of the run.
 
-    criterion: nn.Module
-    loss_record: dict[str, Any]
-    run_state: dict[str, Any]  # saved in the next checkpoint
-    loaded: dict[str, Any]  # the run_state in the checkpoint that was loaded
+    Args:
+        record: name and options of the loss.
+    """
+
+    def __init__(self, model: nn.Module, criterion: nn.Module, *, record: dict[str, Any], device: torch.device) -> None:
+        super().__init__(model, criterion, device=device, verbose=False)
+        self.loss_record = record
+        self.run_state: dict[str, Any] = {}  # saved in the next checkpoint
+        self.loaded: dict[str, Any] = {}  # the run_state in the checkpoint that was loaded
 
     def get_task_state(self, module: nn.Module | None = None, ema: bool = False) -> dict[str, Any]:
         return {} if ema else self.run_state
@@ -68,27 +73,6 @@ class RunState:
     ) -> None:
         if not ema:
             self.loaded = state or {}
-
-
-class SingleLabelTask(RunState, ClassificationTask):
-    """timm's task (model and loss) for images with one label. Its checkpoints also save the state of the run."""
-
-
-class SeveralLabelsTask(RunState, MultiLabelClassificationTask):
-    """timm's task (model and loss) for images with several labels. Its checkpoints also save the state of the run."""
-
-
-def create_task(
-    model: nn.Module, criterion: nn.Module, *, multilabel: bool, record: dict[str, Any], **about: Any
-) -> Any:
-    """Return timm's task for a model and a loss. With ``multilabel``, an image may have several labels.
-
-    ``record`` has the name and the options of the loss, for checkpoints. ``about`` has further arguments of the task.
-    """
-    kind: Any = SeveralLabelsTask if multilabel else SingleLabelTask
-    task = kind(model, criterion, verbose=False, **about)
-    task.loss_record, task.run_state, task.loaded = record, {}, {}
-    return task
 
 
 class Saver(CheckpointSaver):
@@ -110,29 +94,22 @@ class Saver(CheckpointSaver):
             shutil.copy2(src, half)
         files.move(half, dst)
 
-    def save(self, epoch: int, metric: float | None) -> None:
+    def save(self, epoch: int, metric: float | None, *, evaluated: bool = True) -> None:
         """Save a checkpoint after an epoch, counted from 0, or raise a SaveError and keep the previous file.
 
-        ``metric`` ranks the checkpoints. If the epoch was not evaluated, ``metric`` is None.
+        ``metric`` ranks the checkpoints. If ``val_interval`` skips the evaluation of the epoch, ``metric`` is None.
+        With ``evaluated=False``, after a signal in the evaluation, save only the checkpoint from which a run continues.
         """
-        self._write(lambda: self.save_checkpoint(epoch, metric))
-
-    def save_last(self, epoch: int) -> None:
-        """Save only the checkpoint from which a run continues, for an epoch whose evaluation is not complete."""
-        last, half = (os.path.join(self.checkpoint_dir, name) for name in (LAST, "tmp.pth.tar"))
-
-        def write() -> None:
-            self._save(half, epoch)
-            self._replace(half, last)
-
-        self._write(write)
-
-    def _write(self, write: Callable[[], object]) -> None:
+        half, last = (os.path.join(self.checkpoint_dir, name) for name in ("tmp.pth.tar", LAST))
         try:
-            write()
+            if evaluated:
+                self.save_checkpoint(epoch, metric)
+            else:
+                self._save(half, epoch)
+                self._replace(half, last)
         except (OSError, RuntimeError) as error:  # PyTorch reports a full disk as a RuntimeError
             with suppress(OSError):
-                os.remove(os.path.join(self.checkpoint_dir, "tmp.pth.tar"))
+                os.remove(half)
             free = shutil.disk_usage(self.checkpoint_dir).free >> 20
             raise SaveError(f"cannot write a checkpoint to {self.checkpoint_dir} ({free} MiB free): {error}") from error
 
@@ -150,41 +127,42 @@ def snapshot(task: Any, progress: Progress) -> None:
     }
 
 
-def resume(task: Any, path: Path, *, optimizer: Any, scaler: Any, rank: int, world: int) -> tuple[Progress, list[str]]:
+def resume(
+    task: Any, path: Path, saved: Mapping[str, Any], *, optimizer: Any, scaler: Any, rank: int, world: int
+) -> tuple[Progress, list[str]]:
     """Restore a checkpoint of this trainer or of timm's script, or raise a TrainError.
 
     A checkpoint of timm's script has weights, optimizer and epoch. A checkpoint of this trainer also has the history,
     the schedule and the state of the loss. If the run now has another loss or other options of the loss, the state of
     the loss is not restored. Another version of the loss is the same loss, if it has the same options or more. The
-    trainer later calls :func:`restore_generators`. ``rank`` is the index of this process among ``world`` processes.
+    trainer later calls :func:`restore_generators`. ``saved`` has the settings in the checkpoint. ``rank`` is the index
+    of this process among ``world`` processes.
 
     Returns:
         The completed epochs, and messages for the log.
     """
-    options = {*optimizer.defaults}  # before loading, which may add names
     try:
         epoch = resume_task_checkpoint(task, str(path), optimizer=optimizer, loss_scaler=scaler, log_info=False)
-        if any(options - group.keys() for group in optimizer.param_groups):
-            raise ValueError("it has another optimizer")
         if task.has_ema():
             load_task_ema_checkpoint(task, str(path))
         state, record = task.loaded, task.loss_record
-        saved = {"defaults": {}, **(state.get("loss") or settings_in(path).get("loss_record") or {})}
-        known = {"version": record["version"], "defaults": record["defaults"] | saved["defaults"]}
-        same = bool(state) and record == saved | known
-        if same:
+        before = state.get("loss") or saved.get("loss_record") or {}
+        defaults = record["defaults"] | before.get("defaults", {})
+        same = record == {**record, **before, "version": record["version"], "defaults": defaults}
+        if same and state:
             states = state["criterion"]
             task.criterion.load_state_dict(states[rank] if len(states) == world else states[0])
     except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
-        name, classes = (settings_in(path).get(key) for key in ("model", "num_classes"))
+        name, classes = saved.get("model"), saved.get("num_classes")
         origin = f"it has model {name} with {classes} classes. " if name else ""
         raise TrainError(f"cannot resume from {path}: {origin}{error}") from error
+    notes: list[str] = []
+    if not same:
+        loss = " ".join([f"{before['name']!r}", *(f"{name}={value}" for name, value in before["options"].items())])
+        notes.append(f"          the checkpoint has another loss or other options: {loss}")
     if "progress" not in state:
         done = Progress(epoch or 0)
-        restored = f"restored  weights, optimizer and epoch {done.epoch} of timm's checkpoint, not the random state"
-        other = "name" in saved and (saved["name"], saved["options"]) != (record["name"], record["options"])
-        return done, [restored, *([_other_loss(saved)] if other else [])]
-    notes = [] if same else [_other_loss(saved)]
+        return done, [f"restored  weights, optimizer and epoch {done.epoch} of timm's, not the random state", *notes]
     if task.has_ema() and state["ema_generator"] is not None:
         task.get_trainable_module(ema=True)._sr_generator.set_state(state["ema_generator"])
     if len(state["generators"]) != world:
@@ -193,15 +171,18 @@ def resume(task: Any, path: Path, *, optimizer: Any, scaler: Any, rank: int, wor
     return done, [f"resumed   {path} after epoch {done.epoch}", *notes]
 
 
-def _other_loss(saved: Mapping[str, Any]) -> str:
-    options = " ".join(f"{name}={value}" for name, value in saved.get("options", {}).items())
-    return f"          the checkpoint has another loss or other options: {saved['name']!r} {options}".rstrip()
-
-
 def restore_generators(task: Any, rank: int, world: int) -> None:
+    """Restore the random generators from the checkpoint that was loaded, unless it has another number of processes."""
     states = task.loaded.get("generators", ())
-    if len(states) == world:
-        set_generator_states(states[rank])
+    if len(states) != world:
+        return
+    state = states[rank]
+    name, keys, *rest = state["numpy"]
+    random.setstate(state["python"])
+    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
 
 
 def generator_states() -> dict[str, Any]:
@@ -214,42 +195,31 @@ def generator_states() -> dict[str, Any]:
     }
 
 
-def set_generator_states(state: Mapping[str, Any]) -> None:
-    name, keys, *rest = state["numpy"]
-    random.setstate(state["python"])
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
 def all_ranks(value: Any) -> list[Any]:
     """Return a list with the value of each process, in the order of the ranks."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return [value]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, value)
+    gathered = [value] * number_of_ranks()
+    if len(gathered) > 1:
+        dist.all_gather_object(gathered, value)
     return gathered
-
-
-def folder_of(config: TrainConfig) -> Path | None:
-    return Path(config.output or OUTPUT, config.experiment) if config.experiment else None
 
 
 def shared(decide: Callable[[], Decision]) -> Decision:
     """Return the result of ``decide`` in the first process, in every process. A TrainError is raised everywhere."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return decide()
-    decision: list[Any] = [None, None]
-    if dist.get_rank() == 0:
+    decision: Any = None
+    failed: TrainError | None = None
+    if not (dist.is_available() and dist.is_initialized() and dist.get_rank()):
         try:
-            decision[0] = decide()
+            decision = decide()
         except TrainError as error:
-            decision[1] = str(error)
-    dist.broadcast_object_list(decision, src=0)
-    if decision[1] is not None:
-        raise TrainError(decision[1])
-    return decision[0]
+            failed = error
+    decision, failed = all_ranks((decision, failed))[0]
+    if failed is not None:
+        raise failed
+    return decision
+
+
+def folder_of(config: TrainConfig) -> Path | None:
+    return Path(config.output or OUTPUT, config.experiment) if config.experiment else None
 
 
 @contextmanager
@@ -258,25 +228,21 @@ def occupied(folder: Path) -> Iterator[None]:
 
     If another process trains in the folder, or the folder cannot be created, raise a TrainError.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = None if fcntl is None else os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise TrainError(f"cannot open the folder {folder}: {error}") from error
-    if fcntl is None or handle is None:  # Windows
+    with ExitStack() as held:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = None if fcntl is None else os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise TrainError(f"cannot open the folder {folder}: {error}") from error
+        if fcntl is not None and handle is not None:  # else Windows
+            held.callback(os.close, handle)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TrainError(f"another run trains in {folder}: choose another --experiment or --output") from None
+            except OSError:  # the file system has no locks
+                pass
         yield
-        return
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise TrainError(f"another run trains in {folder}: choose another --experiment or --output") from None
-    except OSError:  # the file system has no locks
-        pass
-    try:
-        yield
-    finally:
-        os.close(handle)
 
 
 def results(folder: Path) -> list[Path]:
@@ -304,8 +270,6 @@ def resume_path(config: TrainConfig) -> tuple[Path | None, str]:
         path = Path(config.resume) if config.resume else None
         if path is not None and path.is_dir():
             raise TrainError(f"--resume {path} is a folder: name the checkpoint, such as {path / LAST}")
-        if path is not None and not path.is_file():
-            raise TrainError(f"--resume {path}: there is no such checkpoint")
         return path, ""
     folder, root = folder_of(config), Path(config.output or OUTPUT)
     paths = [each / LAST for each in ([folder] if folder else root.glob("*")) if (each / LAST).is_file()]

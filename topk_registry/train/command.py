@@ -16,7 +16,10 @@ if TYPE_CHECKING:  # importing these modules imports torch
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train an image classifier with a loss by name."""
+    """Train an image classifier with a loss by name.
+
+    The exit status is 0 for success, 1 if the run failed, 2 if the run could not start, and 128 + N after signal N.
+    """
     config = parse_args(argv)
     known = registry.is_loss(config.loss) or not config.resume  # else the checkpoint may record the distribution
     if known and (info := registry.loss_info(config.loss)).status == "broken":  # raises an error for a misspelled name
@@ -24,14 +27,6 @@ def main(argv: Sequence[str]) -> int:
     if os.environ.get("RANK", "0") == "0":
         data = " in ".join(filter(None, [config.dataset, config.data_dir]))
         print(f"timm train: {config.model} with loss {config.loss} on {data}: loading torch and the data", flush=True)
-    return _train(config)
-
-
-def _train(config: TrainConfig) -> int:
-    """Train, and return the exit status.
-
-    The status is 0 for success, 1 if the run failed, 2 if the run could not start, and 128 + N after signal N.
-    """
     from torch import distributed as dist
 
     from topk_registry.train.trainer import Trainer
@@ -55,9 +50,8 @@ def _train(config: TrainConfig) -> int:
     except TrainError as error:
         message = f"{error}"
     finally:
-        with suppress(Exception):
-            if dist.is_initialized():
-                dist.destroy_process_group()
+        with suppress(Exception):  # such as: there is no group
+            dist.destroy_process_group()
     if message:
         print(f"timm train: {message}", file=sys.stderr)
     return status
@@ -70,9 +64,17 @@ def _compare_with_cross_entropy(config: TrainConfig, run: "Run", result: "TrainR
 
     report, metric = run.report, run.metric
     report.say("\nthe same training with cross-entropy, for comparison:")
-    own: dict[str, Any] = {"loss": "ce", "loss_opt": {}, "smoothing": config.smoothing}
-    own |= {"eval_metric": run.config.eval_metric, "resume": "", "log": []}
-    own |= {"output": str(result.folder), "experiment": "cross_entropy", "overwrite": True}
+    own: dict[str, Any] = {
+        "loss": "ce",
+        "loss_opt": {},
+        "smoothing": config.smoothing,
+        "eval_metric": run.config.eval_metric,
+        "resume": "",
+        "log": [],
+        "output": str(result.folder),
+        "experiment": "cross_entropy",
+        "overwrite": True,
+    }
 
     def show(other: "Run", row: "Row") -> None:
         shown = f"{label(metric)} {number(metric, row[metric])}" if metric in row else ""

@@ -8,7 +8,7 @@ number of images on which only the first model is correct with the number on whi
 import json
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from topk_registry.cli import ArgumentParser, ParseOptions, positive, ticker, within, words_of
+from topk_registry.cli import ArgumentParser, positive, within, words_of
+from topk_registry.data.folders import class_map
 from topk_registry.data.selection import LEFT_OUT
 from topk_registry.errors import TrainError
 from topk_registry.files import write_text
-from topk_registry.train.config import MULTILABEL, OWN_BATCHES, TrainConfig, usual_workers
+from topk_registry.train.config import MULTILABEL, TrainConfig
+from topk_registry.train.validate import DATA, SHARED, counting, open_model
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -105,32 +107,32 @@ def compare_scores(
     names = [*(f"top{size}" for size in k), "nll"]
     results: list[list[Difference]] = []
     for model, other in enumerate(values[1:]):
-        differences: list[Difference] = []
-        for kind, drawn in (("", drawn_mean), ("macro ", drawn_macro)):
-            for column, name in enumerate(names if not kind else names[:-1]):
-                a, b = values[0][:, column], other[:, column]
-                if kind:
-                    a, b = (np.add.reduceat(each, starts) / sizes for each in (a, b))
-                scale = 1.0 if name == "nll" else 100.0
-                low, high = np.quantile(drawn[:, model * len(names) + column], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-                first, second = scale * a.mean(), scale * b.mean()
-                tested: dict[str, Any] = {}
-                if not kind and name != "nll":
-                    gained, lost = int((b > a).sum()), int((b < a).sum())
-                    tested = {"gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
-                interval = float(scale * low), float(scale * high)
-                differences.append(
-                    Difference(kind + name, float(first), float(second), float(second - first), *interval, **tested)
-                )
-        results.append(differences)
+        per_image = (values[0], other)
+        per_class = [np.add.reduceat(each, starts) / sizes[:, None] for each in per_image]
+        columns = slice(model * len(names), (model + 1) * len(names))
+        micro = zip(names, *(each.T for each in per_image), drawn_mean[:, columns].T, strict=True)
+        macro = zip(names[:-1], *(each.T[:-1] for each in per_class), drawn_macro[:, columns].T[:-1], strict=True)
+        results.append([*(_difference(*each) for each in micro), *(_difference(f"macro {x}", *y) for x, *y in macro)])
     return results
 
 
+def _difference(measure: str, first: Floats, second: Floats, drawn: Floats) -> Difference:
+    """Return the difference of two models from their values per image or per class, and resampled differences."""
+    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
+    a, b = first.mean().item(), second.mean().item()
+    tested: dict[str, Any] = {}
+    if measure.startswith("top"):
+        gained, lost = int((second > first).sum()), int((second < first).sum())
+        tested = {"gained": gained, "lost": lost, "p": mcnemar(gained, lost)}
+    return Difference(measure, a, b, b - a, low, high, **tested)
+
+
 def _per_image(scores: NDArray[Any], labels: Integers, k: Sequence[int]) -> Floats:
+    """Return for each image the top-k accuracies in percent and the negative log-likelihood: [N, measures]."""
     scores = scores.astype(np.float64)
     own = scores[np.arange(len(labels)), labels][:, None]
     better, equal = (~(scores <= own)).sum(1), (scores == own).sum(1)  # NaN counts as in TopKAccuracy
-    credits = [np.clip(size - better, 0, equal) / np.maximum(equal, 1) for size in k]
+    credits = [100 * np.clip(size - better, 0, equal) / np.maximum(equal, 1) for size in k]
     shifted = scores - scores.max(1, keepdims=True)
     nll = np.log(np.exp(shifted).sum(1)) - shifted[np.arange(len(labels)), labels]
     return np.stack([*credits, nll], 1)
@@ -204,104 +206,69 @@ def _compare(args: Any) -> None:
 
 
 def _run(args: Any) -> tuple[list[str], list[Floats], Integers, list[str]]:
-    from topk_registry.train.validate import open_model
-
+    """Run the models, and return their names, scores [N, n], the labels [N], and text about the images and models."""
     names = _short_names(args.models)
     scores: list[Floats] = []
     classes: list[str] = []
     first_labels = np.empty(0, np.int64)
     about: list[str] = []
-    first: TrainConfig | None = None
+    config: TrainConfig | None = None
     records: dict[str, Any] = {}
-    tick = ticker()
     for path, name in zip(args.models, names, strict=True):
         model = open_model(
             path, device=args.device, batch_size=args.batch_size, workers=args.workers, weights=args.weights
         )
         if model.config is not None and model.config.task == MULTILABEL:
             raise ValueError(f"{name} predicts several labels per image, and compare needs one label per image")
-        first = first or model.config
-        channels = (model.config.input_size or [3])[0] if model.config is not None else 3
+        config = config or _data_of(args, model.config)
         records[name] = model.trained_on
-        images, used = _images(args, first, channels, records)
-        dataset = _aligned(images, model, name)
-        about += [] if scores else [*used, *getattr(dataset, "notes", ())]
-        batches: list[tuple[Floats, Integers]] = []
+        dataset, notes = model.images(config, records, all_images=args.all_images)
         print(f"{name}: reading images and predicting", file=sys.stderr, flush=True)
-
-        def keep(x: Any, y: Any, batches: list[Any] = batches) -> None:
-            batches.append((x.cpu().numpy(), y.cpu().numpy()))
-            tick(f"{len(batches)} batches of {args.batch_size}")
-
-        model.run(dataset, keep)
-        logits, labels = (np.concatenate(parts) for parts in zip(*batches, strict=True))
+        logits, labels = _predictions(args, model, dataset)
         read = labels != LEFT_OUT
         logits, labels = logits[read], labels[read]
-        if not scores and not read.all():
-            about.append(f"{(~read).sum()} of {len(read)} images cannot be read and are left out")
         if bad := int((~np.isfinite(logits).all(1)).sum()):
             raise ValueError(f"{name} has logits that are not finite for {bad} of {len(labels)} images")
-        about.append(f"{name}: {model.weights} weights" + f", {model.prepared}" * bool(model.prepared))
-        if _other_split(args, first, records[names[0]], model.trained_on):
-            about.append(f"warning: {name} was trained on another part of the data, perhaps on some of these images")
-        if extra := logits.shape[1] - len(_names(model, logits)):
-            about.append(f"{name}: {extra} outputs that have no class are left out")
+        own = list(model.class_names or map(str, range(logits.shape[1])))
+        about += [note for note in notes if note not in about]
         if not scores:
-            classes, first_labels = _names(model, logits), labels
-        columns = _columns(classes, _names(model, logits), names[0], name)
-        labels = np.argsort(columns)[labels]
-        if not np.array_equal(labels, first_labels):
+            classes, first_labels = own, labels
+        if not scores and not read.all():
+            about.append(f"{(~read).sum()} of {len(read)} images cannot be read and are left out")
+        about.append(f"{name}: {model.weights} weights" + (f", {model.config.prepared}" if model.config else ""))
+        if extra := logits.shape[1] - len(own):
+            about.append(f"{name}: {extra} outputs that have no class are left out")
+        columns = _columns(classes, own, names[0], name)
+        if not np.array_equal(np.argsort(columns)[labels], first_labels):
             raise ValueError(f"{names[0]} and {name} read different images or labels")
         scores.append(logits[:, columns])
     return names, scores, first_labels, about
 
 
-def _names(model: Any, logits: NDArray[Any]) -> list[str]:
-    return list(model.class_names or map(str, range(logits.shape[1])))
+def _predictions(args: Any, model: Any, dataset: Any) -> tuple[Floats, Integers]:
+    batches: list[tuple[Floats, Integers]] = []
+    tell = counting(args.batch_size)
+
+    def keep(x: Any, y: Any) -> None:
+        batches.append((x.cpu().numpy(), y.cpu().numpy()))
+        tell()
+
+    model.evaluate(dataset, keep=keep)
+    logits, labels = zip(*batches, strict=True)
+    return np.concatenate(logits), np.concatenate(labels)
 
 
-def _images(args: Any, config: TrainConfig | None, channels: int, records: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """Open the data set that the user chose by flags, or else the evaluation images of the run ``config``.
-
-    ``records`` are the records of the training runs by the name of the model. The text says which images are used.
-    """
-    from topk_registry.train.data import open_evaluation, open_split, without_training_images
-
-    if args.data_dir or args.dataset:
-        chosen = TrainConfig(dataset=args.dataset or "", data_dir=args.data_dir, dataset_opt=args.dataset_opt)
-        chosen, used = without_training_images(chosen, records, args.all_images)
-        if used:
-            return open_evaluation(chosen, channels=channels), used
-        return open_split(chosen, args.split or "validation", channels=channels), []
-    if config is None or config.dataset == OWN_BATCHES:
+def _data_of(args: Any, config: TrainConfig | None) -> TrainConfig:
+    """Return the settings of the images that the user chose by flags, or else of the first model's evaluation."""
+    given = {name: value for name in DATA if (value := getattr(args, name)) is not None}
+    if given.keys() & {"data_dir", "dataset"}:
+        return TrainConfig(**given)
+    if config is None:
         raise ValueError("specify the images: --data-dir DIR or --dataset NAME")
-    config = config.replace(val_split=args.split) if args.split else config
-    return open_evaluation(config, channels=channels), []
-
-
-def _other_split(args: Any, first: TrainConfig | None, record: Any, other: Any) -> bool:
-    """Return whether a run may have trained on the images that the run ``first`` held out, from both records."""
-    from topk_registry.train.data import held_out_fraction
-
-    if args.data_dir or args.dataset or args.split or first is None or not held_out_fraction(first):
-        return False
-    return other is None or other != record
-
-
-def _aligned(dataset: Any, model: Any, name: str) -> Any:
-    from topk_registry.data import class_names_of, renumber
-    from topk_registry.data.folders import class_map
-
-    found = class_names_of(dataset)
-    if found is None or model.class_names is None or found == list(model.class_names):
-        return dataset
-    numbers, _ = class_map(found, list(model.class_names), of=name)
-    return renumber(dataset, {i: numbers[each] for i, each in enumerate(found)}, list(model.class_names))
+    return config.replace(**given)
 
 
 def _columns(first: Sequence[str], other: Sequence[str], first_name: str, name: str) -> Integers:
-    from topk_registry.data.folders import class_map
-
     if len(first) != len(other):
         raise ValueError(f"{first_name} has {len(first)} classes, but {name} has {len(other)}")
     numbers, _ = class_map(first, other, where=first_name, of=name)
@@ -314,6 +281,17 @@ def _short_names(paths: Sequence[str]) -> list[str]:
     return ["/".join(p[-size:]) for p in parts]
 
 
+FLAGS: dict[str, dict[str, Any]] = {
+    "models": {"nargs": "+", "metavar": "MODEL", "help": "checkpoints or ONNX files; the first is the baseline"},
+    "--data-dir": {"metavar": "DIR", "help": "folder with one folder per class, or where the data set is"},
+    **SHARED,
+    "--resamples": {"type": positive, "default": 2000, "metavar": "N", "help": "bootstrap resamples (default: 2000)"},
+    "--seed": {
+        "type": within("[0, inf)", int), "default": 0, "metavar": "S", "help": "seed of the resamples (default: 0)",
+    },
+}  # fmt: skip
+
+
 def _parser() -> ArgumentParser:
     parser = ArgumentParser(
         prog="topk-registry compare",
@@ -321,20 +299,6 @@ def _parser() -> ArgumentParser:
         "over classes and the negative log-likelihood, with 95 % paired bootstrap intervals of the difference and "
         "exact McNemar tests. Without --data-dir and --dataset, the images are those of the first model's evaluation.",
     )
-    add = parser.add_argument
-    add("models", nargs="+", metavar="MODEL", help="checkpoints or ONNX files; the first is the baseline")
-    add("--data-dir", metavar="DIR", help="folder with one folder per class, or where the data set is")
-    add("--dataset", default="", metavar="NAME", help="data set, as in timm train")
-    add("--dataset-opt", nargs="+", default={}, action=ParseOptions, metavar="K=V", help="options of the data set")
-    add("--all-images", action="store_true", help="use all images of a DIR without splits, also those of training")
-    add("--split", default="", metavar="NAME", help="split of the data set (default: validation)")
-    add("--k", type=positive, nargs="+", default=[1, 5], metavar="K", help="k of top-k accuracies (default: 1 5)")
-    add("--resamples", type=positive, default=2000, metavar="N", help="bootstrap resamples (default: 2000)")
-    add("--seed", type=within("[0, inf)", int), default=0, metavar="S", help="seed of the resamples (default: 0)")
-    add("--weights", choices=("ema", "model"), default="ema", help="weights to use if there are both (default: ema)")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
-    add("-b", "--batch-size", type=positive, default=256, metavar="N", help="images per batch (default: 256)")
-    workers = f"loader processes (default: {usual_workers()})"
-    add("-j", "--workers", type=within("[0, inf)", int), default=usual_workers(), metavar="N", help=workers)
-    add("--json", metavar="FILE", help="also write the results to a JSON file")
+    for names, options in FLAGS.items():
+        parser.add_argument(*names.split(), **options)
     return parser

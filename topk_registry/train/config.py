@@ -9,18 +9,17 @@ import argparse
 import copy
 import os
 import re
-import types
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 import yaml
 
 from topk_registry.cli import ArgumentParser, ParseOptions, parse_pairs
+from topk_registry.data.held_out import fraction_of
 from topk_registry.errors import ConfigError
 from topk_registry.registry.ranges import Interval
 from topk_registry.registry.source import closest
@@ -121,14 +120,6 @@ def usual_workers() -> int:
     return min(4, cpus)
 
 
-@contextmanager
-def quiet_about_workers() -> Iterator[None]:
-    """Ignore the warning of PyTorch about more workers than CPUs, which only an explicit ``--workers`` gives."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
-        yield
-
-
 def flag(
     group: str,
     default: Any,
@@ -147,10 +138,10 @@ def flag(
     accepted numbers, or of each number in a list. ``nargs`` is the required length of a list. ``const`` is the value
     if the command line has the flag without a value.
     """
-    info = {"group": group, "help": help, "metavar": metavar, "short": short, "choices": choices, "within": within}
-    info |= {"nargs": nargs, "const": const}
+    info = {"group": group, "help": help, "metavar": metavar, "short": short, "choices": choices, "within": within,
+            "nargs": nargs, "const": const}  # fmt: skip
     if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: copy.copy(default), metadata=info)
+        return field(default_factory=partial(copy.copy, default), metadata=info)
     return field(default=default, metadata=info)
 
 
@@ -320,7 +311,7 @@ class TrainConfig:
     dry_run: bool = _RUN(False, "build everything, try the loss on one batch, and stop")
 
     def __new__(cls, **given: Any) -> "TrainConfig":
-        for name in given.keys() - {setting.name for setting in fields(cls)}:
+        for name in given.keys() - SETTINGS.keys():
             raise ConfigError(_no_setting(name))
         config = super().__new__(cls)
         object.__setattr__(config, "_given", frozenset(given))  # __init__ could not tell set values from defaults
@@ -333,24 +324,15 @@ class TrainConfig:
             defaults = BUILTIN_DEFAULTS
         elif self.loss not in CROSS_ENTROPY:
             defaults = {"smoothing": 0.0, **defaults}
-        for name, value in defaults.items():
-            if name not in given or name == "dataset":
-                object.__setattr__(self, name, value)
-        hints = _hints()
-        for setting in fields(self):
-            value = _checked(setting.name, getattr(self, setting.name), hints[setting.name])
-            _check_range(setting, value)
-            object.__setattr__(self, setting.name, value)
+        for name, setting in SETTINGS.items():
+            replaced = name in defaults and (name not in given or name == "dataset")
+            value = defaults[name] if replaced else getattr(self, name)
+            object.__setattr__(self, name, _read(setting, value))
         self._check_together()
-
-    @classmethod
-    def from_dict(cls, settings: Mapping[str, Any]) -> "TrainConfig":
-        """Return the configuration for an ``args.yaml`` of this trainer or of timm's script, or raise a ConfigError."""
-        return cls(**clean_settings(settings))
 
     def to_dict(self) -> dict[str, Any]:
         """Return names and values of all settings as plain types."""
-        return {setting.name: getattr(self, setting.name) for setting in fields(self)}
+        return {name: getattr(self, name) for name in SETTINGS}
 
     def replace(self, **settings: Any) -> "TrainConfig":
         """Return a copy in which ``settings`` replace the settings of the same names.
@@ -363,21 +345,26 @@ class TrainConfig:
         """Return whether a setting was set, instead of having its default."""
         return name in self.__dict__["_given"]
 
-    def for_own_batches(self, batch_size: int | None) -> "TrainConfig":
-        """Return a copy for a run whose batches come from a loader that the user passes to ``Trainer``.
-
-        Settings that were never set get the defaults of timm. An unset batch size becomes ``batch_size`` if given.
-        """
-        given: frozenset[str] = self.__dict__["_given"]
-        changed: dict[str, Any] = {} if given & {"dataset", "data_dir"} else {"dataset": OWN_BATCHES}
-        if batch_size and "batch_size" not in given:
-            changed["batch_size"] = batch_size
-        return self.replace(**changed)
-
     @property
     def mixes(self) -> bool:
         """Whether mixup or CutMix is on, so that targets are distributions."""
         return self.mixup > 0 or self.cutmix > 0
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the images."""
+        return self.in_chans or (self.input_size[0] if self.input_size else 3)
+
+    @property
+    def prepared(self) -> str:
+        """The preprocessing of a run as text, such as "224x224, crop 0.9, bicubic"."""
+        size = "x".join(map(str, (self.input_size or ())[1:]))
+        return f"{size}, crop {self.crop_pct:g}, {self.interpolation}"
+
+    @property
+    def held_out(self) -> float:
+        """Fraction of the training images that ``val_split`` holds out for evaluation. 0: ``val_split`` is a name."""
+        return fraction_of({"val_split": self.val_split})
 
     @property
     def data_name(self) -> str:
@@ -397,25 +384,33 @@ class TrainConfig:
 
     def _check_together(self) -> None:
         multilabel = self.task == MULTILABEL
-        pattern = MULTILABEL_METRIC if multilabel else METRIC
-        if self.eval_metric and not pattern.fullmatch(self.eval_metric):
-            known = "map, micro-f1, topK-recall, bce" if multilabel else "nll, topK, macro-topK, many-topK, few-topK"
-            raise ConfigError(f"--eval-metric must be one such as {known}, got {self.eval_metric!r}")
-        if self.sched == "plateau":  # timm deprecates this schedule, because checkpoints do not save its state
-            raise ConfigError("--sched plateau: use another schedule of timm; --early-stop N ends a run that stagnates")
-        if self.overwrite and self.resume:
-            raise ConfigError("--overwrite removes a run and --resume continues it: use one of them")
-        if self.mixes and self.batch_size % 2:
-            raise ConfigError(f"mixup and cutmix need an even --batch-size, got {self.batch_size}")
-        if self.aug_splits and (self.aug_splits == 1 or self.no_aug or self.mixes):
-            raise ConfigError("--aug-splits must be 0, or at least 2 without --no-aug, mixup and cutmix")
-        if self.learn_scale and self.normalize_classifier is None:
-            raise ConfigError("--learn-scale needs --normalize-classifier")
-        if self.model_kwargs.keys() & {"num_classes", "in_chans"}:
-            raise ConfigError("--model-kwargs num_classes and in_chans: use --num-classes and --in-chans")
-        for name in ("sampler", "multi_crop", "marginal_temperature"):
-            if multilabel and getattr(self, name):
-                raise ConfigError(f"{flag_of(name)} needs one label per image, and --task multilabel has several")
+        known = "map, micro-f1, topK-recall, bce" if multilabel else "nll, topK, macro-topK, many-topK, few-topK"
+        named = (MULTILABEL_METRIC if multilabel else METRIC).fullmatch(self.eval_metric or "loss")
+        problems = {
+            "--loss is empty: expected the name of a loss (`timm losses` lists them)": not self.loss,
+            f"--eval-metric must be one such as {known}, got {self.eval_metric!r}": not named,
+            f"--val-split must name a split or be in (0, 1), got {self.val_split}":
+                re.fullmatch(r"[-+.\d]+", self.val_split) and not 0 < self.held_out < 1,
+            # timm deprecates the schedule plateau, because checkpoints do not save its state
+            "--sched plateau: use another schedule of timm; --early-stop N ends a run that stagnates":
+                self.sched == "plateau",
+            "--overwrite removes a run and --resume continues it: use one of them": self.overwrite and self.resume,
+            f"mixup and cutmix need an even --batch-size, got {self.batch_size}": self.mixes and self.batch_size % 2,
+            "--aug-splits must be 0, or at least 2 without --no-aug, mixup and cutmix":
+                self.aug_splits == 1 or (self.aug_splits and (self.no_aug or self.mixes)),
+            "--learn-scale needs --normalize-classifier": self.learn_scale and self.normalize_classifier is None,
+            "--model-kwargs num_classes and in_chans: use --num-classes and --in-chans":
+                self.model_kwargs.keys() & {"num_classes", "in_chans"},
+        }  # fmt: skip
+        for name in ("sampler", "multi_crop", "marginal_temperature") if multilabel else ():
+            problem = f"{flag_of(name)} needs one label per image, and --task multilabel has several"
+            problems[problem] = getattr(self, name)
+        for problem, found in problems.items():
+            if found:
+                raise ConfigError(problem)
+
+
+SETTINGS: dict[str, "Field[Any]"] = {setting.name: setting for setting in fields(TrainConfig)}
 
 
 def flag_of(name: str) -> str:
@@ -427,13 +422,10 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     """Return the configuration of a command line. Flags take priority over the file of ``--config``."""
     parser = create_parser()
     given = vars(parser.parse_args(argv))
-    given.pop("help_all", None)
     file = given.pop("config", "")
     if file == "list":
         print("\n".join(f"--config {name}\n{path.read_text(encoding='utf-8')}" for name, path in recipes().items()))
         parser.exit()
-    if given.get("loss") == "":
-        parser.error("--loss is empty: expected the name of a loss (`timm losses` lists them)")
     try:
         saved = read_config(file, given) if file else {}
         if given.get("loss", saved.get("loss")) != saved.get("loss"):
@@ -441,10 +433,8 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
             others = {name: value for name, value in saved.items() if name != "smoothing"}
             if saved.get("smoothing") == TrainConfig(**others).smoothing:  # the default for the other loss
                 saved = others
-        merged = {**saved, **given}
-        if "loss_opt" in saved and "loss_opt" in given:
-            merged["loss_opt"] = {**saved["loss_opt"], **given["loss_opt"]}
-        return TrainConfig(**merged)
+        options = {**saved.get("loss_opt", {}), **given.get("loss_opt", {})}
+        return TrainConfig(**{**saved, **given, "loss_opt": options})
     except ConfigError as error:
         parser.error(str(error))
 
@@ -462,17 +452,13 @@ def read_config(file: str, given: Collection[str] = ()) -> dict[str, Any]:
     try:
         with open(recipes().get(file, file), encoding="utf-8") as stream:
             settings = yaml.safe_load(stream)
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {file}: {getattr(error, 'strerror', None) or error}") from error
-    if settings is None:
-        raise ConfigError(f"--config {file}: the file is empty")
-    if not isinstance(settings, dict):
-        raise ConfigError(f"--config {file}: expected names and values, got {type(settings).__name__}")
-    try:
+        if not isinstance(settings, dict):
+            found = "an empty file" if settings is None else type(settings).__name__
+            raise ConfigError(f"expected names and values, got {found}")
         cleaned = clean_settings(settings)
         TrainConfig(**cleaned)
-    except ConfigError as error:
-        raise ConfigError(f"--config {file}: {error}") from error
+    except (OSError, yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"--config {file}: {getattr(error, 'strerror', None) or error}") from error
     if file in recipes() and {"initial_checkpoint", "pretrained_path"} & {*given}:
         cleaned.pop("pretrained", None)
     return cleaned
@@ -486,20 +472,16 @@ def clean_settings(settings: Mapping[str, Any], *, strict: bool = True) -> dict[
     a setting that only timm's script has is dropped if its value is timm's default, and else raises a ConfigError. An
     unknown name raises a ConfigError. A value None is dropped if the setting does not accept None.
     """
-    hints, cleaned = _hints(), {}
+    cleaned: dict[str, Any] = {}
     if "loss" not in settings and (record := settings.get("loss_record")):
         settings = {**settings, "loss": record["name"], "loss_opt": dict(record["options"])}
     for name, value in settings.items():
-        name = {"data": "data_dir"}.get(name, name)
-        if not strict and name not in hints:
-            continue
-        if name in TIMM_ONLY:
-            if (value or None) != (TIMM_ONLY[name] or None):
-                raise ConfigError(_no_setting(name))
-        elif name not in hints and name not in NOT_SETTINGS:
+        setting = SETTINGS.get({"data": "data_dir"}.get(name, name))
+        if setting is not None and (value is not None or type(None) in get_args(setting.type)):
+            cleaned[setting.name] = _read(setting, value)
+        ignored = name in TIMM_ONLY and (value or None) == (TIMM_ONLY[name] or None)
+        if strict and setting is None and name not in NOT_SETTINGS and not ignored:
             raise ConfigError(_no_setting(name))
-        elif name in hints and (value is not None or (type(None) in get_args(hints[name]))):
-            cleaned[name] = _as_of_flag(name, value, hints[name])
     return cleaned
 
 
@@ -520,11 +502,11 @@ def create_parser(full: bool = False) -> ArgumentParser:
     about = f"YAML file of settings, such as an args.yaml, or a recipe: {', '.join(recipes())}; list shows the recipes"
     parser.add_argument("-c", "--config", metavar="FILE", help=about)
     parser.add_argument("data_dir", nargs="?", metavar="DIR", help="root directory of the data")
-    hints, groups = _hints(), {}
-    for setting in fields(TrainConfig):
-        name = setting.metadata["group"]
-        group = groups[name] = groups.get(name) or parser.add_argument_group(name)
-        _add(group, setting, hints[setting.name], shown=full or setting.name in COMMON)
+    groups: dict[str, Any] = {}
+    for name, setting in SETTINGS.items():
+        title = setting.metadata["group"]
+        group = groups[title] = groups.get(title) or parser.add_argument_group(title)
+        _add(group, setting, shown=full or name in COMMON)
     return parser
 
 
@@ -534,8 +516,8 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def _add(group: Any, setting: "Field[Any]", hint: Any, *, shown: bool) -> None:
-    info, (kind, items) = setting.metadata, _value_type(hint)
+def _add(group: Any, setting: "Field[Any]", *, shown: bool) -> None:
+    info, (kind, items) = setting.metadata, _type_of(setting)
     default = None if setting.default is MISSING else setting.default
     text = "" if default in (None, "", False) or "default" in info["help"] else f" (default: {default})"
     options: dict[str, Any] = {"help": (info["help"] + text).replace("%", "%%") if shown else argparse.SUPPRESS}
@@ -554,73 +536,54 @@ def _add(group: Any, setting: "Field[Any]", hint: Any, *, shown: bool) -> None:
 
 def _no_setting(name: Any) -> str:
     if name not in TIMM_ONLY:
-        return f"there is no setting {name!r}{closest(str(name), _hints())}"
+        return f"there is no setting {name!r}{closest(str(name), SETTINGS)}"
     flag = flag_of(name)
     if name in EQUIVALENTS:
         return f"{flag} belongs to timm's own script; the equivalent here is {EQUIVALENTS[name]}"
     return f"{flag} belongs to timm's own script: timm run PATH/train.py ... {flag} ... --loss NAME"
 
 
-def _as_of_flag(name: str, value: Any, hint: Any) -> Any:
-    """Return a value of a file as the words after the flag give it: val_split: 0.2 is "0.2", mean: 0.5 is [0.5]."""
-    kind, items = _value_type(hint)
-    number = type(value) in (int, float)
-    if kind is str and number:
-        return str(value)
-    if items is not None and number:
-        return [value]
-    if kind is dict and isinstance(value, list) and all(isinstance(pair, str) for pair in value):
-        return _from_text(name, " ".join(value), hint)
-    return _from_text(name, value, hint) if isinstance(value, str) else value
+def _type_of(setting: "Field[Any]") -> tuple[type, type | None]:
+    """Return the type of a setting, and the type of the items if the setting is a list."""
+    hint: Any = setting.type
+    if type(None) in get_args(hint):
+        hint = get_args(hint)[0]
+    kind = get_origin(hint) or hint
+    return kind, get_args(hint)[0] if kind is list else None
 
 
-def _from_text(name: str, text: str, hint: Any) -> Any:
-    kind, items = _value_type(hint)
-    try:
-        if kind is dict:
-            return parse_pairs(text.split())
-        if items is not None:
-            return [items(word) for word in text.replace(",", " ").split()]
-        return kind(text) if kind in (int, float) else text
-    except ValueError as error:
-        raise ConfigError(f"{flag_of(name)}: {error}") from error
-
-
-def _value_type(hint: Any) -> tuple[type, type | None]:
-    if get_origin(hint) in (Union, types.UnionType):
-        hint = next(each for each in get_args(hint) if each is not type(None))
-    if get_origin(hint) is list:
-        return list, get_args(hint)[0]
-    return (dict, None) if get_origin(hint) is dict else (hint, None)
-
-
-def _hints() -> dict[str, Any]:
-    return get_type_hints(TrainConfig)
-
-
-def _check_range(setting: "Field[Any]", value: Any) -> None:
-    info, interval = setting.metadata, Interval.parse(setting.metadata["within"])
-    for one in value if isinstance(value, list) else [value]:
-        if info["choices"] and one is not None and one not in info["choices"]:
-            known = ", ".join(str(choice) or "''" for choice in info["choices"])
-            raise ConfigError(f"{flag_of(setting.name)} must be one of {known}, got {one!r}")
-        if type(one) in (int, float) and one not in interval:
-            raise ConfigError(f"{flag_of(setting.name)} must be in {interval}, got {one!r}")
-    if info["nargs"] and value is not None and len(value) != info["nargs"]:
-        raise ConfigError(f"{flag_of(setting.name)} takes {info['nargs']} numbers, got {len(value)}")
-
-
-def _checked(name: str, value: Any, hint: Any) -> Any:
-    if value is None and type(None) in get_args(hint):
+def _read(setting: "Field[Any]", value: Any) -> Any:
+    """Return the value of a setting, or raise a ConfigError. Text is parsed as the words after the flag."""
+    info, (kind, items) = setting.metadata, _type_of(setting)
+    if value is None and type(None) in get_args(setting.type):
         return None
-    kind, items = _value_type(hint)
-    if items is not None and isinstance(value, (list, tuple)):
-        return [_checked(name, item, items) for item in value]
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is dict and isinstance(value, Mapping):
-        return dict(value)
-    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        expected = f"a list of {items.__name__}" if items else kind.__name__
-        raise ConfigError(f"{flag_of(name)} must be {expected}, got {value!r}")
-    return value
+    try:
+        if isinstance(value, str) and items:
+            value = value.replace(",", " ").split()
+        values = value if items and isinstance(value, (list, tuple)) else [value]
+        values = [_converted(items or kind, one) for one in values]
+        if info["nargs"] and len(values) != info["nargs"]:
+            raise ValueError(f"takes {info['nargs']} numbers, got {len(values)}")
+        interval = Interval.parse(info["within"])
+        for one in values:
+            if info["choices"] and one not in info["choices"]:
+                known = ", ".join(str(choice) or "''" for choice in info["choices"])
+                raise ValueError(f"must be one of {known}, got {one!r}")
+            if type(one) in (int, float) and one not in interval:
+                raise ValueError(f"must be in {interval}, got {one!r}")
+    except ValueError as error:
+        raise ConfigError(f"{flag_of(setting.name)} {error}") from error
+    return values if items else values[0]
+
+
+def _converted(kind: type, value: Any) -> Any:
+    """Return a value of the type ``kind``, from a value of a YAML file or of a program, or raise a ValueError."""
+    if kind is dict and isinstance(value, (str, list)):
+        return parse_pairs(value.split() if isinstance(value, str) else list(map(str, value)))
+    number = type(value) in (int, float)
+    if (kind in (int, float) and isinstance(value, str)) or (kind in (str, float) and number):
+        with suppress(ValueError):
+            return kind(value)
+    if not isinstance(value, Mapping if kind is dict else kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"must be {kind.__name__}, got {value!r}")
+    return dict(value) if isinstance(value, Mapping) else value

@@ -6,6 +6,7 @@ The name of a data set is a name of timm, such as ``torch/cifar10``, or ``topk/N
 import atexit
 import multiprocessing
 import signal
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,21 +16,22 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from timm.data import AugMixDataset, FastCollateMixup, MultiLabelTarget, create_loader
+from timm.data import AugMixDataset, FastCollateMixup, MultiLabelTarget, auto_augment, create_loader
 from timm.data.readers.class_map import load_class_map
+from timm.data.transforms import str_to_interp_mode
 from torch import Tensor
 from torch.utils.data import default_collate
+from torchvision.transforms import FiveCrop, Resize, TenCrop
 
 from topk_registry.data.folders import listed, split_folder
-from topk_registry.data.held_out import has_splits, images_to_use
+from topk_registry.data.held_out import has_splits, images_to_use, record_of
 from topk_registry.data.labels import class_counts, class_names_of, is_indexed, kept_labels_of, labels_of
 from topk_registry.data.open import FOLDERS, PREFIX, open_dataset
-from topk_registry.data.selection import class_balanced_epoch, renumber
+from topk_registry.data.selection import Selection, class_balanced_epoch, renumber
 from topk_registry.errors import DataError
 from topk_registry.ops.masses import LabelMixture
-from topk_registry.train.config import MULTILABEL, TrainConfig, quiet_about_workers
+from topk_registry.train.config import MULTILABEL, OWN_BATCHES, TrainConfig
 from topk_registry.train.model import Compute
-from topk_registry.train.posterize import allow_zero_bits
 from topk_registry.train.run import SIGNALS
 
 
@@ -53,30 +55,16 @@ class Data:
         return len(self.train) if is_indexed(self.train) else None
 
 
-class ClassBalanced:
+class ClassBalanced(Selection):
     """A data set that draws the samples of each epoch at random such that all classes are equally frequent."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
-        self.dataset, self.seed, self.labels = dataset, seed, labels_of(dataset)
-        self.indices = np.arange(len(dataset))
-        self.classes = class_names_of(dataset)
-
-    @property
-    def transform(self) -> Any:
-        return self.dataset.transform
-
-    @transform.setter
-    def transform(self, transform: Any) -> None:
-        self.dataset.transform = transform
+        self.seed, self.whole = seed, Selection(dataset, targets=labels_of(dataset))
+        super().__init__(self.whole)
 
     def set_epoch(self, epoch: int) -> None:
-        self.indices = class_balanced_epoch(self.labels, np.random.default_rng([self.seed, epoch]))
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.dataset[int(self.indices[index])]
+        rng = np.random.default_rng([self.seed, epoch])
+        super().__init__(self.whole, class_balanced_epoch(labels_of(self.whole), rng))
 
 
 def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = False) -> Data:
@@ -84,15 +72,14 @@ def open_data(config: TrainConfig, *, channels: int = 3, needs_counts: bool = Fa
 
     With ``needs_counts``, count the training images per class, even if every sample must be read for this.
     """
-    fraction = held_out_fraction(config)
-    check_splits(config, fraction)
-    train = open_split(config, config.train_split, training=True, channels=channels, held_out=fraction)
-    notes: list[str] = list(getattr(train, "notes", ())) or list(getattr(getattr(train, "dataset", None), "notes", ()))
+    check_splits(config)
+    train = open_split(config, config.train_split, training=True, channels=channels, held_out=config.held_out)
+    notes: list[str] = list(getattr(train, "notes", ()))
     data = Data(train, class_names=class_names_of(train), notes=notes)
     try:
         if config.val_split:
             data.validation = open_evaluation(config, channels=channels)
-        if fraction:
+        if config.held_out:
             notes.append(f"held out {len(data.validation)} training images for evaluation")
         elif config.val_split:
             notes += getattr(data.validation, "notes", ())
@@ -116,8 +103,8 @@ def open_split(
     held out for evaluation. With ``training``, return the images that are not held out. Without ``training``, return
     the held-out images. Options such as label noise apply only with ``training``.
     """
-    options: dict[str, Any] = {"multilabel": config.task == MULTILABEL}
-    options["mode"] = config.input_img_mode or ("RGB" if channels == 3 else "L")
+    mode = config.input_img_mode or ("RGB" if channels == 3 else "L")
+    options: dict[str, Any] = {"training": training, "held_out": held_out, "multilabel": config.task == MULTILABEL}
     if config.dataset in FOLDERS:
         options |= {"suffixes": tuple(config.input_key.split(";"))} if config.input_key else {}
     elif not config.dataset.startswith(PREFIX):
@@ -134,12 +121,10 @@ def open_split(
         if config.task == MULTILABEL:
             if not config.num_classes:
                 raise DataError(f"{config.dataset} with --task multilabel needs --num-classes")
-            dense = config.target_format == "multihot"
-            encode = MultiLabelTarget(config.num_classes, dense=dense)
+            encode = MultiLabelTarget(config.num_classes, dense=config.target_format == "multihot")
             options["timm_options"] |= {"target_format": config.target_format, "target_transform": encode}
-    about: dict[str, Any] = {"training": training, "held_out": held_out, **options, **config.dataset_opt}
     try:
-        dataset = open_dataset(config.dataset, split, config.data_dir, **about)
+        dataset = open_dataset(config.dataset, split, config.data_dir, mode=mode, **{**options, **config.dataset_opt})
         dataset = _mapped(config, dataset) if config.class_map and config.dataset in FOLDERS else dataset
         if is_indexed(dataset) and not len(dataset):
             raise ValueError("no images are left; see --val-split and --class-map")
@@ -154,28 +139,43 @@ def open_split(
 
 def open_evaluation(config: TrainConfig, *, channels: int = 3) -> Any:
     """Open the images on which a run evaluates: a held-out part of the training split, or the split ``val_split``."""
-    fraction = held_out_fraction(config)
-    split = config.train_split if fraction else config.val_split
-    return open_split(config, split, channels=channels, held_out=fraction)
+    split = config.train_split if config.held_out else config.val_split
+    return open_split(config, split, channels=channels, held_out=config.held_out)
 
 
-def without_training_images(
-    config: TrainConfig, records: Mapping[str, Any], all_images: bool = False
-) -> tuple[TrainConfig, list[str]]:
-    """Return settings for the evaluation on a folder, and text that says which images are used, or raise a DataError.
+def open_images(
+    config: TrainConfig, records: Mapping[str, Any], *, channels: int = 3, all_images: bool = False
+) -> tuple[Any, list[str]]:
+    """Open the images of ``config`` on which models are evaluated. Also return text that says which images these are.
 
-    If the folder has no splits, the images are those that training held out. ``records`` has the record of the training
-    run of each model by name, see :func:`topk_registry.data.held_out.record_of`.
+    If the data is a folder without splits, the images are those that training held out, or all images if training used
+    none of them. If a model may have been trained on some of the images that another run held out, raise a DataError.
+    With ``all_images``, neither holds. A split that the user names is taken as it is.
+
+    ``records`` has the record of the training run of each model by name, see
+    :func:`topk_registry.data.held_out.record_of`.
     """
-    root = config.data_dir
-    if config.dataset not in FOLDERS or not root or not Path(root).is_dir() or has_splits(root):
-        return config, []
+    if config.dataset == OWN_BATCHES:
+        if not config.data_dir:
+            raise DataError("the model was trained on your own loaders: specify the data by a directory or --dataset")
+        config = config.replace(dataset="")
+    root, notes = Path(config.data_dir or ""), []
+    whole = config.dataset in FOLDERS and bool(config.data_dir) and root.is_dir() and not has_splits(root)
     try:
-        fraction, seed, note = images_to_use(root, records, all_images=all_images)
+        if whole:
+            fraction, seed, note = images_to_use(root, records, all_images=all_images)
+            options = {**config.dataset_opt, "change_seed": seed}
+            config = config.replace(val_split=f"{fraction}" if fraction else "validation", dataset_opt=options)
+            notes.append(note)
+        elif config.held_out and not all_images:
+            own = record_of(config.to_dict()) or {}
+            same = ("dataset", "train_split")
+            records = {name: each for name, each in records.items() if not each or all(each[x] == own[x] for x in same)}
+            notes.append(images_to_use(config.data_name, {"these images": own, **records})[2])
     except ValueError as error:
         raise DataError(f"{error}") from error
-    options = {**config.dataset_opt, "change_seed": seed}
-    return config.replace(val_split=f"{fraction}" if fraction else "validation", dataset_opt=options), [note]
+    dataset = open_evaluation(config, channels=channels)
+    return dataset, [*notes, *getattr(dataset, "notes", ())]
 
 
 def _mapped(config: TrainConfig, dataset: Any) -> Any:
@@ -186,39 +186,28 @@ def _mapped(config: TrainConfig, dataset: Any) -> Any:
     return renumber(dataset, {i: numbers[name] for i, name in enumerate(own) if name in numbers}, classes)
 
 
-def held_out_fraction(config: TrainConfig) -> float:
-    """Return the fraction of training images that ``--val-split`` holds out, or 0 if the flag names a split."""
-    try:
-        fraction = float(config.val_split)
-    except ValueError:
-        return 0.0
-    if not 0.0 < fraction < 1.0:
-        raise DataError(f"a fractional --val-split must be above 0 and below 1, got {config.val_split}")
-    return fraction
-
-
-def check_splits(config: TrainConfig, fraction: float) -> None:
-    """Raise a DataError if an image folder lacks the training or evaluation split and no ``fraction`` is held out."""
+def check_splits(config: TrainConfig) -> None:
+    """Raise a DataError if an image folder lacks the training or evaluation split and no fraction is held out."""
     root = Path(config.data_dir or "")
-    if config.dataset not in FOLDERS or config.task == MULTILABEL or not root.is_dir() or fraction:
+    if config.dataset not in FOLDERS or config.task == MULTILABEL or not root.is_dir() or config.held_out:
         return
-    train, evaluation = (split_folder(root, split) for split in (config.train_split, config.val_split))
-    if config.val_split and (train is None or evaluation is None):
+    missing = [split for split in (config.train_split, config.val_split) if split_folder(root, split) is None]
+    if config.val_split and missing:
         folders = listed(sorted(path.name for path in root.iterdir() if path.is_dir() and path.name[0] != "."))
-        missing = config.train_split if train is None else config.val_split
         raise DataError(
-            f"{root} has no split {missing!r}; it holds {folders or 'no folders'}. --val-split 0.1 holds out 10 % of "
-            "the training images, --val-split '' skips evaluation"
+            f"{root} has no split {missing[0]!r}; it holds {folders or 'no folders'}. --val-split 0.1 holds out 10 % "
+            "of the training images, --val-split '' skips evaluation"
         )
 
 
-def align(dataset: Any, classes: Sequence[str], where: str) -> Any:
+def align(dataset: Any, classes: Sequence[str] | None, where: str) -> Any:
     """Return a data set whose class indices are the positions of its class names in ``classes``, or raise a DataError.
 
-    If ``dataset`` has no class names, return ``dataset`` unchanged. ``where`` names the data set in error messages.
+    If ``dataset`` or the model has no class names, return ``dataset`` unchanged. ``where`` names the data set in error
+    messages.
     """
     names = class_names_of(dataset)
-    if names is None or names == list(classes):
+    if names is None or classes is None or names == list(classes):
         return dataset
     unknown = [name for name in names if name not in classes]
     if unknown or not is_indexed(dataset):
@@ -228,10 +217,8 @@ def align(dataset: Any, classes: Sequence[str], where: str) -> Any:
 
 
 def _align(config: TrainConfig, data: Data) -> None:
-    names = data.class_names
-    if not names:
-        return
-    data.validation = align(data.validation, names, f"split {config.val_split!r}")
+    names = data.class_names or []
+    data.validation = align(data.validation, names or None, f"split {config.val_split!r}")
     labels = kept_labels_of(data.validation) if config.task != MULTILABEL and is_indexed(data.validation) else None
     if labels is not None and (absent := sorted({*range(len(names))} - {*labels.tolist()})):
         data.notes.append(f"no evaluation images of {listed([names[c] for c in absent])}")
@@ -260,14 +247,11 @@ class LabelMixupCollate(FastCollateMixup):
     def __call__(self, batch: list[Any], _: object = None) -> Any:
         self.num_classes = len(batch)
         x, rows = super().__call__([(image, row) for row, (image, *_) in enumerate(batch)])
-        return x, _mixture(rows, default_collate([target for _, target, *_ in batch]), self.smoothing)
-
-
-def _mixture(rows: Tensor, target: Tensor, smoothing: float) -> LabelMixture:
-    # rows [B, B] are timm's mixed one-hot vectors of the image indices 0, ..., B - 1. timm mixes image i with image
-    # B - 1 - i, so rows[i, i] is the weight of image i, and the weight of image B - 1 - i is 1 - rows[i, i].
-    label, count = target.long(), len(rows)  # in timm's mode "half", count is half of the batch size
-    return LabelMixture.mixed(label[:count], label.flip(0)[:count], rows.diagonal()).smooth(smoothing)
+        # rows [B, B] are timm's mixed one-hot vectors of the image indices 0, ..., B - 1. timm mixes image i with image
+        # B - 1 - i, so rows[i, i] is the weight of image i, and the weight of image B - 1 - i is 1 - rows[i, i].
+        label = default_collate([target for _, target, *_ in batch]).long()
+        count = len(rows)  # in timm's mode "half", count is half of the batch size
+        return x, LabelMixture.mixed(label[:count], label.flip(0)[:count], rows.diagonal()).smooth(self.smoothing)
 
 
 class TrainLoader:
@@ -276,17 +260,20 @@ class TrainLoader:
     ``mixup_off_epoch`` is the first epoch without mixup; 0 means that mixup never ends.
     """
 
-    def __init__(self, loader: Any, device: torch.device, mixup_off_epoch: int = 0) -> None:
+    def __init__(
+        self, loader: Any, device: torch.device, mixup_off_epoch: int = 0, *, channels_last: bool = False
+    ) -> None:
         self.loader, self.device, self.mixup_off_epoch = loader, device, mixup_off_epoch
+        self.memory_format = torch.channels_last if channels_last else torch.preserve_format
         try:
-            self.size = len(loader)
+            batches = len(loader)
         except TypeError as error:
             raise DataError("the training loader has no length: pass --train-num-samples") from error
-        if not self.size:
+        if not batches:
             raise DataError("the training data has less than one batch: lower --batch-size")
 
     def __len__(self) -> int:
-        return self.size
+        return len(self.loader)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch, counted from 0: shuffle the samples. From ``mixup_off_epoch`` on, switch mixup off."""
@@ -299,7 +286,8 @@ class TrainLoader:
     def __iter__(self) -> Iterator[tuple[Tensor, Any]]:
         for batch in self.loader:
             images, target = images_and_targets(batch)
-            yield images.to(device=self.device, dtype=torch.float32), target.to(device=self.device)
+            images = images.to(device=self.device, dtype=torch.float32, memory_format=self.memory_format)
+            yield images, target.to(device=self.device)
 
 
 def images_and_targets(batch: Any) -> tuple[Tensor, Any]:
@@ -314,25 +302,24 @@ def images_and_targets(batch: Any) -> tuple[Tensor, Any]:
     raise DataError(f"expected batches (images, targets) of tensors from the loader, got {found}")
 
 
-def create_train_loader(
-    config: TrainConfig, dataset: Any, preprocessing: dict[str, Any], compute: Compute, *, mixtures: bool = False
-) -> TrainLoader:
+def create_train_loader(config: TrainConfig, dataset: Any, compute: Compute, *, mixtures: bool = False) -> TrainLoader:
     """Return the loader of the training batches, with the transforms and the collate function of timm.
 
     With ``mixtures``, the targets of mixup and CutMix are :class:`LabelMixture` instead of distributions [B, n].
     """
-    batch = config.batch_size * compute.world_size
-    if is_indexed(dataset) and len(dataset) < batch:
-        raise DataError(f"{len(dataset)} training images are less than one batch of {batch}: lower --batch-size")
+    mixing: dict[str, Any] = {
+        "mixup_alpha": config.mixup,
+        "cutmix_alpha": config.cutmix,
+        "prob": config.mixup_prob,
+        "switch_prob": config.mixup_switch_prob,
+        "mode": config.mixup_mode,
+    }
     collate = None
-    if config.mixes:
-        options: dict[str, Any] = {"mixup_alpha": config.mixup, "cutmix_alpha": config.cutmix}
-        options |= {"prob": config.mixup_prob, "switch_prob": config.mixup_switch_prob, "mode": config.mixup_mode}
-        if mixtures:
-            collate = LabelMixupCollate(smoothing=config.smoothing, **options)
-        else:
-            options |= {"num_classes": config.num_classes, "multi_label": config.task == MULTILABEL}
-            collate = FastCollateMixup(label_smoothing=config.smoothing, **options)
+    if config.mixes and mixtures:
+        collate = LabelMixupCollate(smoothing=config.smoothing, **mixing)
+    elif config.mixes:
+        targets: dict[str, Any] = {"num_classes": config.num_classes, "multi_label": config.task == MULTILABEL}
+        collate = FastCollateMixup(label_smoothing=config.smoothing, **targets, **mixing)
     if config.aug_splits > 1:
         dataset = AugMixDataset(dataset, num_splits=config.aug_splits)
     same = config.no_aug or not config.train_interpolation
@@ -340,7 +327,9 @@ def create_train_loader(
     allow_zero_bits()
     try:
         loader = _create_loader(
+            config,
             dataset,
+            compute,
             batch_size=config.batch_size,
             is_training=True,
             **{name: getattr(config, name) for name in augmentation},
@@ -349,52 +338,67 @@ def create_train_loader(
             auto_augment=config.aa,
             num_aug_repeats=config.aug_repeats,
             num_aug_splits=config.aug_splits,
-            interpolation=preprocessing["interpolation"] if same else config.train_interpolation,
+            interpolation=config.interpolation if same else config.train_interpolation,
             collate_fn=collate,
-            **_common(config, preprocessing, compute),
         )
     except (AssertionError, KeyError, ValueError, NotImplementedError) as error:
         raise DataError(
             "timm cannot create the training transforms; see --aa, --color-jitter, --scale, --ratio "
             f"and --aug-repeats: {error or type(error).__name__}"
         ) from error
-    return TrainLoader(_without_signals(loader), compute.device, config.mixup_off_epoch)
+    return TrainLoader(loader, compute.device, config.mixup_off_epoch, channels_last=config.channels_last)
 
 
-def create_eval_loader(config: TrainConfig, dataset: Any, preprocessing: dict[str, Any], compute: Compute) -> Any:
+def posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
+    """timm's operation. timm's policies may keep 0 bits, and then the image is black, as with Pillow before 13."""
+    return auto_augment.posterize(image, bits, **options) if bits > 0 else Image.new(image.mode, image.size)
+
+
+def allow_zero_bits() -> None:
+    """Replace timm's posterize operations, for transforms that are created later. Worker processes need no call."""
+    names = [name for name in auto_augment.NAME_TO_OP if name.startswith("Posterize")]
+    auto_augment.NAME_TO_OP.update(dict.fromkeys(names, posterize))
+
+
+def create_eval_loader(config: TrainConfig, dataset: Any, compute: Compute) -> Any:
     loader = _create_loader(
+        config,
         dataset,
+        compute,
         batch_size=config.validation_batch_size or config.batch_size,
         is_training=False,
-        interpolation=preprocessing["interpolation"],
-        crop_pct=preprocessing["crop_pct"],
-        **_common(config, preprocessing, compute),
+        interpolation=config.interpolation,
+        crop_pct=config.crop_pct,
     )
     if config.multi_crop:
-        dataset.transform = Crops(preprocessing, config.multi_crop)
+        dataset.transform = Crops(config)
+    return loader
+
+
+def _create_loader(config: TrainConfig, dataset: Any, compute: Compute, **options: Any) -> Any:
+    """Create a loader of timm for a run whose preprocessing is known. Its processes leave signals to the main process.
+
+    PyTorch warns about more workers than CPUs. This warning is ignored, because only an explicit --workers gives it.
+    """
+    warnings.filterwarnings("ignore", "This DataLoader will create", UserWarning)
+    input_size: Any = tuple(config.input_size or ())
+    loader = create_loader(
+        dataset,
+        input_size=input_size,
+        mean=tuple(config.mean or ()),
+        std=tuple(config.std or ()),
+        num_workers=config.workers,
+        distributed=compute.distributed,
+        pin_memory=config.pin_mem and compute.device.type == "cuda",
+        device=compute.device,
+        persistent_workers=False,  # workers that survive an epoch would have state that a checkpoint does not save
+        **options,
+    )
     return _without_signals(loader)
 
 
-def _create_loader(dataset: Any, **options: Any) -> Any:
-    with quiet_about_workers():
-        return create_loader(dataset, **options)
-
-
-def _common(config: TrainConfig, preprocessing: dict[str, Any], compute: Compute) -> dict[str, Any]:
-    return {
-        "input_size": tuple(preprocessing["input_size"]),
-        "mean": tuple(preprocessing["mean"]),
-        "std": tuple(preprocessing["std"]),
-        "num_workers": config.workers,
-        "distributed": compute.distributed,
-        "pin_memory": config.pin_mem and compute.device.type == "cuda",
-        "device": compute.device,
-        "persistent_workers": False,  # workers that survive an epoch would have state that a checkpoint does not save
-    }
-
-
 def _without_signals(loader: Any) -> Any:
-    inner = getattr(loader, "loader", loader)
+    inner: Any = getattr(loader, "loader", loader)
     inner.worker_init_fn = partial(_ignore_signals, then=inner.worker_init_fn)
     atexit.unregister(_end_workers)
     atexit.register(_end_workers)
@@ -420,16 +424,13 @@ def _ignore_signals(worker: int, then: Callable[[int], object] | None) -> None:
 class Crops:
     """Transform of an image into 5 crops (corners and center), or 10 with mirror images. Each is uint8 [c, h, w]."""
 
-    def __init__(self, preprocessing: dict[str, Any], crops: int) -> None:
-        from timm.data.transforms import str_to_interp_mode
-        from torchvision.transforms import FiveCrop, Resize, TenCrop
-
-        height, width = preprocessing["input_size"][1:]
+    def __init__(self, config: TrainConfig) -> None:
+        _, height, width = config.input_size or [3, 0, 0]
         # The image must be larger than the crops, or all crops would be equal. 0.875 is timm's default crop_pct.
-        margin = min(preprocessing["crop_pct"], 0.875)
-        mode: Any = str_to_interp_mode(preprocessing["interpolation"])
+        margin = min(config.crop_pct or 1.0, 0.875)
+        mode: Any = str_to_interp_mode(config.interpolation)
         self.resize = Resize(round(max(height, width) / margin), mode)
-        self.crop = (FiveCrop if crops == 5 else TenCrop)((height, width))
+        self.crop = (FiveCrop if config.multi_crop == 5 else TenCrop)((height, width))
 
     def __call__(self, image: Image.Image) -> tuple[np.ndarray[Any, Any], ...]:
         crops = self.crop(self.resize(image))

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from topk_registry.data.selection import LEFT_OUT
 from topk_registry.errors import DataError
 from topk_registry.functional import topk_marginals
-from topk_registry.metrics import LabelSetMetrics, MarginalCalibration, StreamingMetric, TopKAccuracy
-from topk_registry.train.config import MULTILABEL, TrainConfig, quiet_about_workers
+from topk_registry.metrics import ExpectedCalibrationError, LabelSetMetrics, StreamingMetric, TopKAccuracy
+from topk_registry.metrics.streaming import ratio
+from topk_registry.train.config import MULTILABEL, TrainConfig
 from topk_registry.train.data import images_and_targets
 from topk_registry.train.model import Compute
 
@@ -28,30 +29,19 @@ TEMPERATURES = [2 ** (step / 3) for step in range(-24, 31)]  # from 1/256 to 102
 Keep = Callable[[Tensor, Tensor], object]
 
 
-class MeanNLL(StreamingMetric):
-    def __init__(self) -> None:
-        super().__init__(nll=torch.zeros((), dtype=torch.float64), seen=torch.zeros((), dtype=torch.float64))
+class Likelihood(StreamingMetric):
+    """Negative log-likelihood (NLL) of the labels, as it is (``nll``) and after temperature scaling (``nll_fitted``).
 
-    def update(self, log_p: Tensor, target: Tensor) -> None:
-        self.follow(log_p)
-        self.sums["nll"] += nn.functional.nll_loss(log_p, target, reduction="sum")
-        self.sums["seen"] += (target != -100).sum()  # nll_loss ignores the label -100, as the accuracies do
-
-    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        return {"nll": (totals["nll"] / totals["seen"]).item()}
-
-
-class FittedNLL(StreamingMetric):
-    """NLL after temperature scaling. The temperature for one half of the images is fitted on the other half.
+    ``left_out`` is the number of samples without a label, such as unreadable images, if there are any.
 
     A loss such as a hinge trains no softmax, so the scale of its logits is arbitrary, and so is the NLL at temperature
-    1. The halves are the images with even and with odd positions.
+    1. Therefore the temperature for one half of the images is fitted on the other half. The halves are the images with
+    even and with odd positions.
     """
 
     def __init__(self) -> None:
-        super().__init__(
-            fitted=torch.zeros(2, len(TEMPERATURES), dtype=torch.float64), halves=torch.zeros(2, dtype=torch.float64)
-        )
+        losses = torch.zeros(2, len(TEMPERATURES), dtype=torch.float64)
+        super().__init__(losses=losses, images=losses[:, 0], left_out=losses[0, 0])
         self.position = 0
 
     def update(self, scores: Tensor, target: Tensor) -> None:
@@ -59,58 +49,47 @@ class FittedNLL(StreamingMetric):
         half = torch.arange(self.position, self.position + len(target), device=scores.device) % 2
         self.position += len(target)
         columns = [nn.functional.cross_entropy(scores / t, target, reduction="none") for t in TEMPERATURES]
-        losses = torch.stack(columns, 1).clamp(max=-LEAST_LIKELIHOOD).to(self.sums["fitted"].dtype)
-        self.sums["fitted"].index_add_(0, half, losses)
-        self.sums["halves"].index_add_(0, half, (target != LEFT_OUT).to(losses.dtype))
+        losses = torch.stack(columns, 1).clamp(max=-LEAST_LIKELIHOOD).to(self.sums["losses"].dtype)
+        self.sums["losses"].index_add_(0, half, losses)
+        self.sums["images"].index_add_(0, half, (target != LEFT_OUT).to(losses.dtype))
+        self.sums["left_out"] += (target == LEFT_OUT).sum()
 
     def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        if not totals["halves"].all():
-            return {}
-        first, second = totals["fitted"].argmin(1).tolist()
-        total = totals["fitted"][0, second] + totals["fitted"][1, first]
-        return {"nll_fitted": (total / totals["halves"].sum()).item()}
+        losses, images = totals["losses"], totals["images"]
+        results = {"nll": ratio(losses[:, TEMPERATURES.index(1.0)].sum(), images.sum())}
+        if images.all():
+            first, second = losses.argmin(1).tolist()
+            results["nll_fitted"] = ratio(losses[0, second] + losses[1, first], images.sum())
+        return results | left_out(totals)
 
 
-class LeftOut(StreamingMetric):
-    """Number of samples without a label, such as unreadable images. Without such samples, there is no result."""
-
-    def __init__(self) -> None:
-        super().__init__(left_out=torch.zeros((), dtype=torch.float64))
-
-    def update(self, target: Tensor) -> None:
-        self.follow(target)
-        self.sums["left_out"] += is_left_out(target).sum()
-
-    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        return {"left_out": totals["left_out"].item()} if totals["left_out"] else {}
-
-
-def is_left_out(target: Tensor) -> Tensor:
-    """Return for labels [B] or k-hot targets [B, n] which samples have no label: bool [B]."""
-    return (target if target.ndim == 1 else target[:, 0]) == LEFT_OUT
+def left_out(totals: dict[str, Tensor]) -> dict[str, float]:
+    return {"left_out": totals["left_out"].item()} if totals["left_out"] else {}
 
 
 class SingleLabel:
-    """Metrics of images with one label: NLL, and top-k accuracies in percent, over images and over classes (macro)."""
+    """Metrics of images with one label: NLL, and top-k accuracies in percent, over images and over classes (macro).
+
+    The arguments are those of :func:`evaluate`.
+    """
 
     def __init__(
         self,
         num_classes: int,
-        k: Sequence[int],
+        k: Sequence[int] = (1, 5),
         *,
-        device: torch.device,
+        device: torch.device | str,
         class_counts: Sequence[int] | None = None,
         crops: int = 0,
         temperature: float = 1.0,
-        calibration: int = 0,
+        calibration: bool = False,
     ) -> None:
         self.k, self.crops, self.temperature = list(k), crops, temperature
-        groups = [[size] for size in self.k] if crops else [self.k]
         self.accuracy = [
-            TopKAccuracy(sizes, num_classes=num_classes, class_counts=class_counts, device=device) for sizes in groups
+            TopKAccuracy(sizes, num_classes=num_classes, class_counts=class_counts, device=device)
+            for sizes in ([[size] for size in k] if crops else [self.k])
         ]
-        self.nll, self.fitted, self.left_out, self.num_classes = MeanNLL(), FittedNLL(), LeftOut(), num_classes
-        self.calibration = MarginalCalibration(calibration, device=device) if calibration else None
+        self.likelihood, self.ece = Likelihood(), [ExpectedCalibrationError(device=device)] * calibration
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:
         """Update the metrics with a batch. Return the logits [B, n] of the B images with labels ``target`` [B].
@@ -119,54 +98,49 @@ class SingleLabel:
         not count. If ``crops`` is set, return instead the logarithms of the class probabilities, averaged over the
         crops of an image.
         """
-        likelihood, ranked = logits.softmax(-1), [logits]
-        if self.crops:
-            likelihood = self._mean(likelihood)
-            ranked = [self._mean(self._marginals(logits, k)) for k in self.k]
         b = len(target)
-        log_p = likelihood[:b].log().clamp(min=LEAST_LIKELIHOOD)
-        if b:
-            self.nll.update(log_p, target)
-            self.fitted.update(log_p if self.crops else logits[:b], target)
-            self.left_out.update(target)
-            for metric, scores in zip(self.accuracy, ranked, strict=True):
-                metric.update(scores[:b], target)
-            if self.calibration is not None:
-                self.calibration.update(topk_marginals(log_p, min(self.calibration.k, self.num_classes - 1)), target)
-        return log_p if self.crops else logits[:b]
+        scores, ranked = logits, [logits]
+        if self.crops:
+            scores = self._mean(logits.softmax(-1)).log().clamp(min=LEAST_LIKELIHOOD)
+            n = logits.shape[1]
+            sizes = [k if k < n else 1 for k in self.k]  # for k >= n, the top-k accuracy is 100 % for any ranking
+            ranked = [self._mean(topk_marginals(logits, k, temperature=self.temperature)) for k in sizes]
+        self.likelihood.update(scores[:b], target)
+        for metric, each in zip(self.accuracy, ranked, strict=True):
+            metric.update(each[:b], target)
+        for metric in self.ece:
+            metric.update(scores[:b], target)
+        return scores[:b]
 
     def compute(self) -> dict[str, float]:
-        results = self.nll.compute() | self.fitted.compute()
-        for metric in self.accuracy:  # the accuracy of a group of classes is NaN if the group has no images
+        results = self.likelihood.compute()
+        for metric in [*self.accuracy, *self.ece]:  # the accuracy of a group of classes without images is NaN
             results |= {name: 100 * value for name, value in metric.compute().items() if not math.isnan(value)}
-        results |= self.calibration.compute() if self.calibration is not None else {}
-        return results | self.left_out.compute()
-
-    def _marginals(self, logits: Tensor, k: int) -> Tensor:
-        k = k if k < logits.shape[1] else 1  # for k >= n, the top-k accuracy is 100 % for any ranking
-        return topk_marginals(logits, k, temperature=self.temperature)
+        return results
 
     def _mean(self, values: Tensor) -> Tensor:
         return values.unflatten(0, (self.crops, -1)).mean(0)
 
 
-class MultiLabel:
+class MultiLabel(LabelSetMetrics):
     """Metrics of images with several labels: binary cross-entropy, and mAP, F1 and top-k recall in percent."""
 
     def __init__(self, num_classes: int, k: Sequence[int], *, device: torch.device) -> None:
-        self.metric, self.left_out = LabelSetMetrics(num_classes, k=list(k), device=device), LeftOut()
+        super().__init__(num_classes, k=list(k), device=device)
+        self.sums["left_out"] = torch.zeros_like(self.sums["seen"])
 
-    def update(self, logits: Tensor, target: Tensor) -> Tensor:
-        logits = logits[: len(target)]
-        if len(target):
-            labeled = ~is_left_out(target)
-            self.metric.update(logits[labeled], target[labeled])
-            self.left_out.update(target)
+    def update(self, logits: Tensor, target: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        logits, labeled = logits[: len(target)], target[:, 0] != LEFT_OUT
+        super().update(logits[labeled], target[labeled])
+        self.sums["left_out"] += (~labeled).sum()
         return logits
 
+    def ratios(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        return super().ratios(totals) | left_out(totals)
+
     def compute(self) -> dict[str, float]:
-        results = {name: value if name == "bce" else 100 * value for name, value in self.metric.compute().items()}
-        return results | self.left_out.compute()
+        results = super().compute()
+        return {name: value if name in ("bce", "left_out") else 100 * value for name, value in results.items()}
 
 
 @torch.inference_mode()
@@ -183,7 +157,7 @@ def evaluate(
     class_counts: Sequence[int] | None = None,
     crops: int = 0,
     temperature: float = 1.0,
-    calibration: int = 0,
+    calibration: bool = False,
     multilabel: bool = False,
     channels_last: bool = False,
     keep: Keep | None = None,
@@ -209,7 +183,7 @@ def evaluate(
             in the same order, and so on. 0: a batch has one view of each image.
         temperature: temperature of :func:`topk_registry.topk_marginals`. With ``crops``, classes are ranked by the mean
             of their marginals over the crops.
-        calibration: if not 0, also measure the calibration error of ``topk_marginals`` with k = ``calibration``.
+        calibration: whether to measure the expected calibration error (``ece``), in percent.
         multilabel: whether images have several labels.
         channels_last: whether images are converted to the channels-last memory layout.
         keep: function that is called with logits [B, n] and the targets of each batch. The logits are log-probabilities
@@ -230,19 +204,16 @@ def evaluate(
     if multilabel:
         metrics: Any = MultiLabel(num_classes, k, device=device)
     else:
-        options: dict[str, Any] = {"class_counts": class_counts, "crops": crops}
-        options |= {"temperature": temperature, "calibration": calibration}
-        metrics = SingleLabel(num_classes, k, device=device, **options)
+        about: dict[str, Any] = {"class_counts": class_counts, "temperature": temperature, "calibration": calibration}
+        metrics = SingleLabel(num_classes, k, device=device, crops=crops, **about)
+    memory_format = torch.channels_last if channels_last else torch.preserve_format
     model.eval()
     limit = evaluation_sample_limit(loader)
     for batch, (images, target) in enumerate(readable(loader)):
         if progress(batch):
             return None
-        images = images.to(device=device, dtype=dtype)
-        if channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
         with autocast():
-            output = model(images)
+            output = model(images.to(device=device, dtype=dtype or images.dtype, memory_format=memory_format))
         logits = (output[0] if isinstance(output, (tuple, list)) else output).float()
         if predictive_logits is not None and not multilabel:
             logits = predictive_logits(logits)
@@ -279,15 +250,9 @@ def evaluation_options(config: TrainConfig, compute: Compute, criterion: object,
 
 def readable(loader: Any) -> Iterator[tuple[Tensor, Any]]:
     """Yield the images and targets of a loader. Raise a DataError if a batch cannot be read."""
-    batches, started = iter(loader), False
-    while True:
-        try:
-            with nullcontext() if started else quiet_about_workers():
-                batch = next(batches)
-            started = True
-        except StopIteration:
-            return
-        except (OSError, RuntimeError, SyntaxError, ValueError) as error:
-            last = "".join(f"{error}".splitlines()[-1:])  # a message from a worker process begins with a traceback
-            raise DataError(f"cannot read the data: {last}") from error
-        yield images_and_targets(batch)
+    try:
+        for batch in loader:
+            yield images_and_targets(batch)
+    except (OSError, RuntimeError, SyntaxError, ValueError) as error:
+        last = "".join(f"{error}".splitlines()[-1:])  # a message from a worker process begins with a traceback
+        raise DataError(f"cannot read the data: {last}") from error

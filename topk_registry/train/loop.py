@@ -4,6 +4,7 @@ The loss stays on the device and is copied to the CPU only for logging.
 """
 
 import math
+from contextlib import nullcontext
 
 import torch
 from timm import utils
@@ -25,7 +26,7 @@ def run_epochs(run: Run, saver: Saver | None) -> None:
     progress = run.progress
     while progress.epoch < run.num_epochs:
         epoch = progress.epoch
-        set_epoch(run.criterion, epoch)
+        set_epoch(run.task.criterion, epoch)
         run.report.begin_epoch()
         if progress.unevaluated is None:  # else a signal stopped the evaluation of this epoch
             progress.unevaluated = train_epoch(run, epoch)
@@ -35,7 +36,7 @@ def run_epochs(run: Run, saver: Saver | None) -> None:
         row = measure(run, progress.unevaluated)
         if row is None:
             if saver is not None:
-                saver.save_last(epoch)
+                saver.save(epoch, None, evaluated=False)
             raise _interrupted(run)
         value = row.get(run.metric)
         progress.close(row, value, run.decreasing)
@@ -63,29 +64,22 @@ def train_epoch(run: Run, epoch: int) -> float | None:
     config, task, device = run.config, run.task, run.compute.device
     run.loader.set_epoch(epoch)
     run.model.train()
-    batches, accum = len(run.loader), config.grad_accum_steps
-    last_accum = batches % accum
+    batches, steps = len(run.loader), config.grad_accum_steps
     updates = epoch * run.updates_per_epoch
     # The sum is in double precision, except on MPS, which has no double precision.
     total = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
     samples = 0
     run.optimizer.zero_grad()
     for batch, (images, target) in enumerate(readable(run.loader)):
-        last = batch == batches - 1
-        update = batch // config.grad_accum_steps
-        needs_update = last or (batch + 1) % config.grad_accum_steps == 0
-        if batch >= batches - last_accum:
-            accum = last_accum
-        if config.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        with torch.enable_grad() if needs_update or not run.compute.distributed else task.no_sync():
+        update = batch // steps
+        accumulated = min(steps, batches - update * steps)  # batches of this update
+        needs_update = batch + 1 == update * steps + accumulated
+        with nullcontext() if needs_update else task.no_sync():
             with run.compute.autocast():
-                loss = task(images, target)["loss"]
-            if accum > 1:
-                loss = loss / accum
+                loss = task(images, target)["loss"] / accumulated
             _backward(run, loss, needs_update)
         value = loss.detach()
-        total += value.to(total.dtype) * accum * len(images)
+        total += value.to(total.dtype) * accumulated * len(images)
         samples += len(images)
         if run.on_step is not None:
             run.on_step(run, value)
@@ -95,8 +89,8 @@ def train_epoch(run: Run, epoch: int) -> float | None:
         run.optimizer.zero_grad()
         task.update_ema(step=updates)
         waited = not run.compute.distributed and run.report.silent()  # with several processes, all must call _show
-        if update % config.log_interval == 0 or last or waited:
-            _show(run, value * accum, total / samples, update, samples)
+        if update % config.log_interval == 0 or batch == batches - 1 or waited:
+            _show(run, value * accumulated, total / samples, update, samples)
         if run.scheduler is not None:
             run.scheduler.step_update(num_updates=updates)
         if run.should_stop():
@@ -148,13 +142,13 @@ def measure(run: Run, loss: float) -> Row | None:
             utils.distribute_bn(run.task.get_trainable_module(ema=ema), world, config.dist_bn == "reduce")
     if run.eval_loader is None or (number % config.val_interval and number != run.num_epochs):
         return row
-    options = evaluation_options(config, run.compute, run.criterion, run.data.counts)
+    options = evaluation_options(config, run.compute, run.task.criterion, run.data.counts)
     batches = len(run.eval_loader)
     for prefix, ema in weights.items():
 
         def progress(batch: int, name: str = "Test (EMA)" if ema else "Test") -> bool:
             run.report.testing(name, batch, batches, config.log_interval)
-            return run.control is None and bool(run.stop)  # with several processes, a signal does not stop this
+            return not run.compute.distributed and bool(run.stop)  # with several processes, a signal does not stop this
 
         metrics = evaluate(run.task.get_eval_model(ema=ema), run.eval_loader, progress=progress, **options)
         if metrics is None:

@@ -104,10 +104,6 @@ class LossSpec:
     def needs_class_counts(self) -> bool:
         return accepts(self.factory, "class_counts") and "class_counts" not in self.options
 
-    @property
-    def takes_smoothing(self) -> bool:
-        return any(accepts(self.factory, name) for name in SMOOTHING)
-
     def describe(self) -> str:
         """Return one line of text with the name, the options that are set, and the defaults of other options."""
         owner = f"({self.distribution} {self.version})" if self.distribution else ""
@@ -130,7 +126,7 @@ class LossSpec:
 
     def why_smoothing(self, config: TrainConfig) -> str:
         """Return the reason for the label smoothing of a run, as an addition to a line of text."""
-        if config.smoothing and not (config.mixes or self.takes_smoothing):
+        if config.smoothing and not (config.mixes or any(accepts(self.factory, name) for name in SMOOTHING)):
             return f", without effect: loss {self.name!r} has no label smoothing"
         other = self.name not in CROSS_ENTROPY and not (config.smoothing or config.asks("smoothing"))
         return ": timm's default of 0.1 applies to cross-entropy only" if other else ""
@@ -145,13 +141,13 @@ class LossSpec:
     def build(self, facts: Facts) -> nn.Module:
         """Build the loss from options and values of the run. Raise a TrainError if the loss cannot be built."""
         about = f"loss {self.name!r} with {self.options or 'its default options'}"
+        arguments = {**self._arguments(facts), **self.options}
         try:
-            check_options(f"loss {self.name!r}", self.factory, {**self._arguments(facts), **self.options})
-        except TypeError as error:
-            raise TrainError(f"{about}: {error}") from error
-        self._check_together(facts)
-        try:
-            loss = self.factory(**self._arguments(facts), **self.options)
+            check_options(f"loss {self.name!r}", self.factory, arguments)
+            self._check_together(facts)
+            loss = self.factory(**arguments)
+        except TrainError:
+            raise
         except Exception as error:
             raise TrainError(f"{about}: {reason_of(error)}") from error
         if not callable(loss) or isinstance(loss, type):
@@ -169,42 +165,36 @@ class LossSpec:
                 raise TrainError(f"{flags} both smooth labels: leave one out (--smoothing 0)")
             if name in WEIGHT and facts.class_weight is not None:
                 raise TrainError(f"--class-weight and --loss-opt {name} both weigh classes: leave one out")
-        if self._compares_splits:
+        if self.distribution == "timm" and accepts(self.factory, "jsd_splits"):
             if facts.splits < 2:
                 raise TrainError(f"loss {self.name!r} compares augmented copies of each image: pass --aug-splits 3")
             if (given := self.options.get("jsd_splits", facts.splits)) != facts.splits:
                 flags = f"--loss-opt jsd_splits={given} contradicts --aug-splits {facts.splits}"
                 raise TrainError(f"{flags}: leave jsd_splits out")
 
-    @property
-    def _compares_splits(self) -> bool:
-        return self.distribution == "timm" and accepts(self.factory, "jsd_splits")
-
     def _arguments(self, facts: Facts) -> dict[str, Any]:
         known = {name: getattr(facts, name) for name in ("num_classes", "smoothing", "soft_targets", "total_epochs")}
         if facts.class_counts is not None:
             known["class_counts"] = list(facts.class_counts)
-        arguments = accepted_context(self.factory, known)
-        if accepts(self.factory, "label_smoothing") and not accepts(self.factory, "smoothing"):
-            arguments["label_smoothing"] = facts.smoothing
-        if facts.num_samples is not None and self.distribution == "timm" and accepts(self.factory, "num_samples"):
-            arguments["num_samples"] = facts.num_samples
-        if self._compares_splits:
-            arguments["jsd_splits"] = facts.splits
+        if not accepts(self.factory, "smoothing"):
+            known["label_smoothing"] = facts.smoothing
+        if self.distribution == "timm":
+            known |= {"jsd_splits": facts.splits, **({"num_samples": facts.num_samples} if facts.num_samples else {})}
         if facts.class_weight is not None:
             name = next((name for name in WEIGHT if accepts(self.factory, name)), None)
             if name is None:
                 raise TrainError(f"loss {self.name!r} takes no class weights, so --class-weight has no effect")
-            arguments[name] = torch.tensor(facts.class_weight)
-        return {name: value for name, value in arguments.items() if name not in self.options}
+            known[name] = torch.tensor(facts.class_weight)
+        given = accepted_context(self.factory, known)
+        return {name: value for name, value in given.items() if name not in self.options}
 
 
 def build_loss(spec: LossSpec, facts: Facts) -> nn.Module:
-    """Return the loss of a run. timm's ``ce`` takes no class weights, so with class weights ``ce`` is PyTorch's."""
+    """Return the loss of a run. timm's ``ce`` takes no class weights, so with class weights ``ce`` is another class."""
     if facts.class_weight is not None and spec.name == "ce" and not facts.multilabel:
         if spec.options:
             raise TrainError(f"loss 'ce' takes no options together with --class-weight, got {', '.join(spec.options)}")
-        return nn.CrossEntropyLoss(torch.tensor(facts.class_weight), label_smoothing=facts.smoothing)
+        return WeightedCrossEntropy(weight=facts.class_weight, label_smoothing=facts.smoothing)
     return spec.build(facts)
 
 
@@ -217,13 +207,16 @@ class WeightedCrossEntropy(SoftmaxLoss):
 
 def over_ranks(criterion: nn.Module) -> nn.Module:
     """Return the loss. If it depends on the whole batch or has class weights, it uses the batches of all processes."""
-    if number_of_ranks() > 1 and isinstance(criterion, nn.CrossEntropyLoss) and criterion.weight is not None:
-        names = ("weight", "reduction", "label_smoothing", "ignore_index")
-        criterion = WeightedCrossEntropy(**{name: getattr(criterion, name) for name in names})
-    if number_of_ranks() > 1 and isinstance(criterion, BatchLoss):
+    if number_of_ranks() == 1:
+        return criterion
+    if isinstance(criterion, BatchLoss):
         return criterion.over_ranks()
-    if number_of_ranks() > 1 and isinstance(criterion, ClassificationLoss) and criterion.class_weight is not None:
-        return mean_over_ranks(criterion) if criterion.reduction == "mean" else criterion
+    if (
+        isinstance(criterion, ClassificationLoss)
+        and criterion.class_weight is not None
+        and criterion.reduction == "mean"
+    ):
+        return mean_over_ranks(criterion)
     return criterion
 
 
@@ -278,8 +271,8 @@ def takes_mixtures(criterion: nn.Module, facts: Facts) -> bool:
         return False
     label = torch.arange(2) % facts.num_classes
     target = LabelMixture.mixed(label, label.flip(0), 0.5).smooth(0.1)
-    with torch.random.fork_rng(devices=[]):  # a third-party loss may override forward and reject a LabelMixture
-        return _error_on(criterion, torch.randn(2, facts.num_classes), target) is None
+    # a third-party loss may override forward and reject a LabelMixture
+    return _error_on(criterion, torch.eye(2, facts.num_classes), target) is None
 
 
 def class_weights(how: str, counts: Sequence[float] | None, num_classes: int) -> list[float]:

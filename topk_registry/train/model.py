@@ -5,7 +5,6 @@ import re
 from argparse import Namespace
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 from zipfile import is_zipfile
@@ -18,11 +17,13 @@ from timm.layers import convert_sync_batchnorm
 from timm.models import create_model, is_model, list_models, load_checkpoint, load_state_dict
 from timm.optim import create_optimizer_v2, optimizer_kwargs
 from timm.scheduler import create_scheduler_v2, scheduler_kwargs
+from torch import distributed as dist
 from torch import nn
 
 from topk_registry.errors import TrainError
 from topk_registry.nn import convnet  # noqa: F401  registers the built-in networks
 from topk_registry.nn.classifier import normalize_classifier
+from topk_registry.registry.source import closest
 from topk_registry.train.config import TrainConfig
 
 LR_BASE_SIZE = 256  # batch size for which --lr-base is the learning rate
@@ -40,6 +41,7 @@ class Compute:
         amp: dtype of autocast, or None without mixed precision.
         scaler: object that scales the loss for float16, or None.
         rank, world_size: index of this process, and number of processes.
+        control: process group on the CPU, in which all processes agree whether to stop. None for one process.
     """
 
     device: torch.device
@@ -47,6 +49,7 @@ class Compute:
     scaler: utils.NativeScaler | None = None
     rank: int = 0
     world_size: int = 1
+    control: Any = None
 
     @classmethod
     def set_up(cls, config: TrainConfig) -> "Compute":
@@ -59,7 +62,8 @@ class Compute:
         usual = "bfloat16" if device.type == "cpu" else "float16"
         amp = getattr(torch, config.amp_dtype or usual) if config.amp else None
         scaler = utils.NativeScaler(device=device.type) if amp == torch.float16 and device.type == "cuda" else None
-        return cls(device, amp, scaler, int(place["global_rank"]), int(place["world_size"]))
+        rank, world = int(place["global_rank"]), int(place["world_size"])
+        return cls(device, amp, scaler, rank, world, dist.new_group(backend="gloo") if world > 1 else None)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext() if self.amp is None else torch.autocast(self.device.type, self.amp)
@@ -72,14 +76,6 @@ class Compute:
     def primary(self) -> bool:
         """Whether this process prints and writes."""
         return self.rank == 0
-
-    @property
-    def warning(self) -> str:
-        """Warning about a precision that is slow on this device, or ""."""
-        if self.amp is None or self.device.type != "cpu":
-            return ""
-        name = str(self.amp).removeprefix("torch.")
-        return f"warning: --amp is slower than float32 on a CPU without instructions for {name}"
 
 
 def device_of(name: str) -> str:
@@ -100,30 +96,20 @@ def check_model(name: str) -> None:
     """Raise a TrainError if timm has no model of this name. The message suggests similar names."""
     if ":" in name or is_model(name.split("/", 1)[-1].split(".")[0]):
         return
-    known = list_models()
-    close = [other for other in known if other.startswith(name)][:5] or get_close_matches(name, known, n=5)
-    raise TrainError(f"timm has no model {name!r}" + (f"; did you mean {', '.join(close)}?" if close else ""))
-
-
-def channels_of(config: TrainConfig) -> int:
-    return config.in_chans or (config.input_size[0] if config.input_size else 3)
+    raise TrainError(f"timm has no model {name!r}{closest(name, list_models())}")
 
 
 def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
     """Build the model, or raise a TrainError. If ``num_classes`` is None, the number of outputs is timm's default."""
     check_model(config.model)
-    files = {"--initial-checkpoint": config.initial_checkpoint, "--pretrained-path": config.pretrained_path}
-    for flag, path in files.items():
-        if path and not os.path.isfile(path):
-            raise TrainError(f"{flag} {path}: there is no such file")
-        if path:
-            read_checkpoint(path)
+    for path in filter(None, (config.initial_checkpoint, config.pretrained_path)):
+        read_checkpoint(path)
     overlay = {"file": config.pretrained_path, "num_classes": -1} if config.pretrained_path else None
     try:
         model = create_model(
             config.model,
             pretrained=config.pretrained or bool(config.pretrained_path),
-            in_chans=channels_of(config),
+            in_chans=config.channels,
             num_classes=num_classes,
             drop_rate=config.drop,
             drop_path_rate=config.drop_path,
@@ -226,6 +212,8 @@ def create_schedule(config: TrainConfig, optimizer: torch.optim.Optimizer, updat
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Return the content of a checkpoint, or raise a TrainError. A file that has only weights gives {}."""
+    if not os.path.isfile(path):
+        raise TrainError(f"{path}: there is no such file")
     if Path(path).suffix in WEIGHTS_ONLY:
         return {}
     try:

@@ -13,48 +13,40 @@ TIMM_EPOCHS = 300
 SPEEDUPS = {"smooth_topk_svm": 50, "topk_nll": 40, "noised_topk": 9, "noised_topk_imbalanced": 8}
 
 
-def plan(run: Run) -> str:
-    """Return the plan of a run as text."""
+def plan(run: Run, reason: str, kernels: str) -> str:
+    """Return the plan of a run as text.
+
+    Args:
+        run: the run.
+        reason: why the metric selects checkpoints.
+        kernels: why the loss has no compiled kernels; empty if it has compiled kernels.
+    """
     config, compute, opened = run.config, run.compute, run.data
     parameters = sum(parameter.numel() for parameter in run.model.parameters()) / 1e6
     precision = str(compute.amp or torch.float32).removeprefix("torch.")
     processes = f", {compute.world_size} processes" if compute.distributed else ""
     batch = config.batch_size * compute.world_size * config.grad_accum_steps
+    mean, std = (", ".join(f"{value:.3g}" for value in values or ()) for values in (config.mean, config.std))
+    weights = run.task.loss_record["class_weight"]
+    weighted = f", class weights from {min(weights):.4g} to {max(weights):.4g}" if weights else ""
+    if kernels.startswith("numba is not installed") and (speedup := SPEEDUPS.get(run.spec.name)):
+        kernels = f"PyTorch; `pip install numba` makes the loss about {speedup} times faster"
     lines = [
-        f"loss      {run.spec.describe()}{_weights(run)}",
-        *([f"kernels   {_kernels(run)}"] if run.kernels else []),
+        f"loss      {run.spec.describe()}{weighted}",
+        *([f"kernels   {kernels}"] if kernels else []),
         f"data      {config.data_name}: {_size(opened.train)} to train, {_size(opened.validation)} to evaluate, "
         f"{config.num_classes} classes",
-        f"images    {_images(run)}",
+        f"images    {config.prepared}, mean {mean}, std {std}",
         f"augment   {_augmentation(config)}",
         f"smoothing {config.smoothing:g}{run.spec.why_smoothing(config)}",
         f"model     {config.model}, {parameters:.2f} M parameters, {precision} on {compute.device}{processes}",
         f"optimizer {config.opt}, lr {config.lr:g} {config.sched}, warm-up {config.warmup_epochs}, batch {batch}, "
         f"{run.num_epochs} epochs of {run.updates_per_epoch} updates",
-        f"best      by {label(run.metric)}: {run.reason}",
+        f"best      by {label(run.metric)}: {reason}",
         f"run       seed {config.seed}, {config.workers} workers, writes {'nothing' if config.dry_run else run.folder}",
         *(f"          {note}" for note in _notes(run) if note),
     ]
     return "\n".join(lines)
-
-
-def _kernels(run: Run) -> str:
-    """Return the reason why the loss has no compiled kernels, or what numba would gain if numba is not installed."""
-    if run.kernels.startswith("numba is not installed") and (speedup := SPEEDUPS.get(run.spec.name)):
-        return f"PyTorch; `pip install numba` makes the loss about {speedup} times faster"
-    return run.kernels
-
-
-def _weights(run: Run) -> str:
-    weights = run.task.loss_record.get("class_weight")
-    return f", class weights from {min(weights):.4g} to {max(weights):.4g}" if weights else ""
-
-
-def _images(run: Run) -> str:
-    prepared = run.preprocessing
-    size = "x".join(map(str, prepared["input_size"][1:]))
-    mean, std = (", ".join(f"{value:.3g}" for value in prepared[name]) for name in ("mean", "std"))
-    return f"{size}, crop {prepared['crop_pct']:g}, {prepared['interpolation']}, mean {mean}, std {std}"
 
 
 def _augmentation(config: TrainConfig) -> str:
@@ -76,7 +68,10 @@ def _augmentation(config: TrainConfig) -> str:
 
 def _notes(run: Run) -> list[str]:
     config = run.config
-    notes = [run.compute.warning, run.spec.note_on_k(config.num_classes or 0)]
+    notes = [run.spec.note_on_k(config.num_classes or 0)]
+    if run.compute.amp and run.compute.device.type == "cpu":
+        precision = str(run.compute.amp).removeprefix("torch.")
+        notes.append(f"warning: --amp is slower than float32 on a CPU without instructions for {precision}")
     starts_trained = config.pretrained or config.pretrained_path or config.initial_checkpoint
     if starts_trained and config.opt == "sgd" and config.epochs == TIMM_EPOCHS:
         notes.append(

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from typing import Any
 
-from topk_registry.errors import TrainError
 from topk_registry.train.run import Row, Run, write_text
 
 LOSSES = ("train_loss", "nll", "nll_fitted", "bce")
@@ -21,10 +20,9 @@ LABELS = {
     "bce": "BCE",
     "nll": "NLL",
     "nll_fitted": "NLL at a fitted temperature",
-    "calibration_error": "calibration error (0 to 2)",
+    "ece": "top-1 calibration error (ECE)",
 }
-PERCENT = re.compile(r"top\d|_f1$|map$|exact_match")  # names of metrics in percent
-PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb"}
+PERCENT = re.compile(r"top\d|_f1$|map$|exact_match|ece$")  # names of metrics in percent
 
 
 class Report:
@@ -34,7 +32,7 @@ class Report:
         self.primary, self.quiet = primary, quiet
         self.began = self._shown = self._epoch_began = time.perf_counter()
         self._loggers: list[Callable[[Row, int], object]] = []
-        self._closing = ExitStack()
+        self.closing = ExitStack()  # closes the loggers
         self._open_line = False
 
     def say(self, text: str) -> None:
@@ -105,12 +103,9 @@ class Report:
             write_text(run.folder / "curves.svg", draw(title, history))
         last, best = history[-1], run.progress.best_row
         names = [name for name in last if name not in ("epoch", "lr")]
-        width = max(map(len, map(label, names)))
-        lines = [f"{'':{width}}  {'last':>10}  {'best':>10}"]
-        lines.append(f"{'epoch':{width}}  {last['epoch']:>10g}  {best['epoch']:>10g}")
-        for name in names:
-            values = (number(name, row.get(name, math.nan)) for row in (last, best))
-            lines.append("  ".join([f"{label(name):{width}}", *(f"{value:>10}" for value in values)]))
+        rows = [("", "last", "best"), ("epoch", f"{last['epoch']:g}", f"{best['epoch']:g}")]
+        rows += [(label(name), *(number(name, row.get(name, math.nan)) for row in (last, best))) for name in names]
+        lines = [aligned(rows, 10, 10)]
         lines.append(f"best by {label(run.metric)}; {time.perf_counter() - self.began:.0f} s in all")
         lines.append(f"{run.folder}: {', '.join(sorted(path.name for path in run.folder.iterdir()))}")
         self.say("\n".join(lines))
@@ -123,38 +118,27 @@ class Report:
             done = run.progress.epoch * run.updates_per_epoch
             writer = SummaryWriter(str(run.folder), purge_step=done + 1 if done else None)
             self._loggers.append(lambda row, step: [writer.add_scalar(name, row[name], step) for name in row])
-            self._closing.callback(writer.close)
+            self.closing.callback(writer.close)
         if "wandb" in run.config.log:
             import wandb  # pyright: ignore[reportMissingImports]
 
             # the folder name is the id of the log, so that a resumed run continues its log
             log = wandb.init(name=run.folder.name, id=run.folder.name, resume="allow", config=dict(settings))
             self._loggers.append(lambda row, step: log.log(dict(row), step=step))
-            self._closing.callback(log.finish)
+            self.closing.callback(log.finish)
 
     def _log(self, row: Row, step: int) -> None:
         for logger in self._loggers:
             logger(row, step)
 
-    def close(self) -> None:
-        self._closing.close()
-
-
-def check_loggers(names: Sequence[str]) -> None:
-    """Raise a TrainError if the Python package of a logger is not installed."""
-    for name in names:
-        if find_spec(PACKAGES[name]) is None:
-            raise TrainError(f"--log {name} needs a package: pip install {PACKAGES[name]}")
-
 
 def against_cross_entropy(loss: str, own: Row, other: Row, metric: str, images: int) -> str:
     """Return a table with the metrics of a loss and of cross-entropy, each of its best epoch."""
     names = [name for name in dict.fromkeys(("eval_top1", metric, "eval_nll_fitted")) if name in own and name in other]
-    width = max(map(len, map(label, names)))
-    lines = [f"{'':{width}}  {loss:>16}  {'cross-entropy':>16}  {'difference':>10}"]
-    for name in names:
-        values = f"{number(name, own[name]):>16}  {number(name, other[name]):>16}"
-        lines.append(f"{label(name):{width}}  {values}  {own[name] - other[name]:>+10.2f}")
+    rows = [("", loss, "cross-entropy", "difference")]
+    rows += [(label(name), number(name, own[name]), number(name, other[name]), f"{own[name] - other[name]:+.2f}")
+             for name in names]  # fmt: skip
+    lines = [aligned(rows, 16, 16, 10)]
     if PERCENT.search(metric):
         p, q = own[metric] / 100, other[metric] / 100
         chance = 196 * math.sqrt((p * (1 - p) + q * (1 - q)) / images)
@@ -162,6 +146,13 @@ def against_cross_entropy(loss: str, own: Row, other: Row, metric: str, images: 
             f"one seed, {images} images: differences in {label(metric)} below {chance:.1f} points can be chance"
         )
     return "\n".join(lines)
+
+
+def aligned(rows: Sequence[Sequence[str]], *widths: int) -> str:
+    """Return rows as text. The first column is as wide as its cells, the other columns have at least these widths."""
+    first = max(len(row[0]) for row in rows)
+    lines = ([f"{row[0]:{first}}", *(cell.rjust(w) for cell, w in zip(row[1:], widths, strict=True))] for row in rows)
+    return "\n".join(map("  ".join, lines))
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -125,10 +125,7 @@ class Run:
         eval_loader: evaluation batches, or None.
         task: timm's object that combines model and loss.
         updates_per_epoch: number of updates of the weights in an epoch.
-        reason: why the metric selects checkpoints.
-        kernels: why the loss has no compiled kernels; empty if it has compiled kernels.
         resumed: the checkpoint from which the run continues, or None.
-        control: process group on the CPU, in which all processes agree whether to stop. None for one process.
         own_parts: whether the user passed a model or loaders to :class:`Trainer`.
         folder: folder of the run. Training creates the folder.
     """
@@ -144,13 +141,9 @@ class Run:
     scheduler: Any
     num_epochs: int
     updates_per_epoch: int
-    preprocessing: dict[str, Any]
     report: "Report"
     folder: Path
-    reason: str = ""
-    kernels: str = ""
     resumed: Path | None = None
-    control: Any = None
     own_parts: bool = False
     on_step: Callable[["Run", Tensor], object] | None = None
     on_epoch: Callable[["Run", Row], object] | None = None
@@ -161,11 +154,6 @@ class Run:
     def model(self) -> nn.Module:
         """The model in training. With several processes, this is the wrapper that averages the gradients."""
         return self.task.get_trainable_module()
-
-    @property
-    def criterion(self) -> nn.Module:
-        """The loss."""
-        return self.task.criterion
 
     @property
     def lr(self) -> float:
@@ -187,10 +175,10 @@ class Run:
 
     def should_stop(self) -> bool:
         """Return whether any process received a signal to stop. Every process must call this method."""
-        if self.control is None:
+        if not self.compute.distributed:
             return bool(self.stop)
         flag = torch.tensor([bool(self.stop)], dtype=torch.int32)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.control)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self.compute.control)
         return bool(flag.item())
 
 

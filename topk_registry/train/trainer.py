@@ -3,17 +3,19 @@
 import warnings
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property, partial
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from timm import utils
 from timm.models import safe_model_name
-from torch import distributed as dist
 from torch import nn
 
 from topk_registry.data.folders import listed
@@ -22,7 +24,7 @@ from topk_registry.nn.classifier import num_classes_of
 from topk_registry.ops.backend import BackendWarning
 from topk_registry.train import checkpoint, data, model
 from topk_registry.train.checkpoint import LAST, OUTPUT, Saver
-from topk_registry.train.config import MULTILABEL, WEIGHT_METHODS, TrainConfig, flag_of
+from topk_registry.train.config import MULTILABEL, OWN_BATCHES, WEIGHT_METHODS, TrainConfig, flag_of
 from topk_registry.train.data import Data, TrainLoader
 from topk_registry.train.evaluation import readable
 from topk_registry.train.loop import run_epochs
@@ -38,7 +40,7 @@ from topk_registry.train.loss import (
 )
 from topk_registry.train.model import Compute
 from topk_registry.train.plan import plan
-from topk_registry.train.report import Report, check_loggers
+from topk_registry.train.report import Report
 from topk_registry.train.run import Progress, Row, Run, write_text
 
 # settings without effect on the batches of the user's own loader, with their defaults
@@ -96,29 +98,24 @@ class Trainer:
         self.config = TrainConfig() if config is None else config
         if eval_loader is not None and train_loader is None:
             raise TrainError("an eval_loader needs a train_loader")
-        own: dict[str, Any] = {"train_loader": train_loader, "eval_loader": eval_loader}
-        for name, loader in own.items():
+        for name, loader in {"train_loader": train_loader, "eval_loader": eval_loader}.items():
             with suppress(TypeError):  # a generator has no length
-                if loader is None or len(loader):
+                if loader is None or len(loader):  # pyright: ignore[reportArgumentType]
                     continue
             raise TrainError(f"{name} must have a length of at least 1, such as a DataLoader or a list of batches")
+        own_data = None
         if train_loader is not None:
-            self.config = _for_own_batches(self.config, train_loader)
+            self.config, own_data = _for_own_batches(self.config, train_loader), Data(train_loader, eval_loader)
         if model is not None:
             self.config = self.config.replace(model=type(model).__name__)
-        self._parts = {
-            "own_model": model,
-            "own_data": None if train_loader is None else Data(train_loader, eval_loader),
-        }
-        self._options = {"on_step": on_step, "on_epoch": on_epoch, "quiet": quiet}
-        self._run: Run | None = None
+        self._build = partial(
+            build, own_model=model, own_data=own_data, on_step=on_step, on_epoch=on_epoch, quiet=quiet
+        )
 
-    @property
+    @cached_property
     def run(self) -> Run:
         """Parts and state of the run. The first access calls :func:`build`, which may raise a TrainError."""
-        if self._run is None:
-            self._run = build(self.config, **self._parts, **self._options)
-        return self._run
+        return self._build(self.config)
 
     def fit(self) -> TrainResult:
         """Train to the last epoch, or until ``early_stop`` ends the run.
@@ -129,7 +126,7 @@ class Trainer:
             TrainError: the run cannot start or continue.
         """
         run = self.run
-        with closing(run.report), opened_folder(run) as saver, run.stop:
+        with run.report.closing, opened_folder(run) as saver, run.stop:
             run_epochs(run, saver)
         run.report.finish(run)
         return TrainResult(run.progress.best_row, run.progress.history, run.folder, run.model)
@@ -137,7 +134,7 @@ class Trainer:
     def dry_run(self) -> None:
         """Run one batch forward and backward, and print the loss. No file is written."""
         run = self.run
-        set_epoch(run.criterion, run.progress.epoch)
+        set_epoch(run.task.criterion, run.progress.epoch)
         run.loader.set_epoch(run.progress.epoch)
         images, target = next(readable(run.loader))
         run.model.train()
@@ -150,8 +147,12 @@ class Trainer:
 
 def _for_own_batches(config: TrainConfig, loader: Any) -> TrainConfig:
     """Return the settings for a user's own training loader. Raise a TrainError for settings without effect on it."""
-    size = getattr(loader, "batch_size", None)
-    config = config.for_own_batches(size if isinstance(size, int) else None)
+    changed: dict[str, Any] = {}
+    if not (config.asks("dataset") or config.asks("data_dir")):
+        changed["dataset"] = OWN_BATCHES
+    if isinstance(size := getattr(loader, "batch_size", None), int) and not config.asks("batch_size"):
+        changed["batch_size"] = size
+    config = config.replace(**changed)
     if config.mixes:
         raise TrainError("mixup and cutmix do not apply to your own batches: mix in the loader, and unset them")
     if unused := [name for name, usual in OF_OUR_LOADERS.items() if getattr(config, name) != usual]:
@@ -170,25 +171,26 @@ def build(
     """
     multilabel = config.task == MULTILABEL
     checkpoint.check_folder(config)
-    check_loggers(config.log)
+    for name in config.log:
+        if find_spec(name) is None:
+            raise TrainError(f"--log {name} needs a package: pip install {name}")
     if own_model is None:
         model.check_model(config.model)
     compute = Compute.set_up(config)
     report = Report(primary=compute.primary, quiet=quiet)
     resumed, note = checkpoint.shared(lambda: checkpoint.resume_path(config))
-    spec = LossSpec.resolve(config.loss, config.loss_opt, multilabel, resumed and checkpoint.settings_in(resumed))
+    saved = checkpoint.settings_in(resumed) if resumed else {}
+    spec = LossSpec.resolve(config.loss, config.loss_opt, multilabel, saved)
     needs_counts = spec.needs_class_counts or config.class_weight in WEIGHT_METHODS
-    opened = own_data or data.open_data(config, channels=model.channels_of(config), needs_counts=needs_counts)
+    opened = own_data or data.open_data(config, channels=config.channels, needs_counts=needs_counts)
     for line in opened.notes:  # printed before other checks, because skipped files may explain a later error
         report.say(line)
     utils.random_seed(config.seed, compute.rank)  # before the model is created, as in timm's script
     network, n = _network(config, own_model, opened)
-    preprocessing = model.preprocessing_of(config, network)
-    config = model.resolve_learning_rate(config.replace(num_classes=n, **preprocessing), compute.world_size)
     reason = "set by --eval-metric" if config.asks("eval_metric") else "default of --task multilabel"
-    if not config.eval_metric:
-        metric, reason = spec.metric(n)
-        config = config.replace(eval_metric=metric)
+    metric, reason = (config.eval_metric, reason) if config.eval_metric else spec.metric(n)
+    config = config.replace(num_classes=n, eval_metric=metric, **model.preprocessing_of(config, network))
+    config = model.resolve_learning_rate(config, compute.world_size)
     if config.metric.startswith(("many", "medium", "few")) and opened.counts is None:
         raise TrainError(f"--eval-metric {config.eval_metric} needs class counts, which are unknown for this data")
     network = model.place_model(config, network, compute)
@@ -197,15 +199,14 @@ def build(
     report.say(f"trying loss {spec.name} on one batch; the first use compiles its kernels")
     mixtures, kernels = _try_loss(spec, criterion, facts, compute)
     if own_data is not None:
-        loader, tests = TrainLoader(own_data.train, compute.device), own_data.validation
+        loader = TrainLoader(own_data.train, compute.device, channels_last=config.channels_last)
+        tests = own_data.validation
     else:
-        loader = data.create_train_loader(config, opened.train, preprocessing, compute, mixtures=mixtures)
+        loader = data.create_train_loader(config, opened.train, compute, mixtures=mixtures)
         held = opened.validation
-        tests = None if held is None else data.create_eval_loader(config, held, preprocessing, compute)
-    weights = {"class_weight": facts.class_weight} if facts.class_weight else {}
-    task = checkpoint.create_task(
-        network, over_ranks(criterion), multilabel=multilabel, record=spec.record | weights, device=compute.device
-    )  # fmt: skip
+        tests = None if held is None else data.create_eval_loader(config, held, compute)
+    record = {**spec.record, "class_weight": facts.class_weight}
+    task: Any = checkpoint.RunTask(network, over_ranks(criterion), record=record, device=compute.device)
     optimizer = model.create_optimizer(config, network, task.criterion)
     updates = -(-len(loader) // config.grad_accum_steps)
     scheduler, epochs = model.create_schedule(config, optimizer, updates)
@@ -213,12 +214,18 @@ def build(
     if config.model_ema:
         task.setup_ema(decay=config.model_ema_decay, use_warmup=config.model_ema_warmup)
     if resumed is not None:
-        _check_same_run(config, opened, resumed)
+        _check_same_run(config, opened.class_names, saved, resumed)
         parts: dict[str, Any] = {"optimizer": optimizer, "scaler": compute.scaler}
-        progress, notes = checkpoint.resume(task, resumed, **parts, rank=compute.rank, world=compute.world_size)
+        parts |= {"rank": compute.rank, "world": compute.world_size}
+        progress, notes = checkpoint.resume(task, resumed, saved, **parts)
         if scheduler is not None and progress.epoch:
             scheduler.step_update(progress.epoch * updates)
             scheduler.step(progress.epoch)
+    if config.torchcompile:
+        task.compile(backend=config.torchcompile)
+        task.compile_ema(backend=config.torchcompile)
+    if compute.distributed:
+        task.prepare_distributed(device_ids=[compute.device] if compute.device.type == "cuda" else None)
     folder = checkpoint.shared(lambda: _folder(config, resumed))
     run = Run(
         config=config,
@@ -232,19 +239,15 @@ def build(
         scheduler=scheduler,
         num_epochs=epochs,
         updates_per_epoch=updates,
-        preprocessing=preprocessing,
         report=report,
         folder=folder,
-        reason=reason,
-        kernels=kernels,
         resumed=resumed,
-        control=_distribute(config, task, compute),
         own_parts=own_model is not None or own_data is not None,
         progress=progress,
         **hooks,
     )
     checkpoint.restore_generators(task, compute.rank, compute.world_size)
-    report.say("\n".join(filter(None, [plan(run), *notes])))
+    report.say("\n".join(filter(None, [plan(run, reason, kernels), *notes])))
     return run
 
 
@@ -259,12 +262,7 @@ def _network(config: TrainConfig, own_model: Any, opened: Data) -> tuple[nn.Modu
     if own_model is None and expected is None:
         raise TrainError(f"the number of classes of {config.data_name} is unknown: specify --num-classes")
     network = own_model if own_model is not None else model.build_model(config, expected)
-    try:
-        n = getattr(network, "num_classes", None) or num_classes_of(network)
-    except ValueError:  # a model of the caller with an unknown classifier
-        if expected is None:
-            raise
-        n = expected
+    n = getattr(network, "num_classes", None) or expected or num_classes_of(network)
     if expected is not None and n != expected:
         raise TrainError(f"the model has {n} outputs, expected {expected}, one per class")
     if opened.counts is not None:
@@ -289,17 +287,16 @@ def _facts(config: TrainConfig, spec: LossSpec, opened: Data, n: int) -> Facts:
 
 
 def _try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, compute: Compute) -> tuple[bool, str]:
-    """Try the loss on one batch, or raise a TrainError. The state of the random generators does not change.
+    """Try the loss on one batch, or raise a TrainError. The state of PyTorch's random generators does not change.
 
     Returns:
         Whether the loss accepts :class:`LabelMixture` targets, and why it has no compiled kernels ("" if it has).
     """
-    states = checkpoint.generator_states()
-    with warnings.catch_warnings(record=True) as caught:
+    device = compute.device if compute.device.type == "cuda" else None
+    with warnings.catch_warnings(record=True) as caught, torch.random.fork_rng([device] if device else []):
         warnings.simplefilter("always")
-        try_loss(spec, criterion, facts, compute.device if compute.device.type == "cuda" else None)
+        try_loss(spec, criterion, facts, device)
         mixtures = takes_mixtures(criterion, facts)
-    checkpoint.set_generator_states(states)
     kernels = ""
     for each in caught:
         if issubclass(each.category, BackendWarning):
@@ -307,19 +304,6 @@ def _try_loss(spec: LossSpec, criterion: nn.Module, facts: Facts, compute: Compu
         else:
             warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     return mixtures, kernels
-
-
-def _distribute(config: TrainConfig, task: Any, compute: Compute) -> Any:
-    """Compile the model and wrap it in DistributedDataParallel, as timm's script does. Return the ``control`` group."""
-    if config.torchcompile:
-        task.compile(backend=config.torchcompile)
-        if config.model_ema:
-            task.compile_ema(backend=config.torchcompile)
-    if not compute.distributed:
-        return None
-    control = dist.new_group(backend="gloo")
-    task.prepare_distributed(device_ids=[compute.device] if compute.device.type == "cuda" else None)
-    return control
 
 
 @contextmanager
@@ -372,11 +356,10 @@ def _folder(config: TrainConfig, resumed: Path | None) -> Path:
     return next(each for i in count(1) if not (each := path.with_name(f"{path.name}{f'-{i}' * (i > 1)}")).exists())
 
 
-def _check_same_run(config: TrainConfig, opened: Data, path: Path) -> None:
-    saved = checkpoint.settings_in(path)
+def _check_same_run(config: TrainConfig, now: list[str] | None, saved: dict[str, Any], path: Path) -> None:
     if (opt := saved.get("opt", config.opt)) != config.opt:
         raise TrainError(f"cannot resume from {path}: it has optimizer {opt!r}, not --opt {config.opt}")
-    before, now = saved.get("class_names"), opened.class_names
+    before = saved.get("class_names")
     if before and now and before != now:
         gone, new = [name for name in before if name not in now], [name for name in now if name not in before]
         raise TrainError(

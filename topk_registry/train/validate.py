@@ -12,17 +12,10 @@ from typing import Any
 from topk_registry import registry
 from topk_registry.cli import ArgumentParser, ParseOptions, positive, ticker, within, words_of
 from topk_registry.data.held_out import record_of
+from topk_registry.data.labels import is_indexed
 from topk_registry.errors import PluginError, TrainError
 from topk_registry.files import write_text
-from topk_registry.train.config import (
-    INTERPOLATIONS,
-    MULTILABEL,
-    OWN_BATCHES,
-    TrainConfig,
-    clean_settings,
-    flag_of,
-    usual_workers,
-)
+from topk_registry.train.config import INTERPOLATIONS, MULTILABEL, TrainConfig, clean_settings, flag_of, usual_workers
 
 DATA = ("data_dir", "dataset", "dataset_opt", "val_split")  # flags that choose the images
 ELSEWHERE = {  # flags of timm's validate.py
@@ -33,46 +26,83 @@ ELSEWHERE = {  # flags of timm's validate.py
 }
 # all flags that replace no setting
 RUNNING = ("path", "all_images", "weights", "device", "batch_size", "workers", "k", "json")
+SHARED: dict[str, dict[str, Any]] = {  # flags of validate and of compare
+    "--dataset": {"metavar": "NAME", "help": "a data set by name, as in timm train"},
+    "--dataset-opt": {
+        "nargs": "*", "action": ParseOptions, "metavar": "K=V", "help": "options of a registered data set",
+    },
+    "--split": {"dest": "val_split", "metavar": "NAME", "help": "split to evaluate on (default: as in training)"},
+    "--all-images": {"action": "store_true", "help": "accept images of training: all of a DIR without splits"},
+    "--weights": {
+        "choices": ("ema", "model"), "default": "ema", "help": "weights to use (default: the EMA if there is one)",
+    },
+    "--k": {
+        "type": positive, "nargs": "+", "default": [1, 5], "metavar": "K",
+        "help": "set sizes of top-k accuracy (default: 1 5)",
+    },
+    "-b --batch-size": {"type": positive, "default": 256, "metavar": "N", "help": "batch size (default: 256)"},
+    "-j --workers": {
+        "type": within("[0, inf)", int), "default": usual_workers(), "metavar": "N",
+        "help": f"loader processes (default: {usual_workers()})",
+    },
+    "--device": {"default": "auto", "help": "auto, cpu, cuda or cuda:N (default: auto)"},
+    "--json": {"metavar": "FILE", "help": "also write the results to a JSON file"},
+}  # fmt: skip
+FLAGS: dict[str, dict[str, Any]] = {
+    "path": {"metavar": "CHECKPOINT", "help": "a checkpoint, or an ONNX file"},
+    "data_dir": {"nargs": "?", "metavar": "DIR", "help": "root directory of the data"},
+    **SHARED,
+    "--model": {"metavar": "NAME", "help": "a timm model, if the checkpoint does not name it"},
+    "--num-classes": {
+        "type": positive, "metavar": "N", "help": "number of classes, if the checkpoint does not name it",
+    },
+    "--loss": {"metavar": "NAME", "help": "loss that defines the probabilities (default: of the checkpoint)"},
+    "--img-size": {"type": positive, "metavar": "N", "help": "image size (default: as in training)"},
+    "--crop-pct": {
+        "type": within("(0, inf)"), "metavar": "PCT", "help": "share of the center crop (default: as in training)",
+    },
+    "--mean": {
+        "type": within("(-inf, inf)"), "nargs": "+", "metavar": "MEAN",
+        "help": "channel means (default: as in training)",
+    },
+    "--std": {"type": within("(0, inf)"), "nargs": "+", "metavar": "STD", "help": "channel standard deviations"},
+    "--interpolation": {"choices": INTERPOLATIONS[1:], "help": "interpolation (default: as in training)"},
+    "--multi-crop": {
+        "type": int, "choices": (0, 5, 10), "help": "evaluate N crops per image, average top-k marginals",
+    },
+    "--marginal-temperature": {
+        "type": within("(0, inf)"), "metavar": "T", "help": "temperature of the marginals",
+    },
+    "--amp": {"action": "store_true", "default": None, "help": "evaluate in mixed precision"},
+}  # fmt: skip
 
 
-@dataclass
+@dataclass(frozen=True)
 class Evaluated:
-    """An opened checkpoint or ONNX file that can run on a data set.
+    """An opened checkpoint or ONNX file that can be evaluated.
 
     Args:
-        path: path of the file.
+        evaluate: function of a data set that returns metrics, with keyword arguments of
+            :func:`topk_registry.train.evaluate`: ``k``, ``calibration`` and ``keep``.
         class_names: names of the classes in the order of the logits, or None.
-        num_classes: number of classes, or 0 if this number is unknown before the model runs.
         weights: ``"EMA"`` (exponential moving average of the weights), ``"model"``, or a format such as ``"ONNX"``.
-        preprocessing: image size, crop, channel means, standard deviations and interpolation. Empty for an ONNX file.
-        config: configuration of the training run. None for an ONNX file.
-        run: function ``(dataset, keep)`` that calls ``keep(logits [B, n], labels [B])`` for each batch. The logits
-            are logits or log-probabilities, so that their softmax gives the class probabilities. An image that cannot
-            be read has the label -100.
-        options: keyword arguments of :func:`evaluate`. Empty for an ONNX file.
-        loader: function that takes a data set and returns a data loader. None for an ONNX file.
-        model: the model as a module. None for an ONNX file.
         trained_on: data of the training run, see :func:`topk_registry.data.held_out.record_of`. None: unknown.
+        config: configuration of the training run, with the preprocessing. None for an ONNX file.
     """
 
-    path: Path
+    evaluate: Callable[..., dict[str, float]]
     class_names: list[str] | None
-    num_classes: int
     weights: str
-    preprocessing: dict[str, Any]
-    config: TrainConfig | None
-    run: Callable[[Any, Callable[..., object]], object]
-    options: dict[str, Any]
-    loader: Callable[[Any], Any] | None = None
-    model: Any = None
-    trained_on: Mapping[str, Any] | None = None
+    trained_on: Mapping[str, Any] | None
+    config: TrainConfig | None = None
 
-    @property
-    def prepared(self) -> str:
-        """The preprocessing as text, such as "224x224, crop 0.9, bicubic". Empty for an ONNX file."""
-        if not (used := self.preprocessing):
-            return ""
-        return f"{'x'.join(map(str, used['input_size'][1:]))}, crop {used['crop_pct']:g}, {used['interpolation']}"
+    def images(self, config: TrainConfig, records: Mapping[str, Any], *, all_images: bool) -> tuple[Any, list[str]]:
+        """Open images as :func:`topk_registry.train.data.open_images`, with the class indices of this model."""
+        from topk_registry.train import data
+
+        channels = self.config.channels if self.config is not None else 3
+        dataset, notes = data.open_images(config, records, channels=channels, all_images=all_images)
+        return data.align(dataset, self.class_names, f"split {config.val_split!r}"), notes
 
 
 def open_model(
@@ -96,30 +126,26 @@ def open_model(
     Raises:
         TrainError, PluginError: the file cannot be opened, or the reader of its format is disabled or broken.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise TrainError(f"there is no file {path}")
-    if (kind := path.suffix[1:]) and registry.model_files.infos(kind):  # infos: disabled formats too
-        if fixed := [flag_of(name) for name in settings or {} if name not in DATA]:
+    path, settings = Path(path), settings or {}
+    running = {"device": device, "batch_size": batch_size, "workers": workers}
+    if path.is_file() and path.suffix and registry.model_files.infos(path.suffix[1:]):  # infos: disabled formats too
+        if fixed := [flag_of(name) for name in settings if name not in DATA]:
             raise TrainError(f"{', '.join(fixed)}: without effect on {path}, which has its own model and preprocessing")
-        return _open_file(kind, path, device, batch_size, workers)
+        return _open_file(path, running)
     from topk_registry.train import checkpoint, data, evaluation, loss, model
 
     saved = checkpoint.settings_in(path)
-    if not saved and "model" not in (settings or {}):
+    if not saved and "model" not in settings:
         raise TrainError(f"{path} has no model name: pass --model and --num-classes")
-    about = {"device": device, "workers": workers, "batch_size": batch_size, "validation_batch_size": batch_size}
-    own = {**clean_settings(saved, strict=False), **about, **(settings or {})}
-    if "img_size" in (settings or {}):
-        own["input_size"] = None
-    cleared = {"pretrained": False, "pretrained_path": None, "initial_checkpoint": "", "resume": "", "log": []}
-    config = TrainConfig(**{**own, **cleared, "overwrite": False})
+    own: dict[str, Any] = {"pretrained": False, "pretrained_path": None, "initial_checkpoint": "", "resume": ""}
+    own |= {"overwrite": False, **running, "validation_batch_size": batch_size}
+    own |= {"input_size": None} if "img_size" in settings else {}
+    config = TrainConfig(**{**clean_settings(saved, strict=False), **own, **settings})
     compute = model.Compute.set_up(config)
     network = model.build_model(config, config.num_classes)
     model.load_weights(network, str(path), ema=weights == "ema")
     n: Any = config.num_classes or network.num_classes
-    preprocessing = model.preprocessing_of(config, network)
-    config = config.replace(num_classes=n, **preprocessing)
+    config = config.replace(num_classes=n, **model.preprocessing_of(config, network))
     network = model.place_model(config, network, compute)
     criterion = None
     try:
@@ -133,55 +159,37 @@ def open_model(
         ) from error
     options = evaluation.evaluation_options(config, compute, criterion, None)
 
-    def loader(dataset: Any) -> Any:
-        return data.create_eval_loader(config, dataset, preprocessing, compute)
-
-    def run(dataset: Any, keep: Callable[..., object]) -> object:
-        return evaluation.evaluate(network, loader(dataset), keep=keep, **options)
+    def evaluate(dataset: Any, **how: Any) -> dict[str, float]:
+        loader = data.create_eval_loader(config, dataset, compute)
+        return evaluation.evaluate(network, loader, **{**options, **how}) or {}
 
     used = "EMA" if weights == "ema" and "state_dict_ema" in model.read_checkpoint(path) else "model"
-    names = saved.get("class_names")
-    return Evaluated(path, names, n, used, preprocessing, config, run, options, loader, network, record_of(saved))
+    return Evaluated(evaluate, saved.get("class_names"), used, record_of(saved), config)
 
 
-def _open_file(kind: str, path: Path, device: str, batch_size: int, workers: int) -> Evaluated:
+def _open_file(path: Path, running: dict[str, Any]) -> Evaluated:
+    """Open a file whose reader has a method ``run(images, keep)``, which calls ``keep(scores, labels)`` per batch."""
     import torch
 
-    from topk_registry.data.labels import is_indexed
+    from topk_registry.train.evaluation import SingleLabel
 
-    running = SimpleNamespace(device=device, batch_size=batch_size, workers=workers)
-    opened = registry.model_files.builder(kind)(path, running)
+    kind = path.suffix[1:]
+    opened = registry.model_files.builder(kind)(path, SimpleNamespace(**running))
+
+    def evaluate(dataset: Any, *, keep: Callable[..., object], **options: Any) -> dict[str, float]:
+        metrics: list[SingleLabel] = []
+
+        def update(scores: Any, labels: Any) -> None:
+            if not metrics:  # only the first batch tells the number of classes of any file
+                metrics.append(SingleLabel(scores.shape[1], device="cpu", **options))
+            target = torch.from_numpy(labels)
+            keep(metrics[0].update(torch.from_numpy(scores), target), target)
+
+        opened.run(SimpleNamespace(dataset=dataset, indexed=is_indexed(dataset)), update)
+        return metrics[0].compute()
+
     names: list[str] | None = list(opened.class_names or ()) or None
-
-    def run(dataset: Any, keep: Callable[..., object]) -> object:
-        images = SimpleNamespace(dataset=dataset, indexed=is_indexed(dataset))
-        return opened.run(images, lambda scores, labels: keep(torch.from_numpy(scores), torch.from_numpy(labels)))
-
-    trained_on = getattr(opened, "trained_on", None)
-    return Evaluated(path, names, len(names or ()), kind.upper(), {}, None, run, {}, trained_on=trained_on)
-
-
-def measure(opened: Evaluated, dataset: Any, k: Sequence[int], progress: Callable[[int], bool]) -> dict[str, float]:
-    """Return the metrics of an opened model on a data set. ``k`` and ``progress`` are as in :func:`evaluate`."""
-    import torch
-
-    from topk_registry.train.evaluation import SingleLabel, evaluate
-
-    n = opened.num_classes
-    calibration = max((size for size in k if size < n), default=1)
-    if opened.loader is not None:
-        several = bool(opened.options["multilabel"])
-        options = {**opened.options, "k": list(k), "calibration": 0 if several else calibration, "progress": progress}
-        return evaluate(opened.model, opened.loader(dataset), **options) or {}
-    metrics = SingleLabel(n, k, device=torch.device("cpu"), calibration=calibration)
-    batches = count()
-
-    def keep(scores: Any, labels: Any) -> None:
-        progress(next(batches))
-        metrics.update(scores, labels)
-
-    opened.run(dataset, keep)
-    return metrics.compute()
+    return Evaluated(evaluate, names, kind.upper(), getattr(opened, "trained_on", None))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -208,34 +216,21 @@ def validate(args: Any) -> dict[str, Any]:
     given = {name: value for name, value in vars(args).items() if name not in RUNNING and value is not None}
     about = {"device": args.device, "batch_size": args.batch_size, "workers": args.workers}
     opened = open_model(args.path, weights=args.weights, settings=given, **about)
-    from topk_registry.train import data
-
     config = opened.config or TrainConfig(**{name: given[name] for name in DATA if name in given})
-    if config.dataset == OWN_BATCHES:
-        if not config.data_dir:
-            raise TrainError(f"{args.path} was trained on your own loaders: specify the data with DIR or --dataset")
-        config = config.replace(dataset="")
-    config, used = data.without_training_images(config, {args.path: opened.trained_on}, args.all_images)
-    dataset = data.open_evaluation(config, channels=(config.input_size or [3])[0])
-    for note in [*used, *getattr(dataset, "notes", ())]:
-        print(note, file=sys.stderr)
-    if opened.class_names:
-        dataset = data.align(dataset, opened.class_names, f"split {config.val_split!r}")
-    if not opened.num_classes:
-        opened.num_classes = len(data.class_names_of(dataset) or ())
+    dataset, notes = opened.images(config, {args.path: opened.trained_on}, all_images=args.all_images)
+    size = getattr(dataset, "__len__", lambda: 0)()
+    print(*notes, f"{args.path}: evaluating {size or 'streamed'} images", sep="\n", file=sys.stderr, flush=True)
+    found = opened.evaluate(dataset, k=args.k, calibration=True, keep=counting(args.batch_size))
+    results: dict[str, Any] = {name: value for name, value in found.items() if name != "left_out"}
+    results["images"] = size - int(found.get("left_out", 0))
+    results |= {"left_out": int(found["left_out"])} if "left_out" in found else {}
+    return results | {"weights": opened.weights} | ({"prepared": opened.config.prepared} if opened.config else {})
 
-    tick, size = ticker(), getattr(dataset, "__len__", lambda: "streamed")()
-    print(f"{args.path}: evaluating {size} images", file=sys.stderr, flush=True)
 
-    def progress(batch: int) -> bool:
-        tick(f"{batch} batches of {args.batch_size}")
-        return False
-
-    results: dict[str, Any] = dict(measure(opened, dataset, args.k, progress))
-    left_out = int(results.pop("left_out", 0))
-    results["images"] = getattr(dataset, "__len__", lambda: 0)() - left_out
-    results |= ({"left_out": left_out} if left_out else {}) | {"weights": opened.weights}
-    return results | ({"prepared": opened.prepared} if opened.prepared else {})
+def counting(batch_size: int) -> Callable[..., None]:
+    """Return a function that is called after each batch, and prints every few seconds how many batches are done."""
+    tick, batches = ticker(), count(1)
+    return lambda *batch: tick(f"{next(batches)} batches of {batch_size}")
 
 
 def create_parser() -> ArgumentParser:
@@ -245,29 +240,6 @@ def create_parser() -> ArgumentParser:
         "and preprocessing, and flags replace what it records. EMA weights are used if the checkpoint has them.",
         elsewhere=ELSEWHERE,
     )
-    add: Any = parser.add_argument
-    add("path", metavar="CHECKPOINT", help="a checkpoint, or an ONNX file")
-    add("data_dir", nargs="?", metavar="DIR", help="root directory of the data")
-    add("--dataset", metavar="NAME", help="a data set by name, as in timm train")
-    add("--dataset-opt", nargs="*", action=ParseOptions, metavar="K=V", help="options of a registered data set")
-    add("--split", dest="val_split", metavar="NAME", help="split to evaluate on (default: as in training)")
-    add("--all-images", action="store_true", help="use all images of a DIR without splits, also those of training")
-    add("--weights", choices=("ema", "model"), default="ema", help="weights to use (default: the EMA if there is one)")
-    add("--model", metavar="NAME", help="a timm model, if the checkpoint does not name it")
-    add("--num-classes", type=positive, metavar="N", help="number of classes, if the checkpoint does not name it")
-    add("--k", type=positive, nargs="+", default=[1, 5], metavar="K", help="set sizes of top-k accuracy (default: 1 5)")
-    add("--loss", metavar="NAME", help="loss that defines the probabilities (default: of the checkpoint)")
-    add("--img-size", type=positive, metavar="N", help="image size (default: as in training)")
-    add("--crop-pct", type=within("(0, inf)"), metavar="PCT", help="share of the center crop (default: as in training)")
-    add("--mean", type=within("(-inf, inf)"), nargs="+", metavar="MEAN", help="channel means (default: as in training)")
-    add("--std", type=within("(0, inf)"), nargs="+", metavar="STD", help="channel standard deviations")
-    add("--interpolation", choices=INTERPOLATIONS[1:], help="interpolation (default: as in training)")
-    add("--multi-crop", type=int, choices=(0, 5, 10), help="evaluate N crops per image, average top-k marginals")
-    add("--marginal-temperature", type=within("(0, inf)"), metavar="T", help="temperature of the marginals")
-    add("-b", "--batch-size", type=positive, default=256, metavar="N", help="batch size (default: 256)")
-    workers = f"loader processes (default: {usual_workers()})"
-    add("-j", "--workers", type=within("[0, inf)", int), default=usual_workers(), metavar="N", help=workers)
-    add("--device", default="auto", help="auto, cpu, cuda (default: auto)")
-    add("--amp", action="store_true", default=None, help="evaluate in mixed precision")
-    add("--json", default="", metavar="FILE", help="also write the metrics here")
+    for names, options in FLAGS.items():
+        parser.add_argument(*names.split(), **options)
     return parser

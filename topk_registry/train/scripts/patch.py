@@ -9,8 +9,7 @@ import inspect
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -28,28 +27,6 @@ LOADER = ("data_loader", "loader")
 MIXING = ("mixup", "cutmix", "cutmix_minmax", "mixup_alpha", "cutmix_alpha")
 
 
-class UnusedLossError(TrainError):
-    """The script trains with another loss than the registered loss."""
-
-
-class WatchedLoss(nn.Module):
-    """Module that calls a loss. ``trained`` becomes True when a backward pass reaches the loss."""
-
-    def __init__(self, loss: nn.Module) -> None:
-        super().__init__()
-        self.loss = loss
-        self.trained = False
-
-    def forward(self, logits: Tensor, target: Tensor) -> Tensor:
-        value = self.loss(logits, target)
-        if value.requires_grad:
-            value.register_hook(self._note)
-        return value
-
-    def _note(self, gradient: Tensor) -> None:
-        self.trained = True
-
-
 class Patch:
     """The registered loss for one run of a script. The loss is built when the model and the data are known.
 
@@ -63,19 +40,19 @@ class Patch:
         self.spec = LossSpec.resolve(name, options)
         self.class_weight = class_weight
         self.args = Namespace()
-        self.num_classes: int | None = None
         self.train_data: Any = None
-        self.loss: WatchedLoss | None = None
+        self.loss: nn.Module | None = None
+        self.trained = False  # whether a backward pass reached the loss after the last optimizer step
 
     def note_arguments(self, args: Any) -> None:
         """Store the parsed arguments of the script, and add the name and the options of the loss as ``loss_record``.
 
         timm writes the arguments to ``args.yaml`` and to checkpoints, so these files record the loss.
         """
-        self.args, self.num_classes = args, getattr(args, "num_classes", None)
+        self.args = args
         args.loss_record = self.spec.record
 
-    def criterion(self, model: nn.Module | None, device: torch.device | str | None) -> WatchedLoss:
+    def criterion(self, model: nn.Module | None, device: torch.device | str | None) -> nn.Module:
         """Return the registered loss on the device. The first call builds the loss and tests it on one batch."""
         if self.loss is None:
             facts = self._facts(model)
@@ -84,25 +61,25 @@ class Patch:
             if os.environ.get("RANK", "0") == "0":
                 print(f"training with {self.spec.describe()}", file=sys.stderr)
             # over_ranks expects averaged gradients, and the scripts of timm and torchvision average them over ranks
-            self.loss = WatchedLoss(over_ranks(loss))
+            self.loss = over_ranks(loss)
+            self.loss.register_forward_hook(self._watch)
         return self.loss.to(device)
 
-    @contextmanager
-    def check_steps(self) -> Iterator[None]:
-        """Context manager that raises ``UnusedLossError`` at an optimizer step without a backward pass of this loss."""
-        handle = register_optimizer_step_pre_hook(self._check)
-        try:
-            yield
-        finally:
-            handle.remove()
+    def check_steps(self) -> Any:
+        """Context manager that raises ``TrainError`` at an optimizer step without a backward pass of this loss."""
+        return register_optimizer_step_pre_hook(self._check)
+
+    def _watch(self, loss: nn.Module, inputs: Any, value: Tensor) -> None:
+        if value.requires_grad:
+            value.register_hook(lambda gradient: setattr(self, "trained", True))
 
     def _check(self, *step: Any) -> None:
-        if self.loss is None or not self.loss.trained:
-            raise UnusedLossError(
+        if not self.trained:
+            raise TrainError(
                 f"the script took an optimizer step without a gradient of loss {self.spec.name!r}: it trains with "
                 "another loss"
             )
-        self.loss.trained = False
+        self.trained = False
 
     def _facts(self, model: nn.Module | None) -> Facts:
         args = self.args
@@ -111,10 +88,11 @@ class Patch:
         smoothing = getattr(args, "label_smoothing", 0.0) or (0.0 if soft else getattr(args, "smoothing", 0.0))
         inner = getattr(model, "module", model)  # DistributedDataParallel
         known = len(class_names_of(self.train_data) or ())
-        n = int(self.num_classes or getattr(inner, "num_classes", None) or known)
+        given = getattr(args, "num_classes", None)
+        n = int(given or getattr(inner, "num_classes", None) or known)
         if not n:
             raise TrainError("the number of classes is unknown: pass the script's --num-classes")
-        if known and (n < known or (n > known and not self.num_classes)):
+        if known and (n < known or (n > known and not given)):
             raise TrainError(f"the model has {n} outputs and the data {known} classes: pass --num-classes {known}")
         counts = None
         if self.spec.needs_class_counts or self.class_weight in WEIGHT_METHODS:
@@ -142,7 +120,7 @@ def install(module: Any, patch: Patch) -> None:
     for name in tasks:
         setattr(module, name, _patched_task(getattr(module, name), patch))
     if not hasattr(module, "train_one_epoch"):
-        raise UnusedLossError("expected timm's or torchvision's training script: it has no train_one_epoch")
+        raise TrainError("expected timm's or torchvision's training script: it has no train_one_epoch")
     module.train_one_epoch = _patched_epoch(module.train_one_epoch, patch, swap=not tasks)
     if hasattr(module, "create_dataset"):
         module.create_dataset = _patched_data(module.create_dataset, patch)
@@ -172,7 +150,7 @@ def _patched_epoch(train_one_epoch: Callable[..., Any], patch: Patch, *, swap: b
     signature = inspect.signature(train_one_epoch)
     name = next((name for name in CRITERION if name in signature.parameters), "")
     if swap and not name:
-        raise UnusedLossError(f"train_one_epoch has no parameter {' or '.join(CRITERION)}")
+        raise TrainError(f"train_one_epoch has no parameter {' or '.join(CRITERION)}")
 
     @wraps(train_one_epoch)
     def with_loss(*args: Any, **kwargs: Any) -> Any:
@@ -185,7 +163,7 @@ def _patched_epoch(train_one_epoch: Callable[..., Any], patch: Patch, *, swap: b
             device = values.get("device") or (next(model.parameters()).device if model is not None else None)
             values[name] = patch.criterion(model, device)
         if "epoch" in values and patch.loss is not None:
-            set_epoch(patch.loss.loss, values["epoch"])
+            set_epoch(patch.loss, values["epoch"])
         return train_one_epoch(*bound.args, **bound.kwargs)
 
     return with_loss

@@ -29,14 +29,11 @@ def main(argv: Sequence[str]) -> int:
         return 0
     ours, theirs = parser.parse_known_args(argv)
     if not ours.script or not os.path.isfile(ours.script):
-        found = f", got {ours.script!r}, which is no file" if ours.script else ""
-        print(f"{PROGRAM}: {NO_SCRIPT}{found}; see {PROGRAM} --help", file=sys.stderr)
-        return 2
+        parser.error(f"{NO_SCRIPT}, got {ours.script!r}")
     if ours.loss:
         registry.get_loss_builder(ours.loss)  # raises an error for an unknown name before the script is loaded
     elif ours.loss_opt or ours.class_weight:
-        print(f"{PROGRAM}: --loss-opt and --class-weight need --loss NAME", file=sys.stderr)
-        return 2
+        parser.error("--loss-opt and --class-weight need --loss NAME")
     try:
         _run(ours, theirs)
     except TrainError as error:
@@ -68,7 +65,7 @@ def _parser() -> ArgumentParser:
 def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
     with _loaded(ours.script, argv) as module:
         # These imports must follow the load of the script, because the script may add another copy of timm to the path.
-        from topk_registry.train.posterize import allow_zero_bits
+        from topk_registry.train.data import allow_zero_bits
         from topk_registry.train.scripts.patch import Patch, install
 
         allow_zero_bits()
