@@ -39,7 +39,8 @@ class Encouraging(SoftmaxLoss):
     - Avoid when: Probabilities must be calibrated.
     - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
       with cross-entropy: top-5 on icons 74.7 and 58.5 (74.5 and 60.5), top-2 on Fashion-MNIST 94.6 and 92.5 (94.6 and
-      91.6), top-3 on CIFAR-10N 91.6 and 89.8 (92.4 and 89.2).
+      91.6), top-3 on CIFAR-10N 91.6 and 89.8 (92.4 and 89.2). With a small network from scratch: top-5 on 100 names of
+      icons 81.8 and 64.4 (79.8 and 61.9), top-2 on Fashion-MNIST 93.5 and 90.1 (93.7 and 89.2).
 
     Args:
         log_end: LE, the probability above which a tangent replaces the logarithm, in [0, 1]. 1: no tangent. A value

@@ -33,7 +33,8 @@ class NoisedTopK(TopKLoss):
       very small ``epsilon``: if the gradient is nonzero for only a few logits, training does not start.
     - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
       with cross-entropy: top-5 on icons 73.8 and 59.3 (74.5 and 60.5), top-2 on Fashion-MNIST 94.4 and 92.7 (94.6 and
-      91.6), top-3 on CIFAR-10N 91.7 and 89.3 (92.4 and 89.2).
+      91.6), top-3 on CIFAR-10N 91.7 and 89.3 (92.4 and 89.2). With a small network from scratch: top-5 on 100 names of
+      icons 77.7 and 61.6 (79.8 and 61.9), top-2 on Fashion-MNIST 93.7 and 89.7 (93.7 and 89.2).
 
     Args:
         k: number of classes that should include the label, 1 <= k <= n - 1.
@@ -89,15 +90,17 @@ class NoisedTopKImbalanced(NoisedTopK):
     vector. ``epsilon`` and the margins are in units of the cosine. With the paper's epsilon of 0.01 and short training,
     some frequent classes stay in the top k of every image, because with so little noise their logits get no gradient.
 
-    - Use when: You show k answers per sample, there are many rare classes (a long tail), and macro accuracy matters.
-      Macro accuracy is the mean over classes of the accuracy within each class. The model must have a cosine classifier
-      (``timm train --normalize-classifier``).
-    - Avoid when: Classes are balanced: use ``noised_topk``. Also avoid this loss if the classifier is linear, because
-      the logits of a linear classifier have no fixed scale.
+    - Use when: You show k answers per sample, labels are noisy, and only a classifier on fixed features is trained. It
+      must be a cosine classifier (``timm train --normalize-classifier``).
+    - Avoid when: The classifier is linear, because the logits of a linear classifier have no fixed scale. If there are
+      many rare classes (a long tail) and macro accuracy matters, try ``logit_adjustment`` first. Macro accuracy is the
+      mean over classes of the accuracy within each class.
     - Evidence: In this project's study on pictures, accuracy in % with clean and with noisy labels, and in parentheses
       with cross-entropy: top-5 on icons 75.0 and 63.9 (74.5 and 60.5), top-2 on Fashion-MNIST 94.3 and 93.0 (94.6 and
-      91.6), top-3 on CIFAR-10N 93.2 and 91.8 (92.4 and 89.2). On feature vectors with a long tail of rare classes, this
-      loss was 1.7 points of macro top-5 accuracy ahead of cross-entropy, and ``logit_adjustment`` was 5.9 points ahead.
+      91.6), top-3 on CIFAR-10N 93.2 and 91.8 (92.4 and 89.2). With a small network from scratch: top-5 on 100 names of
+      icons 81.1 and 68.8 (79.8 and 61.9), top-2 on Fashion-MNIST 93.3 and 85.6 (93.7 and 89.2). On feature vectors with
+      a long tail of rare classes, this loss was 1.7 points of macro top-5 accuracy ahead of cross-entropy, and
+      ``logit_adjustment`` was 5.9 points ahead.
 
     Args:
         k, epsilon, num_samples, common: as in ``noised_topk``.

@@ -10,10 +10,10 @@ import pytest
 from scipy import stats
 
 from topk_registry.registry import get_loss_builder, list_losses
-from topk_studies import tables
+from topk_studies import networks, tables
 
 ROOT = Path(__file__).parents[2]
-PAGES = {"README.md": 1, "docs/choose.md": 1, "docs/reference/results.md": 9}  # number of tables from result files
+PAGES = {"README.md": 1, "docs/choose.md": 2, "docs/reference/results.md": 11}  # number of tables from result files
 DOCUMENTS = tables.read(ROOT / "docs" / "results")
 
 
@@ -116,14 +116,11 @@ def test_the_evidence_of_a_loss_is_in_the_result_files(loss, text):
         assert [gap for gap in known if gap == pytest.approx(float(figure), abs=0.0501)], figure
 
 
-def test_the_figures_on_networks_from_scratch_are_in_the_file():
-    text = (ROOT / "docs" / "choose.md").read_text(encoding="utf-8")
-    assert tables.network(DOCUMENTS["icons-network"]) in " ".join(text.split())
-
-
-def test_the_study_from_scratch_has_the_same_seeds_in_all_rows():
-    document = DOCUMENTS["icons-network"]
-    assert document["command"] == "topk-registry study icons-network --data-dir DIR"
+@pytest.mark.parametrize("name", tables.NETWORKS)
+def test_a_study_from_scratch_has_the_same_seeds_in_all_rows_and_its_protocol(name):
+    document = DOCUMENTS[name]
+    assert document["command"] == f"topk-registry study {name} --data-dir DIR"
+    assert document["protocol"] == networks.__doc__.splitlines()
     assert len({(row["seeds"], len(row["topk"])) for row in document["rows"]}) == 1
     assert [row["row"] for row in document["rows"] if row["row"] == "ce"] == ["ce", "ce"]
     assert len({(row["condition"], row["row"]) for row in document["rows"] if row["main"]}) == 24

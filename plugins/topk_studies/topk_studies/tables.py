@@ -2,8 +2,9 @@
 
     python -m topk_studies.tables docs/results README.md docs/choose.md docs/reference/results.md
 
-A page has a line such as ``<!-- icons: ranked -->``, ``<!-- icons-network: differences -->``, ``<!-- all: noisy -->``
-or ``<!-- finetune: recipes -->`` above each table, and a line ``<!-- end -->`` below the table.
+A page has a line such as ``<!-- icons: ranked -->``, ``<!-- icons-network: differences -->``, ``<!-- all: noisy -->``,
+``<!-- networks: noisy -->`` or ``<!-- finetune: recipes -->`` above each table, and a line ``<!-- end -->`` below the
+table.
 """
 
 import json
@@ -22,8 +23,12 @@ from topk_studies.runner import paired
 LEVEL = 0.05
 PLACE = re.compile(r"(<!-- ([\w-]+): (ranked|differences|noisy|recipes) -->\n).*?(<!-- end -->)", re.S)
 TITLES = {"icons": "icons", "fashion": "Fashion-MNIST", "cifar10n": "CIFAR-10N"}
-OTHERS = ("icons-network", "fashion-network", "finetune")  # files that are not in the table of all data sets
+NETWORKS = {"icons-network": "100 names of icons", "fashion-network": "Fashion-MNIST"}
+OTHERS = (*NETWORKS, "finetune")  # files that are not in the table of all data sets
 FEW = ("ce", "ce, label smoothing 0.1", "generalised_cross_entropy, tuned", "smooth_topk_svm, tuned")
+SMALL = ("ce", "aldr_kl, tuned", "generalised_cross_entropy, tuned", "noised_topk_imbalanced, tuned")
+SMALL += ("smooth_topk_svm, tuned", "smooth_topk_svm, k = [1, k], tuned")
+NOISY = {"all": (TITLES, FEW), "networks": (NETWORKS, SMALL)}  # data sets and rows of the tables of noisy labels
 Document = Mapping[str, Any]
 
 
@@ -59,7 +64,7 @@ def holm(values: Sequence[float], level: float = LEVEL) -> list[bool]:
     return found
 
 
-def title(row: str, k: int) -> str:
+def title(row: str, k: int | str) -> str:
     """Return the text of a row in a table."""
     name, _, rest = row.partition(", ")
     shown = "cross-entropy" if name == "ce" else f"`{name}`"
@@ -140,23 +145,25 @@ def _found(cell: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> dict[
     return dict(zip(tested, holm(values), strict=True))
 
 
-def noisy(documents: Mapping[str, Document]) -> str:
-    """Return the table of the rows ``FEW`` under the second condition of each data set: top-k and top-1 in percent."""
-    lines = [["Accuracy in %", *(title(name, 0) for name in FEW)]]
-    for data in TITLES:
+def noisy(documents: Mapping[str, Document], titles: Mapping[str, str], rows: Sequence[str]) -> str:
+    """Return the table of some rows under the second condition of each data set: top-k and top-1 in percent."""
+    lines = [["Accuracy in %", *(title(name, "k") for name in rows)]]
+    for data, shown in titles.items():
         document = documents[data]
         condition, cell = list(by_condition(document).items())[-1]
         for metric, k in (("topk", document["k"]), ("top1", 1)):
-            means = [round(fmean(cell[name][metric]), 1) for name in FEW]
-            shown = [f"**{mean}**" if mean == max(means) else f"{mean}" for mean in means]
-            lines.append([f"{TITLES[data]}, {condition}: top-{k}", *shown])
+            means = [round(fmean(cell[name][metric]), 1) for name in rows]
+            cells = [f"**{mean}**" if mean == max(means) else f"{mean}" for mean in means]
+            lines.append([f"{shown}, {condition}: top-{k}", *cells])
     return markdown(lines)
 
 
 def evidence(loss: str, documents: Mapping[str, Document]) -> str:
-    """Return the sentence on a loss for its docstring, with means over the seeds of all rows. Tuned rows come first."""
+    """Return the sentences on a loss for its docstring: means over the seeds of all rows. Tuned rows come first."""
+    networks = [each for each in NETWORKS if any(row["loss"] == loss for row in documents[each]["rows"])]
+    names = {**TITLES, **NETWORKS}
     parts = []
-    for data in TITLES:
+    for data in (*TITLES, *networks):
         document = documents[data]
         seeds = min(row["seeds"] for row in document["rows"])
         cells = by_condition(document).values()
@@ -165,9 +172,10 @@ def evidence(loss: str, documents: Mapping[str, Document]) -> str:
             rows = [next((cell[name] for name in names if name in cell), None) for cell in cells]
             return " and ".join("diverged" if row is None else f"{fmean(row['topk'][:seeds]):.1f}" for row in rows)
 
-        parts.append(f"top-{document['k']} on {TITLES[data]} {means(f'{loss}, tuned', loss)} ({means('ce')})")
+        parts.append(f"top-{document['k']} on {names[data]} {means(f'{loss}, tuned', loss)} ({means('ce')})")
     what = "accuracy in % with clean and with noisy labels, and in parentheses with cross-entropy"
-    return f"In this project's study on pictures, {what}: {', '.join(parts)}."
+    found = f"In this project's study on pictures, {what}: {', '.join(parts[: len(TITLES)])}."
+    return f"{found} With a small network from scratch: {', '.join(parts[len(TITLES) :])}." if networks else found
 
 
 def several_k(document: Document) -> str:
@@ -186,23 +194,6 @@ def several_k(document: Document) -> str:
         f"{top1[2]} % with cross-entropy. With {noise}, top-{k} accuracy is {topk[0]} % with k = [1, {k}] ({topk[1]} % "
         f"with tuned tau), {topk[2]} % with k = {k} and {topk[3]} % with cross-entropy."
     )
-
-
-def network(document: Document) -> str:
-    """Return the sentences on a small network from scratch, from the study ``icons-network``."""
-    rows = {
-        "cross-entropy": "ce",
-        "`encouraging`": "encouraging, tuned",
-        "`generalised_cross_entropy`": "generalised_cross_entropy, tuned",
-        "`noised_topk_imbalanced`": "noised_topk_imbalanced, tuned",
-        "`smooth_topk_svm`": "smooth_topk_svm, tuned",
-    }
-    found = []
-    for condition, cell in by_condition(document).items():
-        shown = [f"{fmean(cell[row]['topk']):.1f} % with {name}" for name, row in rows.items()]
-        labels = "clean labels" if condition == "clean" else condition
-        found.append(f"With {labels}, top-{document['k']} accuracy is {', '.join(shown[:-1])} and {shown[-1]}.")
-    return " ".join(found)
 
 
 def recipes(document: Document) -> str:
@@ -236,8 +227,9 @@ def filled(page: str, documents: Mapping[str, Document]) -> str:
     write = {"ranked": ranked, "differences": differences, "recipes": recipes}
 
     def table(place: re.Match[str]) -> str:
-        text = noisy(documents) if place[3] == "noisy" else write[place[3]](documents[place[2]])
-        return place[1] + text + place[4]
+        if place[3] == "noisy":
+            return place[1] + noisy(documents, *NOISY[place[2]]) + place[4]
+        return place[1] + write[place[3]](documents[place[2]]) + place[4]
 
     return PLACE.sub(table, page)
 
