@@ -104,7 +104,8 @@ def open_split(
     the held-out images. Options such as label noise apply only with ``training``.
     """
     mode = config.input_img_mode or ("RGB" if channels == 3 else "L")
-    options: dict[str, Any] = {"training": training, "held_out": held_out, "multilabel": config.task == MULTILABEL}
+    options: dict[str, Any] = {"training": training, "held_out": held_out, "mode": mode}
+    options["multilabel"] = config.task == MULTILABEL
     if config.dataset in FOLDERS:
         options |= {"suffixes": tuple(config.input_key.split(";"))} if config.input_key else {}
     elif not config.dataset.startswith(PREFIX):
@@ -124,7 +125,7 @@ def open_split(
             encode = MultiLabelTarget(config.num_classes, dense=config.target_format == "multihot")
             options["timm_options"] |= {"target_format": config.target_format, "target_transform": encode}
     try:
-        dataset = open_dataset(config.dataset, split, config.data_dir, mode=mode, **{**options, **config.dataset_opt})
+        dataset = open_dataset(config.dataset, split, config.data_dir, **{**options, **config.dataset_opt})
         dataset = _mapped(config, dataset) if config.class_map and config.dataset in FOLDERS else dataset
         if is_indexed(dataset) and not len(dataset):
             raise ValueError("no images are left; see --val-split and --class-map")
