@@ -174,7 +174,9 @@ def test_the_weights_give_the_outputs_of_the_authors_code():
         pictures = ((x + 1) * 127.5).round().byte().permute(0, 2, 3, 1).numpy()
         again = torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
         averages = reference.extract_features(again).mean((2, 3))
-    torch.testing.assert_close(features.extract(features.network(), pictures), averages, rtol=1e-3, atol=1e-4)
+    found = features.extract(features.network(), pictures)
+    torch.testing.assert_close(found, averages, rtol=1e-3, atol=1e-4)
+    assert not found.requires_grad
 
 
 def test_components_are_uncorrelated_and_have_mean_variance_1(monkeypatch, tmp_path):

@@ -74,6 +74,18 @@ def test_differences_are_paired_by_seed_and_marked_by_holm(document):
     assert "\\*" not in lines[3]
 
 
+def test_a_row_that_diverged_in_one_condition_has_the_figures_of_the_other(document):
+    document["rows"] = [
+        row for row in document["rows"] if (row["condition"], row["row"]) != ("clean", "aldr_kl, tuned")
+    ]
+    for table, cells in ((tables.ranked(document), 4), (tables.differences(document), 6)):
+        (line,) = [line for line in table.splitlines() if "aldr_kl" in line]
+        shown = line.strip("| ").split(" | ")[1:]
+        assert len(shown) == cells
+        assert shown[: cells // 2] == ["diverged"] * (cells // 2)
+        assert "diverged" not in shown[cells // 2 :]
+
+
 def figures(*names):
     """Return the absolute differences and the half-widths that the notes of result files state."""
     found = set()
