@@ -141,6 +141,14 @@ def test_torchvisions_criterion_smooths_mixed_targets_too(image_folder):
     assert Seen.last.kinds == {torch.float32}
 
 
+@unclosed_files
+def test_a_script_with_an_older_timm_beside_it(image_folder, monkeypatch):
+    """timm 1.0.15 has no MultiLabelTarget, which the trainer imports."""
+    monkeypatch.delattr("timm.data.MultiLabelTarget")
+    monkeypatch.delitem(sys.modules, "topk_registry.train.data", raising=False)
+    assert main(["run", OLD, "--loss", "seen", "--data-dir", str(image_folder), "--num-classes", "5"]) == 0
+
+
 def test_evaluation_alone_trips_nothing(image_folder):
     flags = [TORCHVISION, "--loss", "seen", "--data-path", str(image_folder), "--test-only"]
     assert main(["run", *flags]) == 0

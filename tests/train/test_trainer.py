@@ -209,6 +209,21 @@ def test_several_labels_per_image(tmp_path):
     assert any(name.startswith("eval_") for name in result.history[0])
 
 
+@pytest.mark.parametrize("target", [torch.tensor([0, 2]), torch.eye(2, 3).bool()])
+def test_targets_that_are_no_k_hot_vectors_are_refused(tmp_path, target):
+    """timm's bce would convert labels to vectors and train."""
+    settings = TrainConfig(task="multilabel", loss="bce", num_classes=3, epochs=1, output=str(tmp_path), device="cpu")
+    trainer = Trainer(settings, model=torch.nn.Linear(8, 3), train_loader=[(torch.ones(2, 8), target)])
+    found = re.escape(f"got {target.dtype} {list(target.shape)}")
+    with pytest.raises(TrainError, match=f"multilabel needs floating-point targets .*, {found}"):
+        trainer.fit()
+
+
+def test_labels_in_an_evaluation_of_several_labels_are_refused():
+    with pytest.raises(ValueError, match=r"expected logits and targets \[batch, 3\]"):
+        evaluate(torch.nn.Linear(8, 3), [(torch.ones(2, 8), torch.tensor([0, 2]))], num_classes=3, multilabel=True)
+
+
 @pytest.mark.slow
 def test_a_process_ends_although_a_worker_is_left():
     """Workers ignore SIGTERM, with which multiprocessing ends them at exit. A traceback may keep their iterator."""

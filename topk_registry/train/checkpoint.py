@@ -23,10 +23,10 @@ import torch
 from timm.task import ClassificationTask, load_task_ema_checkpoint, resume_task_checkpoint
 from timm.utils import CheckpointSaver
 from torch import distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from topk_registry import files
-from topk_registry.errors import SaveError, TrainError
+from topk_registry.errors import DataError, SaveError, TrainError
 from topk_registry.ops.distributed import number_of_ranks
 from topk_registry.train.config import TrainConfig
 from topk_registry.train.model import PREPROCESSING, read_checkpoint
@@ -57,13 +57,29 @@ class RunTask(ClassificationTask):
 
     Args:
         record: name and options of the loss.
+        multilabel: whether an image may have several labels, so that targets must be k-hot vectors.
     """
 
-    def __init__(self, model: nn.Module, criterion: nn.Module, *, record: dict[str, Any], device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        criterion: nn.Module,
+        *,
+        record: dict[str, Any],
+        multilabel: bool,
+        device: torch.device,
+    ) -> None:
         super().__init__(model, criterion, device=device, verbose=False)
+        self.multilabel = multilabel
         self.loss_record = record
         self.run_state: dict[str, Any] = {}  # saved in the next checkpoint
         self.loaded: dict[str, Any] = {}  # the run_state in the checkpoint that was loaded
+
+    def forward(self, input: Tensor, target: Any) -> dict[str, Tensor]:
+        if self.multilabel and not (target.ndim == 2 and target.is_floating_point()):  # some losses accept labels, too
+            found = f"{target.dtype} {list(target.shape)}"
+            raise DataError(f"--task multilabel needs floating-point targets [batch, classes], got {found}")
+        return super().forward(input, target)
 
     def get_task_state(self, module: nn.Module | None = None, ema: bool = False) -> dict[str, Any]:
         return {} if ema else self.run_state

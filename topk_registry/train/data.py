@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from timm.data import AugMixDataset, FastCollateMixup, MultiLabelTarget, auto_augment, create_loader
+from timm.data import AugMixDataset, FastCollateMixup, MultiLabelTarget, create_loader
 from timm.data.readers.class_map import load_class_map
 from timm.data.transforms import str_to_interp_mode
 from torch import Tensor
@@ -32,6 +32,7 @@ from topk_registry.errors import DataError
 from topk_registry.ops.masses import LabelMixture
 from topk_registry.train.config import MULTILABEL, OWN_BATCHES, TrainConfig
 from topk_registry.train.model import Compute
+from topk_registry.train.posterize import allow_zero_bits
 from topk_registry.train.run import SIGNALS
 
 
@@ -348,17 +349,6 @@ def create_train_loader(config: TrainConfig, dataset: Any, compute: Compute, *, 
             f"and --aug-repeats: {error or type(error).__name__}"
         ) from error
     return TrainLoader(loader, compute.device, config.mixup_off_epoch, channels_last=config.channels_last)
-
-
-def posterize(image: Image.Image, bits: int, **options: Any) -> Image.Image:
-    """timm's operation. timm's policies may keep 0 bits, and then the image is black, as with Pillow before 13."""
-    return auto_augment.posterize(image, bits, **options) if bits > 0 else Image.new(image.mode, image.size)
-
-
-def allow_zero_bits() -> None:
-    """Replace timm's posterize operations, for transforms that are created later. Worker processes need no call."""
-    names = [name for name in auto_augment.NAME_TO_OP if name.startswith("Posterize")]
-    auto_augment.NAME_TO_OP.update(dict.fromkeys(names, posterize))
 
 
 def create_eval_loader(config: TrainConfig, dataset: Any, compute: Compute) -> Any:

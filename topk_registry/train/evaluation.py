@@ -130,7 +130,8 @@ class MultiLabel(LabelSetMetrics):
         self.sums["left_out"] = torch.zeros_like(self.sums["seen"])
 
     def update(self, logits: Tensor, target: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        logits, labeled = logits[: len(target)], target[:, 0] != LEFT_OUT
+        logits = logits[: len(target)]
+        labeled = (target if target.ndim == 1 else target[:, 0]) != LEFT_OUT
         super().update(logits[labeled], target[labeled])
         self.sums["left_out"] += (~labeled).sum()
         return logits

@@ -206,7 +206,8 @@ def build(
         held = opened.validation
         tests = None if held is None else data.create_eval_loader(config, held, compute)
     record = {**spec.record, "class_weight": facts.class_weight}
-    task: Any = checkpoint.RunTask(network, over_ranks(criterion), record=record, device=compute.device)
+    about: dict[str, Any] = {"record": record, "multilabel": multilabel, "device": compute.device}
+    task: Any = checkpoint.RunTask(network, over_ranks(criterion), **about)
     optimizer = model.create_optimizer(config, network, task.criterion)
     updates = -(-len(loader) // config.grad_accum_steps)
     scheduler, epochs = model.create_schedule(config, optimizer, updates)

@@ -65,7 +65,7 @@ def _parser() -> ArgumentParser:
 def _run(ours: argparse.Namespace, argv: Sequence[str]) -> None:
     with _loaded(ours.script, argv) as module:
         # These imports must follow the load of the script, because the script may add another copy of timm to the path.
-        from topk_registry.train.data import allow_zero_bits
+        from topk_registry.train.posterize import allow_zero_bits
         from topk_registry.train.scripts.patch import Patch, install
 
         allow_zero_bits()
