@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from timm.task import ClassificationTask, load_task_ema_checkpoint, resume_task_checkpoint
 from timm.utils import CheckpointSaver
-from torch import distributed as dist
 from torch import Tensor, nn
+from torch import distributed as dist
 
 from topk_registry import files
 from topk_registry.errors import DataError, SaveError, TrainError
