@@ -140,7 +140,7 @@ def test_warning_of_slow_bfloat16(train):
     ("flags", "word"),
     [
         (("--device", "cuda:9"), "CUDA"),
-        (("--model", "resnet1"), "did you mean"),
+        (("--model", "resnet1"), "did you mean resnet10t, resnet14t, "),
         (("--loss", "ldam", "--class-weight", "1,2"), "12"),
         (("--class-weight", "invfreq"), "inv_freq"),
         (("--loss", "focal", "--loss-opt", "gama=2"), "gamma"),

@@ -96,7 +96,10 @@ def check_model(name: str) -> None:
     """Raise a TrainError if timm has no model of this name. The message suggests similar names."""
     if ":" in name or is_model(name.split("/", 1)[-1].split(".")[0]):
         return
-    raise TrainError(f"timm has no model {name!r}{closest(name, list_models())}")
+    known = list_models()
+    family = [other for other in known if other.startswith(name)][:5]
+    suggestion = f"; did you mean {', '.join(family)}?" if family else closest(name, known)
+    raise TrainError(f"timm has no model {name!r}{suggestion}")
 
 
 def build_model(config: TrainConfig, num_classes: int | None) -> nn.Module:
