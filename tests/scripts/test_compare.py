@@ -150,6 +150,7 @@ def test_images_that_are_held_out_are_those_of_the_run():
         with pytest.raises(DataError, match="so some of them were trained on images of topk/hierarchy"):
             data.open_images(config, other(**change))
         assert len(data.open_images(config, other(**change), all_images=True)[0]) == len(used)
+    assert not data.open_images(config, {"b": other(dataset="topk/ambiguous")["b"]})[1]  # of other data
     assert "b records no images of training" in data.open_images(config, {"a": own, "b": None})[1][0]
     data.open_images(config.replace(val_split="validation"), {"a": own, "b": None})
 

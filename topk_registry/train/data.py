@@ -173,7 +173,8 @@ def open_images(
             own = record_of(config.to_dict()) or {}
             same = ("dataset", "train_split")
             records = {name: each for name, each in records.items() if not each or all(each[x] == own[x] for x in same)}
-            notes.append(images_to_use(config.data_name, {"these images": own, **records})[2])
+            note = images_to_use(config.data_name, {"these images": own, **records})[2]
+            notes += [note] if records else []
     except ValueError as error:
         raise DataError(f"{error}") from error
     dataset = open_evaluation(config, channels=channels)
