@@ -15,7 +15,7 @@ CEILINGS = {
     "plugins/template": 25,
     "plugins/topk_plugins": 1124,
     "plugins/topk_studies": 1852,
-    "tests": 14636,
+    "tests": 14637,
     "topk_registry/*.py": 168,
     "topk_registry/cli": 344,
     "topk_registry/conformal": 237,
@@ -27,7 +27,7 @@ CEILINGS = {
     "topk_registry/nn": 729,
     "topk_registry/registry": 387,
     "topk_registry/testing": 801,
-    "topk_registry/train": 2493,
+    "topk_registry/train": 2497,
 }
 
 
