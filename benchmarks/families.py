@@ -135,10 +135,9 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def summary(content: dict[str, Any]) -> str:
-    """Return the sentence about the results that docs/export.md contains."""
+    """Return the text about the results that docs/reference/how_checked.md contains."""
     found = [result["status"] for result in content["families"].values()]
-    checked = f"Of {content['available']} families of timm and torchvision, {len(found)} were checked"
-    return f"{checked}, and {found.count(VERIFIED)} are verified"
+    return f"{len(found)} of {content['available']} families checked so far, {found.count(VERIFIED)} verified"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -161,6 +160,7 @@ def main(arguments: list[str] | None = None) -> int:
         }
         write_text(options.output, json.dumps(content, indent=1) + "\n")
         print(f"{family}: {known[family]}", flush=True)
+        print(summary(content), flush=True)
     return 0
 
 

@@ -2,10 +2,13 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
 from benchmarks import families
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def test_the_families_are_those_of_timm_and_torchvision():
@@ -65,6 +68,15 @@ def test_a_second_run_continues_the_first(tmp_path, monkeypatch):
     file.write_text(json.dumps({**content, "versions": {"timm": "0"}}))
     with pytest.raises(SystemExit, match="remove the file"):
         families.main(["--output", str(file)])
+
+
+def test_the_page_has_the_counts_of_the_file():
+    """The page also names each family that fails."""
+    content = json.loads((DOCS / "results" / "families.json").read_text())
+    page = (DOCS / "reference" / "how_checked.md").read_text()
+    assert families.summary(content) in page
+    failed = [name for name, result in content["families"].items() if result["status"] != families.VERIFIED]
+    assert all(f"`{name}`" in page for name in failed), failed
 
 
 def test_an_unknown_family_is_an_error(tmp_path, capsys):
