@@ -70,13 +70,14 @@ def test_a_second_run_continues_the_first(tmp_path, monkeypatch):
         families.main(["--output", str(file)])
 
 
-def test_the_page_has_the_counts_of_the_file():
-    """The page also names each family that fails."""
+@pytest.mark.parametrize("page", ["export.md", "reference/how_checked.md"])
+def test_the_pages_have_the_counts_of_the_file(page):
+    """The pages also name each family that fails."""
     content = json.loads((DOCS / "results" / "families.json").read_text())
-    page = (DOCS / "reference" / "how_checked.md").read_text()
-    assert families.summary(content) in page
+    text = (DOCS / page).read_text()
+    assert families.summary(content) in text
     failed = [name for name, result in content["families"].items() if result["status"] != families.VERIFIED]
-    assert all(f"`{name}`" in page for name in failed), failed
+    assert all(f"`{name}`" in text for name in failed), failed
 
 
 def test_an_unknown_family_is_an_error(tmp_path, capsys):
