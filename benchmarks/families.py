@@ -42,7 +42,9 @@ def families() -> dict[str, list[str]]:
     for name in torchvision.models.list_models(module=torchvision.models):
         module = torchvision.models.get_model_builder(name).__module__.rpartition(".")[2]
         found.setdefault(f"torchvision/{module}", []).append(f"torchvision:{name}")
-    return {family: names for family, names in found.items() if names}
+    # models whose name ends in _enc are encoders without a classifier
+    classifiers = {family: [name for name in names if not name.endswith("_enc")] for family, names in found.items()}
+    return {family: names for family, names in classifiers.items() if names}
 
 
 def smallest(names: list[str]) -> tuple[str, int]:
