@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -144,6 +145,21 @@ def test_glyphs_are_tuned_on_the_tuning_seed_and_compared_seed_by_seed(tmp_path)
     assert found[150, "clean", "smooth_topk_svm, k=5, tau=0.3"]["n"] == 4
     assert "tau=0.3" in next(loss for *_, loss in found if "k=2" in loss)
     assert "minus ce" not in found[60, "clean", "ce"]["test_top5"]
+
+
+def test_metrics_of_glyphs_are_those_of_numpy():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(62, (600,), generator=generator)
+    logits = torch.randn(600, 62, generator=generator) + 2 * torch.eye(62)[labels]
+    data = glyphs.Data(logits, labels)
+    found = glyphs.measure(lambda part: part, data, data)
+    order = np.argsort(-logits.numpy(), 1)
+    for k in (1, 2, 3, 5):
+        expected = 100 * (order[:, :k] == labels.numpy()[:, None]).any(1).mean()
+        assert found[f"validation_top{k}"] == found[f"test_top{k}"] == pytest.approx(expected)
+    assert 90 <= found["test_coverage"] < 92  # calibrated on the same images
+    assert 1 < found["test_set_size"] < 62
+    assert 0 < found["test_ece"] < 5
 
 
 def test_confusion_noise_redraws_within_groups_of_characters_that_look_alike():

@@ -383,6 +383,19 @@ class TwoHooks(ClassificationLoss):
         return -logits.log_softmax(-1).gather(1, label[:, None])[:, 0]
 
 
+class RoundedHook(TwoHooks):
+    """The loss of a label has four digits."""
+
+    def per_class(self, logits):
+        return -logits.log_softmax(-1)
+
+    def per_label(self, logits, label):
+        return super().per_label(logits, label) * (1 + 1e-4)
+
+    def losses_of(self, logits, masses):
+        return (masses.table(logits.shape[1], logits.dtype) * self.per_class(logits)).sum(1)
+
+
 class WithoutInit(ClassificationLoss):
     """Its constructor forgets the base's."""
 
@@ -460,6 +473,7 @@ SINGLE = [
     ("k_hot_targets_pull_up_their_labels", Repelling, "expected a step down the gradient to raise 1 labels above"),
     ("bad_targets_raise", wrapping_labels, "expected an error for a label of 16 with 16 classes, got the loss "),
     ("hooks_agree", TwoHooks, "per_class at the labels"),
+    ("hooks_agree", RoundedHook, "per_label"),
     ("gradient_equals_differences", float32_inside, "expected a float64 loss of float64 logits and labels, got "),
     ("gradient_equals_differences", wrong_sign, "expected gradient of labels at ["),
     ("gradient_equals_differences", wrong_for_distributions, "expected gradient of one-hot targets at ["),
