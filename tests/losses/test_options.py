@@ -124,6 +124,13 @@ class Shifted(ClassificationLoss):
         return -(logits - self.margins.to(logits)).log_softmax(-1)
 
 
+def test_a_tensor_with_one_number_becomes_a_number():
+    loss = create_loss("focal", gamma=torch.tensor(1.5))
+    assert type(loss.gamma) is float
+    loss.gamma = torch.tensor(0.5)
+    assert type(loss.gamma) is float
+
+
 def test_an_option_of_one_number_per_class_is_a_buffer_in_double_precision():
     loss, (logits, label) = Shifted(DECIMALS).half(), batch()
     assert torch.equal(loss.margins, torch.tensor(DECIMALS, dtype=torch.float64))
