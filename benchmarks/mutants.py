@@ -9,8 +9,9 @@ sample depends on the seed and on the code only.
 
 The first command measures which default tests run which line, and writes ``.coverage``. For each mutant, the tests that
 run the changed line run up to the first failure. If more than ``MANY`` tests run the line, only those in some folders
-run: the folder that tests the package, and every folder with a test that imports the file. All tests of these folders
-run for a line outside of functions, for a line of a compiled kernel, and if no test runs the line in its own process.
+run: the folder that tests the package, and every folder with a test that imports the file. For some lines, coverage.py
+cannot tell which tests run them: lines outside of functions, lines of compiled kernels, and lines that run only in
+other processes. For such a line, all tests of these folders run.
 
 The tests run in a copy of the repository, so the working tree never changes. A mutant is killed if a test fails, or if
 the tests take more than ``--limit`` seconds of processor time. Other programs on the computer do not change processor
@@ -126,7 +127,7 @@ def statement_of(source: str, line: int) -> int:
 
 
 def is_seen(source: str, line: int) -> bool:
-    """Return whether coverage.py sees which tests run a line: in a function that neither numba nor Triton compiles."""
+    """Return whether a line is in a function of plain Python, so that coverage.py can tell which tests run the line."""
     seen = False  # lines outside of functions run at import, in whichever test imports the file first
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef) and node.lineno < line <= (node.end_lineno or node.lineno):

@@ -114,7 +114,7 @@ def drawn(icon: dict[str, Any], prediction: Any, n: int, credit: str) -> str:
 
 
 def screenshot(model: Path, image: Path, output: Path) -> None:
-    """Serve a model, upload an image on the page of the server, and save a screenshot."""
+    """Serve a model, upload an image on its page, and save a screenshot."""
     with chromium() as browser:
         port = free_port()  # after the browser, which also takes a free port
         server = subprocess.Popen([sys.executable, "-m", "topk_registry", "serve", str(model), "--port", str(port)])
