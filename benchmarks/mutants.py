@@ -160,7 +160,8 @@ class Reached:
         if file not in self.lines:
             self.lines[file] = self.data.contexts_by_lineno(str(self.root / file))
         contexts = self.lines[file].get(line) or self.lines[file].get(statement_of(source, line)) or []
-        return sorted({context.partition("|")[0] for context in contexts if context})
+        # the name of a test may have "|", too
+        return sorted({context.rpartition("|")[0] for context in contexts if context})
 
 
 def annotations(source: str) -> set[int]:
@@ -283,6 +284,13 @@ class Copy:
                 raise SystemExit(f"without a mutant, {test} {problem}:\n{out[-3000:]}")
             self.passed.add(test)
 
+    def check_selection(self, tests: list[str], mutant: Mutant) -> None:
+        """Exit with an error if pytest does not end these tests within the limit, or finds none, without a mutant."""
+        status, out = self.run(tests)
+        if status != 0:
+            problem = f"take more than {self.limit} s" if status is None else "fail"
+            raise SystemExit(f"without a mutant, the tests of {mutant.file}:{mutant.line} {problem}:\n{out[-3000:]}")
+
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Return the tests to run for a mutant. Tests in files that import the changed file come first."""
         chosen = selected_tests(mutant.file, self.folder)
@@ -307,6 +315,8 @@ class Copy:
         failed = [line.split(" - ")[0] for line in out.splitlines() if line.startswith(("FAILED ", "ERROR "))]
         if failed:
             self.check(failed[0].partition(" ")[2])
+        elif status != 0:
+            self.check_selection(tests, mutant)
         lines = difflib.unified_diff(source.splitlines(), changed.splitlines(), n=0, lineterm="")
         return {
             **asdict(mutant),

@@ -4,6 +4,7 @@ import json
 import os
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,7 +61,7 @@ def test_a_mutant_is_tested_by_the_tests_that_run_its_line(tmp_path, monkeypatch
     (tmp_path / file).parent.mkdir(parents=True)
     (tmp_path / file).write_text("A = (\n    1 + 1\n)\n\ndef f():\n    return 1\n")
     data = coverage.CoverageData(str(tmp_path / "data"))
-    direct, other = "tests/train/test_loop.py::test_f[1]", "tests/deploy/test_a.py::test_g"
+    direct, other = "tests/train/test_loop.py::test_f[1|2]", "tests/deploy/test_a.py::test_g"
     for context, lines in ((f"{direct}|run", [6]), (f"{other}|setup", [6]), ("", [1, 2, 5])):
         data.set_context(context)
         data.add_lines({str(tmp_path / file): lines})
@@ -75,6 +76,22 @@ def test_a_mutant_is_tested_by_the_tests_that_run_its_line(tmp_path, monkeypatch
     assert chosen == [[direct, other], ["tests/train/test_loop.py", "tests/train"]]
     monkeypatch.setattr(mutants, "MANY", 1)
     assert copy.tests_of(mutants.Mutant(1, file, "topk_registry.train", "core/AddNot", 0, 6)) == [direct]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [None, pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED])
+def test_a_mutant_is_not_killed_by_tests_that_do_not_pass_without_it(tmp_path, monkeypatch, status):
+    """For example because a test is not found, or because all tests of a folder take longer than the limit."""
+    needs.package("cosmic_ray", extra="lint")
+    reached = SimpleNamespace(tests=lambda *_: ["tests/test_size.py::test_that_is_not_there"])
+    copy = mutants.Copy(tmp_path, 10, reached)
+    (mutant,) = islice(mutants.sample(0, ["losses"]), 1)
+    monkeypatch.setattr(copy, "run", lambda tests: (status, "what pytest prints"))
+    with pytest.raises(SystemExit, match=r"without a mutant, the tests of .*\n.*what pytest prints"):
+        copy.outcome(mutant)
+    runs = iter([(status, ""), (0, "")])
+    monkeypatch.setattr(copy, "run", lambda tests: next(runs))
+    assert copy.outcome(mutant)["outcome"] == ("timeout" if status is None else "killed")
 
 
 @pytest.mark.slow

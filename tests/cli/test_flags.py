@@ -1,5 +1,7 @@
 """Every flag of every command explains itself, and a number out of range is a one-line error that names the flag."""
 
+import re
+
 import pytest
 
 from topk_registry.cli import ArgumentParser
@@ -67,3 +69,15 @@ def test_flags_have_help_and_numbers_a_range(command, monkeypatch, capsys):
                 if ended.code != 2 or not any(name in line for name in action.option_strings):
                     taken.append(f"{flag} {text}: {line}")
     assert taken == []
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "train"])  # whose defaults its plan prints
+def test_a_default_is_the_one_that_the_help_states(name, monkeypatch):
+    wrong = {}
+    for action in parser_of(name, monkeypatch)._actions:
+        default = action.default if isinstance(action.default, list) else [action.default]
+        stated = re.search(r"\(default: ([^)]*)\)", action.help or "")
+        is_number = bool(default) and {type(each) for each in default} <= {int, float}
+        if is_number and (stated is None or [float(word) for word in stated[1].split()] != default):
+            wrong[action.dest] = (default, stated)
+    assert wrong == {}

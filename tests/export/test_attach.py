@@ -330,6 +330,46 @@ def test_the_temperature_makes_overconfidence_harmless(tmp_path):
         assert sizes[50, score] == pytest.approx(sizes[1, score], rel=0.1)
 
 
+@pytest.mark.parametrize(("rows", "fitted"), [(495, 0), (500, 100)])
+def test_a_temperature_needs_100_rows(tmp_path, rows, fitted):
+    rng = np.random.default_rng(4)
+    logits = rng.standard_normal((rows, N)).astype(np.float32)
+    data = KnownLogits("z", logits, (logits + rng.gumbel(size=logits.shape)).argmax(-1))
+    made = attach(saved(classifier(TAILS["logits"]), tmp_path / "m.onnx"), tmp_path / "o.onnx")
+    facts = calibrate_file(made, tmp_path / "s.onnx", data).facts
+    assert facts["temperature_samples"] == fitted
+    assert facts["temperature_source"].startswith("fitted on 100" if fitted else "not fitted")
+    assert (facts["temperature"] == 1.0) == (not fitted)
+
+
+@pytest.mark.parametrize(("copies", "noted"), [(24, False), (26, True)])
+def test_copies_of_images_and_equal_scores_are_noted(tmp_path, copies, noted):
+    """A note if more than 5 % of the rows are copies; of 250 scores that give thresholds, 2 or more are equal then."""
+    rng = np.random.default_rng(5)
+    logits = rng.standard_normal((500, N)).astype(np.float32)
+    logits[: copies + 1] = logits[0]
+    data = KnownLogits("z", logits, (logits + rng.gumbel(size=logits.shape)).argmax(-1))
+    made = attach(saved(classifier(TAILS["logits"]), tmp_path / "m.onnx"), tmp_path / "o.onnx")
+    notes = calibrate_file(made, tmp_path / "s.onnx", data, temperature=1.0).facts["notes"]
+    assert [f"only {500 - copies} of 500 rows of logits differ" in note for note in notes] == [True] * noted
+
+
+@pytest.mark.parametrize(("equal", "noted"), [(0.002, False), (0.5, True)])
+def test_scores_at_the_threshold_are_noted(tmp_path, equal, noted):
+    """Saturated logits give all classes but one the same probability of zero."""
+    rng = np.random.default_rng(6)
+    logits = rng.standard_normal((1000, N)).astype(np.float32)
+    labels = logits.argmax(-1)
+    wrong = rng.random(1000) < equal
+    logits[wrong] = 200 * rng.permuted(np.eye(N, dtype=np.float32)[np.zeros(wrong.sum(), int)], axis=1)
+    logits[wrong] += 1e-4 * rng.standard_normal((int(wrong.sum()), N)).astype(np.float32)
+    made = attach(saved(classifier(TAILS["logits"]), tmp_path / "m.onnx"), tmp_path / "o.onnx")
+    notes = calibrate_file(
+        made, tmp_path / "s.onnx", KnownLogits("z", logits, labels), temperature=1.0, score=Score("aps"), alpha=0.02
+    ).facts["notes"]
+    assert any("of the calibration scores equal the threshold" in note for note in notes) == noted
+
+
 def test_arrays_must_fit_the_inputs(tmp_path):
     predictor = Predictor(attach(saved(classifier(TAILS["softmax"]), tmp_path / "m.onnx"), tmp_path / "o.onnx"))
     for feed, message in (

@@ -26,7 +26,7 @@ CASES = [
     pytest.param(
         target,
         name,
-        marks=pytest.mark.slow if target == GATE[-1] and name in USUAL else pytest.mark.nightly,
+        marks=pytest.mark.slow if target in GATE and name in USUAL else pytest.mark.nightly,
         id=f"{target}-{name}",
     )
     for target, table in RECORDED.items()

@@ -181,7 +181,7 @@ class Early(Careless):
         (Early, "AttributeError: cannot assign parameters before Module.__init__() call"),
         (lambda: None, "the factory returned None, expected a callable (logits, target)"),
         (lambda: Careless, "expected a callable (logits, target)"),
-        (lambda: {}["k"], f"KeyError: 'k' at {__file__}:"),
+        (lambda: {}["k"], "KeyError: 'k' at FILE:"),
         (lambda: 1 // 0, "ZeroDivisionError: integer division or modulo by zero at"),
     ],
 )
@@ -191,7 +191,7 @@ def test_a_plug_in_that_cannot_be_built_is_one_line(train, register, factory, re
     assert run.status == 2
     (line,) = run.err.splitlines()
     assert line.startswith("timm train: loss 'careless' with its default options: ")
-    assert reason in line
+    assert reason.replace("FILE", __file__) in line
 
 
 def test_an_exception_without_a_message_is_named(train, register):
