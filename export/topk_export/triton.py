@@ -16,6 +16,7 @@ from topk_export.errors import ExportError, naming
 from topk_export.runtime.metadata import Metadata
 from topk_export.runtime.session import open_session
 from topk_export.runtime.weights import weights_of
+from topk_registry.files import sync
 
 TYPES = {
     "tensor(bool)": "TYPE_BOOL",
@@ -71,7 +72,10 @@ def write_repository(model: str | Path, folder: str | Path) -> Path:
             shutil.copyfile(weights, version / weights.name)
         (staged / LABELS).write_text("\n".join(metadata.class_names) + "\n", encoding="utf-8")
         (staged / CONFIG).write_text(config, encoding="utf-8")
+        for path in (*staged.rglob("*"), staged):  # a crash leaves the whole entry, or none
+            sync(path)
         os.rename(staged, entry)
+        sync(folder)
     return entry / "1"
 
 

@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 
 from tests.export.colours import COLOURS, K
+from tests.system_calls import Calls, state_of
 from topk_export import ExportError, Predictor
 from topk_export.triton import write_repository
 
@@ -47,3 +48,15 @@ def test_an_entry_that_exists_is_an_error_and_untouched(model_file, tmp_path):
     with pytest.raises(ExportError, match=r"exists: .*/2/model\.onnx"):
         write_repository(model_file, tmp_path)
     assert content_of(tmp_path) == before
+
+
+def test_an_entry_is_on_the_disk_before_it_has_its_name(model_file, tmp_path, monkeypatch):
+    calls = Calls(monkeypatch)
+    version = write_repository(model_file, tmp_path)
+    (at,) = calls.moves_to(str(version.parent))
+    calls.check_folder_synced(at)
+    staged = calls[at].path
+    synced = {call.path.removeprefix(staged): call.state for call in calls[:at] if call.name == "fsync"}
+    written = (version.parent, *version.parent.rglob("*"))
+    for path in written:
+        assert synced[str(path).removeprefix(str(version.parent))] == state_of(str(path)), path
