@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 1358,
+    "benchmarks": 1365,
     "docs": 823,
-    "export/topk_export": 3735,
+    "export/topk_export": 3740,
     "plugins/template": 25,
     "plugins/topk_plugins": 1124,
     "plugins/topk_studies": 1852,
-    "tests": 14672,
+    "tests": 14812,
     "topk_registry/*.py": 168,
     "topk_registry/cli": 344,
     "topk_registry/conformal": 237,

@@ -3,6 +3,8 @@
 The checks of losses, layers and metrics stand beside the other tests of these, and are only called here.
 """
 
+from functools import partial
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +13,7 @@ from tests import ranks
 from tests.losses import test_batch
 from tests.metrics import test_metrics
 from tests.nn import test_linear_ranks
+from tests.nn.spherical import ranks as spherical
 from topk_registry.errors import TrainError
 from topk_registry.ops.distributed import (
     OwnRows,
@@ -120,10 +123,20 @@ def decisions_of_the_first_rank_are_shared():
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory):
-    return ranks.run(2, CHECKS, tmp_path_factory.mktemp("ranks"))
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def errors(folder):
+    return ranks.run(2, CHECKS | {"spherical layer": partial(spherical.work, folder)}, folder)
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_on_two_ranks(errors, name):
     ranks.expect_none(errors[name])
+
+
+def test_two_processes_make_the_step_of_a_spherical_layer(errors, folder):
+    ranks.expect_none(errors["spherical layer"])
+    spherical.check_weights(folder)

@@ -68,6 +68,7 @@ def test_json_csv_and_parquet_agree(capsys, set_file, pictures, tmp_path):
     assert status == 1
     assert "1 of 9" in err
     rows = lines_of(out)
+    assert run(capsys, set_file, pictures)[0] == 1  # the table
     expected = Predictor(set_file, device="cpu").predict(find_images([str(pictures)]), on_error="yield", max_set=100)
     for row, result in zip(rows, expected, strict=True):
         if "error" in row:

@@ -147,6 +147,7 @@ HOSTILE = {
     "type that begins as another": (PIXEL, "application/octet-stream-2", "", 415, "image/*"),
     "form without an image": (*form([], allow="red"), "", 400, "1 to 32"),
     "form with another field": (*form([PIXEL], other="x"), "", 400, "other"),
+    "form with too many fields": (*form([PIXEL], **{f"field{i}": "x" for i in range(9)}), "", 400, "fields is 8"),
     "form with a text as the image": (*form([PIXEL], image="red.png"), "", 400, "files in fields named 'image'"),
     "form with a file in another field": (PART.replace(b'"image"', b'"file"'), PART_KIND, "", 400, "'file'"),
     "form without a boundary": (PIXEL, "multipart/form-data", "", 400, "form"),

@@ -53,6 +53,10 @@ def test_every_loss_has_a_row_and_the_twelve_main_rows_are_tuned_if_a_grid_exist
     assert {row.name.removesuffix(", tuned") for row in main} == set(MAIN)
     assert len(main) == len(MAIN) == 12
     assert [row.name for row in main if not row.grid] == [heads.SMOOTHED, heads.STOPPED, "log_taylor_softmax"]
+    (first, seeds), (second, more), (third, _) = heads.stages_of(rows, 2, 4)
+    assert {row.name for row in second} == {"ce", *(row.name for row in main)}
+    assert (seeds, more) == (range(2), range(2, 4))
+    assert len(first) + len(third) == len(rows)
     both = next(row for row in rows if row.name == f"{heads.BOTH}, tuned")
     trials = both.trials(heads.LINEAR.rates)
     assert len(trials) == 12

@@ -12,6 +12,7 @@ from timm.data.loader import PrefetchLoader
 from torch.utils.data import DataLoader, TensorDataset
 
 from topk_registry import create_loss
+from topk_registry.errors import DataError
 from topk_registry.train import TrainConfig, Trainer
 from topk_registry.train.data import LabelMixupCollate, TrainLoader
 
@@ -233,3 +234,11 @@ def test_mixup_ends_at_its_epoch():
         mixes.append(not torch.equal(target.dense(8), torch.eye(8)))
         assert mixes[-1] == (not torch.allclose(images[:, 0, 0, 0], 30.0 * torch.arange(8)))
     assert mixes == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("batches", "message"), [(iter([1]), "no length: pass --train-num-samples"), ([], "less than one batch")]
+)
+def test_a_loader_needs_a_length_and_a_batch(batches, message):
+    with pytest.raises(DataError, match=message):
+        TrainLoader(batches, torch.device("cpu"))

@@ -1,13 +1,12 @@
-"""Several processes, each with its own part of the batch, make the step that one process makes with all of it."""
+"""Several processes, each with its own part of the batch, make the step that one process makes with all of it.
 
-from functools import partial
+``tests/test_two_ranks.py`` starts the processes.
+"""
 
-import pytest
 import torch
 from torch import distributed as dist
 from torch import nn
 
-from tests import ranks
 from topk_registry.nn.spherical import SphericalLinear
 
 N = 60
@@ -27,6 +26,7 @@ def batches():
 
 
 def work(folder):
+    """Train a layer, and write its weights into a folder."""
     rank = dist.get_rank()
     layer = make()
     for step, (features, target) in enumerate(batches()):
@@ -48,10 +48,8 @@ def work(folder):
     torch.save(layer.to_linear().state_dict(), folder / f"weights-{rank}.pt")
 
 
-@pytest.mark.slow
-def test_two_processes_make_the_step_of_one(tmp_path):
-    errors = ranks.run(2, {"work": partial(work, tmp_path)}, tmp_path)
-    ranks.expect_none(errors["work"])
+def check_weights(folder):
+    """Compare the weights that the processes wrote into a folder with those of one process."""
     one = make()
     for step, (features, target) in enumerate(batches()):
         if step == 1:
@@ -64,7 +62,7 @@ def test_two_processes_make_the_step_of_one(tmp_path):
         else:
             (one(features[:3], target[:3]) / 2).backward()  # the mean over ranks, one being 0
         one.step(0.3, weight_decay=0.1, max_norm=1.0)
-    first, second = (torch.load(tmp_path / f"weights-{rank}.pt") for rank in (0, 1))
+    first, second = (torch.load(folder / f"weights-{rank}.pt") for rank in (0, 1))
     for name, wanted in one.to_linear().state_dict().items():
         assert torch.equal(first[name], second[name])
         torch.testing.assert_close(first[name], wanted, rtol=1e-11, atol=1e-12)
