@@ -166,6 +166,17 @@ def test_half_precision(dtype, kind):
     assert all(t.grad.dtype == dtype and t.grad.isfinite().all() for t in tensors)
 
 
+@pytest.mark.parametrize("kind", ["labels", "smoothed"])
+def test_a_backward_pass_within_autocast_keeps_the_precision_of_the_forward_pass(kind):
+    *tensors, label = layer(dtype=torch.float32)
+    target, options = targets(label)[kind]
+    loss = linear_smooth_topk(*tensors, target, chunk=17, **options)
+    expected = torch.autograd.grad(loss, tensors, retain_graph=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = torch.autograd.grad(loss, tensors)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("rows", [0, 3])
 @pytest.mark.parametrize("chunk", [17, None])

@@ -2,13 +2,17 @@
 
 import json
 import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import ImageFont
 
+from topk_studies import glyphs
 from topk_studies.data.glyphs import CHARACTERS, Glyphs, faces_by_family
+from topk_studies.glyphs import RATES
 
 FAMILIES = 20
 
@@ -80,6 +84,49 @@ def test_errors_name_what_is_wrong(fonts, tmp_path):
         Glyphs("tests", root=fonts)
     with pytest.raises(ValueError, match="fonts"):
         Glyphs("train", root=tmp_path)
+
+
+class Trained:
+    """In place of training: metrics that follow from the options, up to a number of runs."""
+
+    most, calls = 0, 0
+
+    def __init__(self, minutes):
+        assert minutes == 5
+        self.train = self.validation = self.test = SimpleNamespace(labels=range(7))
+
+    def __call__(self, run):
+        if Trained.calls == Trained.most:
+            raise TimeoutError("the limit is reached")
+        Trained.calls += 1
+        quality = 10 * (run["loss"] == "smooth_topk_svm") - abs(run["lr"] - RATES[1])
+        quality -= abs(run["loss_opt"].get("tau", 0.3) - 0.3)
+        return {"validation_top5": quality, "test_top5": quality + run["seed"], "test_top1": 0.0}
+
+
+def test_the_command_tunes_on_validation_images_and_continues(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(glyphs, "Trained", Trained)
+    output, runs = tmp_path / "glyphs.json", tmp_path / "runs.jsonl"
+    arguments = ["glyphs", "--output", str(output), "--runs", str(runs), "--minutes", "5"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    for most in (100, 10_000):
+        monkeypatch.setattr(Trained, "most", most)
+        assert glyphs.main() == 0
+        assert ("the limit is reached" in capsys.readouterr().err) == (most == 100)
+    flags = [json.loads(line)["flags"] for line in runs.read_text().splitlines()]
+    assert Trained.calls == len(flags) == len({json.dumps(each) for each in flags})
+    found = json.loads(output.read_text())
+    assert found["images"] == {"train": 7, "validation": 7, "test": 7}
+    rows = {(row["families"], row["noise"], row["loss"]): row for row in found["rows"]}
+    assert len(rows) == len(found["rows"]) == 3 * (4 + 2 * 3 + 6 + 2)
+    assert {row["rate"] for row in rows.values()} == {RATES[1]}
+    for families, seeds in ((20, 4), (60, 8), (150, 4)):
+        row = rows[families, "clean", "smooth_topk_svm, k=5, tau=0.3"]  # the best tau on validation images
+        assert row["n"] == seeds
+        assert row["test_top5"]["mean"] == pytest.approx(10 + (seeds - 1) / 2)
+        assert row["test_top5"]["minus ce"] == [10.0, 0.0]
+    assert rows[60, "clean", "smooth_topk_svm, k=5, tau=0.1"]["test_top5"]["minus ce"] == [9.8, 0.0]
+    assert "minus ce" not in rows[60, "clean", "ce"]["test_top5"]
 
 
 TUNED = "smooth_topk_svm, k=5, tuned"
