@@ -37,6 +37,16 @@ def held_out_by_training(photos):
     return [held.dataset.reader.samples[i][0] for i in held.indices]
 
 
+def test_a_run_trains_on_the_images_that_it_does_not_evaluate(photos):
+    config = TrainConfig(data_dir=str(photos), val_split="0.25", dataset_opt={"noise": 1.0})
+    found = data.open_data(config)
+    used, held = ({int(i) for i in selection.indices} for selection in (found.train, found.validation))
+    assert (len(used), len(held)) == (27, 9)
+    assert used.isdisjoint(held)
+    assert "held out 9 training images for evaluation" in found.notes
+    assert any("27 of 27 training labels differ" in note for note in found.notes)  # options for training alone
+
+
 def test_calibration_takes_the_files_that_training_held_out(photos):
     images, note = open_folder(photos, NAMES, trained_on=record_of(HELD), all_images=False)
     assert sorted(images.images) == sorted(held_out_by_training(photos))

@@ -99,6 +99,8 @@ def test_nothing_seen_and_nothing_to_find():
     assert (found["micro_f1"], found["exact_match"]) == (0.0, 1.0)
     metric.reset()
     assert math.isnan(metric.compute()["exact_match"])
+    metric.update(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[1, 0, 0]]))
+    assert metric.compute()["map"] == 1.0  # without the batch before
 
 
 def test_nan_is_the_worst_score():

@@ -1,6 +1,7 @@
 """Characters from fonts: splits by family, a common baseline, fonts that lack characters, and the page of results."""
 
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -8,6 +9,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from PIL import ImageFont
 
 from topk_studies import glyphs
@@ -84,6 +87,39 @@ def test_errors_name_what_is_wrong(fonts, tmp_path):
         Glyphs("tests", root=fonts)
     with pytest.raises(ValueError, match="fonts"):
         Glyphs("train", root=tmp_path)
+
+
+def characters(families):
+    """Images of constant brightness: one per character of each family."""
+    labels = torch.arange(len(CHARACTERS)).repeat(families)
+    return glyphs.Data(torch.arange(len(labels)).float()[:, None, None, None].expand(-1, 1, 28, 28) / 1000, labels)
+
+
+def test_a_sample_has_all_characters_of_random_families():
+    data = characters(5)
+    sample = data.sample(2, seed=0)
+    assert sample.labels.tolist() == [*range(62)] * 2
+    numbers = (1000 * sample.images[:, 0, 0, 0]).round().long().view(2, 62)
+    assert (numbers == numbers[:, :1] + torch.arange(62)).all()
+    drawn = {frozenset((1000 * data.sample(2, seed).images[::62, 0, 0, 0]).round().tolist()) for seed in range(20)}
+    assert len(drawn) > 1
+    assert all(len(each) == 2 for each in drawn)
+    with pytest.raises(ValueError, match="needs 6 training families, but only 5 are installed"):
+        data.sample(6, seed=0)
+
+
+@pytest.mark.parametrize(("loss", "options"), [("ce", {"label_smoothing": 0.1}), ("focal", {"gamma": 1.0})])
+def test_a_network_learns_and_depends_on_its_seed_alone(loss, options, one_thread):
+    data = characters(1)
+    data = glyphs.Data(torch.eye(784)[: len(data.labels)].view(-1, 1, 28, 28), data.labels)
+    run = {"seed": 3, "loss": loss, "loss_opt": options, "lr": 0.01, "steps": 6}
+    model, again, longer = (glyphs.train(data, {**run, "steps": steps}) for steps in (6, 6, 40))
+    assert not model.training
+    with torch.no_grad():
+        scores = [each(data.images) for each in (model, again, longer)]
+    assert torch.equal(scores[0], scores[1])
+    errors = [F.cross_entropy(each, data.labels).item() for each in scores]
+    assert errors[2] < errors[0] < 1.1 * math.log(62)
 
 
 class Trained:
