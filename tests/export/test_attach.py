@@ -233,6 +233,16 @@ def test_files_that_cannot_get_a_head(tmp_path):
     assert made.read_bytes() == before
 
 
+def test_a_model_that_runs_on_no_random_input_needs_inputs(tmp_path):
+    """Rows of 7 logits cannot become rows of 11."""
+    model = classifier([("Reshape", ["z", "shape"], ["y"], {})])
+    model.graph.initializer[-1].CopyFrom(onnx.numpy_helper.from_array(np.asarray([-1, 11]), "shape"))
+    with pytest.raises(
+        ExportError, match=r"does not run on inputs of the shapes .*'x': .*give inputs \(--inputs FILE\)"
+    ):
+        attach(saved(model, tmp_path / "m.onnx"), tmp_path / "o.onnx")
+
+
 def test_an_existing_file_survives_a_failure(tmp_path, monkeypatch):
     source = saved(classifier(TAILS["softmax"]), tmp_path / "m.onnx")
     made = attach(source, tmp_path / "o.onnx")

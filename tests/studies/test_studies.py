@@ -11,7 +11,7 @@ from topk_registry import create_loss
 from topk_registry.train import TrainConfig
 from topk_studies import glyphs, runner, studies
 from topk_studies.baselines import smooth_topk_svm
-from topk_studies.command import main
+from topk_studies.command import main, table_of
 
 STUDY = studies.Study(
     "?", "-", {"a": {"noise": 0.0}}, (studies.Contestant("ce"), studies.Contestant("focal")), "top5", ("top5",)
@@ -160,6 +160,36 @@ def test_metrics_of_glyphs_are_those_of_numpy():
     assert 90 <= found["test_coverage"] < 92  # calibrated on the same images
     assert 1 < found["test_set_size"] < 62
     assert 0 < found["test_ece"] < 5
+
+
+def test_a_table_of_results_shows_what_was_chosen_and_what_diverged():
+    found = {"mean": 51.25, "difference": 1.5, "half_width": 0.25}
+    tuning = [{"lr": rate} for rate in (0.1, 0.2, 0.3)]
+    chosen = {"lr": 0.3, "loss_opt": {"gamma": 2}}
+    rows = [
+        {"condition": "a", "loss": "focal", "chosen": chosen, "tuning": tuning, "top5": found},
+        {"condition": "a", "loss": "ce", "chosen": {**chosen, "lr": 0.2}, "tuning": tuning, "top5": {"mean": 50.0}},
+        {"condition": "b", "loss": "ce", "chosen": None, "tuning": tuning, "top5": {"mean": None}},
+    ]
+    header, *lines, note = table_of(STUDY, rows).splitlines()
+    assert header.split() == ["condition", "loss", "rates", "chosen", "top5"]
+    assert [line.split() for line in lines] == [
+        ["a", "focal", "3", "lr=0.3*", "gamma=2", "51.25", "(+1.50", "±", "0.25)"],
+        ["a", "ce", "3", "lr=0.2", "gamma=2", "50.00"],
+        ["b", "ce", "3", "lr=nan", "diverged"],
+    ]
+    assert note.startswith("* the lowest or the highest")
+
+
+def test_uniform_noise_redraws_its_share_from_all_characters():
+    drawn = glyphs.noisy(torch.full((40_000,), 61), "uniform", 0)
+    counts = drawn.bincount(minlength=62)
+    assert len(counts) == 62
+    assert (counts[:61] / 40_000 - glyphs.SHARE / 62).abs().max() < 5 * (glyphs.SHARE / 62 / 40_000) ** 0.5
+    assert counts[61].item() / 40_000 == pytest.approx(1 - glyphs.SHARE * 61 / 62, abs=0.012)
+    assert torch.equal(glyphs.noisy(drawn, "clean", 0), drawn)
+    with pytest.raises(ValueError, match="must be one of confusion, clean, uniform, got 'other'"):
+        glyphs.noisy(drawn, "other", 0)
 
 
 def test_confusion_noise_redraws_within_groups_of_characters_that_look_alike():

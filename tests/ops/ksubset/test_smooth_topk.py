@@ -35,6 +35,24 @@ def masses_of(kind: str, B: int, n: int) -> Masses:
     return Masses(None, None, None, torch.where(table < 3 / n, table, 0.0) if kind == "few dense" else table)
 
 
+@pytest.mark.parametrize(
+    ("logits", "options", "message"),
+    [
+        (torch.zeros(2, 5), {"k": 0}, "k must be an integer from 1 to n - 1 = 4, got 0"),
+        (torch.zeros(2, 5), {"k": 5}, "k must be an integer"),
+        (torch.zeros(2, 5), {"k": True}, "k must be an integer"),
+        (torch.zeros(2, 5), {"k": 2, "tau": 0.0}, "temperature"),
+        (torch.zeros(2, 5), {"k": 2, "tau": math.inf}, "temperature"),
+        (torch.zeros(2, 5, dtype=torch.int64), {"k": 2}, "floating point"),
+        (torch.zeros(2, 5).to_sparse(), {"k": 2}, "dense"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_arguments_are_errors(backend, logits, options, message):
+    with pytest.raises(ValueError, match=message):
+        smooth_topk(logits, masses_of("label", 2, 5), **options)
+
+
 def value_and_gradient(s: Tensor, masses: Masses, **options) -> tuple[Tensor, Tensor]:
     leaf = s.detach().clone().requires_grad_()
     losses = smooth_topk(leaf, masses, **options)
