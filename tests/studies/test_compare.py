@@ -12,9 +12,11 @@ from PIL import Image
 from tests.system_calls import Calls
 from topk_registry.data import open_dataset
 from topk_registry.train import TrainConfig
+from topk_registry.train.data import open_split
 from topk_studies import runner
-from topk_studies.command import _flags_of_train, create_study_parser, main
+from topk_studies.command import _flags_of_train, check, create_study_parser, main
 from topk_studies.compare import flags_of, study_of
+from topk_studies.data import parts
 from topk_studies.data.cifar100 import CLASSES, FAMILIES, SUPERCLASSES
 from topk_studies.studies import STUDIES, Contestant, spread
 
@@ -104,6 +106,23 @@ def test_the_parts_of_a_folder(folder, settings, test_split, sizes, note):
     assert note in said
 
 
+def test_the_parts_have_the_channels_of_the_model(folder):
+    config = TrainConfig(dataset="topk/folder", data_dir=str(folder), input_size=[1, 4, 4], num_classes=2, device="cpu")
+    flags = {**flags_of(config, "")[0], "model": "topk_convnet", "loss": "ce", "loss_opt": {}, "workers": 0}
+    part = open_split(TrainConfig(**flags), "train", training=True, channels=1)
+    assert part[0][0].mode == "L"
+    check(study_of(["ce"], 1, None, TrainConfig(eval_metric="top1")), [{**flags, "lr": 0.1, "batch_size": 4}])
+
+
+def test_timm_gets_the_options_of_its_readers(folder, monkeypatch):
+    given = []
+    opened = parts.open_dataset
+    monkeypatch.setattr(parts, "open_dataset", lambda *args, **more: given.append(more) or opened(*args, **more))
+    config = TrainConfig(dataset="torch/image_folder", data_dir=str(folder), class_map="classes.txt", val_split="0.5")
+    open_split(TrainConfig(**flags_of(config, "")[0]), "train", training=True)
+    assert given[0]["timm_options"]["class_map"] == "classes.txt"
+
+
 def test_without_a_test_split_each_class_of_validation_is_halved(folder):
     (folder / "test").rename(folder / "other")
     flags, said = flags_of(TrainConfig(dataset="topk/folder", data_dir=str(folder)), "")
@@ -186,6 +205,7 @@ def test_a_dry_run_lists_the_trials_and_trains_nothing(tmp_path, capsys):
         (["--losses", "ce", "--data-dir", ".", "--dataset", ""], "of image folder in '.': . has no"),
         (["--losses", "ce", "--test-split", "tset"], "of topk/hierarchy: split must be one of"),
         (["--losses", "ce", "--output", "/no/such/place/x.json"], "there is no folder"),
+        (["--losses", "ce", "--output", "."], "--output . is a folder"),
     ],
 )
 def test_what_cannot_be_compared_is_a_line_before_anything_is_trained(tmp_path, monkeypatch, capsys, flags, words):

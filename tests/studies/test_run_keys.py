@@ -68,4 +68,8 @@ def test_the_fingerprint_of_a_folder_sees_every_file(tmp_path):
     (folder / "a" / "2.png").write_bytes(b"345")
     os.utime(folder / "a" / "2.png", ns=(10**18, 10**18 + 1))
     seen.append(runner.fingerprint(folder))
+    (linked := tmp_path / "linked").mkdir()
+    (folder / "b").symlink_to(linked)
+    (linked / "1.png").write_bytes(b"1")
+    seen.append(runner.fingerprint(folder))
     assert len(set(seen)) == len(seen)

@@ -85,6 +85,8 @@ def main(argv: Sequence[str]) -> int:
     parser.prog += f" {args.name}"
     if not args.output.parent.is_dir():
         parser.error(f"--output {args.output}: there is no folder {args.output.parent}")
+    if args.output.is_dir():
+        parser.error(f"--output {args.output} is a folder: name a file in it")
     with suppress(ValueError):  # batch systems send SIGTERM; only the main thread can handle it
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     if args.name in ON_PICTURES:
@@ -190,7 +192,8 @@ def check(study: Study, runs: Sequence[Flags]) -> None:
     from topk_registry.train.data import open_split
 
     if runs:  # the trainer opens the other two splits
-        open_split(TrainConfig(**runs[0]), "test")
+        config = TrainConfig(**runs[0])
+        open_split(config, "test", channels=config.channels)
     different = {json.dumps([flags[name] for name in ("loss", "loss_opt")]): flags for flags in runs}
     for flags in different.values():
         trainer = Trainer(TrainConfig(**flags), quiet=True)

@@ -77,9 +77,9 @@ def flags_of(config: TrainConfig, test_split: str) -> tuple[dict[str, Any], str]
     own = {name: value for name, value in config.dataset_opt.items() if name not in CHANGES}
     options: dict[str, Any] = {"of": config.dataset, "train_split": config.train_split, "val_split": config.val_split}
     options |= {"test_split": test_split, "options": own, **changes}
-    options["mode"] = config.input_img_mode or ("L" if config.in_chans == 1 else "RGB")
+    options["image_mode"] = config.input_img_mode or ("RGB" if config.channels == 3 else "L")
     if read_by_timm:
-        options["timm_options"] = {theirs: getattr(config, ours) for ours, theirs in TIMM_OPTIONS.items()}
+        options["reader_options"] = {theirs: getattr(config, ours) for ours, theirs in TIMM_OPTIONS.items()}
     chosen = f"{config.val_split} of the training images" if config.val_split.startswith("0.") else config.val_split
     note = f"trials are chosen on {chosen}, results are on {test_split}"
     if not test_split:

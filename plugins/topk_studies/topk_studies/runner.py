@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import shlex
 import sys
 import tempfile
@@ -129,7 +130,8 @@ class Runs:
 
 def fingerprint(folder: str | Path) -> str:
     """Return a hash of the paths, sizes and modification times of all files in a folder."""
-    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
+    inside = (Path(place, name) for place, _, names in os.walk(folder, followlinks=True) for name in names)
+    files = sorted(path for path in inside if path.is_file())
     found = [(str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 

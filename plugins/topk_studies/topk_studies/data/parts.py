@@ -19,11 +19,13 @@ def parts(
     train_split: str = "train",
     val_split: str | float = "validation",
     test_split: str = "",
-    mode: str = "RGB",
+    image_mode: str = "RGB",
     options: Mapping[str, Any] | None = None,
-    timm_options: Mapping[str, Any] | None = None,
+    reader_options: Mapping[str, Any] | None = None,
 ) -> Selection:
     """Open one of the three parts of a data set for a comparison.
+
+    No parameter has the name of a parameter of ``open_dataset``, because ``open_dataset`` passes only other options on.
 
     A part of CIFAR-100 has the attribute ``superclasses``: a list with the index of the superclass of each class.
 
@@ -36,9 +38,9 @@ def parts(
             validation.
         test_split: split of the data set for testing. If empty, the images of ``val_split`` are divided: one half of
             each class is for validation and the other half is for testing.
-        mode: Pillow mode to which images from files are converted.
+        image_mode: Pillow mode to which images from files are converted.
         options: options of the data set.
-        timm_options: further arguments of ``timm.data.create_dataset``.
+        reader_options: further arguments of ``timm.data.create_dataset``.
 
     Raises:
         ValueError, OSError, TypeError: the data cannot be opened.
@@ -52,8 +54,8 @@ def parts(
     def opened(name: str) -> Any:
         if of in FOLDERS and Path(root or "").is_dir() and split_folder(root or "", name) is None and not fraction:
             raise ValueError(f"{root} has no folder {name!r}")
-        more: dict[str, Any] = {} if of.startswith("topk/") and of not in FOLDERS else {"timm_options": timm_options}
-        dataset = open_dataset(of, name, root, training=False, mode=mode, **more, **(options or {}))
+        more: dict[str, Any] = {} if of.startswith("topk/") and of not in FOLDERS else {"timm_options": reader_options}
+        dataset = open_dataset(of, name, root, training=False, mode=image_mode, **more, **(options or {}))
         if not is_indexed(dataset):
             raise ValueError(f"{of} is a stream, and a comparison needs random access")
         if dataset.classes == CLASSES:
