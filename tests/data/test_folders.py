@@ -65,6 +65,16 @@ def test_files_of_other_formats_and_empty_folders_are_counted(make):
     assert empty.endswith("dog, owl")
 
 
+def test_folders_that_cannot_be_read_are_counted(make, monkeypatch):
+    def opened(folder, scandir=os.scandir):
+        if str(folder).endswith("dog"):
+            raise PermissionError(folder)
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", opened)
+    assert "without images: dog" in "".join(read_folders(make("cat/1.png", "dog/1.png"), SUFFIXES).notes)
+
+
 @pytest.mark.parametrize(
     ("paths", "words"),
     [

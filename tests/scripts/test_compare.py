@@ -119,7 +119,7 @@ def test_two_checkpoints_on_the_data_of_their_training(two_models, tmp_path, cap
     assert {d["measure"] for d in comparison["differences"]} >= {"top1", "top5", "macro top1", "nll"}
 
 
-@pytest.mark.parametrize("argv", [["one.pth"], ["a.pth", "a.pth"]])
+@pytest.mark.parametrize("argv", [["one.pth"], ["a.pth", "a.pth"], ["a.pth", "./a.pth"]])
 def test_wrong_usage_is_status_2(argv):
     with pytest.raises(SystemExit, match="2"):
         main(["compare", *argv])
@@ -153,6 +153,25 @@ def test_images_that_are_held_out_are_those_of_the_run():
     assert not data.open_images(config, {"b": other(dataset="topk/ambiguous")["b"]})[1]  # of other data
     assert "b records no images of training" in data.open_images(config, {"a": own, "b": None})[1][0]
     data.open_images(config.replace(val_split="validation"), {"a": own, "b": None})
+
+
+def test_runs_on_other_folders_trained_on_other_images(tmp_path):
+    for name in ("ant", "bee"):
+        (place := tmp_path / "photos" / "train" / name).mkdir(parents=True)
+        for i in range(8):
+            Image.new("RGB", (4, 4), (i, 0, 0)).save(place / f"{i}.png")
+    config = TrainConfig(data_dir=str(tmp_path / "photos"), val_split="0.25")
+    own = record_of(config.to_dict())
+
+    def other(**settings):
+        return {"a": own, "b": record_of(config.replace(val_split="validation", **settings).to_dict())}
+
+    used, notes = data.open_images(config, other(data_dir="drawings"))
+    assert len(used) == 4
+    assert "that training held out; see" in notes[0]
+    for settings in ({}, {"dataset": "topk/folder"}, {"data_dir": "elsewhere/photos"}):
+        with pytest.raises(DataError, match="held out different images"):
+            data.open_images(config, other(**settings))
 
 
 def small_run(tmp_path, name, *flags):

@@ -108,7 +108,8 @@ def _walk(root: str | Path) -> Iterator[tuple[str, list[str], list[str]]]:
                     below.append(entry.name)
                 elif entry.is_file() or not os.path.exists(entry.path):  # a dangling link is reported when it is read
                     files.append(entry.name)  # a named pipe is skipped: reading it would wait for ever
-    except OSError:  # an unreadable folder
+    except OSError:  # an unreadable folder counts as a folder without images
+        yield str(root), [], []
         return
     below.sort(key=natural_key)
     yield str(root), below, files

@@ -170,7 +170,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser.parse_args(argv)
     if len(args.models) < 2:
         parser.error("expected at least two models")
-    if len(set(args.models)) < len(args.models):
+    if len({Path(path).absolute() for path in args.models}) < len(args.models):
         parser.error("a model is named twice")
     print(f"topk-registry compare: loading torch and {args.models[0]}", file=sys.stderr, flush=True)
     try:

@@ -171,14 +171,20 @@ def open_images(
             notes.append(note)
         elif config.held_out and not all_images:
             own = record_of(config.to_dict()) or {}
-            same = ("dataset", "train_split")
-            records = {name: each for name, each in records.items() if not each or all(each[x] == own[x] for x in same)}
+            records = {name: each for name, each in records.items() if not each or _may_share(each, own)}
             note = images_to_use(config.data_name, {"these images": own, **records})[2]
             notes += [note] if records else []
     except ValueError as error:
         raise DataError(f"{error}") from error
     dataset = open_evaluation(config, channels=channels)
     return dataset, [*notes, *getattr(dataset, "notes", ())]
+
+
+def _may_share(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Return whether two runs may have trained on the same images, according to their records."""
+    kinds = {"" if each["dataset"] in FOLDERS else each["dataset"] for each in (one, other)}
+    folders = {each["folder"] for each in (one, other)} - {""} if kinds == {""} else ()
+    return len(kinds) == 1 and len(folders) < 2 and one["train_split"] == other["train_split"]
 
 
 def _mapped(config: TrainConfig, dataset: Any) -> Any:
