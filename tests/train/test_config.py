@@ -78,6 +78,9 @@ def test_other_choices_are_refused(setting):
         ({"val_split": "1.5"}, "--val-split must name a split or be in"),
         ({"val_split": 0.0}, "--val-split must name a split or be in"),
         ({"loss": ""}, "--loss is empty"),
+        ({"scale": [0.5]}, "--scale takes 2 numbers"),
+        ({"ratio": [1.0]}, "--ratio takes 2 numbers"),
+        ({"seed": 2**32}, "--seed must be in"),
     ],
 )
 def test_settings_that_exclude_each_other(settings, word):
@@ -104,6 +107,8 @@ def test_config_values_are_parsed_as_flags(tmp_path):
     config = parse_args(["--config", str(file), "--epochs", "9"])
     assert (config.lr, config.loss_opt, config.mean, config.epochs) == (1e-3, {"gamma": 2}, [0.5] * 3, 9)
     assert parse_args(["--config", str(file), "--loss", "ce"]).loss_opt == {}
+    file.write_text("loss_opt: gamma=2\n")
+    assert parse_args(["--config", str(file), "--loss", "focal"]).loss_opt == {"gamma": 2}
 
 
 @pytest.mark.parametrize(

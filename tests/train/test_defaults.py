@@ -170,7 +170,7 @@ def test_the_list_of_recipes(capsys):
 
 @pytest.mark.parametrize(
     "setting", [{"sampler": "class_balanced"}, {"dataset_opt": {"noise": 0.1}}, {"aa": "v0"}, {"reprob": 0.1},
-                {"val_split": "0.1"}], ids=str
+                {"val_split": "0.1"}, {"multi_crop": 5}], ids=str
 )  # fmt: skip
 def test_own_loaders_refuse_settings_of_our_loaders(setting):
     batches = [(torch.randn(8, 4), torch.arange(8))]

@@ -241,10 +241,12 @@ def test_two_runs_do_not_share_a_folder(train, tmp_path):
     assert train("--epochs", "1").status == 0
 
 
-def test_a_signal_during_evaluation_keeps_the_trained_epoch(train, monkeypatch):
+@pytest.mark.parametrize("flags", [(), ("--sched-on-updates",)], ids=str)
+def test_a_signal_during_evaluation_keeps_the_trained_epoch(train, monkeypatch, flags):
     from topk_registry.train import loop
 
-    whole = train("--epochs", "3", "--loss", "noised_topk", name="whole")
+    flags = ("--epochs", "3", "--loss", "noised_topk", *flags)
+    whole = train(*flags, name="whole")
     measured = []
 
     def stopped(run, loss):
@@ -257,16 +259,26 @@ def test_a_signal_during_evaluation_keeps_the_trained_epoch(train, monkeypatch):
     original = loop.measure
     with monkeypatch.context() as patched:
         patched.setattr(loop, "measure", stopped)
-        run = train("--epochs", "3", "--loss", "noised_topk", name="parts")
+        run = train(*flags, name="parts")
     assert "epoch 2 is trained and saved" in run.err
     steps = []
     train_epoch = loop.train_epoch
     monkeypatch.setattr(loop, "train_epoch", lambda run, epoch: steps.append(epoch) or train_epoch(run, epoch))
-    resumed = train("--epochs", "3", "--loss", "noised_topk", "--resume", "auto", name="parts")
+    resumed = train(*flags, "--resume", "auto", name="parts")
     assert resumed.status == 0, resumed.err
     assert steps == [2]
     same_run(whole.checkpoint(), resumed.checkpoint())
-    assert [row["eval_top1"] for row in whole.summary] == [row["eval_top1"] for row in resumed.summary]
+    for key in ("eval_top1", "lr"):
+        assert [row[key] for row in whole.summary] == [row[key] for row in resumed.summary]
+
+
+def test_a_run_that_stopped_early_stays_stopped(train):
+    flags = ("--epochs", "5", "--lr", "0", "--early-stop", "1")
+    stopped = train(*flags).checkpoint()
+    resumed = train(*flags, "--resume", "auto")
+    assert (resumed.status, "stopped early" in resumed.out) == (0, True), resumed.out + resumed.err
+    same_run(stopped, resumed.checkpoint())
+    assert len(resumed.summary) == 2
 
 
 def test_settings_of_timms_script_name_its_registered_loss():

@@ -158,6 +158,7 @@ def test_warning_of_slow_bfloat16(train):
         (("--resume", "FILE"), "not a checkpoint: torch.load fails"),
         (("--loss", "focal", "--smoothing", "0.1", "--loss-opt", "label_smoothing=0.2"), "both"),
         (("--task", "multilabel", "--loss", "focal"), "takes_k_hot"),
+        pytest.param(("--torchcompile", "nothing"), "--torchcompile nothing: Invalid backend", marks=pytest.mark.slow),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

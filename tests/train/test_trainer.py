@@ -108,6 +108,16 @@ def test_own_batches_have_timms_defaults(tmp_path):
         Trainer(config.replace(mixup=0.2), train_loader=batches)
 
 
+def test_a_run_without_class_names_keeps_none_of_the_run_that_it_overwrites(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "classes.txt").write_text("cat\ndog\nowl\nyak\n")
+    settings = {"epochs": 1, "num_classes": 4, "output": str(tmp_path), "experiment": "run", "device": "cpu"}
+    batches = DataLoader(linear_data(), 120)
+    fit(TrainConfig(**settings, overwrite=True), model=torch.nn.Linear(8, 4), train_loader=batches)
+    assert (tmp_path / "run" / "last.pth.tar").exists()
+    assert not (tmp_path / "run" / "classes.txt").exists()
+
+
 def test_the_first_steps_are_those_of_plain_pytorch(tmp_path):
     """An epoch of gradient descent without momentum, written out, gives the same weights."""
     data = linear_data(40)

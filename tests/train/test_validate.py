@@ -171,6 +171,12 @@ def test_a_loss_that_cannot_be_built_is_an_error(train, tmp_path, capsys):
     assert validate(tmp_path, other, "--loss", "ce")[0] == 0
 
 
+def test_validate_takes_another_loss_and_any_batch_size(train, tmp_path, capsys):
+    run = train("--loss", "topk_nll", "--loss-opt", "k=3", "--mixup", "0.2", "--epochs", "1")
+    capsys.readouterr()
+    assert validate(tmp_path, run.folder / LAST, "--loss", "ldam", "-b", "31")[0] == 0, capsys.readouterr().err
+
+
 def test_a_checkpoint_of_timms_script_is_evaluated(train, tmp_path):
     run = train("--epochs", "1")
     saved = run.checkpoint()

@@ -270,8 +270,12 @@ class TrainConfig:
     decay_rate: float = _SCHEDULE(0.1, "factor of each reduction", metavar="RATE", short="--dr", within="[0, inf)")
 
     no_aug: bool = _AUG(False, "only resize and center-crop training images; mixup and cutmix still apply")
-    scale: list[float] = _AUG([0.08, 1.0], "share of the image in the random crop", metavar="PCT", within="(0, inf)")
-    ratio: list[float] = _AUG([3.0 / 4.0, 4.0 / 3.0], "aspect ratio of the random crop", metavar="R", within="(0, inf)")
+    scale: list[float] = _AUG(
+        [0.08, 1.0], "share of the image in the random crop", metavar="PCT", nargs=2, within="(0, inf)"
+    )
+    ratio: list[float] = _AUG(
+        [3.0 / 4.0, 4.0 / 3.0], "aspect ratio of the random crop", metavar="R", nargs=2, within="(0, inf)"
+    )
     hflip: float = _AUG(0.5, "probability of a horizontal flip", within="[0, 1]")
     vflip: float = _AUG(0.0, "probability of a vertical flip", within="[0, 1]")
     color_jitter: float = _AUG(0.4, "strength of color jitter", metavar="F", within="[0, inf)")
@@ -289,7 +293,7 @@ class TrainConfig:
     smoothing: float = _AUG(0.1, "label smoothing (default: 0.1 with --loss ce, else 0)", within="[0, 1]")
     train_interpolation: str = _AUG("random", "in training; '': as in evaluation", choices=("random", *INTERPOLATIONS))
 
-    seed: int = _RUN(42, "random seed", metavar="S", within="[0, inf)")
+    seed: int = _RUN(42, "random seed", metavar="S", within="[0, 4294967295]")  # the seeds of NumPy
     eval_metric: str = _RUN(
         "", "metric that selects the best checkpoint: nll, topK, {macro,many,medium,few}-topK; multilabel: map, "
         "micro-f1, macro-f1, sample-f1, exact-match, topK-recall, bce (default: topK for the k of the loss, else top1)",
@@ -429,7 +433,8 @@ def parse_args(argv: Sequence[str]) -> TrainConfig:
     try:
         saved = read_config(file, given) if file else {}
         if given.get("loss", saved.get("loss")) != saved.get("loss"):
-            saved.pop("loss_opt", None)  # the options in the file belong to another loss
+            if "loss" in saved:
+                saved.pop("loss_opt", None)  # the options in the file belong to another loss
             others = {name: value for name, value in saved.items() if name != "smoothing"}
             if saved.get("smoothing") == TrainConfig(**others).smoothing:  # the default for the other loss
                 saved = others

@@ -24,6 +24,8 @@ def run_epochs(run: Run, saver: Saver | None) -> None:
     ``saver`` writes the checkpoints. None: another process writes them.
     """
     progress = run.progress
+    if _stops_early(run):  # a resumed run
+        return
     while progress.epoch < run.num_epochs:
         epoch = progress.epoch
         set_epoch(run.task.criterion, epoch)
@@ -48,11 +50,17 @@ def run_epochs(run: Run, saver: Saver | None) -> None:
         run.report.epoch_done(run, row)
         if run.on_epoch is not None:
             run.on_epoch(run, row)
-        if run.config.early_stop and progress.stale >= run.config.early_stop:
-            run.report.say(f"stopped early: no better {run.metric} in {progress.stale} evaluations")
+        if _stops_early(run):
             return
         if run.should_stop() and progress.epoch < run.num_epochs:
             raise _interrupted(run)
+
+
+def _stops_early(run: Run) -> bool:
+    stagnates = 0 < run.config.early_stop <= run.progress.stale
+    if stagnates:
+        run.report.say(f"stopped early: no better {run.metric} in {run.progress.stale} evaluations")
+    return stagnates
 
 
 def train_epoch(run: Run, epoch: int) -> float | None:

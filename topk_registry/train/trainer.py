@@ -44,7 +44,8 @@ from topk_registry.train.report import Report
 from topk_registry.train.run import Progress, Row, Run, write_text
 
 # settings without effect on the batches of the user's own loader, with their defaults
-OF_OUR_LOADERS = {"sampler": "", "dataset_opt": {}, "aa": None, "reprob": 0.0, "val_split": "validation"}
+OF_OUR_LOADERS = {"sampler": "", "dataset_opt": {}, "aa": None, "reprob": 0.0, "multi_crop": 0}
+OF_OUR_LOADERS |= {"val_split": "validation"}
 
 
 @dataclass(frozen=True)
@@ -219,12 +220,16 @@ def build(
         parts: dict[str, Any] = {"optimizer": optimizer, "scaler": compute.scaler}
         parts |= {"rank": compute.rank, "world": compute.world_size}
         progress, notes = checkpoint.resume(task, resumed, saved, **parts)
-        if scheduler is not None and progress.epoch:
-            scheduler.step_update(progress.epoch * updates)
+        trained = progress.epoch + (progress.unevaluated is not None)
+        if scheduler is not None and trained:
+            scheduler.step_update(trained * updates)
             scheduler.step(progress.epoch)
     if config.torchcompile:
-        task.compile(backend=config.torchcompile)
-        task.compile_ema(backend=config.torchcompile)
+        try:
+            task.compile(backend=config.torchcompile)
+            task.compile_ema(backend=config.torchcompile)
+        except RuntimeError as error:
+            raise TrainError(f"--torchcompile {config.torchcompile}: {error}") from error
     if compute.distributed:
         task.prepare_distributed(device_ids=[compute.device] if compute.device.type == "cuda" else None)
     folder = checkpoint.shared(lambda: _folder(config, resumed))
@@ -330,6 +335,8 @@ def opened_folder(run: Run) -> Iterator[Saver | None]:
         write_text(folder / "args.yaml", yaml.safe_dump(settings, default_flow_style=False))
         if names:
             write_text(folder / "classes.txt", "".join(f"{name}\n" for name in names))
+        else:
+            (folder / "classes.txt").unlink(missing_ok=True)  # of a run that this run overwrites
         saver = Saver(
             model=run.model,
             optimizer=run.optimizer,

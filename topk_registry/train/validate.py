@@ -138,9 +138,12 @@ def open_model(
     if not saved and "model" not in settings:
         raise TrainError(f"{path} has no model name: pass --model and --num-classes")
     own: dict[str, Any] = {"pretrained": False, "pretrained_path": None, "initial_checkpoint": "", "resume": ""}
-    own |= {"overwrite": False, **running, "validation_batch_size": batch_size}
+    own |= {"overwrite": False, "mixup": 0.0, "cutmix": 0.0, **running, "validation_batch_size": batch_size}
     own |= {"input_size": None} if "img_size" in settings else {}
-    config = TrainConfig(**{**clean_settings(saved, strict=False), **own, **settings})
+    recorded = clean_settings(saved, strict=False)
+    if "loss" in settings and settings["loss"] != recorded.get("loss"):
+        recorded.pop("loss_opt", None)  # these options belong to the loss of training
+    config = TrainConfig(**{**recorded, **own, **settings})
     compute = model.Compute.set_up(config)
     network = model.build_model(config, config.num_classes)
     model.load_weights(network, str(path), ema=weights == "ema")
