@@ -108,7 +108,9 @@ def test_a_cut_set_leaves_in_set_empty():
         (Prediction((a, b)), ["", ""]),
     ):
         write_csv([("x.png", prediction)], stream := io.StringIO())
-        assert [line["in_set"] for line in csv.DictReader(io.StringIO(stream.getvalue()))] == column
+        lines = list(csv.DictReader(io.StringIO(stream.getvalue())))
+        assert [line["in_set"] for line in lines] == column
+        assert [line["rank"] for line in lines] == ["1", "2"]
 
 
 def test_a_run_without_results_does_not_block_its_folder(capsys, set_file, pictures, tmp_path):

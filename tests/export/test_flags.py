@@ -90,6 +90,13 @@ def test_attach(monkeypatch, names, tmp_path):
     }  # fmt: skip
 
 
+def test_an_error_of_attach_is_one_line(tmp_path, capsys):
+    assert attach_command.main([str(tmp_path / "none.onnx"), str(tmp_path / "out.onnx")]) == 2
+    assert (
+        capsys.readouterr().err.splitlines()[-1] == f"error: {tmp_path / 'none.onnx'} does not exist or is not a file"
+    )
+
+
 def calibrated(monkeypatch, folder, *flags):
     np.save(folder / "z.npy", np.eye(3, dtype=np.float32))
     np.save(folder / "y.npy", np.arange(3))

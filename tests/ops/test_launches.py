@@ -31,6 +31,7 @@ def targets() -> dict[str, Masses]:
     table = torch.rand(B, N, generator=torch.Generator().manual_seed(1))
     return {
         "label_rows": Masses(label[:, None], share[:, None], None, None),
+        "mass_rows of two labels": Masses(two, torch.stack([share, 1 - share / 2], 1), None, None),
         "mass_rows of smoothed labels": Masses(two, torch.stack([share, 1 - share / 2], 1), 0.1 / N * share, None),
         "mass_rows of a table": Masses(None, None, None, table),
     }

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -93,7 +94,10 @@ def test_equal_scores_share_their_credit():
 def test_the_table_names_every_model(scores):
     logits, labels = scores
     text = table(["a", "b", "c"], compare_scores(logits, labels, k=(1,), resamples=20))
-    assert [line.split()[0] for line in text.splitlines()[1:]] == ["b"] * 3 + ["c"] * 3
+    lines = text.splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["b"] * 3 + ["c"] * 3
+    for line in lines:
+        assert len(re.search(r"\.(\d+)", line)[1]) == (4 if " nll " in line else 2), line
 
 
 @pytest.fixture

@@ -160,6 +160,7 @@ def test_the_command_tunes_on_validation_images_and_continues(monkeypatch, tmp_p
         row = rows[families, "clean", "smooth_topk_svm, k=5, tau=0.3"]  # the best tau on validation images
         assert row["n"] == seeds
         assert row["test_top5"]["mean"] == pytest.approx(10 + (seeds - 1) / 2)
+        assert row["test_top5"]["sd"] == pytest.approx(np.std(range(seeds), ddof=1), abs=1e-3)
         assert row["test_top5"]["minus ce"] == [10.0, 0.0]
     assert rows[60, "clean", "smooth_topk_svm, k=5, tau=0.1"]["test_top5"]["minus ce"] == [9.8, 0.0]
     assert "minus ce" not in rows[60, "clean", "ce"]["test_top5"]

@@ -128,6 +128,7 @@ def test_the_plan_has_at_most_14_lines_and_states_what_decides_the_result(train,
     ):
         assert fact in plan, plan
     assert not run.err
+    assert "--config finetune" not in train(folder, *FOLDER, "--opt", "sgd", "--dry-run", tiny=()).out
 
 
 def test_the_plan_names_the_folder_that_the_run_writes(train, tmp_path):

@@ -7,6 +7,9 @@ import timm
 import torch
 
 from tests.train.conftest import TINY
+from topk_registry.errors import TrainError
+from topk_registry.train import TrainConfig
+from topk_registry.train.model import _sized, load_weights
 
 
 def backbone(state):
@@ -33,11 +36,33 @@ def test_published_weights_come_from_a_file_and_the_classifier_is_new(train, tmp
         source = re.search(r"--pretrained-path \S+", refused.err)[0].split()  # the alternative in the error works
     run = train("--model", "tinynet_e", *source, "--lr", "0", "--epochs", "1", tiny=tiny)
     assert run.status == 0, run.err
+    plan = train("--model", "tinynet_e", *source, "--opt", "sgd", "--epochs", "300", "--dry-run", tiny=tiny).out
+    assert "use --config finetune" in plan
     saved = run.checkpoint()["state_dict"]
     assert saved["classifier.weight"].shape[0] == 12
     for name, value in backbone(published.state_dict()).items():
         if not name.endswith(("running_mean", "running_var", "num_batches_tracked")):  # which training moves
             assert torch.equal(saved[name], value), name
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"img_size": 64}, {"img_size": 64}),
+        ({"input_size": [3, 32, 48]}, {"img_size": (32, 48)}),
+        ({}, {}),
+        ({"img_size": 64, "model_kwargs": {"img_size": 48}}, {}),
+        ({"img_size": 64, "model": "resnet18"}, {}),  # takes every size
+    ],
+)
+def test_a_model_of_a_fixed_input_size_is_built_for_the_size_of_the_images(flags, expected):
+    assert _sized(TrainConfig(**{"model": "vit_tiny_patch16_224", **flags})) == expected
+
+
+def test_weights_of_another_shape_are_an_error(tmp_path):
+    torch.save(timm.create_model("test_resnet", num_classes=3).state_dict(), tmp_path / "w.pth")
+    with pytest.raises(TrainError, match=r"cannot load .*w\.pth into ResNet: Error"):
+        load_weights(timm.create_model("test_resnet", num_classes=4), str(tmp_path / "w.pth"))
 
 
 def test_weights_of_other_names_are_an_error(train, tmp_path):
