@@ -144,3 +144,14 @@ def test_telemetry_is_off(tmp_path):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=300)
     assert result.stdout.strip() == "1", result.stderr
     assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize(("init", "counting", "found"), [(0, 0, 2), (100, 0, 0), (0, 100, 0)])
+def test_gpus_count_only_if_the_driver_works(monkeypatch, init, counting, found):
+    def count(reference):
+        reference._obj.value = 2
+        return counting
+
+    driver = SimpleNamespace(cuInit=lambda flags: init, cuDeviceGetCount=count)
+    monkeypatch.setattr(runtime.ctypes, "CDLL", lambda name: driver)
+    assert runtime.nvidia_gpus() == found

@@ -121,6 +121,7 @@ def test_timm_gets_the_options_of_its_readers(folder, monkeypatch):
     config = TrainConfig(dataset="torch/image_folder", data_dir=str(folder), class_map="classes.txt", val_split="0.5")
     open_split(TrainConfig(**flags_of(config, "")[0]), "train", training=True)
     assert given[0]["timm_options"]["class_map"] == "classes.txt"
+    assert given[0]["training"] is False  # nothing of training alone, such as label noise
 
 
 def test_without_a_test_split_each_class_of_validation_is_halved(folder):

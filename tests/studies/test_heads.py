@@ -6,6 +6,7 @@ import io
 import pickle
 import struct
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -272,3 +273,21 @@ def test_the_picture_has_each_icon_with_its_answers():
     assert texts == ["cat", "1. dog", "2. cat", "a&b", "1. a&b", "2. x", "by whom"]
     assert [each.text for each in root if each.get("class") == "right"] == ["2. cat", "1. a&b"]
     assert all(float(each.get("y", 0)) < float(root.get("height")) for each in root)
+
+
+def test_the_picture_of_the_page_is_that_of_the_program():
+    """Drawn again from its own icons, answers and lines, it has the same elements at the same places."""
+    root = ElementTree.parse(Path(__file__).parents[2] / "docs" / "pictures" / "icons.svg").getroot()
+    images = [each for each in root if each.tag.endswith("image")]
+    texts = [each for each in root if each.tag.endswith("text")]
+    files = [io.BytesIO(base64.b64decode(each.get("href").partition(",")[2])) for each in images]
+    truth = [each.text for each in texts if each.get("class") == "truth"]
+    lines = [each.text for each in texts if each.get("fill")]
+    given = [each.text.partition(". ")[2] for each in texts if each.get("class") != "truth" and not each.get("fill")]
+    answers = [given[i : i + 5] for i in range(0, len(given), 5)]
+    pixels = np.stack([np.asarray(Image.open(file)) for file in files])
+    drawn = ElementTree.fromstring(draw.row(pixels, truth, answers, lines))
+    assert drawn.attrib == root.attrib
+    for mine, theirs in zip(drawn, root, strict=True):
+        assert (mine.tag, mine.text) == (theirs.tag, theirs.text)
+        assert {**mine.attrib, "href": ""} == {**theirs.attrib, "href": ""}  # another Pillow may compress otherwise

@@ -107,6 +107,8 @@ def test_sets_of_one_author_prefix_or_category_material_have_one_designer():
         ("24", {}, "24"),
         ("home-outline", {"suffixes": {"": "Regular", "fill": "Fill"}}, "home-outline"),
         ("twotone-home", {"prefixes": {"twotone": "Two tone"}}, "home"),
+        ("a-b-home", {"prefixes": {"a": "A", "b": "B"}}, "b-home"),
+        ("home-x-fill", {"suffixes": {"x": "X", "fill": "Fill"}}, "home-x"),
     ],
 )
 def test_names_lose_their_style_and_size(name, document, expected):
