@@ -19,6 +19,12 @@ def test_head_gives_scores_probabilities_and_classes():
     assert "k=4, temperature=0.5" in repr(TopKHead(4, temperature=0.5))
 
 
+@pytest.mark.parametrize("n", [3, 5])
+def test_a_k_that_is_too_large_is_an_error_that_names_k(n):
+    with pytest.raises(ValueError, match=f"k must be an integer from 1 to n - 1 = {n - 1}, got 5"):
+        TopKHead(5)(torch.zeros(2, n))
+
+
 @pytest.mark.parametrize(("k", "tau"), [(1, 1.0), (3, 0.2), (5, 2.0)])
 def test_the_head_of_a_loss_predicts_what_the_loss_is_the_likelihood_of(k, tau):
     s, y = torch.randn(6, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), torch.arange(6)

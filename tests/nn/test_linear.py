@@ -135,6 +135,32 @@ def test_features_of_ignored_rows_may_hold_anything(bad, kind, chunk):
 
 
 @pytest.mark.parametrize("kind", ["labels", "smoothed"])
+@pytest.mark.parametrize("chunk", [17, None])
+def test_without_a_row_the_mean_is_nan_and_the_gradient_is_0(kind, chunk):
+    *tensors, label = layer()
+    target, options = torch.full_like(label, -100), targets(label)[kind][1]
+    loss = linear_smooth_topk(*tensors, target, chunk=chunk, **options)
+    assert loss.isnan()
+    assert not any(gradient.any() for gradient in torch.autograd.grad(loss, tensors))
+
+
+@pytest.mark.parametrize("alpha", [-1.0, torch.ones(N + 1), torch.ones(1)])
+@pytest.mark.parametrize("chunk", [17, None])
+def test_a_wrong_alpha_is_an_error_with_and_without_chunks(alpha, chunk):
+    *tensors, label = layer()
+    with pytest.raises(ValueError, match=f"alpha must be at least 0, one number or one per class .{N}"):
+        linear_smooth_topk(*tensors, label, alpha=alpha, chunk=chunk)
+
+
+def test_a_temperature_without_a_reciprocal_in_single_precision():
+    *tensors, label = layer(dtype=torch.float32)
+    loss, limit = (linear_smooth_topk(*tensors, label, tau=t, label_smoothing=0.1, chunk=17) for t in (1e-40, 1e-30))
+    torch.testing.assert_close(loss, limit)
+    for got, wanted in zip(*(torch.autograd.grad(one, tensors) for one in (loss, limit)), strict=True):
+        torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("kind", ["labels", "smoothed"])
 def test_nan_stays_in_its_row(kind):
     features, weight, bias, label = layer()
     target, options = targets(label)[kind]

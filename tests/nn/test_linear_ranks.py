@@ -106,6 +106,10 @@ def bad_input_on_one_rank_is_an_error_on_all():
         ({"weight": mine["weight"][: 4 + rank], "bias": None}, "divided"),
         ({"label_smoothing": 0.1}, "class indices"),
         ({"k": 12}, "half"),
+        ({"reduction": "none" if rank == 0 else "mean"}, "reduction"),
+        ({"alpha": 1.0 + rank}, "alpha"),
+        ({"target": mine["target"][: 3 - (rank == 0)]}, "class indices"),
+        ({"target": mine["target"].double() if rank == 0 else mine["target"]}, "class indices"),
         ({"target": mine["target"] + 100 * (rank == 0)}, "target"),
     ):
         with pytest.raises(ValueError, match=word):

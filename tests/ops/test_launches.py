@@ -14,7 +14,7 @@ from topk_registry.ops.ksubset.triton import backend
 from topk_registry.ops.masses import Masses
 from topk_registry.ops.perturbed.triton import kth
 
-B, N, K, TAU = 3, 37, 4, 0.1  # 37: an odd number, so that rows are not aligned
+B, N, K = 3, 37, 4  # 37: an odd number, so that rows are not aligned
 # the interpreter computes with infinities that kernels leave out afterwards
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -39,18 +39,18 @@ def targets() -> dict[str, Masses]:
 
 @interprets
 @pytest.mark.parametrize("kind", targets())
-@pytest.mark.parametrize("tile", [8, 256])  # read again from memory; in registers
-def test_losses_and_gradients(kind, tile, monkeypatch):
+@pytest.mark.parametrize(("tile", "tau"), [(8, 0.1), (256, 0.1), (256, 1.0)])  # read again from memory; in registers
+def test_losses_and_gradients(kind, tile, tau, monkeypatch):
     monkeypatch.setattr(layout, "TILE_OF_A_WARP", tile)
     around = torch.full((B + 2, N), -7.0)  # the gradient, and the memory before and after it
     monkeypatch.setattr(backend, "like_rows", lambda *_: (around[1:-1], around[1:-1]))
     s, masses, alpha = scores(), targets()[kind], torch.linspace(0, 1, N)
-    value, gradient = backend.losses(s, masses, K, TAU, alpha)
+    value, gradient = backend.losses(s, masses, K, tau, alpha)
     assert gradient is not None
     assert (around[[0, -1]] == -7).all()
     wide = s.double().requires_grad_()
     table = masses.table(N, torch.float64)
-    expected = (table * smooth_topk(wide, K, TAU, alpha.double())).sum(1)
+    expected = (table * smooth_topk(wide, K, tau, alpha.double())).sum(1)
     (slope,) = torch.autograd.grad(expected.sum(), wide)
     torch.testing.assert_close(value.double(), expected.detach(), rtol=4e-6, atol=1e-6)
     torch.testing.assert_close(gradient.double(), slope, rtol=0, atol=1e-6 * float(table.sum(1).max().clamp(min=1)))

@@ -312,6 +312,16 @@ def counting_ignored_rows(logits, target, *, ignore_index=-100):
     return F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum") / len(target)
 
 
+def dividing_by_the_counted_rows(logits, target, *, ignore_index=-100):
+    counted = target != ignore_index
+    rows = F.cross_entropy(logits, target.masked_fill(~counted, 0), reduction="none")
+    return (rows * (counted / counted.sum())).sum()
+
+
+def nan_in_double_precision(logits, target):
+    return F.cross_entropy(logits, target) * (torch.nan if logits.dtype == torch.float64 else 1.0)
+
+
 def averaging_by_rows(logits, target, *, weight=None, reduction="mean"):
     rows = F.cross_entropy(logits, target, weight=weight, reduction="none")
     return F.l1_loss(rows, torch.zeros_like(rows), reduction=reduction)
@@ -461,6 +471,8 @@ SINGLE = [
     ("weights_scale_rows", averaging_by_rows, "expected weighted mean loss = "),
     ("weights_scale_rows", WeightingTwice, "mean of rows with a sample_weight"),
     ("ignore_index_skips_rows", counting_ignored_rows, "expected loss with a row of ignore_index = -100 = "),
+    ("ignore_index_skips_rows", dividing_by_the_counted_rows, "expected no gradient if all rows have ignore_index = "),
+    ("gradient_equals_differences", nan_in_double_precision, "expected a finite float64 loss of labels, got nan"),
     ("label_smoothing_is_a_soft_target", smoothing_over_the_others, "expected loss with label_smoothing at ["),
     ("declared_options_work", Misspelt, "expected options of the loss in tuning_grid, got 'redaction'"),
     ("options_can_be_set", Stubborn, "expected loss after power was set to 2.0 = 5.54933, got 2.77466"),

@@ -187,6 +187,8 @@ class ClassificationLoss(Adjustable):
                 losses = self.losses_of(logits, masses)
         else:
             losses = self.losses_of(logits, masses)
+        if masses.counts is not None and self.reduction == "mean":
+            losses = masses.nan_without_rows(losses)
         if losses.ndim == 0:  # losses_of has already summed over rows
             return losses
         if self.reduction != "none":

@@ -76,15 +76,15 @@ class TopKHead(nn.Module):
         if allowed is not None:
             _check_allowed(allowed, logits)
             logits = logits.masked_fill(~allowed, -torch.inf)
-        # classes are ranked by logits, because several marginals of a row can round to 1 and would then be equal
-        top, indices = logits.topk(self.k)
-        if allowed is not None:
-            indices = torch.where(top == -torch.inf, -1, indices)
         if torch.compiler.is_exporting():  # an exported model needs fixed shapes and standard operators only
             rows = logits.reshape(-1, logits.shape[-1]).to(torch.promote_types(logits.dtype, torch.float32))
             marginals = graph.marginals(rows, self.k, self.temperature).view(logits.shape)
         else:
             marginals = topk_marginals(logits, self.k, temperature=self.temperature)
+        # classes are ranked by logits, because several marginals of a row can round to 1 and would then be equal
+        top, indices = logits.topk(self.k)
+        if allowed is not None:
+            indices = torch.where(top == -torch.inf, -1, indices)
         return TopKOutput(logits, marginals, indices)
 
     if TYPE_CHECKING:  # torch annotates the return type as Any

@@ -10,7 +10,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from topk_registry.checks import choice, integer, number
+from topk_registry.checks import choice, integer, number, shown
+from topk_registry.ops.backend import is_readable
 from topk_registry.ops.distributed import Group, OwnRows, agreed, gather_rows, outside_graphs
 from topk_registry.ops.ksubset import linear as chunked
 from topk_registry.ops.ksubset.api import topk_marginals
@@ -87,30 +88,41 @@ def linear_smooth_topk(
     alpha = torch.as_tensor(alpha, device=features.device).detach()
 
     def masses_of(target: Tensor | LabelMixture, n: int, x: Tensor) -> Masses:
+        if alpha.shape not in ((), (n,)) or (is_readable(alpha) and not bool((alpha >= 0).all())):
+            raise ValueError(f"alpha must be at least 0, one number or one per class [{n}], got {shown(alpha)}")
         options = {"weight": class_weight, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
         return Masses.of(x.new_zeros(()).expand(len(x), n), target, reduction=reduction, **options)
 
     def losses_of(x: Tensor, target: Tensor | LabelMixture, first: int, n: int) -> Tensor:
         masses = masses_of(target, n, x)
         p = _problem(x, k, k * tau, chunked.chunk_size(x, chunk), first, process_group)
-        return _losses(masses.usable(x), weight, bias, masses, alpha, tau, p)
+        losses = _losses(masses.usable(x), weight, bias, masses, alpha, tau, p)
+        return masses.nan_without_rows(losses) if reduction == "mean" else losses
 
     def check() -> Mapping[str, float]:
         facts = _check_layer(features, weight, bias, k, chunk)
         number(tau, "tau", above=0)
         choice(reduction, "reduction", REDUCTIONS)
         number(label_smoothing, "label_smoothing", at_least=0, at_most=1)
-        return facts | {"tau": tau, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
+        facts |= {"tau": tau, "label_smoothing": label_smoothing, "ignore_index": ignore_index}
+        if process_group is None:
+            return facts
+        shape = None if isinstance(target, LabelMixture) or target.is_floating_point() else target.shape
+        if shape != features.shape[:1] or label_smoothing:
+            raise ValueError(
+                f"with a process_group, targets must be class indices [{len(features)}], without label smoothing"
+            )
+        facts |= {"alpha": -1.0 if alpha.ndim else alpha.item(), "class_weight": class_weight is not None}
+        return facts | {"reduction": REDUCTIONS.index(reduction)}
 
     if process_group is None:
         check()
         if not _needs_chunks(features, weight, k, chunk):
             masses = masses_of(target, len(weight), features)
             logits = F.linear(masses.usable(features), weight, bias)
-            return _reduced(smooth_topk(logits, masses, k=k, tau=tau, alpha=alpha), reduction)
+            losses = smooth_topk(logits, masses, k=k, tau=tau, alpha=alpha)
+            return _reduced(masses.nan_without_rows(losses) if reduction == "mean" else losses, reduction)
         return _in_chunks(losses_of, features, target, len(weight), reduction)
-    if isinstance(target, LabelMixture) or target.is_floating_point() or label_smoothing:
-        raise ValueError("with a process_group, targets must be class indices, without label smoothing")
     return _over_ranks(losses_of, features, target, check, k, reduction, process_group)
 
 

@@ -329,7 +329,8 @@ def smooth_node(
     kernel = _kernel(_backend(logits, k, tau, masses.has_labels_only))
     losses, gradient = kernel(logits, masses, k, tau, alpha)
     assert gradient is not None
-    return losses, gradient.to(torch.promote_types(logits.dtype, torch.float32))
+    # contiguous, as the compiler expects: a GPU kernel returns a gradient in the memory layout of the logits
+    return losses, gradient.to(torch.promote_types(logits.dtype, torch.float32)).contiguous()
 
 
 @smooth_node.register_fake

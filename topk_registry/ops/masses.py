@@ -127,6 +127,9 @@ class Masses(NamedTuple):
             shares = shares * scale[:, None]
         if even is not None:
             even = (even if scale is None else even * scale) / n
+        if counts is not None:  # if no row counts, the scale of a mean is inf, and 0 * inf is NaN
+            shares = torch.where(counts[:, None], shares, 0.0)
+            even = None if even is None else torch.where(counts, even, 0.0)
         if weight is not None:
             wide = weight.to(shares)
             shares = shares * wide[labels]
@@ -182,6 +185,12 @@ class Masses(NamedTuple):
     def usable(self, scores: Tensor) -> Tensor:
         """Return the scores with every ignored row set to 0, so that NaN in an ignored row causes no NaN gradient."""
         return scores if self.counts is None else torch.where(self.counts[:, None], scores, 0.0)
+
+    def nan_without_rows(self, losses: Tensor) -> Tensor:
+        """Return the losses of a mean, or NaN with gradient 0 if all rows are ignored, as in cross-entropy."""
+        if self.counts is None or not isinstance(self.scale, Tensor) or not self.scale.numel():
+            return losses
+        return torch.add(losses, self.scale[0].to(losses.dtype), alpha=0.0)  # the scale is inf if no row counts
 
 
 def _scale(

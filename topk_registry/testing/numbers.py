@@ -26,6 +26,7 @@ def gradient_equals_differences(subject: Subject) -> None:
     for kind, target in subject.targets(loss):
         value, gradient = value_and_gradient(loss, logits, target)
         expect(value.dtype == torch.float64, f"expected a float64 loss of float64 logits and {kind}, got {value.dtype}")
+        expect_finite(value, f"float64 loss of {kind}")  # NaN would be equal to NaN below
         if not subject.estimates_gradient:
             _compare_with_differences(loss, logits, target, gradient, kind)
 

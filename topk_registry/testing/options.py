@@ -55,7 +55,10 @@ def weights_scale_rows(subject: Subject) -> None:
 
 @check
 def ignore_index_skips_rows(subject: Subject) -> None:
-    """Check that a row with the label ``ignore_index`` has gradient 0 and does not count, even with NaN logits."""
+    """Check that a row with the label ``ignore_index`` has gradient 0 and does not count, even with NaN logits.
+
+    If all rows have this label, the loss is NaN or 0, and the gradient is 0, as in cross-entropy.
+    """
     subject.require("ignore_index")
     logits, labels = subject.logits(), subject.labels()
     broken = logits.index_fill(0, torch.tensor(1), torch.nan)
@@ -65,6 +68,8 @@ def ignore_index_skips_rows(subject: Subject) -> None:
         marked = labels.index_fill(0, torch.tensor(1), index)
         _, gradient = value_and_gradient(loss, logits, marked)
         expect(not gradient[1].any(), f"expected no gradient on a row with ignore_index = {index}, got {gradient[1]}")
+        _, gradient = value_and_gradient(loss, logits, torch.full_like(labels, index))
+        expect(not gradient.any(), f"expected no gradient if all rows have ignore_index = {index}, got {gradient}")
         for scores, what in ((logits, "a row"), (broken, "NaN in a row")):
             subject.expect_same_value(
                 lambda loss=loss, x=scores, y=marked: loss(x, y),

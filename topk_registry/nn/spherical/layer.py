@@ -180,7 +180,7 @@ class SphericalLinear(nn.Module):
             probability that the loss gives to the class. For ``"mse"``, a logit is the score. A marginal is
             P(class in S) for a random set S of k classes, as in :class:`TopKHead` with these logits and temperature 1.
         """
-        if not 1 <= k < self.num_classes:
+        if not 1 <= integer(k, "k") < self.num_classes:
             raise ValueError(f"k must be an integer from 1 to n - 1 = {self.num_classes - 1}, got {k!r}")
         H, V = self._rows(features), self.factors.V
         size = max(CHUNK // max(len(H), 1), 1024) if chunk is None else integer(chunk, "chunk", at_least=1)

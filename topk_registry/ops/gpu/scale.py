@@ -22,8 +22,8 @@ def scale(gradient: torch.Tensor, g: torch.Tensor) -> None:
 def multiply(gradient_ptr, g_ptr, count, BLOCK: tl.constexpr):
     factor = tl.load(g_ptr).to(tl.float32)
     if factor != 1.0:
-        first = tl.program_id(0).to(tl.int64) * BLOCK
-        for start in range(0, count, tl.num_programs(0) * BLOCK):
-            at = start + first + tl.arange(0, BLOCK)
+        first = tl.program_id(0).to(tl.int64) * BLOCK  # in 64 bits, so that the loop cannot step over 2^31
+        for start in range(first, count, tl.num_programs(0) * BLOCK):
+            at = start + tl.arange(0, BLOCK)
             x = tl.load(gradient_ptr + at, mask=at < count).to(tl.float32)
             tl.store(gradient_ptr + at, (x * factor).to(gradient_ptr.dtype.element_ty), mask=at < count)

@@ -230,7 +230,7 @@ class _ExpectedHinge(torch.autograd.Function):
         def losses(s: Tensor, first: int, margins: Tensor, c: Tensor) -> Tensor:
             m = _margins(s, f, margins, c, state.classes, first, p)
             own_alpha = alpha[first : first + s.shape[1]] if alpha.ndim else alpha
-            hinge = F.softplus(own_alpha.to(s) - m / k, beta=1 / tau, threshold=40.0)
+            hinge = graph.soft_hinge(own_alpha.to(s) - m / k, tau)
             q = mass(s, first)
             return torch.where(q == 0, 0.0, q * hinge).sum(1)
 
