@@ -30,8 +30,8 @@ from topk_export.runtime.metadata import LOGITS, SET_OUTPUTS, Metadata
 from topk_export.runtime.predictor import Predictor, read_ahead
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
-from topk_export.staging import staged_at
-from topk_export.verify import SAMPLE, beside, expected_sets
+from topk_export.staging import check_weights_stay, staged_at
+from topk_export.verify import SAMPLE, beside, expected_sets, load_sample
 from topk_registry.conformal import (
     PredictionSets,
     Score,
@@ -272,6 +272,7 @@ def calibrate_file(
         raise ModelFileError(f"{model} is a multilabel file: prediction sets need a file with one label per image")
     n, names = metadata.num_classes, metadata.class_names
     proto = graph.load(model)
+    check_weights_stay(output, Path(model), graph.weight_files(proto, Path(model).parent))
     if len(graph.value_shape(proto.graph, LOGITS)) != 2:
         raise ModelFileError(f"{model} has several positions per input: prediction sets need one label per input")
     labels = check_labels(data.labels, n)
@@ -491,11 +492,11 @@ def _write(
     with staged_at(output) as staged:
         graph.save(built, staged, source=model.parent)
         written = Predictor(staged, device="cpu")
-        inputs = inputs_for(written.session, metadata)
+        sample = beside(model, SAMPLE)  # not every model takes random inputs
+        inputs = load_sample(sample).inputs if sample.is_file() else inputs_for(written.session, metadata)
         outputs = written.run({name: x[None] if metadata.batch == 0 else x for name, x in inputs.items()})
         expected, near = expected_sets(outputs[LOGITS], facts, sets.thresholds())
         if ((outputs[SET] != expected) & ~near).any():
             raise ExportError("the sets of the calibrated file do not match the thresholds: the file was not written")
-        sample = beside(model, SAMPLE)
         if sample.is_file():
             shutil.copyfile(sample, beside(staged, SAMPLE))

@@ -105,7 +105,8 @@ def find_logits(graph: Any, *, name: str | None = None, ends: bool = True) -> Fo
         if not lookup.known(name):
             outputs = ", ".join(f"{value.name} {shape_text(value.type)}" for value in graph.output)
             raise ExportError(f"the graph has no tensor {name!r}; the outputs are {outputs}")
-        return _itself(lookup, name)
+        found = (_before_end(lookup, output.name) for output in graph.output if ends and _fits(lookup, output))
+        return next((each for each in found if each.tensor == name), _itself(lookup, name))
     outputs = [output.name for output in graph.output if _fits(lookup, output)]
     candidates = {output: _before_end(lookup, output) if ends else _itself(lookup, output) for output in outputs}
     if not candidates:

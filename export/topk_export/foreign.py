@@ -38,9 +38,9 @@ from topk_export.runtime.metadata import (
     THRESHOLDS,
     Metadata,
 )
-from topk_export.runtime.preprocess import Preprocess
+from topk_export.runtime.preprocess import COLORS, Preprocess
 from topk_export.runtime.session import open_session
-from topk_export.staging import Progress, described, staged_at, verify_staged
+from topk_export.staging import Progress, check_weights_stay, described, staged_at, verify_staged
 from topk_export.verify import SAMPLE, beside, is_distribution, largest_error, write_sample
 
 OLDEST = 13  # the head needs this version of the default operator set
@@ -112,15 +112,18 @@ def attach(
         raise ValueError(f"the output {path} is the input: choose another file")
     recipe, in_graph = (None, False) if preprocess is None else read_preprocess(preprocess)
     proto = graph.load(source)
+    check_weights_stay(path, source, graph.weight_files(proto, source.parent))
     if graph.has_head(proto):
         if not replace:
             raise ExportError(f"{source} already has a head: --replace replaces it")
-        proto = graph.without_nodes(proto)
+        proto = graph.without_nodes(proto, (graph.PREFIX, PREPARE))
     proto = _current(proto, source, progress)
     shapes = _with_shapes(proto).graph
     found = find_logits(shapes, name=logits, ends=not from_probabilities)
     session = open_session(source, device="cpu")
     feed, known, error = _sample_of(session, inputs, recipe, in_graph, source)
+    kept = {output.name for output in proto.graph.output}
+    known = {name: values for name, values in known.items() if name in kept}
     graph.rename(proto.graph, {name: _new_name(name) for name in graph.all_names(proto.graph)})
     tensor, shape = _tensor_of(proto, shapes, found, known)
     n = shape[-1]
@@ -176,9 +179,10 @@ def read_preprocess(file: str | Path) -> tuple[Preprocess, bool]:
     try:
         content = json.loads(Path(file).read_text(encoding="utf-8"))
         in_graph = bool(content.pop("in_graph", False))
+        content.setdefault("color", COLORS.get(content["input_size"][0], ""))  # timm has no such key
         content.pop("scale_size", None)
         return Preprocess(**content), in_graph
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, LookupError) as error:
         raise ModelFileError(f"{file} is not a file of preprocessing with {', '.join(names)}: {error}") from error
 
 
@@ -229,10 +233,14 @@ def _sample_of(
     The error is the largest difference between a row in a batch of one and the same row in the whole batch.
     """
     if given is not None:
-        choices = [{name: values[:SAMPLES] for name, values in check_feed(session, given).items()}]
+        arrays = check_feed(session, given)
+        fixed = {value.name: _rows_of(value) for value in session.get_inputs()}
+        sizes = {name: fixed[name] or min(len(x), SAMPLES) for name, x in arrays.items()}
+        choices = [{name: np.resize(x, (sizes[name], *x.shape[1:])) for name, x in arrays.items()}]
     elif recipe is not None:
         _check_images(session, recipe, in_graph)
-        choices = [{session.get_inputs()[0].name: image_batch(recipe, in_graph=in_graph)}]
+        value = session.get_inputs()[0]
+        choices = [{value.name: image_batch(recipe, in_graph=in_graph, batch=_rows_of(value) or SAMPLES)}]
     else:
         choices = [random_inputs(session, largest) for largest in (255, 1)]
     failure = None
@@ -247,6 +255,12 @@ def _sample_of(
     raise ExportError(
         f"{source} does not run on inputs of the shapes {shapes}: {first_line(failure)}; give inputs (--inputs FILE)"
     ) from failure
+
+
+def _rows_of(value: Any) -> int | None:
+    """Return the fixed length of the first axis of an input, or None."""
+    first = value.shape[0] if value.shape else None
+    return first if isinstance(first, int) and first > 0 else None
 
 
 def _own_error(session: Any, inputs: Mapping[str, np.ndarray], known: Mapping[str, np.ndarray]) -> float:
@@ -268,7 +282,7 @@ def _check_images(session: Any, recipe: Preprocess, in_graph: bool) -> None:
 
 
 def _new_name(name: str) -> str:
-    return f"{ORIGINAL}{name}" if name in RESERVED or name.startswith(graph.PREFIX) else name
+    return f"{ORIGINAL}{name}" if name in RESERVED or name.startswith((graph.PREFIX, PREPARE)) else name
 
 
 def _renamed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -321,9 +335,7 @@ def _linear_scores(model: Any, tensor: str) -> str:
 def _fixed_batch(session: Any, shape: Sequence[int]) -> int | None:
     if len(shape) == 1:
         return 0
-    first = [value.shape[0] for value in session.get_inputs() if value.shape]
-    fixed = [size for size in first if isinstance(size, int) and size > 0]
-    return fixed[0] if fixed else None
+    return next(filter(None, map(_rows_of, session.get_inputs())), None)
 
 
 def _append_logits(model: Any, tensor: str, shape: list[int], batch: int | None, from_probabilities: bool) -> None:
@@ -346,6 +358,9 @@ def _append_logits(model: Any, tensor: str, shape: list[int], batch: int | None,
 
 def _names_in(model: Any, n: int) -> list[str] | None:
     """Return the class names that the file contains, or None."""
+    if graph.has_head(model):
+        names = Metadata.from_props({entry.key: entry.value for entry in model.metadata_props}).class_names
+        return list(names) if len(names) == n else None
     for node in model.graph.node:
         for attribute in node.attribute:
             if attribute.name.startswith("classlabels_") and len(attribute.strings or attribute.ints) == n:

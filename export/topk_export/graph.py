@@ -53,6 +53,12 @@ def load(path: str | Path) -> Any:
     return model
 
 
+def weight_files(model: Any, folder: Path) -> set[Path]:
+    """Return the paths of the external weights of a ModelProto whose ONNX file is in ``folder``."""
+    entries = (entry for tensor in model.graph.initializer for entry in tensor.external_data)
+    return {folder / entry.value for entry in entries if entry.key == "location"}
+
+
 def save(model: Any, path: Path, *, source: Path | None = None) -> None:
     """Write a ModelProto to an ONNX file.
 
@@ -191,7 +197,7 @@ def _graphs_in(node: Any) -> list[Any]:
     return [graph for a in node.attribute for graph in (*([a.g] if a.HasField("g") else []), *a.graphs)]
 
 
-def without_nodes(model: Any, prefix: str = PREFIX) -> Any:
+def without_nodes(model: Any, prefix: str | tuple[str, ...] = PREFIX) -> Any:
     """Return a copy of a ModelProto without the nodes whose names start with ``prefix``: by default, the head.
 
     The outputs of these nodes, and the inputs and constants that only they read, are removed, too.

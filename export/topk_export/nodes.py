@@ -23,6 +23,7 @@ import numpy as np
 
 from topk_export.graph import PREFIX as OF_HEAD
 from topk_export.graph import Nodes, optional_input, value_shape, without_nodes
+from topk_export.head import LOWEST
 from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, THRESHOLDS
 from topk_registry.conformal import PredictionSets, Score
 from topk_registry.conformal.scores import MAX_RANK
@@ -115,7 +116,9 @@ def _add_scores(add: Nodes, score: Score, temperature: float, n: int, lists: boo
         ordered = add("Add", ordered, np.asarray(score.rank_penalty(size)[None], np.float32))
         empty = add("Expand", [[LARGEST]], add("Shape", LOGITS))
         scores = add("ScatterElements", empty, classes, ordered, axis=1)
-    best = add("ArgMax", add("Where", ALLOWED, p, [-1.0]) if lists else p, axis=1, keepdims=1)
+    # of the logits: the probabilities of all allowed classes may round to 0
+    ranked = add("Max", LOGITS, [LOWEST])
+    best = add("ArgMax", add("Where", ALLOWED, ranked, [-LARGEST]) if lists else ranked, axis=1, keepdims=1)
     is_best = add("Equal", np.arange(n)[None], best)
     return add("Where", is_best, [-LARGEST], scores), sound
 

@@ -131,12 +131,13 @@ def as_row(file: str, result: Any) -> dict[str, Any]:
     If ``result`` is a :class:`~topk_export.Prediction`, the keys are ``file``, ``top``, ``set`` and ``set_size``. If
     ``result`` is an exception, the keys are ``file`` and ``error``.
     """
-    content = {"error": str(result)} if isinstance(result, Failure) else asdict(result)
+    content = {"error": _encodable(str(result))} if isinstance(result, Failure) else asdict(result)
     return {"file": _encodable(file), **content}
 
 
-def _encodable(file: str) -> str:
-    return os.fsencode(file).decode("utf-8", "backslashreplace")
+def _encodable(text: str) -> str:
+    # the name of a file, also in the text of an error, may not be UTF-8
+    return os.fsencode(text).decode("utf-8", "backslashreplace")
 
 
 def write_table(rows: Iterable[Row], stream: TextIO) -> int:
@@ -185,7 +186,7 @@ def write_csv(rows: Iterable[Row], stream: TextIO) -> int:
         name = _encodable(file)
         if isinstance(result, Failure):
             failed += 1
-            writer.writerow((name, "", "", "", "", "", "", str(result)))
+            writer.writerow((name, "", "", "", "", "", "", _encodable(str(result))))
             continue
         members = {entry.index for entry in result.set or ()}
         beyond = [entry for entry in result.set or () if entry.index not in {entry.index for entry in result.top}]
@@ -287,7 +288,8 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 def _run_of(predictor: Predictor, images: Sequence[str], shard_size: int, options: dict[str, Any]) -> dict[str, Any]:
     listing = hashlib.sha256("\0".join(images).encode("utf-8", "surrogateescape")).hexdigest()
-    known = {name: list(value) if isinstance(value, tuple | list) else value for name, value in options.items()}
+    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in options.items()}
+    known = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
     known.pop("batch_size", None)
     return {
         "model": digest_of(predictor.path),  # the metadata contain the digest of external weights

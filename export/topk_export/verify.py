@@ -9,7 +9,6 @@ logits do not affect this comparison. If a sample with PyTorch's logits exists, 
 """
 
 import json
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from topk_export import graph
+from topk_export.arrays import read_npz
 from topk_export.errors import ModelFileError
 from topk_export.runtime.inputs import as_arrays, inputs_for
 from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, SET_OUTPUTS, THRESHOLDS, Metadata
@@ -75,7 +75,7 @@ def verify_file(
     session = open_session(path, device=device, require_gpu=require_gpu, tf32=False)
     metadata = Metadata.from_props(session.get_modelmeta().custom_metadata_map, str(path))
     file = beside(Path(path), SAMPLE) if sample is None else Path(sample)
-    recorded = _load_sample(file) if sample is not None or file.is_file() else None
+    recorded = load_sample(file) if sample is not None or file.is_file() else None
     checks = [*_check_digests(path, metadata), *_check_graph(path, model, session, metadata)]
     runs = list(_check_runs(session, metadata, recorded, _count_layers(model)))
     checks += runs
@@ -130,7 +130,9 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
 
 def write_sample(path: Path, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], error: float) -> None:
     """Write inputs of a model and the expected outputs to a file. ``error`` is the error of the expected outputs."""
-    arrays = {f"{INPUT}{name}": values for name, values in inputs.items() if values.dtype != object}
+    # a file .npz contains no Python objects, such as texts of any length
+    texts = {name: values.astype(str) for name, values in inputs.items() if values.dtype == object}
+    arrays = {f"{INPUT}{name}": values for name, values in {**inputs, **texts}.items()}
     arrays |= {f"{OUTPUT}{name}": values for name, values in outputs.items() if values.dtype.kind in "fiub"}
     arrays["error"] = np.asarray(error)
     np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
@@ -145,15 +147,16 @@ class Sample:
     error: float = 0.0
 
 
-def _load_sample(path: Path) -> Sample:
+def load_sample(path: Path) -> Sample:
+    """Read a file of :func:`write_sample`. If the file is no such file, raise :class:`ModelFileError`."""
     try:
-        with np.load(path, allow_pickle=False) as data:
-            inputs, outputs = (
-                {name.removeprefix(kind): data[name] for name in data.files if name.startswith(kind)}
-                for kind in (INPUT, OUTPUT)
-            )
-            return Sample(inputs, outputs, float(data["error"]))
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        data = read_npz(path)
+        inputs, outputs = (
+            {name.removeprefix(kind): values for name, values in data.items() if name.startswith(kind)}
+            for kind in (INPUT, OUTPUT)
+        )
+        return Sample(inputs, outputs, float(data["error"]))
+    except (ModelFileError, ValueError, KeyError) as error:
         raise ModelFileError(f"{path} is not a sample of an export: {error}") from error
 
 
@@ -400,8 +403,10 @@ def _check_against_sample(
 
 
 def largest_error(got: np.ndarray, known: np.ndarray) -> float:
-    """Return the largest absolute error of ``got``, divided by the largest absolute value of ``known``."""
-    return float(np.abs(got - known).max() / max(np.abs(known).max(), 1e-30))
+    """Return the largest absolute error of ``got``, divided by the largest finite absolute value of ``known``."""
+    with np.errstate(invalid="ignore"):
+        difference = np.where(got == known, 0.0, np.abs(got - known))  # two equal infinities have no error
+    return float(difference.max(initial=0.0) / np.abs(known[np.isfinite(known)]).max(initial=1e-30))
 
 
 def is_distribution(values: np.ndarray) -> bool:

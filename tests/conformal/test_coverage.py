@@ -20,6 +20,8 @@ def test_ends_of_intervals():
     assert binomial_interval(10, 10)[1] == 1
     with pytest.raises(ValueError, match="got 3 of 2"):
         binomial_interval(3, 2)
+    with pytest.raises(ValueError, match="level must be"):
+        binomial_interval(1, 2, level=95)
 
 
 def test_summary_counts_by_hand_and_adds_up_over_batches():

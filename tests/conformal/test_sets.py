@@ -15,6 +15,7 @@ from topk_registry.conformal import (
     Score,
     calibrate,
     fewest,
+    fit_temperature,
     guarantee,
     log_probabilities,
     order_of,
@@ -220,3 +221,17 @@ def test_guarantees_name_their_rule():
     assert "within each class" in guarantee("per-class", 0.1)
     assert "0.9" in guarantee("marginal", 0.1)
     assert "averaged" in guarantee("marginal", 0.1)
+
+
+def test_samples_with_an_excluded_label_do_not_change_the_temperature():
+    rng = np.random.default_rng(0)
+    logits = 3 * rng.standard_normal((500, 10))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(-1)
+    excluded = logits.copy()
+    excluded[0, labels[0]] = -np.inf
+    assert fit_temperature(excluded, labels) == fit_temperature(logits[1:], labels[1:])
+    for value, rows in ((np.nan, 500), (np.inf, 500), (-np.inf, 1)):
+        broken = logits[:rows].copy()
+        broken[0, labels[0]] = value
+        with pytest.raises(ValueError, match="logit"):
+            fit_temperature(broken, labels[:rows])

@@ -13,8 +13,9 @@ from tests.system_calls import Calls
 from topk_export import ImageError, ModelFileError, Predictor
 from topk_export.calibrate import Images, calibrate_file, open_folder, too_low
 from topk_export.commands.calibrate import main
-from topk_export.graph import without_nodes
+from topk_export.graph import head_model, without_nodes
 from topk_export.nodes import PREFIX, THRESHOLDS, add_sets
+from topk_export.runtime.session import open_session
 from topk_registry.conformal import PredictionSets, Score, SetCounts, binomial_interval, log_probabilities, order_of
 from topk_registry.errors import FolderError
 
@@ -276,3 +277,16 @@ def test_the_input_is_not_overwritten(plain_file, folders):
     data, _ = open_folder(folders, NAMES)
     with pytest.raises(ValueError, match="another file"):
         calibrate_file(plain_file, plain_file, data, device="cpu")
+
+
+@pytest.mark.parametrize("score", ["lac", "aps"])
+def test_the_best_class_of_a_list_is_in_the_set_although_its_probability_is_0(calibrated, score):
+    """In single precision, a softmax rounds to 0 from 104 below the largest logit."""
+    head = head_model(onnx.load(str(calibrated(score)[0])))
+    session = open_session(head.SerializeToString(), device="cpu")
+    n = len(NAMES)
+    logits = np.float32([[300.0, 0.0, 150.0, 100.0, *[-np.inf] * (n - 4)]])
+    for listed, best in (([1, 2, 3], 2), ([1, 3], 3), ([1, 5], 1), ([5, 6], 5)):
+        allowed = np.isin(np.arange(n), listed)[None]
+        (inside,) = session.run(["set"], {"logits": logits, "allowed": allowed})
+        assert np.flatnonzero(inside).tolist() == [best]

@@ -4,6 +4,7 @@ import inspect
 import os
 import shutil
 
+import numpy as np
 import pytest
 
 from tests.deploy.files import COLORS, NAMES, as_image
@@ -59,6 +60,15 @@ def test_a_folder_belongs_to_one_run(model, images, tmp_path, change):
     else:
         assert predict_to_parquet(predictor, images, out, **options) == (4, 0)
     assert before == {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+
+
+def test_a_class_list_may_be_a_mask(model, images, tmp_path):
+    predictor, out = Predictor(model, device="cpu", threads=1), tmp_path / "out"
+    mask = np.arange(len(NAMES)) < 2
+    for _ in range(2):
+        assert predict_to_parquet(predictor, images, out, allowed=mask) == (4, 0)
+    with pytest.raises(OutputError, match="options differ"):
+        predict_to_parquet(predictor, images, out, allowed=~mask)
 
 
 def test_another_model_of_the_same_name_is_another_run(model, images, tmp_path):

@@ -239,6 +239,11 @@ def test_file_names_cannot_control_a_terminal(capsys, set_file, tmp_path):
     assert r"\x1b]0;owned\x07\nb\u202e.png" in out
     status, out, _ = run(capsys, set_file, latin, "--json", "-")
     assert lines_of(out)[0]["file"].endswith(r"\xff.png")
+    with open(latin, "wb") as file:
+        file.write(b"no image")
+    for i, flag in enumerate(("--json", "--csv", "--output")):  # the error contains the name, too
+        assert run(capsys, set_file, latin, flag, tmp_path / f"{i}")[0] == 1
+    assert r"\xff.png is not an image" in json.loads((tmp_path / "0").read_text())["error"]
 
 
 def test_a_forced_calibration_is_named(capsys, set_file, pictures, tmp_path):

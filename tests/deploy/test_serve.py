@@ -1,5 +1,6 @@
 """The service: answers, limits, hostile input, many clients, and a drain that loses nothing."""
 
+import asyncio
 import base64
 import io
 import json
@@ -18,6 +19,7 @@ from tests.export.foreign import TAILS, WEIGHT, classifier
 from topk_export import Predictor, attach
 from topk_export.commands.serve import main
 from topk_export.serve.app import DECODERS
+from topk_export.serve.batching import Batcher
 
 JSON = "application/json"
 
@@ -385,6 +387,31 @@ def test_arrays_that_do_not_fit(arrays, content, status, message):
     got, answer = ask(arrays, content)
     assert got == status
     assert message in answer["detail"]
+
+
+def test_a_wrong_row_does_not_fail_the_other_rows_of_its_batch(tmp_path):
+    """The operator Gather rejects an index outside of its table, and with it the whole run."""
+    model = classifier([("Gather", ["table", "z"], ["y"], {})], axes=["b"])
+    model.graph.node[0].CopyFrom(onnx.helper.make_node("Identity", ["x"], ["z"]))
+    model.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["b", 7]))
+    del model.graph.initializer[:]
+    model.graph.initializer.append(onnx.numpy_helper.from_array(5 * np.eye(7, dtype=np.float32) - 1, "table"))
+    onnx.save(model, str(tmp_path / "m.onnx"))
+    rows = np.arange(7)
+    predictor = Predictor(attach(tmp_path / "m.onnx", tmp_path / "o.onnx", k=2, inputs={"x": rows}), device="cpu")
+
+    async def ask_all():
+        batcher = Batcher(predictor, 16, 10)
+        asked = [batcher({"x": x}) for x in np.array([3, 99, 5])]
+        try:
+            return await asyncio.gather(*asked, return_exceptions=True)
+        finally:
+            await batcher.stop()
+
+    first, wrong, last = asyncio.run(ask_all())
+    assert (first.top[0].index, last.top[0].index) == (3, 5)
+    assert "indices element out of data bounds" in str(wrong)
 
 
 def test_a_model_of_arrays_has_no_page_and_takes_no_images(arrays):

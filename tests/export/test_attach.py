@@ -11,8 +11,9 @@ import torch
 from onnx import TensorProto
 
 from tests import needs
+from tests.deploy.service import request, served
 from tests.export.foreign import TAILS, WEIGHT, N, classifier, package_file
-from topk_export import ExportError, ModelFileError, Predictor, attach, verify_file
+from topk_export import ExportError, ModelFileError, Predictor, attach, graph, verify_file
 from topk_export.calibrate import Arrays, KnownLogits, calibrate_file
 from topk_export.commands import attach as attach_command
 from topk_export.commands import calibrate as calibrate_command
@@ -156,7 +157,137 @@ def count_of_head_nodes(path):
     return sum(node.name.startswith("topk/") for node in onnx.load(path).graph.node)
 
 
+def image_classifier(channels, batch):
+    nodes = [
+        onnx.helper.make_node("ReduceMean", ["x", "axes"], ["mean"], keepdims=0),
+        onnx.helper.make_node("MatMul", ["mean", "weight"], ["y"]),
+    ]
+    shapes = {"x": [batch, channels, 8, 8], "y": [batch, N]}
+    x, y = (onnx.helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in shapes.items())
+    constants = {"axes": np.array([2, 3]), "weight": WEIGHT[:channels]}
+    tensors = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
+    graph = onnx.helper.make_graph(nodes, "images", [x], [y], tensors)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+
+
+@pytest.mark.parametrize(("channels", "batch"), [(3, 1), (3, 8), (1, "b")])
+def test_image_models_of_fixed_batches_and_of_gray_images(tmp_path, channels, batch):
+    recipe = {"input_size": [channels, 8, 8], "mean": [0.5] * channels, "std": [0.25] * channels, "crop_pct": 1.0}
+    (tmp_path / "recipe.json").write_text(json.dumps(recipe))
+    source = saved(image_classifier(channels, batch), tmp_path / "m.onnx")
+    predictor = Predictor(attach(source, tmp_path / "o.onnx", preprocess=tmp_path / "recipe.json"), device="cpu")
+    image = np.full((8, 8, 3), 255, np.uint8)
+    wanted = 2 * WEIGHT[:channels].sum(0)
+    assert [each.top[0].index for each in predictor.predict([image] * 3)] == [wanted.argmax()] * 3
+
+
+@pytest.mark.parametrize("batch", [1, 4, 8])
+def test_given_inputs_are_cut_and_repeated_to_a_fixed_batch(tmp_path, batch):
+    source = saved(classifier(TAILS["softmax"], batch=batch), tmp_path / "m.onnx")
+    predictor = Predictor(attach(source, tmp_path / "o.onnx", k=2, inputs={"x": X}), device="cpu")
+    np.testing.assert_allclose(predictor.run({"x": X})["logits"], LOGITS, atol=1e-5)
+
+
+def test_a_named_tensor_before_a_sigmoid_makes_a_multilabel_file(tmp_path):
+    source = saved(classifier(TAILS["sigmoid"]), tmp_path / "m.onnx")
+    metadata = Predictor(attach(source, tmp_path / "o.onnx", logits="z"), device="cpu").metadata
+    assert (metadata.task, (metadata.attached or {})["end"]) == ("multilabel", "sigmoid")
+
+
+@pytest.mark.parametrize("name", ["y", "logits"])
+def test_a_head_is_replaced(tmp_path, name):
+    """The outputs of the original model remain, also under the name that the first head gave them."""
+    source = saved(classifier([("Softmax", ["z"], [name], {"axis": -1})], outputs=(name,)), tmp_path / "m.onnx")
+    first = attach(source, tmp_path / "o.onnx", k=2, class_names=list("abcdefg"))
+    logits = np.random.default_rng(0).standard_normal((50, N))
+    calibrate_file(first, tmp_path / "sets.onnx", KnownLogits("z", logits, logits.argmax(-1)))
+    with pytest.raises(ExportError, match="--replace"):
+        attach(tmp_path / "sets.onnx", tmp_path / "again.onnx")
+    predictor = Predictor(attach(tmp_path / "sets.onnx", tmp_path / "again.onnx", k=3, replace=True), device="cpu")
+    outputs = predictor.run({"x": X})
+    kept = "original_logits" if name == "logits" else "y"
+    assert set(outputs) == {kept, "logits", "marginals", "probabilities", "indices"}
+    np.testing.assert_allclose(outputs["marginals"], brute_force_marginals(LOGITS, 3), rtol=1e-5)
+    np.testing.assert_allclose(outputs[kept], softmax(LOGITS), rtol=1e-5)
+    assert predictor.metadata.class_names == tuple("abcdefg")
+
+
+def test_logits_of_minus_infinity_exclude_classes(tmp_path):
+    model = classifier([("Add", ["z", "mask"], ["y"], {})])
+    mask = np.where(np.arange(N) == 2, np.float32(-np.inf), np.float32(0))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(mask, "mask"))
+    outputs = Predictor(attach(saved(model, tmp_path / "m.onnx"), tmp_path / "o.onnx", k=2)).run({"x": X})
+    np.testing.assert_allclose(outputs["marginals"], brute_force_marginals(LOGITS + mask, 2), rtol=1e-5, atol=1e-30)
+
+
+def test_a_model_of_texts(tmp_path):
+    model = classifier(TAILS["softmax"])
+    model.graph.input[0].CopyFrom(onnx.helper.make_tensor_value_info("words", TensorProto.STRING, ["b", 4]))
+    table = {"keys_strings": ["a", "b"], "values_floats": [1.0, 2.0], "default_float": 0.0}
+    model.graph.node.insert(0, onnx.helper.make_node("LabelEncoder", ["words"], ["x"], domain="ai.onnx.ml", **table))
+    model.opset_import.append(onnx.helper.make_opsetid("ai.onnx.ml", 2))
+    predictor = Predictor(attach(saved(model, tmp_path / "m.onnx"), tmp_path / "o.onnx", k=2), device="cpu")
+    outputs = predictor.run({"words": np.array([["a", "b", "c", "a"]])})
+    np.testing.assert_allclose(outputs["logits"], np.array([[1, 2, 0, 1]]) @ WEIGHT, atol=1e-5)
+
+
+def test_a_model_that_runs_on_some_lengths_only(tmp_path):
+    """The inputs of the verification serve also for the check of the calibrated file."""
+    groups = [("Reshape", ["x", "groups"], ["g"], {}), ("ReduceMean", ["g"], ["mean"], {"axes": [1], "keepdims": 0})]
+    model = classifier([], axes=["b", "length"], outputs=("z",))
+    del model.graph.node[:]
+    for i, (op, inputs, made, attributes) in enumerate([*groups, ("MatMul", ["mean", "weight"], ["z"], {})]):
+        model.graph.node.append(onnx.helper.make_node(op, inputs, made, f"n{i}", **attributes))
+    constants = {"groups": np.array([0, -1, 3]), "weight": WEIGHT[:3]}
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(onnx.numpy_helper.from_array(value, name) for name, value in constants.items())
+    source = saved(model, tmp_path / "m.onnx")
+    with pytest.raises(ExportError, match="--inputs"):
+        attach(source, tmp_path / "o.onnx")
+    made = attach(source, tmp_path / "o.onnx", k=2, inputs={"x": X.repeat(3, 1)})
+    logits = np.random.default_rng(0).standard_normal((50, N))
+    calibrate_file(made, tmp_path / "sets.onnx", KnownLogits("z", logits, logits.argmax(-1)))
+    predictor = Predictor(tmp_path / "sets.onnx", device="cpu")
+    assert predictor.run({"x": X[:, :3]})["set"].any(-1).all()
+    with served(predictor) as port:
+        assert request(port, "GET", "/healthz")[0] == 200
+
+
 # --- bad input
+
+
+def test_the_weights_of_the_original_model_are_not_replaced(tmp_path, monkeypatch):
+    """A renamed ONNX file still names its weights by the old name."""
+    monkeypatch.setattr(graph, "SMALL", 100)  # bytes from which on weights are external
+    source, out = tmp_path / "old.onnx", tmp_path / "model.onnx"
+    data = f"{out.name}.data"
+    onnx.save_model(classifier(TAILS["logits"]), source, save_as_external_data=True, location=data, size_threshold=0)
+    before = (tmp_path / data).read_bytes()
+    with pytest.raises(ValueError, match="choose another file"):
+        attach(source, out)
+    assert (tmp_path / data).read_bytes() == before
+    made = attach(source, tmp_path / "o.onnx")
+    made.rename(tmp_path / "p.onnx")
+    logits = np.random.default_rng(0).standard_normal((50, N))
+    data = KnownLogits("z", logits, logits.argmax(-1))
+    before = (tmp_path / "o.onnx.data").read_bytes()
+    with pytest.raises(ValueError, match="choose another file"):
+        calibrate_file(tmp_path / "p.onnx", made, data)
+    assert (tmp_path / "o.onnx.data").read_bytes() == before
+
+
+def test_the_output_file_is_opened_after_the_checks(tmp_path, capsys):
+    made = attach(saved(classifier(TAILS["softmax"]), tmp_path / "m.onnx"), tmp_path / "o.onnx")
+    np.savez(tmp_path / "wrong.npz", q=X)
+    results = tmp_path / "results.json"
+    results.write_text("earlier results")
+    flags = ["--inputs", str(tmp_path / "wrong.npz"), "--json", str(results)]
+    assert predict_command.main([str(made), *flags]) == 2
+    assert "takes the inputs x" in capsys.readouterr().err
+    assert results.read_text() == "earlier results"
+    for options in ({"batch_size": 0}, {"alpha": 0.1}):
+        with pytest.raises(ValueError, match=next(iter(options))):
+            Predictor(made, device="cpu").rows({"x": X}, **options)
 
 
 def test_probabilities_without_a_known_end(tmp_path):

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from topk_export import ModelFileError
+from topk_export.arrays import read_array, read_arrays
 from topk_export.runtime.inputs import check_feed
 
 SESSION = SimpleNamespace(
@@ -44,3 +46,18 @@ def test_numbers_are_converted(x, count):
 def test_other_arrays_are_errors(feed, message):
     with pytest.raises(ValueError, match=message):
         check_feed(SESSION, feed)
+
+
+def test_files_with_other_content_are_errors_that_name_the_file(tmp_path):
+    file = tmp_path / "x.npz"
+    np.savez_compressed(file, x=np.arange(10_000))
+    content = bytearray(file.read_bytes())
+    content[200:240] = b"\xff" * 40
+    for broken in (b"", bytes(content)):
+        file.write_bytes(broken)
+        for read in (read_arrays, read_array):
+            with pytest.raises(ModelFileError, match=r"x\.npz"):
+                read(file)
+    np.savez(file, x=np.ones(2), count=3)
+    with pytest.raises(ModelFileError, match=r"count in .* is a number"):
+        read_arrays(file)

@@ -217,6 +217,10 @@ def test_arrays_of_other_kinds_are_refused(array):
         ({"crop_mode": "middle"}, "crop_mode must be one of center, border, squash"),
         ({"input_size": (224, 224)}, r"input_size must be \(channels, height, width\)"),
         ({"mean": (0.5,)}, "one value per channel"),
+        ({"crop_pct": 0}, "crop_pct"),
+        ({"std": (0.5, 0.5, 0.0)}, "std must be above 0"),
+        ({"resize_size": (256,)}, "resize_size"),
+        ({"color": "L"}, "3 channels"),
     ],
 )
 def test_settings_that_do_not_exist_are_errors(change, message):

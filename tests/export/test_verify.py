@@ -141,6 +141,11 @@ def test_the_sample_of_another_export(copied, capsys):
     np.savez(copied.with_name("other.npz"), x=np.zeros(3))
     assert verify_command.main([str(copied), "--sample", str(copied.with_name("other.npz"))]) == 2
     assert "is not a sample of an export" in capsys.readouterr().err
+    np.save(copied.with_name("other.npy"), np.zeros(3))
+    copied.with_name("empty.npz").touch()
+    for name in ("other.npy", "empty.npz"):
+        with pytest.raises(ModelFileError, match="is not a sample of an export"):
+            verify_file(copied, sample=copied.with_name(name))
 
 
 @pytest.mark.slow

@@ -148,6 +148,16 @@ def test_the_expected_calibration_error_is_its_definition():
     for p, hit in zip(confidence[kept].tolist(), (predicted == labels)[kept].tolist(), strict=True):
         gap[(p > 0.25) + (p > 0.5) + (p > 0.75)] += hit - p
     assert metric.compute()["ece"] == pytest.approx(sum(map(abs, gap)) / 29, rel=1e-12)
+    with pytest.raises(ValueError, match="bins"):
+        ExpectedCalibrationError(bins=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_expected_calibration_error_of_half_precision_has_no_rounded_probabilities(dtype):
+    logits, labels = torch.tensor([[6.0, 0.0]] * 3), torch.tensor([0, 0, 0])
+    metric = ExpectedCalibrationError()
+    metric.update(logits.to(dtype), labels)
+    assert metric.compute()["ece"] == pytest.approx(1 - 1 / (1 + math.exp(-6)), rel=1e-4)
 
 
 def batch():

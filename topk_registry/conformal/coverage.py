@@ -18,10 +18,12 @@ def binomial_interval(hits: int, total: int, *, level: float = 0.95) -> tuple[fl
         level: confidence level.
 
     Raises:
-        ValueError: ``hits`` is below 0 or above ``total``, or ``total`` is below 1.
+        ValueError: ``hits`` is below 0 or above ``total``, ``total`` is below 1, or ``level`` is not in (0, 1).
     """
     if not 0 <= hits <= total or total < 1:
         raise ValueError(f"expected 0 <= hits <= total and total >= 1, got {hits} of {total}")
+    if not 0 < level < 1:
+        raise ValueError(f"level must be above 0 and below 1, got {level!r}")
     tail = (1 - level) / 2
     low = beta_quantile(tail, hits, total - hits + 1) if hits else 0.0
     high = beta_quantile(1 - tail, hits + 1, total - hits) if hits < total else 1.0

@@ -19,14 +19,21 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     correctly, there is no zero, and the result is the lower end.
 
     Args:
-        logits: [N, n] with N >= 1. The logit -inf excludes a class.
+        logits: [N, n] with N >= 1. The logit -inf excludes a class. A sample whose label is excluded has probability 0
+            at all temperatures, and does not count.
         labels: class indices [N].
+
+    Raises:
+        ValueError: no sample counts, or a row of logits contains NaN or +inf.
     """
     z = np.asarray(logits, np.float64)
     labels = check_labels(labels, z.shape[-1])
-    if not len(labels):
-        raise ValueError("the fit of a temperature needs at least one sample")
-    z = z - z.max(-1, keepdims=True)
+    if not np.isfinite(z.max(-1)).all():
+        raise ValueError("a row of logits contains NaN or +inf, or only -inf")
+    counted = z[np.arange(len(labels)), labels] > -np.inf
+    if not counted.any():
+        raise ValueError("the fit of a temperature needs at least one sample with a finite logit of its label")
+    z, labels = (z - z.max(-1, keepdims=True))[counted], labels[counted]
     at_label = z[np.arange(len(labels)), labels]
     finite = np.where(np.isfinite(z), z, 0.0)
     low, high = (math.log(end) for end in RANGE)

@@ -41,6 +41,8 @@ class MarginalCalibration(StreamingMetric):
 
     def __init__(self, k: int, *, bins: int = 15, ignore_index: int = -100, device: Device = None) -> None:
         (self.k,) = set_sizes([k])
+        if bins < 1:
+            raise ValueError(f"bins must be at least 1, got {bins!r}")
         self.ignore_index, self.edges = ignore_index, torch.arange(1, bins, dtype=torch.float64) / bins
         zero = torch.zeros(bins, dtype=torch.float64, device=device)
         super().__init__(predicted=zero, observed=zero, entries=zero)
@@ -90,7 +92,10 @@ class ExpectedCalibrationError(MarginalCalibration):
     def update(self, logits: Tensor, target: Tensor) -> None:
         """Add a batch: logits [B, n] and labels [B]."""
         labels = checked_labels(logits, target, self.ignore_index)
-        highest, predicted = logits.softmax(1).max(1, keepdim=True)
+        dtype = torch.promote_types(
+            logits.dtype, torch.float32
+        )  # in half precision, the bins would hold rounded numbers
+        highest, predicted = logits.softmax(1, dtype=dtype).max(1, keepdim=True)
         hits = (predicted[:, 0] == labels).float().masked_fill(labels == self.ignore_index, torch.nan)
         super().update(highest, hits[:, None])
 

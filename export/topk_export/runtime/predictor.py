@@ -282,8 +282,21 @@ class Predictor:
         check_outputs(self._outputs, self.metadata)
         if self.positions:
             raise ModelFileError("the logits have several positions per row: use Predictor.run")
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size!r}")
+        if alpha is not None:
+            self._check_alpha(alpha)
         mask = self.mask_of(allowed) if allowed is not None and not isinstance(allowed, np.ndarray) else allowed
-        feed = self._check_feed(inputs)
+        return self._rows(self._check_feed(inputs), batch_size, mask, alpha, max_set)
+
+    def _rows(
+        self,
+        feed: dict[str, np.ndarray],
+        batch_size: int,
+        mask: np.ndarray | None,
+        alpha: float | None,
+        max_set: int | None,
+    ) -> Iterator[Any]:
         for start in range(0, len(next(iter(feed.values()))), batch_size):
             part = {name: values[start : start + batch_size] for name, values in feed.items()}
             outputs = self.run(part, allowed=mask, alpha=alpha)

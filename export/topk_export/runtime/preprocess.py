@@ -100,6 +100,12 @@ class Preprocess:
             raise ValueError(f"interpolation must be one of {', '.join(RESAMPLE)}, got {self.interpolation!r}")
         if self.crop_mode not in CROP_MODES:
             raise ValueError(f"crop_mode must be one of {', '.join(CROP_MODES)}, got {self.crop_mode!r}")
+        if not 0 < self.crop_pct < math.inf or not all(0 < value < math.inf for value in self.std):
+            raise ValueError(f"crop_pct and std must be above 0 and finite, got {self.crop_pct!r} and {self.std!r}")
+        if self.resize_size is not None and (len(self.resize_size) != 2 or min(self.resize_size) < 1):
+            raise ValueError(f"resize_size must be (height, width), got {self.resize_size!r}")
+        if self.color not in (UNKNOWN, "", COLORS.get(self.input_size[0])):
+            raise ValueError(f"the color {self.color!r} does not fit {self.input_size[0]} channels")
         if not len(self.mean) == len(self.std) == (0 if self.color == UNKNOWN else self.input_size[0]):
             raise ValueError(f"mean and std need one value per channel: {self.mean!r}, {self.std!r}")
 

@@ -78,10 +78,7 @@ class Batcher:
             if not batch:
                 continue
             self._on_batch(len(batch))
-            try:
-                results = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, batch)
-            except Exception as error:  # errors of onnxruntime share no base class
-                results = [error] * len(batch)
+            results = await asyncio.get_running_loop().run_in_executor(self._thread, self._run, batch)
             for item, result in zip(batch, results, strict=True):
                 if item.answer.done():  # the caller timed out
                     continue
@@ -102,6 +99,14 @@ class Batcher:
         return batch
 
     def _run(self, batch: list[_Item]) -> list[Any]:
+        try:
+            return self._predict(batch)
+        except Exception as error:  # errors of onnxruntime share no base class
+            if len(batch) == 1:
+                return [error]
+            return [result for item in batch for result in self._run([item])]  # the error may concern one item only
+
+    def _predict(self, batch: list[_Item]) -> list[Any]:
         masks = None
         if any(item.mask is not None for item in batch):
             n = self._predictor.metadata.num_classes
