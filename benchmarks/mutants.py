@@ -8,10 +8,11 @@ in place of ``<``. A file is drawn in proportion to its statements, then a place
 sample depends on the seed and on the code only.
 
 The first command measures which default tests run which line, and writes ``.coverage``. For each mutant, the tests that
-run the changed line run up to the first failure. If more than ``MANY`` tests run the line, only those in some folders
-run: the folder that tests the package, and every folder with a test that imports the file. For some lines, coverage.py
-cannot tell which tests run them: lines outside of functions, lines of compiled kernels, and lines that run only in
-other processes. For such a line, all tests of these folders run.
+run the changed line run up to the first failure. If a fixture runs the line, all tests of the file run, because other
+tests may share the fixture. If more than ``MANY`` tests run the line, only those in some folders run: the folder that
+tests the package, and every folder with a test that imports the file. For some lines, coverage.py cannot tell which
+tests run them: lines outside of functions, lines of compiled kernels, and lines that run only in other processes. For
+such a line, all tests of these folders run.
 
 The tests run in a copy of the repository, so the working tree never changes. A mutant is killed if a test fails, or if
 the tests take more than ``--limit`` seconds of processor time. Other programs on the computer do not change processor
@@ -160,8 +161,12 @@ class Reached:
         if file not in self.lines:
             self.lines[file] = self.data.contexts_by_lineno(str(self.root / file))
         contexts = self.lines[file].get(line) or self.lines[file].get(statement_of(source, line)) or []
-        # the name of a test may have "|", too
-        return sorted({context.rpartition("|")[0] for context in contexts if context})
+        found = set()
+        for context in filter(None, contexts):
+            test, _, phase = context.rpartition("|")  # the name of a test may have "|", too
+            # other tests of the file may share what the first one set up
+            found.add(test.partition("::")[0] if phase == "setup" else test)
+        return sorted(test for test in found if "::" not in test or test.partition("::")[0] not in found)
 
 
 def annotations(source: str) -> set[int]:

@@ -62,18 +62,18 @@ def test_a_mutant_is_tested_by_the_tests_that_run_its_line(tmp_path, monkeypatch
     (tmp_path / file).write_text("A = (\n    1 + 1\n)\n\ndef f():\n    return 1\n")
     data = coverage.CoverageData(str(tmp_path / "data"))
     direct, other = "tests/train/test_loop.py::test_f[1|2]", "tests/deploy/test_a.py::test_g"
-    for context, lines in ((f"{direct}|run", [6]), (f"{other}|setup", [6]), ("", [1, 2, 5])):
+    for context, lines in ((f"{direct}|run", [6]), (f"{other}|setup", [6]), (f"{other}2|run", [6]), ("", [1, 2, 5])):
         data.set_context(context)
         data.add_lines({str(tmp_path / file): lines})
     data.write()
     reached = mutants.Reached(tmp_path / "data", tmp_path)
-    assert reached.tests(file, 6) == [other, direct]
+    assert reached.tests(file, 6) == ["tests/deploy/test_a.py", direct]  # the whole file shares what a test sets up
     assert reached.tests(file, 2) == []
 
     copy = mutants.Copy(tmp_path / "copy", 10, reached)
     monkeypatch.setattr(mutants, "selected_tests", lambda *_: ["tests/train/test_loop.py", "tests/train"])
     chosen = [copy.tests_of(mutants.Mutant(1, file, "topk_registry.train", "core/AddNot", 0, line)) for line in (6, 2)]
-    assert chosen == [[direct, other], ["tests/train/test_loop.py", "tests/train"]]
+    assert chosen == [[direct, "tests/deploy/test_a.py"], ["tests/train/test_loop.py", "tests/train"]]
     monkeypatch.setattr(mutants, "MANY", 1)
     assert copy.tests_of(mutants.Mutant(1, file, "topk_registry.train", "core/AddNot", 0, 6)) == [direct]
 

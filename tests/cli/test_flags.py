@@ -81,3 +81,11 @@ def test_a_default_is_the_one_that_the_help_states(name, monkeypatch):
         if is_number and (stated is None or [float(word) for word in stated[1].split()] != default):
             wrong[action.dest] = (default, stated)
     assert wrong == {}
+
+
+@pytest.mark.parametrize(("name", "hinted"), [("check", True), ("losses", False)])
+def test_an_unknown_flag_may_be_an_option_of_the_loss(name, hinted, monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        parser_of(name, monkeypatch).parse_args(["ce", "--label-smoothing", "0.1"])
+    hint = "; an option of the loss is given as --loss-opt label_smoothing=VALUE"
+    assert (hint in capsys.readouterr().err) == hinted

@@ -68,6 +68,12 @@ def test_noise_comes_from_the_seed():
         assert not np.array_equal(noise(1), noise(2))
 
 
+class Pairs(list):
+    """A data set without names of its classes."""
+
+    transform = None
+
+
 def test_noise_of_a_data_set_keeps_the_true_labels(items):
     noisy = with_label_noise(items, 0.5)
     assert (noisy.true_targets == LABELS).all()
@@ -76,7 +82,7 @@ def test_noise_of_a_data_set_keeps_the_true_labels(items):
     assert "(family)" in noisy.notes[0]
     items.superclasses = None
     assert "(uniform)" in with_label_noise(items, 0.5).notes[0]
-    without_names = [(None, i % 3) for i in range(60)]
+    without_names = Pairs((None, i % 3) for i in range(60))
     assert {int(target) for _, target in with_label_noise(without_names, 1.0)} == {0, 1, 2}
     with pytest.raises(ValueError, match="superclasses"):
         with_label_noise(items, 0.5, kind="family")

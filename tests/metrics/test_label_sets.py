@@ -97,6 +97,7 @@ def test_nothing_seen_and_nothing_to_find():
     assert math.isnan(found["map"])
     assert math.isnan(found["top1_recall"])
     assert (found["micro_f1"], found["exact_match"]) == (0.0, 1.0)
+    metric.reset()
     metric.update(torch.tensor([[2.0, 0.0, 0.0]]), torch.zeros(1, 3))
     metric.reset()
     assert math.isnan(metric.compute()["exact_match"])

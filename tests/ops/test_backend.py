@@ -112,6 +112,17 @@ def test_the_first_use_may_be_in_a_compiled_graph(operator):
     assert list(backend._problems.values()) == [""]  # one backend was tried, and it works
 
 
+@pytest.mark.parametrize(
+    ("capability", "reason"),
+    [((7, 5), "the GPU kernels need compute capability 8.0, cuda has 7.5"), ((8, 0), ""), ((12, 0), "")],
+)
+def test_gpus_that_are_too_old(monkeypatch, capability, reason):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    backend.forget_choices()
+    assert backend.too_old(torch.device("cuda")) == reason
+    backend.forget_choices()
+
+
 def test_on_rocm_the_self_test_decides(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.4")
     backend.forget_choices()

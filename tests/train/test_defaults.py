@@ -128,6 +128,8 @@ def test_the_plan_has_at_most_14_lines_and_states_what_decides_the_result(train,
     ):
         assert fact in plan, plan
     assert not run.err
+    several = train(folder, *FOLDER, "-b", "4", "--grad-accum-steps", "3", "--dry-run", tiny=())
+    assert "batch 12," in several.out
     assert "--config finetune" not in train(folder, *FOLDER, "--opt", "sgd", "--dry-run", tiny=()).out
 
 
