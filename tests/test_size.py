@@ -9,13 +9,13 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 CEILINGS = {
-    "benchmarks": 1365,
+    "benchmarks": 1369,
     "docs": 823,
     "export/topk_export": 3791,
     "plugins/template": 25,
     "plugins/topk_plugins": 1124,
     "plugins/topk_studies": 1857,
-    "tests": 15282,
+    "tests": 15297,
     "topk_registry/*.py": 170,
     "topk_registry/cli": 344,
     "topk_registry/conformal": 243,
