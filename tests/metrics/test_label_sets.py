@@ -98,11 +98,15 @@ def test_nothing_seen_and_nothing_to_find():
     assert math.isnan(found["top1_recall"])
     assert (found["micro_f1"], found["exact_match"]) == (0.0, 1.0)
     metric.reset()
+    assert math.isnan(metric.compute()["exact_match"])
+
+
+def test_reset_forgets_the_batches_before():
+    metric = LabelSetMetrics(3)
     metric.update(torch.tensor([[2.0, 0.0, 0.0]]), torch.zeros(1, 3))
     metric.reset()
-    assert math.isnan(metric.compute()["exact_match"])
     metric.update(torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[1, 0, 0]]))
-    assert metric.compute()["map"] == 1.0  # without the batch before
+    assert metric.compute()["map"] == 1.0
 
 
 def test_nan_is_the_worst_score():
