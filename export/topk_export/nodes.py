@@ -23,7 +23,6 @@ import numpy as np
 
 from topk_export.graph import PREFIX as OF_HEAD
 from topk_export.graph import Nodes, optional_input, value_shape, without_nodes
-from topk_export.head import LOWEST
 from topk_export.runtime.metadata import ALLOWED, ALPHA, ALPHAS, LOGITS, THRESHOLDS
 from topk_registry.conformal import PredictionSets, Score
 from topk_registry.conformal.scores import MAX_RANK
@@ -117,8 +116,10 @@ def _add_scores(add: Nodes, score: Score, temperature: float, n: int, lists: boo
         empty = add("Expand", [[LARGEST]], add("Shape", LOGITS))
         scores = add("ScatterElements", empty, classes, ordered, axis=1)
     # of the logits: the probabilities of all allowed classes may round to 0
-    ranked = add("Max", LOGITS, [LOWEST])
-    best = add("ArgMax", add("Where", ALLOWED, ranked, [-LARGEST]) if lists else ranked, axis=1, keepdims=1)
+    ranked = LOGITS
+    if lists:  # a logit of -inf is above those of classes outside of the list
+        ranked = add("Where", ALLOWED, add("Max", LOGITS, [-LARGEST / 2]), [-LARGEST])
+    best = add("ArgMax", ranked, axis=1, keepdims=1)
     is_best = add("Equal", np.arange(n)[None], best)
     return add("Where", is_best, [-LARGEST], scores), sound
 
