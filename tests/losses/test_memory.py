@@ -132,6 +132,13 @@ def test_negative_margins_are_refused(alpha):
         smooth_topk_loss(torch.zeros(B, N), LABELS, 3, alpha=alpha, tau=0.01)
 
 
+def test_the_mean_over_no_sample_is_nan_and_has_no_gradient():
+    logits = torch.zeros(B, N, requires_grad=True)
+    loss = smooth_topk_loss(logits, torch.full_like(LABELS, -100), 3)
+    assert loss.isnan()
+    assert not torch.autograd.grad(loss, logits)[0].any()
+
+
 @pytest.mark.parametrize("ignored", [-100, 3])
 def test_labels_in_uint8_are_not_confused_with_the_ignored_index(ignored):
     labels = torch.tensor([156, 3, 9])

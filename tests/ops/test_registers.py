@@ -1,6 +1,7 @@
 """Triton kernels compile for GPUs that are not there, in no more registers and stack than the table on file."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ pytest.importorskip("triton")
 
 import triton
 
-from benchmarks.registers import TARGETS, calls, launch_of, usage
+from benchmarks.registers import TARGETS, calls, compiled, launch_of, usage
 from tests.ops.triton_runs import compiles
 
 FILE = Path(__file__).parents[2] / "docs" / "results" / "registers.json"
@@ -49,6 +50,14 @@ def test_a_kernel_takes_no_more_than_recorded(target, name):
     recorded = RECORDED[target][name]
     assert (found["kernel"], found["warps"]) == (recorded["kernel"], recorded["warps"])
     assert {key: found[key] for key, limit in limits(recorded).items() if found[key] > limit} == {}
+
+
+@compiles
+@pytest.mark.slow
+def test_a_gradient_with_nearly_2_31_entries_is_scaled_by_a_loop_in_64_bits():
+    """In 32 bits, the position after the last block would be negative, and the loop would go on."""
+    binary = compiled(launch_of(calls()["scale of a gradient"]), TARGETS["sm_90"])
+    assert re.search(r"scf\.for .* : i64", binary.asm["ttir"])
 
 
 def test_the_table_has_all_kernels_of_all_targets_and_kernels_of_1000_classes_spill_nothing():

@@ -351,8 +351,9 @@ def test_misuse_raises():
     ]:
         with pytest.raises(ValueError, match=word):
             layer.step(**options)
-    with pytest.raises(ValueError, match="k must be"):
-        layer.topk(h, N)
+    for k in (N, 2.5):
+        with pytest.raises(ValueError, match="k must be"):
+            layer.topk(h, k)
     for options, word in [
         ({"loss": "focal"}, "from_sums"),
         ({"loss": tr.create_loss("log_taylor_softmax", label_smoothing=0.1)}, "label_smoothing"),

@@ -245,6 +245,16 @@ def test_the_operator_is_registered_right():
     torch.library.opcheck(torch.ops.topk_registry.smooth_topk, args, test_utils=("test_schema", "test_faketensor"))
 
 
+def test_the_operator_returns_a_contiguous_gradient_as_the_compiler_expects(monkeypatch):
+    def kernel(s, *rest):  # the GPU kernel returns a gradient in the memory layout of the scores
+        return s.sum(1), torch.zeros(len(s), 16)[:, : s.shape[1]]
+
+    monkeypatch.setattr("topk_registry.ops.losses._kernel", lambda backend: kernel)
+    given = masses_of("label", 3, 10)
+    _, gradient = torch.ops.topk_registry.smooth_topk(torch.randn(3, 10), *given[:4], torch.ones(()), 2, 0.5)
+    assert gradient.is_contiguous()
+
+
 def test_results_do_not_depend_on_threads_or_neighbours(backend, threads):
     s, given = torch.randn(70, 300), masses_of("smoothed label", 70, 300)
     torch.set_num_threads(2)
