@@ -86,6 +86,9 @@ def test_a_mutant_is_not_killed_by_tests_that_do_not_pass_without_it(tmp_path, m
     reached = SimpleNamespace(tests=lambda *_: ["tests/test_size.py::test_that_is_not_there"])
     copy = mutants.Copy(tmp_path, 10, reached)
     (mutant,) = islice(mutants.sample(0, ["losses"]), 1)
+    file = tmp_path / mutant.file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text((mutants.ROOT / mutant.file).read_text())  # outside of git, the copy is empty
     monkeypatch.setattr(copy, "run", lambda tests: (status, "what pytest prints"))
     with pytest.raises(SystemExit, match=r"without a mutant, the tests of .*\n.*what pytest prints"):
         copy.outcome(mutant)
