@@ -12,7 +12,7 @@ run the changed line run up to the first failure. If a fixture runs the line, al
 tests may share the fixture. If more than ``MANY`` tests run the line, only those in some folders run: the folder that
 tests the package, and every folder with a test that imports the file. For some lines, coverage.py cannot tell which
 tests run them: lines outside of functions, lines of compiled kernels, and lines that run only in other processes. For
-such a line, all tests of these folders run.
+these lines, all tests of the folders run.
 
 The tests run in a copy of the repository, so the working tree never changes. A mutant is killed if a test fails, or if
 the tests take more than ``--limit`` seconds of processor time. Other programs on the computer do not change processor
@@ -280,21 +280,15 @@ class Copy:
     def _set_limit(self) -> None:
         resource.setrlimit(resource.RLIMIT_CPU, (self.limit, self.limit + 10))
 
-    def check(self, test: str) -> None:
-        """Exit with an error if a test, or a file of tests, fails without a mutant."""
-        if test not in self.passed:
-            status, out = self.run([test])
-            if status != 0:
-                problem = f"takes more than {self.limit} s" if status is None else "fails"
-                raise SystemExit(f"without a mutant, {test} {problem}:\n{out[-3000:]}")
-            self.passed.add(test)
-
-    def check_selection(self, tests: list[str], mutant: Mutant) -> None:
-        """Exit with an error if pytest does not end these tests within the limit, or finds none, without a mutant."""
+    def check(self, tests: list[str], mutant: Mutant) -> None:
+        """Exit with an error if tests for a mutant do not pass without it, for example because pytest finds none."""
+        if self.passed.issuperset(tests):
+            return
         status, out = self.run(tests)
         if status != 0:
             problem = f"take more than {self.limit} s" if status is None else "fail"
             raise SystemExit(f"without a mutant, the tests of {mutant.file}:{mutant.line} {problem}:\n{out[-3000:]}")
+        self.passed.update(tests)
 
     def tests_of(self, mutant: Mutant) -> list[str]:
         """Return the tests to run for a mutant. Tests in files that import the changed file come first."""
@@ -318,10 +312,8 @@ class Copy:
             path.write_text(source, encoding="utf-8")
         seconds = time.monotonic() - start
         failed = [line.split(" - ")[0] for line in out.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        if failed:
-            self.check(failed[0].partition(" ")[2])
-        elif status != 0:
-            self.check_selection(tests, mutant)
+        if status != 0:
+            self.check([name.partition(" ")[2] for name in failed[:1]] or tests, mutant)
         lines = difflib.unified_diff(source.splitlines(), changed.splitlines(), n=0, lineterm="")
         return {
             **asdict(mutant),

@@ -75,6 +75,5 @@ def smooth_topk_loss(
     losses = smooth_topk(logits, masses, k=k, tau=tau, alpha=alpha)
     if reduction == "none":
         return losses
-    if reduction == "mean":
-        losses = masses.nan_without_rows(losses)
+    losses = masses.nan_without_rows(losses)
     return losses.sum() if len(losses) or reduction == "sum" else losses.mean()

@@ -30,7 +30,7 @@ from topk_export.runtime.metadata import LOGITS, SET_OUTPUTS, Metadata
 from topk_export.runtime.predictor import Predictor, read_ahead
 from topk_export.runtime.preprocess import SUFFIXES
 from topk_export.runtime.session import open_session
-from topk_export.staging import check_weights_stay, staged_at
+from topk_export.staging import staged_at
 from topk_export.verify import SAMPLE, beside, expected_sets, load_sample
 from topk_registry.conformal import (
     PredictionSets,
@@ -272,7 +272,7 @@ def calibrate_file(
         raise ModelFileError(f"{model} is a multilabel file: prediction sets need a file with one label per image")
     n, names = metadata.num_classes, metadata.class_names
     proto = graph.load(model)
-    check_weights_stay(output, Path(model), graph.weight_files(proto, Path(model).parent))
+    graph.check_weights_stay(proto, Path(model), output)
     if len(graph.value_shape(proto.graph, LOGITS)) != 2:
         raise ModelFileError(f"{model} has several positions per input: prediction sets need one label per input")
     labels = check_labels(data.labels, n)
@@ -488,7 +488,7 @@ def _write(
     built: Any, sets: PredictionSets, metadata: Metadata, facts: dict[str, Any], model: Path, output: Path
 ) -> None:
     stamped = replace(metadata, sets=facts, outputs={**metadata.outputs, **SET_OUTPUTS})
-    graph.set_metadata(built, {**{entry.key: entry.value for entry in built.metadata_props}, **stamped.to_props()})
+    graph.set_metadata(built, graph.metadata_of(built) | stamped.to_props())
     with staged_at(output) as staged:
         graph.save(built, staged, source=model.parent)
         written = Predictor(staged, device="cpu")

@@ -40,7 +40,7 @@ from topk_export.runtime.metadata import (
 )
 from topk_export.runtime.preprocess import COLORS, Preprocess
 from topk_export.runtime.session import open_session
-from topk_export.staging import Progress, check_weights_stay, described, staged_at, verify_staged
+from topk_export.staging import Progress, described, staged_at, verify_staged
 from topk_export.verify import SAMPLE, beside, is_distribution, largest_error, write_sample
 
 OLDEST = 13  # the head needs this version of the default operator set
@@ -112,7 +112,7 @@ def attach(
         raise ValueError(f"the output {path} is the input: choose another file")
     recipe, in_graph = (None, False) if preprocess is None else read_preprocess(preprocess)
     proto = graph.load(source)
-    check_weights_stay(path, source, graph.weight_files(proto, source.parent))
+    graph.check_weights_stay(proto, source, path)
     if graph.has_head(proto):
         if not replace:
             raise ExportError(f"{source} already has a head: --replace replaces it")
@@ -160,8 +160,7 @@ def attach(
     add_head(proto, metadata)
     progress(_summary(found, metadata))
     with staged_at(path) as staged:
-        foreign = {entry.key: entry.value for entry in proto.metadata_props}
-        graph.set_metadata(proto, foreign | metadata.to_props())
+        graph.set_metadata(proto, graph.metadata_of(proto) | metadata.to_props())
         graph.save(proto, staged, source=source.parent)
         write_sample(beside(staged, SAMPLE), _renamed(feed), _renamed(known), error)
         verify_staged(staged, path, metadata, verify, progress)
@@ -359,7 +358,7 @@ def _append_logits(model: Any, tensor: str, shape: list[int], batch: int | None,
 def _names_in(model: Any, n: int) -> list[str] | None:
     """Return the class names that the file contains, or None."""
     if graph.has_head(model):
-        names = Metadata.from_props({entry.key: entry.value for entry in model.metadata_props}).class_names
+        names = Metadata.from_props(graph.metadata_of(model)).class_names
         return list(names) if len(names) == n else None
     for node in model.graph.node:
         for attribute in node.attribute:

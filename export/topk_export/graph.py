@@ -53,10 +53,13 @@ def load(path: str | Path) -> Any:
     return model
 
 
-def weight_files(model: Any, folder: Path) -> set[Path]:
-    """Return the paths of the external weights of a ModelProto whose ONNX file is in ``folder``."""
+def check_weights_stay(model: Any, source: Path, path: Path) -> None:
+    """Raise ValueError if :func:`save` to ``path`` would replace external weights of the ONNX file ``source``."""
+    new = weights_beside(path)
     entries = (entry for tensor in model.graph.initializer for entry in tensor.external_data)
-    return {folder / entry.value for entry in entries if entry.key == "location"}
+    files = {source.parent / entry.value for entry in entries if entry.key == "location"}
+    if any(new.exists() and file.exists() and new.samefile(file) for file in files):
+        raise ValueError(f"a model at {path} replaces {new}, which contains weights of {source}: choose another file")
 
 
 def save(model: Any, path: Path, *, source: Path | None = None) -> None:
@@ -218,7 +221,7 @@ def without_nodes(model: Any, prefix: str | tuple[str, ...] = PREFIX) -> Any:
 
 def has_head(model: Any) -> bool:
     """Return whether this package wrote a ModelProto. Other programs may also use the prefix of the head's nodes."""
-    return any(entry.key == "schema" for entry in model.metadata_props)
+    return "schema" in metadata_of(model)
 
 
 def head_nodes(graph: Any) -> list[Any]:
@@ -333,6 +336,10 @@ def value_shape(graph: Any, name: str) -> list[int | str]:
         if value.name == name:
             return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
     raise ExportError(f"the graph declares no tensor named {name!r}")
+
+
+def metadata_of(model: Any) -> dict[str, str]:
+    return {entry.key: entry.value for entry in model.metadata_props}
 
 
 def set_metadata(model: Any, props: dict[str, str]) -> None:

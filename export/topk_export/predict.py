@@ -288,8 +288,8 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 def _run_of(predictor: Predictor, images: Sequence[str], shard_size: int, options: dict[str, Any]) -> dict[str, Any]:
     listing = hashlib.sha256("\0".join(images).encode("utf-8", "surrogateescape")).hexdigest()
-    plain = {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in options.items()}
-    known = {name: list(value) if isinstance(value, tuple) else value for name, value in plain.items()}
+    lists = (tuple, np.ndarray)
+    known = {name: np.asarray(x).tolist() if isinstance(x, lists) else x for name, x in options.items()}
     known.pop("batch_size", None)
     return {
         "model": digest_of(predictor.path),  # the metadata contain the digest of external weights

@@ -5,7 +5,7 @@ These steps do not need PyTorch.
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from numbers import Integral
@@ -36,13 +36,6 @@ def staged_at(path: Path) -> Iterator[Path]:
         staged = Path(folder) / path.name
         yield staged
         move_into_place(staged, path)
-
-
-def check_weights_stay(path: Path, model: Path, files: Iterable[Path]) -> None:
-    """Raise ValueError if a new model at ``path`` would replace one of ``files``, the external weights of ``model``."""
-    new = weights_beside(path)
-    if any(new.exists() and file.exists() and new.samefile(file) for file in files):
-        raise ValueError(f"a model at {path} replaces {new}, which contains weights of {model}: choose another file")
 
 
 def described(

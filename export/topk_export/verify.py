@@ -131,8 +131,7 @@ def write_json(content: Mapping[str, Any], path: Path) -> None:
 def write_sample(path: Path, inputs: Mapping[str, np.ndarray], outputs: Mapping[str, np.ndarray], error: float) -> None:
     """Write inputs of a model and the expected outputs to a file. ``error`` is the error of the expected outputs."""
     # a file .npz contains no Python objects, such as texts of any length
-    texts = {name: values.astype(str) for name, values in inputs.items() if values.dtype == object}
-    arrays = {f"{INPUT}{name}": values for name, values in {**inputs, **texts}.items()}
+    arrays = {f"{INPUT}{name}": x.astype(str) if x.dtype == object else x for name, x in inputs.items()}
     arrays |= {f"{OUTPUT}{name}": values for name, values in outputs.items() if values.dtype.kind in "fiub"}
     arrays["error"] = np.asarray(error)
     np.savez_compressed(path, **arrays)  # type: ignore[arg-type]

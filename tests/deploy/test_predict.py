@@ -241,7 +241,7 @@ def test_file_names_cannot_control_a_terminal(capsys, set_file, tmp_path):
     assert lines_of(out)[0]["file"].endswith(r"\xff.png")
     with open(latin, "wb") as file:
         file.write(b"no image")
-    for i, flag in enumerate(("--json", "--csv", "--output")):  # the error contains the name, too
+    for i, flag in enumerate(("--json", "--csv", "--output")):  # the error contains the name of the file
         assert run(capsys, set_file, latin, flag, tmp_path / f"{i}")[0] == 1
     assert r"\xff.png is not an image" in json.loads((tmp_path / "0").read_text())["error"]
 

@@ -19,12 +19,12 @@ def fit_temperature(logits: np.ndarray, labels: np.ndarray) -> float:
     correctly, there is no zero, and the result is the lower end.
 
     Args:
-        logits: [N, n] with N >= 1. The logit -inf excludes a class. A sample whose label is excluded has probability 0
-            at all temperatures, and does not count.
+        logits: [N, n] with N >= 1. The logit -inf excludes a class. If the logit of a sample's label is -inf, the
+            function skips the sample, because its probability is 0 at every temperature.
         labels: class indices [N].
 
     Raises:
-        ValueError: no sample counts, or a row of logits contains NaN or +inf.
+        ValueError: all samples are skipped, or the logits of a sample contain NaN or +inf, or are all -inf.
     """
     z = np.asarray(logits, np.float64)
     labels = check_labels(labels, z.shape[-1])

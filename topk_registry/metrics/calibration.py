@@ -92,9 +92,7 @@ class ExpectedCalibrationError(MarginalCalibration):
     def update(self, logits: Tensor, target: Tensor) -> None:
         """Add a batch: logits [B, n] and labels [B]."""
         labels = checked_labels(logits, target, self.ignore_index)
-        dtype = torch.promote_types(
-            logits.dtype, torch.float32
-        )  # in half precision, the bins would hold rounded numbers
+        dtype = torch.promote_types(logits.dtype, torch.float32)  # half precision would move values between bins
         highest, predicted = logits.softmax(1, dtype=dtype).max(1, keepdim=True)
         hits = (predicted[:, 0] == labels).float().masked_fill(labels == self.ignore_index, torch.nan)
         super().update(highest, hits[:, None])

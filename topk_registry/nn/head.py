@@ -81,7 +81,7 @@ class TopKHead(nn.Module):
             marginals = graph.marginals(rows, self.k, self.temperature).view(logits.shape)
         else:
             marginals = topk_marginals(logits, self.k, temperature=self.temperature)
-        # classes are ranked by logits, because several marginals of a row can round to 1 and would then be equal
+        # rank the classes by logits, because several marginals of a sample can round to 1
         top, indices = logits.topk(self.k)
         if allowed is not None:
             indices = torch.where(top == -torch.inf, -1, indices)

@@ -96,8 +96,7 @@ def linear_smooth_topk(
     def losses_of(x: Tensor, target: Tensor | LabelMixture, first: int, n: int) -> Tensor:
         masses = masses_of(target, n, x)
         p = _problem(x, k, k * tau, chunked.chunk_size(x, chunk), first, process_group)
-        losses = _losses(masses.usable(x), weight, bias, masses, alpha, tau, p)
-        return masses.nan_without_rows(losses) if reduction == "mean" else losses
+        return masses.nan_without_rows(_losses(masses.usable(x), weight, bias, masses, alpha, tau, p))
 
     def check() -> Mapping[str, float]:
         facts = _check_layer(features, weight, bias, k, chunk)
@@ -120,8 +119,8 @@ def linear_smooth_topk(
         if not _needs_chunks(features, weight, k, chunk):
             masses = masses_of(target, len(weight), features)
             logits = F.linear(masses.usable(features), weight, bias)
-            losses = smooth_topk(logits, masses, k=k, tau=tau, alpha=alpha)
-            return _reduced(masses.nan_without_rows(losses) if reduction == "mean" else losses, reduction)
+            losses = masses.nan_without_rows(smooth_topk(logits, masses, k=k, tau=tau, alpha=alpha))
+            return _reduced(losses, reduction)
         return _in_chunks(losses_of, features, target, len(weight), reduction)
     return _over_ranks(losses_of, features, target, check, k, reduction, process_group)
 

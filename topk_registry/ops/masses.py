@@ -187,7 +187,7 @@ class Masses(NamedTuple):
         return scores if self.counts is None else torch.where(self.counts[:, None], scores, 0.0)
 
     def nan_without_rows(self, losses: Tensor) -> Tensor:
-        """Return the losses of a mean, or NaN with gradient 0 if all rows are ignored, as in cross-entropy."""
+        """Return the losses. If a mean ignores all rows, return NaN with gradient 0 instead, as in cross-entropy."""
         if self.counts is None or not isinstance(self.scale, Tensor) or not self.scale.numel():
             return losses
         return torch.add(losses, self.scale[0].to(losses.dtype), alpha=0.0)  # the scale is inf if no row counts

@@ -55,9 +55,9 @@ def weights_scale_rows(subject: Subject) -> None:
 
 @check
 def ignore_index_skips_rows(subject: Subject) -> None:
-    """Check that a row with the label ``ignore_index`` has gradient 0 and does not count, even with NaN logits.
+    """Check that the loss skips samples with the label ``ignore_index``, even if their logits contain NaN.
 
-    If all rows have this label, the loss is NaN or 0, and the gradient is 0, as in cross-entropy.
+    The gradient of a skipped sample is 0. If the loss skips all samples, the gradient is 0, as in cross-entropy.
     """
     subject.require("ignore_index")
     logits, labels = subject.logits(), subject.labels()

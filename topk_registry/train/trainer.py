@@ -44,8 +44,14 @@ from topk_registry.train.report import Report
 from topk_registry.train.run import Progress, Row, Run, write_text
 
 # settings without effect on the batches of the user's own loader, with their defaults
-OF_OUR_LOADERS = {"sampler": "", "dataset_opt": {}, "aa": None, "reprob": 0.0, "multi_crop": 0}
-OF_OUR_LOADERS |= {"val_split": "validation"}
+OF_OUR_LOADERS = {
+    "sampler": "",
+    "dataset_opt": {},
+    "aa": None,
+    "reprob": 0.0,
+    "multi_crop": 0,
+    "val_split": "validation",
+}
 
 
 @dataclass(frozen=True)

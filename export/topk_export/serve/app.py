@@ -91,9 +91,12 @@ class Service:
         """Start the queue, and run the model once: the first run allocates memory, so later runs are faster."""
         predictor, limits = self.predictor, self.limits
         self._batcher = Batcher(predictor, limits.batch, limits.max_set, self.metrics.count_batch)
-        takes_arrays = predictor.metadata.preprocess is None  # then, random inputs may not fit the model
-        with contextlib.suppress(*([Exception] if takes_arrays else [])):
+        try:
             await asyncio.to_thread(predictor.run, self._warm_up())
+        except Exception:
+            if predictor.metadata.preprocess is not None:
+                raise
+            # random arrays need not fit a model of arrays
         yield
         await self._batcher.stop()
         await asyncio.to_thread(self._decoders.shutdown)
