@@ -221,7 +221,7 @@ def without_nodes(model: Any, prefix: str | tuple[str, ...] = PREFIX) -> Any:
 
 def has_head(model: Any) -> bool:
     """Return whether this package wrote a ModelProto. Other programs may also use the prefix of the head's nodes."""
-    return "schema" in metadata_of(model)
+    return "topk_registry" in metadata_of(model).get("schema", "")
 
 
 def head_nodes(graph: Any) -> list[Any]:

@@ -155,7 +155,7 @@ def load_sample(path: Path) -> Sample:
             for kind in (INPUT, OUTPUT)
         )
         return Sample(inputs, outputs, float(data["error"]))
-    except (ModelFileError, ValueError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ModelFileError(f"{path} is not a sample of an export: {error}") from error
 
 

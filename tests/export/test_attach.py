@@ -135,7 +135,7 @@ def test_names_of_the_head_are_free_for_it(tmp_path):
 
 
 def test_foreign_metadata_stays(tmp_path):
-    model = classifier(TAILS["softmax"], names={"author": "somebody"})
+    model = classifier(TAILS["softmax"], names={"author": "somebody", "schema": "of another program"})
     made = attach(saved(model, tmp_path / "m.onnx"), tmp_path / "o.onnx")
     assert {entry.key: entry.value for entry in onnx.load(made).metadata_props}["author"] == "somebody"
 
